@@ -28,11 +28,20 @@ class ClosedJournal:
     """What a journal says of jobs that are over; for whatever else is asked, all of it is read."""
 
     def __init__(
-        self, reports: Mapping[str, str], unfinished: tuple[str, ...], whole: Callable[[], JournalView]
+        self,
+        reports: Mapping[str, str],
+        whole: Callable[[], JournalView],
+        *,
+        unfinished: tuple[str, ...],
+        negotiated: frozenset[str],
     ) -> None:
-        """``reports``: JSON, by jobs that have ended; some of those may be ``unfinished`` still."""
-        self._reports = {job_id: text for job_id, text in reports.items() if job_id not in unfinished}
+        """``reports``: JSON, by jobs that have ended, some of which may be ``unfinished`` still.
+
+        ``negotiated``: jobs of whose negotiations it is told how long ago they were, which a kept report cannot.
+        """
+        self._reports = reports
         self._whole = whole
+        self._incomplete = negotiated.union(unfinished)
         self.unfinished = unfinished
         """Jobs that have no outcome yet or whose placeholders are not all gone."""
 
@@ -43,13 +52,16 @@ class ClosedJournal:
     def job(self, job_id: str) -> JobReport:
         """Return the report of a job. Raises JobNotFoundError."""
         text = self._reports.get(job_id)
-        return self._whole().job(job_id) if text is None else _as_of_now(text)
+        if text is None or job_id in self._incomplete:
+            return self._whole().job(job_id)
+        return _as_of_now(text)
 
     def jobs(self, limit: int) -> list[JobReport]:
         """Return the latest jobs in order of submission."""
-        if self.unfinished:
+        latest = sorted(self._reports, key=by_number)[-limit:]
+        if self.unfinished or not self._incomplete.isdisjoint(latest):
             return self._whole().jobs(limit)
-        return [_as_of_now(self._reports[job_id]) for job_id in sorted(self._reports, key=by_number)[-limit:]]
+        return [_as_of_now(self._reports[job_id]) for job_id in latest]
 
     def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:
         """Return the latest negotiations; as `Client.negotiations`."""
@@ -73,6 +85,9 @@ def closed_journal(path: Path, whole: Callable[[], JournalView], *, most: int) -
             if unfinished is None or database.execute("SELECT 1 FROM set_aside LIMIT 1").fetchone():
                 return None
             rows = database.execute("SELECT id, body FROM finished ORDER BY finished_at DESC LIMIT ?", (most,))
-            return ClosedJournal(dict(rows), unfinished, whole)
+            negotiated = database.execute("SELECT DISTINCT job FROM negotiations")
+            return ClosedJournal(
+                dict(rows), whole, unfinished=unfinished, negotiated=frozenset(str(job) for (job,) in negotiated)
+            )
     except sqlite3.Error:
         return None  # whoever reads all of it says what is wrong

@@ -34,7 +34,9 @@ from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.service.askingagain import FIRST_PAUSE
 from koala_adapter.service.journal import Journal
+from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
 from koala_adapter.service.service import Service
+from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import component, job
 from tests.unit.service.scripted_agent import ScriptedAgent
 from tests.unit.service.scripted_lrm import ScriptedLrm
@@ -364,6 +366,43 @@ async def test_jobs_of_a_closed_journal_are_listed_as_a_replay_lists_them(served
     assert closed.unfinished == ()
     assert [one.id for one in closed.jobs(2)] == [one.id for one in replayed.jobs(2)] == ids[1:]
     assert [one.explanation for one in closed.jobs(9)] == [one.explanation for one in replayed.jobs(9)]
+
+
+async def test_how_long_ago_a_job_negotiated_is_told_as_of_now(served: Served) -> None:
+    """A report that was kept cannot tell it: such a job is told of as a replay tells it."""
+    async with served.running() as service:
+        id_ = submit(service)
+        service.cancel(id_)
+        await until(lambda: not service.unfinished, service)
+        service.journal.finished.keep(id_, 0.0, job_report(id=id_, explanation="as of then").to_json())
+    closed = read_at_once(served.directory)
+    assert closed is not None
+    assert closed.job(id_).explanation == closed.jobs(1)[0].explanation == "as of then"
+    with Journal(served.directory / JOURNAL_NAME) as journal:
+        kept = KeptNegotiation(job_id=id_, component="x", rank=0, initiator="rm", agreement_id="1")
+        journal.negotiations.keep(kept, Message(at=1.0, sender="rm", template="<template/>"))
+    closed = read_at_once(served.directory)
+    assert closed is not None
+    assert (
+        closed.job(id_).explanation
+        == closed.jobs(1)[0].explanation
+        == recorded(served.directory, OWN).job(id_).explanation
+    )
+    assert closed.job(id_).explanation.startswith("The job was cancelled by the user")
+
+
+async def test_what_kept_koala_or_the_program_from_going_on_is_told_without_a_service(served: Served) -> None:
+    """Such as a wrong call of the program: no event has it, but the report that was kept at the end of the job."""
+    async with served.running() as service:
+        id_ = submit(service)
+        service.cancel(id_)
+        await until(lambda: not service.unfinished, service)
+        report = job_report(id=id_, trouble="Process 0 made a wrong call: done() without a change.")
+        service.journal.finished.keep(id_, 0.0, report.to_json())
+    told = recorded(served.directory, OWN, archived=10).job(id_)
+    assert told.explanation.startswith("The job was cancelled by the user")
+    assert told.explanation.endswith(f". {report.trouble}")
+    assert told.trouble == report.trouble
 
 
 async def test_a_corrected_end_that_was_not_kept_is_kept_by_the_next_service(served: Served) -> None:
