@@ -16,10 +16,10 @@ from koala_adapter.vjm.agent.workplace import Workplace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import subprocess
     from typing import Any, Dict, List, Optional, Set, Tuple
 
     from koala_adapter.vjm.agent.application import ApplicationSocket
+    from koala_adapter.vjm.agent.launching import Child
 
 SETTLE = 0.5  # seconds in which the cause of a task's sudden death may show (our own SIGTERM, an oom kill)
 DRAIN = 2.0  # seconds for what a task left behind to close its output
@@ -35,7 +35,7 @@ class Task:
         self.end: "Optional[Dict[str, Any]]" = None
         self.reported = False
         self._workplace = workplace
-        self._process: "Optional[subprocess.Popen[bytes]]" = None
+        self._process: "Optional[Child]" = None
         self._exited: "Optional[Tuple[float, Optional[int], Optional[int]]]" = None  # when, exit code, signal
         self._stopping: "Optional[Tuple[str, str]]" = None
         self._ordered: "Set[int]" = set()  # signals that the control center had sent
@@ -153,7 +153,11 @@ class Task:
             self._tidy()
 
     def _conclude(
-        self, process: "subprocess.Popen[bytes]", when: float, code: "Optional[int]", number: "Optional[int]"
+        self,
+        process: "Child",
+        when: float,
+        code: "Optional[int]",
+        number: "Optional[int]",
     ) -> None:
         since = clock() - when
         by = self._killed(code, number)
