@@ -120,6 +120,7 @@ def spawn(argv: "List[bytes]", directory: bytes, environment: "Dict[bytes, bytes
         places = os.get_exec_path(environment)  # type: ignore[arg-type] # it takes bytes, too
         programs = [os.path.join(os.fsencode(place), argv[0]) for place in places]
     fault = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    back = current_directory()
     try:
         os.chdir(directory)  # a new process begins where we are
         for program in programs:
@@ -136,7 +137,16 @@ def spawn(argv: "List[bytes]", directory: bytes, environment: "Dict[bytes, bytes
                     fault = error
         raise fault
     finally:
-        os.chdir("/")
+        os.fchdir(back)
+        os.close(back)
+
+
+def current_directory() -> int:
+    """Return a descriptor of it; of the root directory when it is there no more, or not for us."""
+    try:
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return os.open("/", os.O_RDONLY | os.O_DIRECTORY)
 
 
 def popen(

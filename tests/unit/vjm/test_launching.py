@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,12 +16,11 @@ from koala_adapter.vjm.agent.launching import LaunchError, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(params=["spawn", "popen", "an old C library"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each of them; the agent goes to the root directory by itself, which no other test is to see."""
+    """Each of them; each leaves the agent where it was."""
 
     def missing(*_: object, **_named: object) -> None:
         raise NotImplementedError
@@ -29,10 +29,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         monkeypatch.delattr(os, "posix_spawn")
     elif request.param == "an old C library":
         monkeypatch.setattr(os, "posix_spawn", missing)
-    here = os.open(".", os.O_RDONLY)
+    here = Path.cwd()
     yield
-    os.fchdir(here)
-    os.close(here)
+    assert Path.cwd() == here
 
 
 def said(directory: Path, *argv: str, path: str = os.defpath) -> tuple[str, str]:
