@@ -12,7 +12,7 @@ from koala_adapter.vjm.agent.node import random_name, raw
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from typing import Any, Dict, List, Union
+    from typing import Any, Dict, List, Tuple, Union
 
     Child = Union["Spawned", subprocess.Popen[bytes]]
 
@@ -49,8 +49,16 @@ def task_environment(base: "Dict[str, str]", added: "List[List[str]]") -> "Dict[
     return environment
 
 
-def write_file(directory: str, target: str, mode: int, content: bytes) -> None:
-    """Write an input file below ``directory``, following no link; other ranks may write the same one just now."""
+def file_identity(status: os.stat_result) -> "Tuple[int, int, int]":
+    """Return what changes when a file does."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def write_file(directory: str, target: str, mode: int, content: bytes) -> "Tuple[int, int, int]":
+    """Write an input file below ``directory``, following no link; other ranks may write the same one just now.
+
+    Return its identity.
+    """
     parts = target.split("/")
     if "\0" in target or any(part in ("", ".", "..") for part in parts):
         raise LaunchError(f"the input file {target!r} is not a path below the working directory")
@@ -66,8 +74,11 @@ def write_file(directory: str, target: str, mode: int, content: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=place), "wb") as file:
             file.write(content)
+            file.flush()
             os.fchmod(file.fileno(), mode & 0o755)
+            identity = file_identity(os.fstat(file.fileno()))
         os.rename(raw(temporary), raw(parts[-1]), src_dir_fd=place, dst_dir_fd=place)
+        return identity
     except OSError as error:
         raise LaunchError(f"cannot write the input file {target!r} in {directory}: {error.strerror}") from error
     finally:

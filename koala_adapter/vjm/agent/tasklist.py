@@ -5,7 +5,7 @@ from binascii import a2b_base64
 
 from koala_adapter.vjm.agent.connection import Channel
 from koala_adapter.vjm.agent.launching import keep_descriptors
-from koala_adapter.vjm.agent.results import base64
+from koala_adapter.vjm.agent.streams import base64
 from koala_adapter.vjm.agent.task import Task
 from koala_adapter.vjm.agent.workplace import Workplace
 
