@@ -22,7 +22,7 @@ LONGEST = 100.0
 """Seconds, but for delays, that the application computes where it never comes to its goal."""
 
 
-def application(scenario: Scenario, pace: Pace, *, user: str, anywhere: bool, gate: Path | None) -> Job:
+def application(scenario: Scenario, pace: Pace, *, user: str, anywhere: bool, gate: Path | None = None) -> Job:
     """Return the application of a scenario.
 
     ``anywhere``: it may grow on other clusters than that of its beginning. ``gate``: a file, which its processes see,
