@@ -29,6 +29,7 @@ def live_report(service: Service, job_id: JobId) -> JobReport:
         now=service.now(),
         wall_offset=service.clock.offset,
         output_directory=str(directory),
+        warned=service.sizes.warned(job_id),
         trouble=_trouble(service, job_id),
         negotiated=negotiated(service.journal.negotiations, record, service.now()),
         files=service.applications.results.concluded(directory),

@@ -59,6 +59,10 @@ class SizeChangeParts:
         self._adaptations.handled(touched)
         self._negotiators.handled(touched)
 
+    def warned(self, job_id: JobId) -> str:
+        """Return, for people, who has been told that the end of the walltime is near; empty: nobody."""
+        return self._adaptations.warned(job_id)
+
     def complaint(self, job_id: JobId) -> str:
         """Return, for people, what processes of a job did last that they may not do; empty: nothing."""
         return self._adaptations.complaint(job_id)
