@@ -57,6 +57,7 @@ class SizeChangeParts:
     def follow(self, touched: Sequence[JobId]) -> None:
         """Have the applications of jobs follow the records."""
         self._adaptations.handled(touched)
+        self._workers.handled(touched)
         self._negotiators.handled(touched)
 
     def warned(self, job_id: JobId) -> str:
