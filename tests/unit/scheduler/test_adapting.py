@@ -147,6 +147,16 @@ def test_a_growth_that_is_given_up() -> None:
     assert site.record("1").state is JobState.COMPLETED
 
 
+def test_a_program_that_ends_while_newcomers_are_taken_in() -> None:
+    """All of its own processes have ended well: with the growth given up, nobody is left to end."""
+    site, _ = growing()
+    site.end(0)
+    site.end(1)
+    assert site.record("1").state is JobState.RUNNING
+    site.give_up()
+    assert site.record("1").state is JobState.COMPLETED
+
+
 def test_a_newcomer_without_contact_is_not_told_to_cost_the_job() -> None:
     """Only the growth is given up with it; with one of the others, the job is lost."""
     site, taken = growing()
