@@ -1068,7 +1068,8 @@ static int speak(koala_app *app, int stream) {
         pthread_mutex_unlock(&app->lock);
         ready = wait_for_events(app, stream, writing, deadline);
         pthread_mutex_lock(&app->lock);
-        if (ready < 0 || ((ready & POLLOUT) && send_waiting(app, stream))) break;
+        if (ready < 0) break;
+        if ((ready & POLLOUT) && send_waiting(app, stream)) app->waiting = 0; /* why nobody reads is still to be heard */
         if ((ready & ~POLLOUT) && receive(app, stream)) break;
         if (take_frames(app, &heard_any)) {
             refuse(app);

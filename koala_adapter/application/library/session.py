@@ -197,6 +197,9 @@ class Session:
                     sent = stream.send(self._output[0])
                 except BlockingIOError:
                     return
+                except OSError:  # nobody reads any more; why, may have been said before, and is still to be heard
+                    self._output.clear()
+                    return
                 rest = self._output.popleft()[sent:]
                 if rest:
                     self._output.appendleft(rest)
