@@ -25,6 +25,7 @@ def live_report(service: Service, job_id: JobId, *, to_keep: bool = False) -> Jo
         now=service.now(),
         wall_offset=service.clock.offset,
         output_directory=str(directory),
+        warned=service.sizes.warned(job_id),
         trouble=_trouble(service, job_id, journal="" if to_keep else service.trouble),
         negotiated=negotiated(service.journal.negotiations, record, service.now()),
         files=service.applications.results.concluded(directory),

@@ -16,12 +16,15 @@ import structlog
 
 from koala_adapter.dynaco.observe import GrowOffer, ShrinkRequest
 from koala_adapter.dynaco.sizerules import OWN_SIZES, Decision, SizeRules
+from koala_adapter.model import RunnerName
 from koala_adapter.runners.otherchanges import dispensable_growths, other_changes, without_dispensable
+from koala_adapter.runners.timeleft import process_ends_at
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.roster import bounds
+from koala_adapter.service.deadlines import Deadlines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -71,6 +74,8 @@ class WorkersResizing:
         self._clock = clock
         self._report = report
         self._asked = anyio.Event()
+        self._near: Deadlines[JobId] = Deadlines()
+        """When the walltime of one more worker of a job is near, and the job wants it to be asked to end then."""
 
     # ---- what the scheduler wants -----------------------------------------------------------------------------------
 
@@ -171,11 +176,51 @@ class WorkersResizing:
             left = change.accepted - change.done
             self._retire(runner, _request(runner, record, claim, left), left)
 
+    def handled(self, touched: Iterable[JobId]) -> None:
+        """The scheduler has handled an event that touched these jobs: their workers may be others than before."""
+        before = self._near.first()
+        for job_id in touched:
+            self._watch(job_id)
+        if self._near.first() != before:
+            self._wake_up()
+
+    def _watch(self, job_id: JobId) -> None:
+        record = self._state().jobs.get(job_id)
+        runner = None
+        if record is not None and record.job.warn_before and record.job.runner is RunnerName.WORKERS:
+            runner = self._applications.workers(record) if record.state is JobState.RUNNING else None
+        if record is None or runner is None:
+            self._near.set(job_id, None)
+            return
+        runner.departed(record.departed)
+        self._near.set(job_id, min((at for _, at in self._warnings(record, runner)), default=None))
+
+    def _warnings(self, record: JobRecord, runner: WorkersRunner) -> Iterable[tuple[int, float]]:
+        """Return the workers that stay, and when the walltime of each is near."""
+        placeholders, now = self._state().placeholders, self._clock()
+        for rank in runner.staying:
+            yield rank.rank, process_ends_at(record, rank, placeholders, now) - record.job.warn_before
+
+    def retire_near_end(self) -> float:
+        """Ask workers to end whose walltime is near; return when to look at that again, infinity: not for now."""
+        now = self._clock()
+        for job_id in self._near.due(now):
+            record = self._state().jobs.get(job_id)
+            runner = None if record is None else self._applications.workers(record)
+            if record is not None and runner is not None:
+                due = [rank for rank, at in self._warnings(record, runner) if at <= now]
+                if due:
+                    log.info("workers are asked to end, as the walltime is near", job=job_id, workers=len(due))
+                self._applications.order(runner.retire(due, now))
+                self._watch(job_id)
+        first = self._near.first()
+        return inf if first is None else first
+
     async def run(self) -> None:
-        """Kill workers that were asked to end and take too long, until cancelled."""
+        """Ask workers to end whose walltime is near, and kill those that take too long to end, until cancelled."""
         while True:
             asked = self._asked
-            due = self.kill_overdue()
+            due = min(self.retire_near_end(), self.kill_overdue())
             with anyio.move_on_after(max(0.0, due - self._clock())):
                 await asked.wait()
 
@@ -192,6 +237,9 @@ class WorkersResizing:
 
     def _retire(self, runner: WorkersRunner, request: ShrinkRequest, count: int) -> None:
         self._applications.order(runner.shrink(request, count, self._clock()))
+        self._wake_up()
+
+    def _wake_up(self) -> None:
         self._asked.set()
         self._asked = anyio.Event()
 

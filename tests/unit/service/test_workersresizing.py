@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.dynaco.decide import rule_named
-from koala_adapter.model import RunnerName
+from koala_adapter.model import JobId, RunnerName
 from koala_adapter.runners.runner import Application
-from koala_adapter.runners.workers import WorkersRunner
+from koala_adapter.runners.workers import AddressedSignal, WorkersRunner
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.malleable.approaches import Approach
@@ -31,18 +32,27 @@ class Scene:
     """One job of workers that may grow on all clusters, served by the part of the service that asks it."""
 
     def __init__(
-        self, clusters: dict[str, int], sizes: str, minimum: int = 1, maximum: int = 16, *, approach: Approach
+        self,
+        clusters: dict[str, int],
+        sizes: str,
+        minimum: int = 1,
+        maximum: int = 16,
+        *,
+        approach: Approach,
+        warn_before: int = 0,
     ) -> None:
         """The job runs; what the scheduler wanted meanwhile is in ``actions``."""
         self.site = MalleableSite(clusters, approach)
         self._runner: WorkersRunner | None = None
         self.said: list[ev.Event] = []
+        self.ordered: list[Order] = []
         self.resizing = WorkersResizing(
             self, state=lambda: self.site.state, clock=lambda: self.site.now, report=self.said.append
         )
         workers = replace(component("w", minimum, maximum, cluster=None), flexible=True, sizes=sizes)
         head = component("head", 1, cluster=next(iter(clusters)))
-        self.actions = self.site.start(replace(malleable("1", head, workers), runner=RunnerName.WORKERS))
+        job_ = replace(malleable("1", head, workers), runner=RunnerName.WORKERS, warn_before=warn_before)
+        self.actions = self.site.start(job_)
 
     # ---- ResizedApplications ----------------------------------------------------------------------------------------
 
@@ -68,6 +78,7 @@ class Scene:
 
     def order(self, orders: Iterable[Order]) -> None:
         """Send nothing: the tests tell what ends."""
+        self.ordered.extend(orders)
 
     # ---- what happens -----------------------------------------------------------------------------------------------
 
@@ -241,3 +252,32 @@ def test_an_answer_that_is_told_twice_hands_back_once() -> None:
     (answer,) = scene.said
     assert len(of_kind(RequestProcessors, scene.site.post(answer))) == 1
     assert scene.site.post(answer) == []
+
+
+def signalled(scene: Scene) -> list[tuple[str, int]]:
+    """Return which tasks were sent which signals since this was asked last."""
+    sent = [(one.signal.task, one.signal.signal) for one in scene.ordered if isinstance(one, AddressedSignal)]
+    scene.ordered.clear()
+    return sent
+
+
+def test_workers_are_asked_to_end_before_the_walltime_does() -> None:
+    """All at its time, once each; a placeholder that ends earlier counts for its own worker; the head goes on."""
+    scene = Scene({"a": 4}, "any", 3, 4, approach=Approach.NONE, warn_before=60)
+    record = scene.site.record("1")
+    assert record.launched_at is not None
+    end = record.launched_at + record.job.walltime
+    assert scene.resizing.retire_near_end() == inf, "nothing of the job was handled yet"
+    scene.site.hold(record.ranks[2].placeholder, ends_at=end - 190)
+    scene.resizing.handled([record.job.id, JobId("2")])
+    assert scene.resizing.retire_near_end() == end - 260
+    scene.site.now = end - 260
+    assert scene.resizing.retire_near_end() == end - 60
+    assert signalled(scene) == [("1:2", 15)]
+    scene.site.now = end - 60
+    assert scene.resizing.retire_near_end() == inf
+    assert signalled(scene) == [("1:1", 15), ("1:3", 15)]
+    scene.resizing.handled([record.job.id])
+    assert scene.resizing.retire_near_end() == inf
+    assert scene.resizing.kill_overdue() == end - 30, "the time of the first is over, and it is killed"
+    assert signalled(scene) == [("1:2", 9)]
