@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from koala_adapter.sweeps.progress import SweepProgress
     from koala_adapter.vjm.channel import TaskFiles
 
+BY_THEMSELVES = frozenset({JobState.COMPLETED, JobState.FAILED})
+"""States of jobs whose processes ended when they pleased."""
+
 
 def plan_report(scheduler: Scheduler, job: Job, *, now: float) -> PlanReport:
     """Return where a job would go now. Nothing is submitted."""

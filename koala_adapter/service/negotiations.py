@@ -147,11 +147,11 @@ class Negotiations:
         if first is None or not party.ready(claim.component) or depends_on_answer(record, claim, change, asked):
             return  # it is said when all have come, and that is answered
         rules, within = self._rules, self._answer_within
-        template, why_none, trouble = offer_of(
+        template, why_none, trouble, in_the_way = offer_of(
             record, party, claim, change, host_of(record, first), rules=rules, answer_within=within
         )
         if template is None:
-            self._decline(record.job.id, change.number, why_none, trouble=trouble)
+            self._decline(record.job.id, change.number, why_none, trouble=trouble, in_the_way=in_the_way)
             return
         endpoint = self._endpoint(record.job.id, first)
         if endpoint.state(template.key) is not State.NEW:
@@ -350,9 +350,19 @@ class Negotiations:
         answer = ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=settled.quantity(CPU))
         self._report(replace(answer, memory_declined=without_memory, trouble=self._trouble_with(job_id, number)))
 
-    def _decline(self, job_id: JobId, number: int, why: str, *, lapsed: bool = False, trouble: str = "") -> None:
+    def _decline(
+        self,
+        job_id: JobId,
+        number: int,
+        why: str,
+        *,
+        lapsed: bool = False,
+        trouble: str = "",
+        in_the_way: tuple[int, ...] = (),
+    ) -> None:
         answer = ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=0, reason=why)
-        self._report(replace(answer, lapsed=lapsed, trouble=trouble or self._trouble_with(job_id, number)))
+        trouble = trouble or self._trouble_with(job_id, number)
+        self._report(replace(answer, lapsed=lapsed, trouble=trouble, in_the_way=in_the_way))
 
     def _trouble_with(self, job_id: JobId, number: int) -> str:
         agreement = self._agreements[job_id].get(number)
