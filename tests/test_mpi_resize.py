@@ -245,7 +245,7 @@ def test_all_processes_learn_at_the_same_point_that_the_end_is_near(
     source.write_text(ENDING)
     resize, library = EXAMPLES / "resize", EXAMPLES.parents[1] / "koala_adapter" / "application" / "clibrary"
     files = [source, *sorted(resize.glob("*.c")), library / "koala_app.c", library / "koala_nt.c"]
-    mpicc = [spawning.commands / "mpicc", *UNOPTIMIZED.split(), "-Wall", "-Wextra", "-Werror", f"-I{resize}"]
+    mpicc = [str(spawning.commands / "mpicc"), *UNOPTIMIZED.split(), "-Wall", "-Wextra", "-Werror", f"-I{resize}"]
     subprocess.run([*mpicc, f"-I{library}", "-o", program, *files, "-pthread", "-lm"], check=True, timeout=PATIENCE)
     plan = {"RESIZE_METHOD": "spawn", "RESIZE_PLAN": "0:2 5:3", "RESIZE_ENDING": from_point}
     with HandLauncher(spawning, [str(program)], size=1, environment=plan) as run:

@@ -313,8 +313,9 @@ class Adaptations:
 
     def warned(self, job_id: JobId) -> str:
         """Return, for people, who has been told that the end of the walltime is near; empty: nobody."""
-        runner = self._runners.get(job_id)
-        told = 0 if runner is None else runner.notices.warned
+        record, runner = self._state().jobs.get(job_id), self._runners.get(job_id)
+        over = record is None or record.state.final
+        told = 0 if runner is None or over else runner.notices.warned
         have = "has" if told == 1 else "have"
         return f"{told} of its processes {have} been told that the end of the walltime is near." if told else ""
 
