@@ -7,6 +7,7 @@ under way is taken up where it was: an answer is given again, and workers that h
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +16,7 @@ import structlog
 
 from koala_adapter.dynaco.observe import GrowOffer, ShrinkRequest
 from koala_adapter.dynaco.sizerules import OWN_SIZES, Decision, SizeRules
-from koala_adapter.runners.otherchanges import other_changes
+from koala_adapter.runners.otherchanges import dispensable_growths, other_changes, without_dispensable
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
@@ -93,12 +94,27 @@ class WorkersResizing:
         runner.departed(record.departed)
         request = _request(runner, record, claim, action.processors)
         decision = runner.accepted(request, self._rules)
+        in_the_way = self._in_the_way(runner, record, claim, request, decision)
+        if in_the_way:
+            self._answer(action.job_id, action.number, Decision(0), in_the_way)
+            return
         if not decision.processors and not decision.trouble and request.minimum < request.size:
             decision = Decision(0, _no_size_is_left(record, request))
         runner.answers[action.number] = -decision.processors
         # Told first: a worker that ends at once must be known to have been asked.
         self._answer(action.job_id, action.number, decision)
         self._retire(runner, request, decision.processors)
+
+    def _in_the_way(
+        self, runner: WorkersRunner, record: JobRecord, claim: Claim, request: ShrinkRequest, decision: Decision
+    ) -> tuple[int, ...]:
+        """Return the growths without which more of what is wanted back can be given; none: it makes no difference."""
+        growths = dispensable_growths(record, claim)
+        if not growths or decision.processors >= request.processors:
+            return ()
+        _, coming = _size(runner, record, claim, handed_back=True)
+        alone = runner.accepted(replace(request, coming=coming), self._rules)
+        return growths if alone.processors > decision.processors else ()
 
     def take(self, action: act.TakeProcessors) -> None:
         """Start the processes of new ranks."""
@@ -190,13 +206,12 @@ class WorkersResizing:
         claims = [one for one in record.claims if (one.component, one.cluster) == (component, cluster)]
         return (runner, record, claims[0]) if claims else None
 
-    def _answer(self, job_id: JobId, number: int, decision: Decision) -> None:
+    def _answer(self, job_id: JobId, number: int, decision: Decision, in_the_way: tuple[int, ...] = ()) -> None:
         accepted, trouble = decision.processors, decision.trouble
         if trouble:
             log.warning("a job does not change as it is asked to", job=job_id, problem=trouble)
-        self._report(
-            ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=accepted, trouble=trouble)
-        )
+        answer = ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=accepted, trouble=trouble)
+        self._report(replace(answer, in_the_way=in_the_way))
 
 
 def _offer(runner: WorkersRunner, record: JobRecord, claim: Claim, processors: int) -> GrowOffer:
@@ -228,8 +243,13 @@ def _request(runner: WorkersRunner, record: JobRecord, claim: Claim, processors:
     )
 
 
-def _size(runner: WorkersRunner, record: JobRecord, claim: Claim) -> tuple[int, tuple[int, ...]]:
-    """Return the size of a component without what leaves it on other clusters, and the growths that may come there."""
+def _size(
+    runner: WorkersRunner, record: JobRecord, claim: Claim, *, handed_back: bool = False
+) -> tuple[int, tuple[int, ...]]:
+    """Return the size of a component without what leaves it on other clusters, and the growths that may come there.
+
+    ``handed_back``: without those that can be handed back.
+    """
     asked = {one.change.number for one in record.claims if one.change is not None and one.change.phase is _ASKED}
     # What is no longer asked is in the records, however it was taken.
     for number in runner.answers.keys() - asked:
@@ -240,7 +260,7 @@ def _size(runner: WorkersRunner, record: JobRecord, claim: Claim) -> tuple[int, 
             return runner.answers.get(change.number, 0)
         return other.coming - other.leaving
 
-    others = other_changes(record, claim, amount)
+    others = other_changes(record, claim, without_dispensable(record, amount) if handed_back else amount)
     size = sum(one.processors for one in record.claims if one.component == claim.component)
     return size + sum(one for one in others if one < 0), tuple(one for one in others if one > 0)
 

@@ -55,6 +55,7 @@ def point_reached(context: Context, event: ev.PointReached) -> None:
             _give_up(context, found, "the processes that were to leave are not its own any more")
             return
         change.ranks, change.accepted = list(event.leaving), change.done + len(event.leaving)
+        context.roster.update(record)
     for part in parts_of(record, change):
         part.change.adaptation, part.change.point, part.change.due = event.adaptation, event.point, None
 

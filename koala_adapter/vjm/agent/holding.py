@@ -43,7 +43,9 @@ def give_or_take_half(seconds: float) -> float:
 
 def prepare_for_tasks() -> None:
     """Import what tasks need, which takes half as long as the start: while nothing else is to be done."""
-    from koala_adapter.vjm.agent import tasklist  # noqa: F401 - for the import to come
+    import termios  # noqa: F401 - these for the imports to come
+
+    from koala_adapter.vjm.agent import results, tasklist  # noqa: F401
 
 
 class Agent:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files that a task leaves."""
 
-import binascii
 import collections
 import contextlib
 import errno
 import os
 import stat
 
+from koala_adapter.vjm.agent.launching import file_identity
 from koala_adapter.vjm.agent.node import raw
 from koala_adapter.vjm.agent.patterns import Patterns
-from koala_adapter.vjm.agent.streams import CHUNK
+from koala_adapter.vjm.agent.streams import CHUNK, base64
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,13 +44,16 @@ class ResultFile:
 class Results:
     """The files that a task left: sends those that are wanted, and names those that go away with its directory."""
 
-    def __init__(self, task: str, directory: str, message: "Dict[str, Any]") -> None:
+    def __init__(
+        self, task: str, directory: str, message: "Dict[str, Any]", inputs: "Dict[str, Tuple[int, int, int]]"
+    ) -> None:
+        """``inputs``: what the identity of each input file was before the task started; unchanged, it is no result."""
         self._task = task
         self._directory = directory
         self._patterns = Patterns(message["output_files"])
         self._wanted = bool(message["output_files"])
         self._private = message["working_directory"] is None
-        self._inputs: "Dict[str, Tuple[int, int, int]]" = {}
+        self._inputs = inputs
         self._files: "Dict[int, ResultFile]" = {}
         self._turn: "collections.deque[ResultFile]" = collections.deque()
         self._found = self._arrived = self._bytes = self._left = self._omitted = 0
@@ -65,15 +68,6 @@ class Results:
     def has_files(self) -> bool:
         """Whether files have not arrived yet."""
         return bool(self._files)
-
-    def note_input(self, target: str) -> None:
-        """Remember an input file as it is before the task starts: unchanged, it is no result."""
-        with contextlib.suppress(OSError):
-            self._inputs[target] = self._identity(os.stat(raw(os.path.join(self._directory, target))))
-
-    @staticmethod
-    def _identity(status: os.stat_result) -> "Tuple[int, int, int]":
-        return status.st_ino, status.st_size, status.st_mtime_ns
 
     def collect(self) -> None:
         """Look, when the task is over, for what it left."""
@@ -203,7 +197,7 @@ class Results:
                     self._omit(path, f"its path is longer than {LONGEST_PATH} bytes")
                 return []
             return [(path, None if matched else below)]
-        if self._inputs.get(path) == self._identity(status):
+        if self._inputs.get(path) == file_identity(status):
             return []
         if matched:
             self._take(path, status)
@@ -233,11 +227,6 @@ class Results:
         else:
             self._found += 1
             self._files[self._found] = ResultFile(self._found, path, source, status)
-
-
-def base64(data: bytes) -> str:
-    """Return bytes as the channel has them."""
-    return binascii.b2a_base64(data, newline=False).decode()
 
 
 def speakable(path: str) -> str:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a task writes: read, and kept until it is acknowledged."""
 
+import binascii
 import fcntl
 import os
 import selectors
 import struct
-import termios
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 KEPT = 1024 * 1024  # bytes of one output stream kept until acknowledged; beyond that its pipe is not read
 CHUNK = 32 * 1024  # bytes of output in one message
+
+
+def base64(data: bytes) -> str:
+    """Return bytes as the channel has them."""
+    return binascii.b2a_base64(data, newline=False).decode()
 
 
 class Output:
@@ -87,6 +92,8 @@ class Source:
         """The writers are dead: take what they left in the pipe, and no more, whoever may still write to it."""
         if self.closed:
             return
+        import termios  # rarely loaded already, and not needed before
+
         self._left = struct.unpack("i", fcntl.ioctl(self._descriptor, termios.FIONREAD, b"\0\0\0\0"))[0]
         if not self._left:
             self.close()

@@ -9,17 +9,17 @@ import socket
 from koala_adapter.vjm.agent.launching import LaunchError, start, task_environment, write_file
 from koala_adapter.vjm.agent.node import clock, raw
 from koala_adapter.vjm.agent.processes import kill_all, oom_kills, signal_all
-from koala_adapter.vjm.agent.results import Results
 from koala_adapter.vjm.agent.settings import GRACE
 from koala_adapter.vjm.agent.streams import Output, Source
 from koala_adapter.vjm.agent.workplace import Workplace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import subprocess
-    from typing import Any, Dict, List, Optional, Set, Tuple
+    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
     from koala_adapter.vjm.agent.application import ApplicationSocket
+    from koala_adapter.vjm.agent.launching import Child
+    from koala_adapter.vjm.agent.results import Results
 
 SETTLE = 0.5  # seconds in which the cause of a task's sudden death may show (our own SIGTERM, an oom kill)
 DRAIN = 2.0  # seconds for what a task left behind to close its output
@@ -35,14 +35,15 @@ class Task:
         self.end: "Optional[Dict[str, Any]]" = None
         self.reported = False
         self._workplace = workplace
-        self._process: "Optional[subprocess.Popen[bytes]]" = None
+        self._process: "Optional[Child]" = None
         self._exited: "Optional[Tuple[float, Optional[int], Optional[int]]]" = None  # when, exit code, signal
         self._stopping: "Optional[Tuple[str, str]]" = None
         self._ordered: "Set[int]" = set()  # signals that the control center had sent
         self._sources: "List[Source]" = []
         self._directory: "Optional[str]" = None
         self._prompt = False
-        self.results: "Optional[Results]" = None
+        self.results: "Optional[Results]" = None  # once the task is over
+        self._collect: "Optional[Callable[[], Results]]" = None
         self.application: "Optional[ApplicationSocket]" = None
         self._mark = b""
         self._oom_kills = oom_kills()
@@ -98,7 +99,7 @@ class Task:
         """End a task that never ran."""
         for source in self._sources:
             source.close()
-        self.results = None
+        self._collect = None
         self.end = {"reason": reason, "exit_code": code, "signal": None, "detail": detail[:500]}
         self._tidy()
 
@@ -147,13 +148,17 @@ class Task:
             source.watch()
         if self._sources and all(source.closed for source in self._sources):
             self._sources = []
-            if self.results is not None:
-                self.results.collect()
+            if self._collect is not None:
+                self.results = self._collect()
         if self.complete and not self.keeps_files:
             self._tidy()
 
     def _conclude(
-        self, process: "subprocess.Popen[bytes]", when: float, code: "Optional[int]", number: "Optional[int]"
+        self,
+        process: "Child",
+        when: float,
+        code: "Optional[int]",
+        number: "Optional[int]",
     ) -> None:
         since = clock() - when
         by = self._killed(code, number)
@@ -192,14 +197,14 @@ class Task:
             os.mkdir(working_directory, 0o700)
         elif not os.path.isdir(raw(working_directory)):
             raise LaunchError(f"the working directory {working_directory} does not exist on {socket.gethostname()}")
+        inputs = {}
+        for file in message["files"]:
+            content = binascii.a2b_base64(file["content"])
+            inputs[file["target"]] = write_file(working_directory, file["target"], file["mode"], content)
         if message.get("output_files") or (
             message.get("output_files") is not None and not message["working_directory"]
         ):
-            self.results = Results(self.name, working_directory, message)
-        for file in message["files"]:
-            write_file(working_directory, file["target"], file["mode"], binascii.a2b_base64(file["content"]))
-            if self.results is not None:
-                self.results.note_input(file["target"])
+            self._collect = lambda: collected(self.name, working_directory, message, inputs)
         environment = task_environment(dict(os.environ), message["environment"])
         environment["PWD"] = working_directory
         self._serve_application(directory, message, environment)
@@ -253,3 +258,14 @@ class Task:
         if self._directory:
             self._workplace.remove(self._directory)
             self._directory = None
+
+
+def collected(
+    task: str, directory: str, message: "Dict[str, Any]", inputs: "Dict[str, Tuple[int, int, int]]"
+) -> "Results":
+    """Return the files that a task left. What that needs is imported when it is, or before, in an idle moment."""
+    from koala_adapter.vjm.agent.results import Results
+
+    results = Results(task, directory, message, inputs)
+    results.collect()
+    return results

@@ -4,7 +4,8 @@
 from binascii import a2b_base64
 
 from koala_adapter.vjm.agent.connection import Channel
-from koala_adapter.vjm.agent.results import base64
+from koala_adapter.vjm.agent.launching import keep_descriptors
+from koala_adapter.vjm.agent.streams import base64
 from koala_adapter.vjm.agent.task import Task
 from koala_adapter.vjm.agent.workplace import Workplace
 
@@ -27,6 +28,7 @@ class TaskList:
         self._tasks: "Dict[str, Task]" = {}
         self._forgotten: "Set[str]" = set()
         self._delivered = 0
+        keep_descriptors()
 
     @property
     def complete(self) -> bool:

@@ -39,7 +39,7 @@ from koala_adapter.service.service import Service
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import component, job
 from tests.unit.service.scripted_agent import ScriptedAgent
-from tests.unit.service.scripted_lrm import ScriptedLrm
+from tests.unit.service.scripted_lrm import ScriptedLrm, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator
@@ -61,6 +61,8 @@ class Served:
 
     def __init__(self, directory: Path) -> None:
         self.lrm = ScriptedLrm()
+        self.others: dict[ClusterName, ScriptedLrm] = {}
+        """Those of further clusters."""
         self.directory = directory / "state"
         self.directory.mkdir(mode=0o700)
         self.tokens = directory / "tokens"
@@ -70,7 +72,7 @@ class Served:
                 summary="a test's",
                 settings=NoSettings,
                 capabilities=Capabilities(),
-                factory=lambda _context, _settings: self.lrm,
+                factory=lambda context, _settings: self.others.get(context.cluster, self.lrm),
             )
         }
         self.service: Service | None = None
@@ -78,16 +80,18 @@ class Served:
     @property
     def site(self) -> SiteConfig:
         """The site file."""
-        text = f"""
-            control_center = {{ listen = "127.0.0.1" }}
+        clusters = "".join(
+            f"""
             [[clusters]]
-            name = "a"
+            name = "{name}"
             plugin = "scripted"
             poll_interval = 1
             requests_per_minute = 6000
             token_directory = "{self.tokens}"
-        """
-        return load_site_text(text, self.plugins)
+            """
+            for name in ("a", *self.others)
+        )
+        return load_site_text(f'control_center = {{ listen = "127.0.0.1" }}\n{clusters}', self.plugins)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Service]:
@@ -173,6 +177,37 @@ async def test_a_job_from_its_submission_to_its_end(served: Served) -> None:
         await until(lambda: not service.state.placeholders, service)
         assert service.journal.finished.report(id_) == f"report of {id_}"
         await until(lambda: not service.busy, service)
+
+
+class SlowLrm(ScriptedLrm):
+    """An LRM that does not answer its first question before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answers = anyio.Event(), anyio.Event()
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """See Lrm."""
+        self.asked.set()
+        await self.answers.wait()
+        return await super().jobs(name_prefix=name_prefix)
+
+
+async def test_a_job_is_queued_nowhere_before_every_cluster_has_answered(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be queued on the busy one, which answered first, and stay there for good."""
+    monkeypatch.setattr("koala_adapter.scheduler.claiming.firstlook.FIRST_LOOK", 3600.0)
+    served.lrm.all_nodes = (node(used=4),)
+    slow = served.others[ClusterName("b")] = SlowLrm()
+    async with served.running() as service:
+        await slow.asked.wait()
+        id_ = submit(service)
+        await until(lambda: service.state.clusters[ClusterName("a")].polled_at is not None, service)
+        assert service.state.jobs[id_].state is JobState.WAITING
+        slow.answers.set()
+        await until(lambda: "submit" in slow.order, service)
+        assert "submit" not in served.lrm.order
 
 
 async def test_a_defect_costs_one_event(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

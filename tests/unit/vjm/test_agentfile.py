@@ -109,7 +109,7 @@ def test_a_processor_is_held_without_what_tasks_need() -> None:
 def test_tasks_are_prepared_for_while_there_is_nothing_else_to_do() -> None:
     """So the first starts at once in what has been held for a while."""
     loaded = run(with_end(DIAL + WAIT + LOADED)).split()
-    assert {f"{agent.__name__}.tasklist", f"{agent.__name__}.launching", "subprocess"} <= set(loaded)
+    assert {f"{agent.__name__}.tasklist", f"{agent.__name__}.launching"} <= set(loaded)
 
 
 def test_a_traceback_names_module_and_line() -> None:
