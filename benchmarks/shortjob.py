@@ -6,8 +6,8 @@ In turns and in one run:
 - koala: ``koala run -n 1 -- hostname``, which is the service itself, to its end. Its processor time is that of the
   process and of all commands of Slurm that it started; that of the agent, on the node, is not in it.
 
-Then what ``koala status``, ``logs`` and ``explain`` of such a job take without a service, and with one; and with it, one
-``koala submit`` for each of N job files, and one ``koala submit`` of all of them.
+Then what ``koala status``, ``logs`` and ``explain`` of such a job take without a service, and with one; and with it,
+one ``koala submit`` for each of N job files, and one ``koala submit`` of all of them.
 
     python benchmarks/shortjob.py [--repeat 7] [--files 20] [--json]
 
