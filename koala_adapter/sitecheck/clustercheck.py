@@ -35,6 +35,10 @@ LEAST_RATE = 60
 REACH_TIME = 10.0
 """Seconds that a request may take until its cluster is known to answer: a person waits for it, and Slurm's own commands
 give up after as long (MessageTimeout)."""
+UNANSWERED = (
+    f"see whether the batch system is up; this check waits {REACH_TIME:.0f} s for its first answer, "
+    "jobs as long as the settings of the cluster say"
+)
 STEP_TIME = 60.0 + WINDOW
 """Seconds that each step of a cluster's check may take, its wait for the bound of requests included."""
 
@@ -80,7 +84,8 @@ class ClusterCheck:
             with anyio.fail_after(STEP_TIME):
                 await lrm.start()
         except (LrmError, TimeoutError) as error:
-            start = CheckResult(subject="start", ok=False, found=_said(error), remedy=_hint(error))
+            remedy = UNANSWERED if commands.unanswered else _hint(error)
+            start = CheckResult(subject="start", ok=False, found=_said(error), remedy=remedy)
             return [start, *await self._plugin_checks(lrm)]
         commands.patience = REACH_TIME if commands.unanswered else None
         results = await self._plugin_checks(lrm)

@@ -91,6 +91,7 @@ async def test_a_cluster_that_does_not_answer_is_asked_once_for_a_short_time(tmp
     check, made = new_check(tmp_path, lambda commands: SilentLrm(commands, starts=False), lambda _: None)
     results = await check.run()
     assert [(one.subject, one.ok, one.found) for one in results] == [("start", False, "sh did not answer within 0.5 s")]
+    assert "is up; this check waits 10 s for its first answer" in results[0].remedy
     assert made[0].order == ["check"]
     assert made[0].commands.unanswered == 1  # type: ignore[attr-defined]
 
