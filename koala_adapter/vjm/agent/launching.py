@@ -136,7 +136,7 @@ def spawn(argv: "List[bytes]", directory: bytes, environment: "Dict[bytes, bytes
         os.chdir(directory)  # a new process begins where we are
         for program in programs:
             try:
-                if os.path.lexists(program):
+                if os.access(program, os.F_OK):
                     ignored = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python
                     return Spawned(
                         os.posix_spawn(program, argv, environment, file_actions=actions, setsid=True, setsigdef=ignored)

@@ -57,7 +57,25 @@ def belongs(pid: int, session: int, mark: bytes) -> bool:
         inside = os.getsid(pid) == session  # far less work for the kernel than to write /proc/PID/stat
     except OSError:
         return False
-    return session_of(pid) == session if inside else mark in read_bytes(f"/proc/{pid}/environ")
+    return session_of(pid) == session if inside else mark in environment_of(pid)
+
+
+def environment_of(pid: int) -> bytes:
+    """Return the environment with which a process was begun; nothing when it is gone, or not for us."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        found = piece = os.read(descriptor, PIECE)
+        while len(piece) == PIECE:  # the kernel gives less only at the end
+            piece = os.read(descriptor, PIECE)
+            found += piece
+        return found
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def session_of(pid: int) -> "Optional[int]":
