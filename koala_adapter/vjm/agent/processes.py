@@ -36,8 +36,8 @@ def kill_all(session: int, mark: bytes) -> None:
             return
 
 
-def signal_all(session: int, mark: bytes, number: int) -> int:
-    """Send a signal to all processes of a task and return how many there are.
+def signal_all(session: int, mark: bytes, *numbers: int) -> int:
+    """Send signals to all processes of a task and return how many there are.
 
     They are those of its session, and those that have its mark in their environment: an MPI starter gives every rank a
     session of its own, and a daemon leaves the one it came from.
@@ -46,7 +46,8 @@ def signal_all(session: int, mark: bytes, number: int) -> int:
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         if belongs(pid, session, mark):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+                for number in numbers:
+                    os.kill(pid, number)
                 count += 1
     return count
 
