@@ -124,7 +124,7 @@ def remove_stale(place: str) -> None:
     """Remove the directories of agents of ours that were killed together with their guards."""
     with contextlib.suppress(OSError):
         for name in os.listdir(place):
-            if re.match("koala-[0-9a-f]{32}$", name):
+            if name.startswith("koala-") and re.match("koala-[0-9a-f]{32}$", name):
                 with contextlib.suppress(OSError):
                     remove_if_stale(os.path.join(place, name))
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from typing import Optional, Set
 
 
+DISMISSED = "dismissed\n"
+
+
 class Guard:
     """A process that outlives the agent for a moment, to end what the agent would have ended.
 
@@ -38,15 +41,19 @@ class Guard:
 
     def watch(self, session: int) -> None:
         """Tell of the session of a new task."""
-        self._tell(f"+{session}")
+        self._tell(f"+{session}\n")
 
     def forget(self, session: int) -> None:
         """Tell that nothing of a session is left, and that its number may go to somebody else."""
-        self._tell(f"-{session}")
+        self._tell(f"-{session}\n")
+
+    def dismiss(self) -> None:
+        """Tell that all tasks were ended, and that their directory is gone: nothing is to be looked for any more."""
+        self._tell(DISMISSED)
 
     def _tell(self, line: str) -> None:
         with contextlib.suppress(OSError):  # somebody killed the guard: work goes on without
-            os.write(self._pipe, line.encode() + b"\n")
+            os.write(self._pipe, line.encode())
 
     @staticmethod
     def _be_guard(reader: int, lock: "Optional[int]", directory: str, output: "Optional[str]") -> None:
@@ -64,10 +71,15 @@ class Guard:
                     os.close(descriptor)
         remove_stale(os.path.dirname(directory))
         sessions: "Set[int]" = set()
+        dismissed = False
         with os.fdopen(0) as lines:
             for line in lines:
-                (sessions.add if line[0] == "+" else sessions.discard)(int(line[1:]))
-        for session in sessions or {NO_SESSION}:
-            kill_all(session, raw(f"KOALA_STDOUT={directory}/"))
-        remove_tree(directory)
+                if line == DISMISSED:
+                    dismissed = True
+                else:
+                    (sessions.add if line[0] == "+" else sessions.discard)(int(line[1:]))
+        if not dismissed:
+            for session in sessions or {NO_SESSION}:
+                kill_all(session, raw(f"KOALA_STDOUT={directory}/"))
+            remove_tree(directory)
         remove_output(output, if_empty=True)

@@ -30,6 +30,9 @@ FOREIGN_NAMES = frozenset((
 ))  # fmt: skip
 
 
+IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python; not by what a task runs
+
+
 class LaunchError(Exception):
     """A task cannot be started; ``code`` is what a shell would end with (127: not found, 126: cannot be run)."""
 
@@ -136,11 +139,10 @@ def spawn(argv: "List[bytes]", directory: bytes, environment: "Dict[bytes, bytes
         os.chdir(directory)  # a new process begins where we are
         for program in programs:
             try:
-                if os.path.lexists(program):
-                    ignored = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python
-                    return Spawned(
-                        os.posix_spawn(program, argv, environment, file_actions=actions, setsid=True, setsigdef=ignored)
-                    )
+                os.stat(program)  # to find out by a start takes longer
+                return Spawned(
+                    os.posix_spawn(program, argv, environment, file_actions=actions, setsid=True, setsigdef=IGNORED)
+                )
             except NotImplementedError:  # an old C library
                 return popen(argv, directory, environment, writers)
             except OSError as error:  # as a shell: the next may be one that can be run

@@ -36,8 +36,8 @@ def kill_all(session: int, mark: bytes) -> None:
             return
 
 
-def signal_all(session: int, mark: bytes, number: int) -> int:
-    """Send a signal to all processes of a task and return how many there are.
+def signal_all(session: int, mark: bytes, *numbers: int) -> int:
+    """Send signals to all processes of a task and return how many there are.
 
     They are those of its session, and those that have its mark in their environment: an MPI starter gives every rank a
     session of its own, and a daemon leaves the one it came from.
@@ -46,7 +46,8 @@ def signal_all(session: int, mark: bytes, number: int) -> int:
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         if belongs(pid, session, mark):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+                for number in numbers:
+                    os.kill(pid, number)
                 count += 1
     return count
 
@@ -57,7 +58,25 @@ def belongs(pid: int, session: int, mark: bytes) -> bool:
         inside = os.getsid(pid) == session  # far less work for the kernel than to write /proc/PID/stat
     except OSError:
         return False
-    return session_of(pid) == session if inside else mark in read_bytes(f"/proc/{pid}/environ")
+    return session_of(pid) == session if inside else mark in environment_of(pid)
+
+
+def environment_of(pid: int) -> bytes:
+    """Return the environment with which a process was begun; nothing when it is gone, or not for us."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        found = piece = os.read(descriptor, PIECE)
+        while len(piece) == PIECE:  # the kernel gives less only at the end
+            piece = os.read(descriptor, PIECE)
+            found += piece
+        return found
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def session_of(pid: int) -> "Optional[int]":

@@ -109,8 +109,7 @@ class Task:
             return
         if not self._stopping:
             self._stopping = (reason, detail)
-        self.signal(signal.SIGTERM)
-        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM, signal.SIGCONT)
         self._workplace.timers.after(grace, self.kill)
 
     def order(self, number: int) -> None:
@@ -118,10 +117,10 @@ class Task:
         self._ordered.add(number)
         self.signal(number)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to all processes. The first is not reaped before the end, so that its number stays its own."""
+    def signal(self, *numbers: int) -> None:
+        """Send signals to all processes. The first is not reaped before the end, so that its number stays its own."""
         if self.pid is not None:
-            signal_all(self.pid, self._mark, number)
+            signal_all(self.pid, self._mark, *numbers)
 
     def kill(self) -> None:
         """Kill whatever is left of the task."""

@@ -66,6 +66,8 @@ class Workplace:
                 pass
         if self._directory:
             remove_tree(self._directory)
+            if not os.path.lexists(self._directory):
+                self.guard.dismiss()
 
     def _remove_some(self) -> None:
         until = clock() + SLICE
