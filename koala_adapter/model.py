@@ -173,10 +173,7 @@ class Job:
     mpi_resize: MpiResize = MpiResize.RESTART
     """Of an adaptive job of launcher mpi."""
     warn_before: int = 0
-    """Seconds before the end of the walltime at which an adaptive program is told of it, and workers are asked to end.
-
-    0: never.
-    """
+    """Seconds before its walltime ends at which an adaptive program is told, or workers are asked to end; 0: never."""
     sweep: Sweep | None = None
     """What a job with runner ``sweep`` does."""
 
