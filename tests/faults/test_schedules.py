@@ -273,6 +273,12 @@ def test_a_schedule_of_wishes_over_clusters_that_once_broke_an_invariant() -> No
     World(1064, **KINDS["spread"]).run()
 
 
+@pytest.mark.nightly  # test_near_end.py has the same without the rest of the world
+def test_a_schedule_of_workers_that_once_stood_still() -> None:
+    """Near the end of its walltime a job was offered processors on one cluster after the other, at one instant."""
+    World(7005015, **KINDS["workers"]).run()
+
+
 @pytest.mark.parametrize("seed", by_day_and_by_night(range(2), range(2, 8)))
 def test_workers_complete_when_nothing_goes_wrong(seed: int) -> None:
     """A job ends by its head, its last worker, or its walltime; workers that are asked to leave cost nobody a job."""

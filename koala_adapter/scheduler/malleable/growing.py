@@ -274,7 +274,8 @@ def withdraw(context: Context, record: JobRecord, number: int, reason: str) -> N
 
 def announce_withdrawal(context: Context, record: JobRecord, parts: Sequence[Part], reason: str) -> None:
     """Tell an application that it does not get what it accepted."""
-    wanted_again(context, record, record.claims[parts[0].claim].component)
+    if not record.ends_soon:  # it can have nothing elsewhere, either, and must not be offered that for ever
+        wanted_again(context, record, record.claims[parts[0].claim].component)
     clusters = [cluster_of(context, record, part.claim).parameters.name for part in parts]
     count = sum(part.change.accepted or part.change.processors for part in parts)
     record.last_trouble = f"{count} more processors on {' and '.join(clusters)}: {reason}"

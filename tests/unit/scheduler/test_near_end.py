@@ -128,3 +128,25 @@ def test_programs_that_are_only_told_go_on_growing_until_the_sites_time() -> Non
     site.poll("a", 6, idle=0, ours=2)
     site.pass_time(WALLTIME - 2 * LEAST + 1)
     assert of_kind(OfferProcessors, freed(site)) != []
+
+
+def test_what_a_job_near_its_end_accepts_is_not_offered_on_its_other_clusters_for_ever() -> None:
+    """EGS offers shares to all: what it cannot have here is no reason to offer again there, and so on."""
+    site = MalleableSite({"a": 6, "b": 6}, Approach.NONE, "egs")
+    site.start(malleable("m", replace(part(1, 9), cluster=None, flexible=True), walltime=100))
+    for name in ("a", "b"):
+        site.start(malleable(f"on {name}", part(1, 9, name), walltime=9000))
+    site.pass_time(100 - site.parameters.least_time_to_grow)
+    before = len(site.actions)
+    parameters = replace(site.parameters, approach=Approach.PWA)
+    site.post(ev.Configured(time=site.now, parameters=parameters, clusters=site.clusters))
+    for name in ("a", "b"):
+        ours = sum(one.cluster == name for one in site.state.placeholders.values())
+        site.poll(name, 6, idle=6 - ours, ours=ours)
+    answered = 0
+    while answered < len(offered := of_kind(OfferProcessors, site.actions[before:])):
+        message = offered[answered]
+        site.answer(message, message.processors if message.job_id == "m" else 0)
+        answered += 1
+        assert answered < 20, "it is offered again and again"
+    assert "m" in {message.job_id for message in offered}
