@@ -6,7 +6,8 @@ In turns and in one run:
 - koala: ``koala run -n 1 -- hostname``, which is the service itself, to its end. Its processor time is that of the
   process and of all commands of Slurm that it started; that of the agent, on the node, is not in it.
 
-Then, with a service: one ``koala submit`` for each of N job files, and one ``koala submit`` of all of them.
+Then what ``koala status``, ``logs`` and ``explain`` of such a job take without a service, and with one; and with it,
+one ``koala submit`` for each of N job files, and one ``koala submit`` of all of them.
 
     python benchmarks/shortjob.py [--repeat 7] [--files 20] [--json]
 
@@ -30,6 +31,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+ASKING = {"status": ["status"], "logs": ["logs", "1"], "explain": ["explain", "1"]}
+"""Commands that ask for a job that is over."""
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
@@ -98,9 +101,17 @@ def measure(bench: Bench, repeat: int, count: int) -> dict[str, Cost]:
     """Return medians of all that are measured: of one job each, and of one of the files each."""
     bench.koala("run", "-n", "1", "--", "hostname")  # which makes the certificate and compiles what is not compiled
     pairs = [(bench.sbatch(), bench.koala("run", "-n", "1", "--", "hostname")) for _ in range(repeat)]
+    without = {
+        f"koala {name}, no service": median([bench.koala(*command) for _ in range(repeat)])
+        for name, command in ASKING.items()
+    }
     files = bench.job_files(count)
     bench.koala("submit", files[0])
     try:
+        asked = {
+            f"koala {name}, with a service": median([bench.koala(*command) for _ in range(repeat)])
+            for name, command in ASKING.items()
+        }
         single = [bench.koala("submit", file) for file in files]
         together = bench.koala("submit", *files)
     finally:
@@ -109,6 +120,8 @@ def measure(bench: Bench, repeat: int, count: int) -> dict[str, Cost]:
     return {
         "sbatch --wait": median([one for one, _ in pairs]),
         "koala run": median([one for _, one in pairs]),
+        **without,
+        **asked,
         "koala submit, one file at a time": median(single),
         f"koala submit, {count} files at once": each,
     }

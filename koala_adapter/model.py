@@ -172,6 +172,8 @@ class Job:
     runner: RunnerName = RunnerName.RANKS
     mpi_resize: MpiResize = MpiResize.RESTART
     """Of an adaptive job of launcher mpi."""
+    warn_before: int = 0
+    """Seconds before its walltime ends at which an adaptive program is told, or workers are asked to end; 0: never."""
     sweep: Sweep | None = None
     """What a job with runner ``sweep`` does."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -231,3 +232,19 @@ def test_an_application_that_never_answers(koala: Koala) -> None:
     gate.touch()
     assert outcome(koala, "1")["exit_code"] == 0
     eventually(lambda: koala.placeholders() == [])
+
+
+@pytest.mark.nightly
+def test_a_wrong_call_is_told_after_a_run_that_was_its_own_service(koala: Koala) -> None:
+    """The process ended with it: its last words are in what `koala run` leaves, and `koala explain` tells them."""
+    program, job = koala.directory / "wrong.py", koala.directory / "wrong.toml"
+    program.write_text("import koala_app\nkoala_app.join().leave()\n")
+    job.write_text(
+        'kind = "malleable"\nrunner = "adaptive"\nwalltime = 600\n[[components]]\nname = "x"\n'
+        f'minimum = 1\nmaximum = 2\ncommand = ["{sys.executable}", "{program}"]\n'
+    )
+    process = koala.start("run", str(job))
+    assert process.wait(LIVENESS) == 1
+    explained = koala.run("explain", "1")
+    assert "no service runs" in explained.stderr
+    assert "Process 0 made a wrong call: leave() of a process that was not taken out" in explained.stdout

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.api.statedirectory import JOURNAL_NAME
 from tests.imported import imported_packages
 from tests.local_koala import Koala
 
@@ -17,16 +19,19 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
+ENDED = "ended"
 ALONE = frozenset({"click", "koala_adapter"})
 
 
 @pytest.fixture(scope="module")
 def koala(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Koala]:
-    """Give a site whose service has run a job."""
+    """Give a site with a service; beside its state directory, the job was run when there was none: `ended`."""
     one = Koala(tmp_path_factory.mktemp("q"))
     try:
-        one.serve()
         one.run("run", one.job("echo hello"))
+        (one.directory / ENDED).mkdir(mode=0o700)
+        shutil.copy(one.state / JOURNAL_NAME, one.directory / ENDED)
+        one.serve()
         yield one
     finally:
         one.close()
@@ -51,6 +56,13 @@ def test_asking_a_service_imports_little(koala: Koala, command: str) -> None:
     """Values are read and shown with click, and with rich where something is drawn."""
     found = imported_packages(koala.command(*command.split())[1:], koala.environment)
     assert found == EXPECTED[command]
+
+
+@pytest.mark.parametrize("command", ["status", "explain 1 --json", "logs 1"])
+def test_asking_of_jobs_that_are_over_imports_little_without_a_service(koala: Koala, command: str) -> None:
+    """What the service kept of them is read, and nothing replayed; one remark says that there is none."""
+    asked = koala.command("--state", str(koala.directory / ENDED), *command.split())[1:]
+    assert imported_packages(asked, koala.environment) == ALONE | {"rich"}
 
 
 @pytest.mark.parametrize("command", ["plan", "submit"])

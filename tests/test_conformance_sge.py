@@ -80,3 +80,21 @@ class TestSgeOnFake(LrmConformance):
         (job,) = (await live_trial.jobs(batch)).values()
         assert live_trial.requests() - before == 1
         assert job.reason.startswith("error state Eqw: can't open output file")
+
+
+@pytest.mark.anyio
+async def test_a_qmaster_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
+    """``check`` leaves out what would wait for it again: queues, the library, and the user's id."""
+    cell = FakeCell(tmp_path / "cell", slots=1)
+    try:
+        settings = SgeSettings(
+            root=cell.root, bin_directory=cell.bin, environment=cell.helper_variables, request_timeout=60
+        )
+        lrm = PLUGIN.factory(new_context(tmp_path), settings)
+        await cell.stop()
+        found = {result.subject: result for result in await lrm.check()}
+        assert [subject for subject, result in found.items() if not result.ok] == ["qmaster"]
+        assert list(found)[-1] == "qmaster"
+        assert "start sge_qmaster" in found["qmaster"].remedy
+    finally:
+        cell.close()

@@ -206,6 +206,55 @@ def test_a_state_that_cannot_be_kept_does_not_end_the_program(fixed: Mpich, fixe
     assert digest(lines) == rigid_digest(fixed, fixed_nbody)
 
 
+ENDING = """\
+#include "resize.h"
+#include <stdio.h>
+
+int main(int argc, char **argv)
+{
+    int rank, size, step = 0;
+
+    resize_init(&argc, &argv, "any");
+    if (resize_entering()) {
+        resize_carry_value(&step, sizeof step);
+        resize_done();
+    }
+    while (!resize_ending() && step < 30) {
+        step++;
+        if (resize_point()) {
+            resize_carry_value(&step, sizeof step);
+            resize_done();
+        }
+    }
+    MPI_Comm_rank(resize_world(), &rank);
+    MPI_Comm_size(resize_world(), &size);
+    printf("%d of %d ends in step %d\\n", rank, size, step);
+    resize_finalize();
+    return 0;
+}
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("from_point", "step"), [("4", 4), ("5", 6), ("99", 30)])
+def test_all_processes_learn_at_the_same_point_that_the_end_is_near(
+    spawning: Mpich, tmp_path: Path, from_point: str, step: int
+) -> None:
+    """Those that have just entered, too; where the size changes they are told at the next point."""
+    program, source = tmp_path / "ending", tmp_path / "ending.c"
+    source.write_text(ENDING)
+    resize, library = EXAMPLES / "resize", EXAMPLES.parents[1] / "koala_adapter" / "application" / "clibrary"
+    files = [source, *sorted(resize.glob("*.c")), library / "koala_app.c", library / "koala_nt.c"]
+    mpicc = [str(spawning.commands / "mpicc"), *UNOPTIMIZED.split(), "-Wall", "-Wextra", "-Werror", f"-I{resize}"]
+    subprocess.run([*mpicc, f"-I{library}", "-o", program, *files, "-pthread", "-lm"], check=True, timeout=PATIENCE)
+    plan = {"RESIZE_METHOD": "spawn", "RESIZE_PLAN": "0:2 5:3", "RESIZE_ENDING": from_point}
+    with HandLauncher(spawning, [str(program)], size=1, environment=plan) as run:
+        assert run.wait() == 0
+    size = 2 if step < 5 else 3
+    said = sorted(line for line in run.text if " ends in step " in line)
+    assert said == [f"{rank} of {size} ends in step {step}" for rank in range(size)]
+
+
 def test_sha256_is_that_of_python(tmp_path: Path) -> None:
     """The digest of the examples is SHA-256 as others compute it, for lengths around the ends of blocks."""
     library = tmp_path / "sha256.so"

@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +15,7 @@ from parsl.providers.errors import SubmitException
 
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.parsl import KoalaProvider
-from koala_adapter.scheduler.outcome import NOT_SEEN, JobState
-from tests.local_daemon import daemon_pid
+from koala_adapter.scheduler.outcome import JobState
 from tests.local_koala import LIVENESS, Koala, eventually
 from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares
 
@@ -100,31 +95,6 @@ def test_submit_status_and_cancel(koala: Koala) -> None:
     eventually(lambda: blocks.status([running])[0].state is BlockState.CANCELLED)
     eventually(lambda: koala.placeholders() == [])
     assert blocks.status([short])[0].state is BlockState.COMPLETED
-
-
-@pytest.mark.nightly
-def test_a_block_goes_nowhere_before_every_cluster_has_been_seen(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be queued on the busy one, which answered first, and stay there for good."""
-    monkeypatch.setattr("koala_adapter.parsl.provider.FIRST_LOOK", LIVENESS)
-    site = koala.site_file.read_text()
-    koala.site_file.write_text(site.replace("answer_seconds = 60", "answer_seconds = 600"))
-    koala.submit_foreign("busy", 4, "alpha")
-    koala.submit_foreign("here", 1, "beta")
-    slow = daemon_pid(koala.state / "clusters" / "beta")
-    blocks = provider(koala)
-    with ThreadPoolExecutor() as other:
-        os.kill(slow, signal.SIGSTOP)
-        try:
-            block = other.submit(blocks.submit, "sleep 300", 1)
-            eventually(koala.client.running)
-            eventually(lambda: [one.closed for one in koala.client.clusters()] == [None, NOT_SEEN])
-            with suppress(TimeoutError):
-                block.result(2.0)  # so long it would have taken if it did not wait
-        finally:
-            os.kill(slow, signal.SIGCONT)
-        running = block.result(LIVENESS)
-    eventually(lambda: blocks.status([running])[0].state is BlockState.RUNNING)
-    assert [one.cluster for one in koala.report(running).components] == ["beta"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+WITH_TRIO = pytest.mark.skipif(find_spec("trio") is None, reason="needs trio, which the extra `test` brings along")
 SLEEP = koala.Job(["sleep", "600"], walltime="20m")
 
 
@@ -146,6 +148,7 @@ def go(site: koala.Site) -> dict[str, str]:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param("trio", marks=WITH_TRIO)])
 async def test_with_an_event_loop(site: koala.Site) -> None:
     """The same words can be awaited; others go on meanwhile, and a run that is cancelled takes its job along."""
     async with await koala.aio.submit(shell("echo a; exec sleep 600"), site=site) as handle:

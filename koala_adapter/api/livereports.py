@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.api.negotiated import negotiated
-from koala_adapter.api.reportbuilder import job_report
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.api.reportbuilder import BY_THEMSELVES, job_report
 
 if TYPE_CHECKING:
     from koala_adapter.api.reports import JobReport
@@ -15,12 +14,9 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.service.service import Service
 
-BY_THEMSELVES = frozenset({JobState.COMPLETED, JobState.FAILED})
-"""States of jobs whose processes ended when they pleased."""
 
-
-def live_report(service: Service, job_id: JobId) -> JobReport:
-    """Return the report of a job as it is now. Raises JobNotFoundError."""
+def live_report(service: Service, job_id: JobId, *, to_keep: bool = False) -> JobReport:
+    """Return the report of a job as it is now; ``to_keep``: without what will pass. Raises JobNotFoundError."""
     directory = service.applications.directory / job_id
     record = service.scheduler.job(job_id)
     return job_report(
@@ -29,7 +25,8 @@ def live_report(service: Service, job_id: JobId) -> JobReport:
         now=service.now(),
         wall_offset=service.clock.offset,
         output_directory=str(directory),
-        trouble=_trouble(service, job_id),
+        warned=service.sizes.warned(job_id),
+        trouble=_trouble(service, job_id, journal="" if to_keep else service.trouble),
         negotiated=negotiated(service.journal.negotiations, record, service.now()),
         files=service.applications.results.concluded(directory),
         sweep=service.sweeps.progress(record.job),
@@ -39,7 +36,7 @@ def live_report(service: Service, job_id: JobId) -> JobReport:
 
 def report_to_keep(service: Service, job_id: JobId) -> str:
     """Return the report of a job that has ended, as JSON."""
-    return live_report(service, job_id).to_json()
+    return live_report(service, job_id, to_keep=True).to_json()
 
 
 def _in_contact(service: Service, record: JobRecord) -> bool:
@@ -49,8 +46,9 @@ def _in_contact(service: Service, record: JobRecord) -> bool:
     return any(one is not None and one.job_id == record.job.id for one in connected)
 
 
-def _trouble(service: Service, job_id: JobId) -> str:
+def _trouble(service: Service, job_id: JobId, *, journal: str) -> str:
+    """``journal``: why that cannot be written at present."""
     over = service.state.jobs[job_id].state.final
-    journal = f"Nothing is decided until this is over: {service.trouble}." if service.trouble else ""
+    undecided = f"Nothing is decided until this is over: {journal}." if journal else ""
     unwritten = service.applications.unwritten.trouble(job_id, over=over)
-    return " ".join(filter(None, (service.sizes.complaint(job_id), unwritten, journal)))
+    return " ".join(filter(None, (service.sizes.complaint(job_id), unwritten, undecided)))

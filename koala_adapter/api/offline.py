@@ -1,56 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be known without a service: the journal, read only, and what the clusters answer when asked once.
+"""What the journal says without a service: read only, and replayed.
 
-Nothing here but :func:`clean` changes anything: not the journal, not the LRMs, and not what a service that runs
-meanwhile believes.
+Nothing here changes anything, nor what a service that runs meanwhile believes.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import anyio
-
 from koala_adapter.adapters import adapter_of
 from koala_adapter.api.cleaned import require_not_cleaned
-from koala_adapter.api.clusterreports import ClusterReport
 from koala_adapter.api.negotiated import negotiated
-from koala_adapter.api.reportbuilder import job_report
+from koala_adapter.api.reportbuilder import BY_THEMSELVES, job_report
 from koala_adapter.api.reports import JobReport, in_order
-from koala_adapter.api.statedirectory import LOG_NAME, ownership
+from koala_adapter.api.statedirectory import JOURNAL_NAME
 from koala_adapter.driver.recovery import rebuilt
-from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
+from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
-from koala_adapter.model import LrmJobState
-from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
-from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, JobsForgotten
-from koala_adapter.service.cleaning import Cleaning
-from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 from koala_adapter.service.defects import SetAside, sentences
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.neededpolicies import WithPolicies
-from koala_adapter.service.poller import read_cluster
 from koala_adapter.service.results import read_ledger
-from koala_adapter.service.siteparameters import configuration
 from koala_adapter.service.sweepfiles import recorded_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from koala_adapter.api.negotiationreports import NegotiationReport
-    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.model import JobId
-    from koala_adapter.plugin import PluginDefinition
     from koala_adapter.scheduler.knownpolicies import Policies
-    from koala_adapter.service.cleanreport import CleanReport
-    from koala_adapter.service.poller import ClusterReading
 
-JOURNAL_NAME = "journal.sqlite"
 NO_INSTANCE = "00000000"
 """Stands for the name that a state directory gets when its first service starts."""
 
@@ -105,9 +88,11 @@ class JournalView:
             now=self.now,
             wall_offset=self.clock.offset,
             output_directory=str(directory),
+            trouble=self.archived[job_id].trouble if job_id in self.archived else "",
             negotiated=said,
             files=read_ledger(directory),
             sweep=recorded_progress(self.directory / "jobs", record.job),
+            concluded=record.state in BY_THEMSELVES and not record.live,
         )
 
     def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:
@@ -157,140 +142,3 @@ def recorded(directory: Path, policies: Policies, *, archived: int = 0) -> Journ
         message = f"no koala service runs in {directory}, and none ever has"
         raise ServiceUnavailableError(message, hint="run a job with `koala run JOB`, or start one with `koala serve`")
     return read_record(directory, policies, archived=archived)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterAnswer:
-    """What one cluster said when it was asked once."""
-
-    config: ClusterConfig
-    version: str | None = None
-    reading: ClusterReading | None = None
-    trouble: str = ""
-    """Why there is no reading."""
-    requests: int = 0
-
-
-async def ask_cluster(
-    config: ClusterConfig, plugins: Mapping[str, PluginDefinition], directory: Path, *, prefix: str, timeout: float
-) -> ClusterAnswer:
-    """Ask one cluster for its jobs and nodes. Never raises LrmError: what goes wrong is in the answer."""
-    lrm, commands = make_lrm(config, plugins, directory)
-    version: str | None = None
-    try:
-        with anyio.fail_after(timeout):
-            await lrm.start()
-            version = await lrm.version()
-            reading = await read_cluster(config, lrm, name_prefix=prefix, user=login_name(), read_at=time.time())
-    except LrmError as error:
-        return ClusterAnswer(config=config, version=version, trouble=error.message, requests=commands.window.total)
-    except TimeoutError:
-        trouble = f"no answer within {timeout:g} s"
-        return ClusterAnswer(config=config, version=version, trouble=trouble, requests=commands.window.total)
-    finally:
-        await close_lrm(lrm)
-    return ClusterAnswer(config=config, version=version, reading=reading, requests=commands.window.total)
-
-
-async def ask_clusters(
-    site: SiteConfig,
-    plugins: Mapping[str, PluginDefinition],
-    record: JournalView,
-    *,
-    timeout: float,
-    tell: Callable[[str], None],
-) -> list[ClusterAnswer]:
-    """Ask all enabled clusters side by side and tell the scheduler of the record what they say.
-
-    ``tell`` hears which clusters have not answered yet.
-    """
-    waiting = [config.name for config in site.enabled_clusters]
-    answers: dict[str, ClusterAnswer] = {}
-
-    async def ask(config: ClusterConfig) -> None:
-        prefix = f"koala-{record.instance}-"
-        answers[config.name] = await ask_cluster(config, plugins, record.directory, prefix=prefix, timeout=timeout)
-        waiting.remove(config.name)
-        tell(", ".join(waiting))
-
-    tell(", ".join(waiting))
-    async with anyio.create_task_group() as tasks:
-        for config in site.enabled_clusters:
-            tasks.start_soon(ask, config)
-    found = [answers[config.name] for config in site.enabled_clusters]
-    _take_in(site, record, found)
-    return found
-
-
-def _take_in(site: SiteConfig, record: JournalView, answers: list[ClusterAnswer]) -> None:
-    now = record.now
-    record.scheduler.handle(configuration(site, record.instance, now))
-    for answer in answers:
-        cluster, reading = answer.config.cluster_name, answer.reading
-        if reading is None:
-            record.scheduler.handle(ClusterUnavailable(time=now, cluster=cluster, reason=answer.trouble))
-        else:
-            record.scheduler.handle(
-                ClusterPolled(
-                    time=now, cluster=cluster, processors=reading.processors, idle=reading.idle, ours=reading.ours
-                )
-            )
-
-
-def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
-    """Return the report of a cluster that was asked once."""
-    known = record.scheduler.state.clusters[answer.config.cluster_name]
-    reading = answer.reading
-    # Some batch systems go on listing jobs that have ended.
-    states = [] if reading is None else [job.state for job in reading.jobs if job.state is not LrmJobState.ENDED]
-    down = 0 if reading is None else reading.down
-    return ClusterReport(
-        name=answer.config.name,
-        plugin=answer.config.plugin,
-        lrm=answer.version,
-        closed=None if reading is not None else f"out of reach: {answer.trouble}",
-        processors=None if reading is None else reading.processors,
-        idle=None if reading is None else reading.idle,
-        others=None if reading is None else max(0, reading.processors - reading.idle - reading.ours - down),
-        threshold=answer.config.parameters.threshold,
-        placeholders=len(states),
-        placeholders_queued=sum(state in {LrmJobState.QUEUED, LrmJobState.HELD} for state in states),
-        available=known.available if reading is not None else 0,
-        polled_at=None if reading is None else reading.read_at,
-        requests=answer.requests,
-        largest_requests_per_minute=answer.requests,
-        requests_per_minute=answer.config.requests_per_minute,
-        requests_last_minute=answer.requests,
-        down=down,
-    )
-
-
-def clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) -> CleanReport:
-    """Remove what is left of jobs that ended more than ``older`` seconds ago, or only tell, where no service runs.
-
-    Raises ServiceUnavailableError when there has never been one, ServiceRunningError when another process owns the
-    directory, and ConfigurationError and JournalError as for :func:`read_record`.
-    """
-    if dry_run:
-        return _clean(directory, policies, older=older, dry_run=True)
-    recorded(directory, policies)  # before anything is made here
-    with ownership(directory, "koala clean", way_out="try again in a moment"):
-        return _clean(directory, policies, older=older, dry_run=False)
-
-
-def _clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) -> CleanReport:
-    record = recorded(directory, policies)
-    state = record.scheduler.state
-    log = directory / LOG_NAME
-    with Journal(directory / JOURNAL_NAME, read_only=dry_run) as journal:
-        cleaning = Cleaning(directory, journal, state, older=older, now=record.now, log=log)
-        chosen = cleaning.choose()
-        if dry_run:
-            return cleaning.tell(chosen)
-
-        def forget(job_ids: tuple[JobId, ...]) -> None:
-            # As of the latest event: what is due meanwhile is for the next service to see to, which can act on it.
-            journal.append(JobsForgotten(time=state.now or 0.0, job_ids=job_ids))
-
-        cleaning.give_up(chosen, forget)
-        return cleaning.remove(chosen)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from koala_adapter.sweeps.progress import SweepProgress
     from koala_adapter.vjm.channel import TaskFiles
 
+BY_THEMSELVES = frozenset({JobState.COMPLETED, JobState.FAILED})
+"""States of jobs whose processes ended when they pleased."""
+
 
 def plan_report(scheduler: Scheduler, job: Job, *, now: float) -> PlanReport:
     """Return where a job would go now. Nothing is submitted."""
@@ -61,6 +64,7 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
     output_directory: str,
     trouble: str = "",
     negotiated: str = "",
+    warned: str = "",
     files: Mapping[str, TaskFiles] = MappingProxyType({}),
     sweep: SweepProgress | None = None,
     concluded: bool = False,
@@ -68,8 +72,8 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
     """Return the report of a job of the scheduler.
 
     ``wall_offset``: seconds to add to its times for those that people's clocks show now. ``negotiated``: what came of
-    its negotiations, in words. ``files``: what is known of those of its ranks. ``sweep``: how far its tasks are.
-    ``concluded``: nothing more comes from its processes.
+    its negotiations, in words. ``warned``: who knows that its time is nearly over. ``files``: what is known of those of
+    its ranks. ``sweep``: how far its tasks are. ``concluded``: nothing more comes from its processes.
     """
     job = record.job
 
@@ -101,7 +105,7 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
             if claim.processors or (claim.component, claim.cluster) in former or not record.ranks
         ),
         outcome=record.outcome,
-        explanation=" ".join(filter(None, (explained, negotiated, trouble))),
+        explanation=" ".join(filter(None, (explained, warned, negotiated, trouble))),
         placeholders_left=record.live,
         output_directory=output_directory,
         trouble=trouble,

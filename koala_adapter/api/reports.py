@@ -132,7 +132,12 @@ class JobReport:
 
 def in_order(report: JobReport) -> tuple[int, str]:
     """Return what sorts reports by submission, whatever was done to the time of day between two jobs."""
-    return (int(report.id) if report.id.isdecimal() else 0, report.id)
+    return by_number(report.id)
+
+
+def by_number(job_id: str) -> tuple[int, str]:
+    """Return what sorts the ids of jobs by submission."""
+    return (int(job_id) if job_id.isdecimal() else 0, job_id)
 
 
 def of_the_past(report: JobReport) -> JobReport:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+JOURNAL_NAME = "journal.sqlite"
 LOCK_NAME = "service.lock"
 LOG_NAME = "service.log"
 SOCKET_NAME = "koala.sock"

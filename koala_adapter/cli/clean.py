@@ -57,10 +57,10 @@ def clean(session: Session, older: float, dry_run: bool, as_json: bool) -> None:
 def _clean(session: Session, older: float, *, dry_run: bool) -> CleanReport:
     if session.client.running():
         return session.client.clean(older, dry_run=dry_run)
-    from koala_adapter.api import offline
+    from koala_adapter.api.offlinecleaning import clean as clean_here
 
     session.set_up_log()
-    return offline.clean(session.directory, session.policies, older=older, dry_run=dry_run)
+    return clean_here(session.directory, session.policies, older=older, dry_run=dry_run)
 
 
 def _show(session: Session, report: CleanReport) -> None:

@@ -20,6 +20,7 @@ from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceUn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from koala_adapter.api.closedjournal import ClosedJournal
     from koala_adapter.api.clusterreports import ClusterReport
     from koala_adapter.api.offline import JournalView
     from koala_adapter.api.reports import JobReport
@@ -32,7 +33,7 @@ PATIENCE = 30.0
 QUEUE_LIMIT = 50
 
 
-def job_information(session: Session) -> Client | JournalView:
+def job_information(session: Session) -> Client | ClosedJournal | JournalView:
     """Return the service, or what its journal says when none runs; that is remarked."""
     source = session.here.information(before_reading=session.set_up_log)
     if isinstance(source, Client):

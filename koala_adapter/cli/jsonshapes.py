@@ -20,6 +20,14 @@ from koala_adapter.api.clusterreports import ClusterReport, PlanReport
 from koala_adapter.api.negotiationreports import NegotiationAccess, NegotiationReport
 from koala_adapter.api.reports import JobReport
 from koala_adapter.config.schema import DIALECT
+from koala_adapter.negotiation.template import (  # noqa: TC001 - read at run time
+    Direction,
+    Negotiability,
+    Obligation,
+    Side,
+    Status,
+    Usage,
+)
 from koala_adapter.ordering.entries import JobEvent
 from koala_adapter.ordering.explanations import Explanation
 from koala_adapter.ordering.shadow import ShadowReport
@@ -158,6 +166,47 @@ class WikiReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateResource:
+    """One resource of a negotiation template."""
+
+    type: str
+    """CPU, MEM, or a name that both sides know."""
+    quantity: int
+    """Processors, MiB, or as the name means."""
+    usage: Usage
+    negotiability: Negotiability
+    status: Status
+    minimum: int | None = None
+    """The least that the sender takes as a counter-offer."""
+    maximum: int | None = None
+    """The most."""
+    cluster: str = ""
+    component: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NegotiationTemplate:
+    """A negotiation template."""
+
+    agreement_id: str
+    """Chosen by the initiator; with that, it names the negotiation and the agreement that comes of it."""
+    initiator: Side
+    source: str
+    """Host of the initiator."""
+    dest: str
+    """Host of its peer."""
+    status: Status
+    resources: tuple[TemplateResource, ...]
+    direction: Direction | None = None
+    obligation: Obligation | None = None
+    answer_within: float | None = None
+    """Seconds from its arrival."""
+    round: int | None = None
+    """Number of the offer, from 1."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceIrregularity:
     """Something in a trace that is not as it should be."""
 
@@ -251,6 +300,8 @@ class Shape:
     kind: Any
     """A type; of each line where ``lines`` is true."""
     lines: bool = False
+    brief: bool = False
+    """Members that have a default are left out where they would have it."""
 
 
 SHAPES = {
@@ -275,6 +326,7 @@ SHAPES = {
     "given-back": Shape(version=1, commands=("schedule --give-back CLUSTER",), kind=GivenBackQueue),
     "negotiation-list": Shape(version=1, commands=("negotiations",), kind=list[NegotiationReport]),
     "negotiation-access": Shape(version=1, commands=("negotiation access",), kind=NegotiationAccess),
+    "negotiation-template": Shape(version=1, commands=("negotiation check",), kind=NegotiationTemplate, brief=True),
     "simulation-list": Shape(version=1, commands=("simulate",), kind=list[SimulatedCase]),
     "experiment-list": Shape(version=1, commands=("experiment list",), kind=list[KnownExperiment]),
     "experiment-result": Shape(version=1, commands=("experiment run",), kind=ExperimentResult),
@@ -294,9 +346,12 @@ class _AllThere(GenerateJsonSchema):
 def shape_schema(name: str) -> Schema:
     """Return the JSON Schema of a shape. Raises KeyError."""
     shape = SHAPES[name]
-    schema = TypeAdapter(shape.kind).json_schema(mode="serialization", schema_generator=_AllThere)
+    generator = GenerateJsonSchema if shape.brief else _AllThere
+    schema = TypeAdapter(shape.kind).json_schema(mode="serialization", schema_generator=generator)
     told = " and ".join(f"`koala {command} --json`" for command in shape.commands)
     description = f"{'Each line' if shape.lines else 'What'} {told} prints. Within a version members may be added."
+    if shape.brief:
+        description += " Those that are not required are left out where there is nothing to say."
     known = {kind.__name__: kind for kind in _dataclasses(shape.kind)}
     for found in ([schema] if "properties" in schema else []) + list(schema.get("$defs", {}).values()):
         kind = known.get(found.get("title", ""))

@@ -47,6 +47,8 @@ PATIENCE = 240.0
 """Seconds in which whatever is waited for must have happened."""
 SEEN = 60.0
 """Seconds within which each cluster must have answered."""
+GATE = "may-ask"
+"""Name of the file in the service's directory that lets the application ask."""
 LONG = 3600.0
 """Seconds that a rigid job would run which is ended by hand."""
 
@@ -77,7 +79,8 @@ def play_scenario(scenario: Scenario, pace: Pace, site: str) -> Played:
                 session.here.config, places = fitted(session.site, found, scenario.initial)
             with inner_service(session, interrupts):
                 session.client.wait_until_seen(SEEN)
-                return Stage(session.client, session.directory, places).play(scenario, pace)
+                gate = None if site else session.directory / GATE
+                return Stage(session.client, session.directory, places, gate=gate).play(scenario, pace)
 
 
 @contextmanager
@@ -134,8 +137,13 @@ def fitted(site: SiteConfig, found: Sequence[ClusterReport], initial: int) -> tu
 class Stage:
     """A service on which scenarios are played, one after the other."""
 
-    def __init__(self, client: Client, state: Path, places: Places) -> None:
-        """``state``: the directory of the service."""
+    def __init__(self, client: Client, state: Path, places: Places, *, gate: Path | None = None) -> None:
+        """``state``: the directory of the service. ``gate``: a file that the nodes see, too; None: there is none.
+
+        With it, the application asks only when the service knows what is idle beside it: it may have looked just while
+        the application began, and count its processors twice until it looks again.
+        """
+        self._gate = gate
         self._client = client
         self._state = state
         self._places = places
@@ -185,12 +193,24 @@ class Stage:
         submitted.extend(beside + filler)
         for one in submitted:
             self._wait(one, lambda report: report.state is JobState.RUNNING, wait)
-        job = self._client.submit(application(scenario, pace, user=self._user, anywhere=apart))
+        if self._gate is not None:
+            self._gate.unlink(missing_ok=True)
+        told = application(scenario, pace, user=self._user, anywhere=apart, gate=self._gate)
+        job = self._client.submit(told)
         submitted.insert(0, job)
         self._wait(job, lambda report: report.state is JobState.RUNNING, wait)
         for one in filler:
             self._client.cancel(one)
             submitted.remove(one)
+        if self._gate is not None:
+            if scenario.wish:
+                self._until(lambda: self._idle() == rest, f"{rest} processors are seen to be idle")
+            self._gate.touch()
+
+    def _idle(self) -> int:
+        """Return how many processors could be had now."""
+        here = {self._places.home, self._places.other}
+        return sum(one.available for one in self._client.clusters() if one.name in here)
 
     def _end_one_by_one(self, job: str, beside: list[str]) -> None:
         """End rigid jobs one after the other, each when the application has declined what came free before."""

@@ -37,6 +37,7 @@ JSON_SHAPES = (
     "given-back",
     "negotiation-list",
     "negotiation-access",
+    "negotiation-template",
     "simulation-list",
     "experiment-list",
     "experiment-result",

@@ -71,7 +71,8 @@ def planned(session: Session, job: Job) -> PlanReport:
             return session.client.plan(job)
         import anyio
 
-        from koala_adapter.api.offline import ask_clusters, read_record
+        from koala_adapter.api.askedclusters import ask_clusters
+        from koala_adapter.api.offline import read_record
         from koala_adapter.api.reportbuilder import plan_report
         from koala_adapter.api.statedirectory import prepare_directory
 

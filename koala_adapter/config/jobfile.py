@@ -19,6 +19,7 @@ from koala_adapter.config.jobmodel import ComponentTable, JobHeader, JobTable
 from koala_adapter.config.malleablejob import (
     malleability_problems,
     signal_number,
+    warned_before,
 )
 from koala_adapter.config.mpiresize import mpi_resize, mpi_resize_problems
 from koala_adapter.config.sweepjob import sweep_of, sweep_problems, within_tasks
@@ -292,4 +293,5 @@ def _job(
         runner=table.runner,
         sweep=sweep,
         mpi_resize=mpi_resize(table.mpi_resize, [component.cluster for component in table.components], site),
+        warn_before=warned_before(table),
     )

@@ -225,6 +225,15 @@ class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
         json_schema_extra=SECONDS,
         description="How long the job may run, from the launch of its ranks.",
     )
+    warn_before: WholeSeconds | None = Field(
+        default=None,
+        ge=0,
+        le=LONGEST_WALLTIME,
+        json_schema_extra=SECONDS,
+        description="So long before the end of the walltime, with runner adaptive the program is told that the end is "
+        "near (app.ending); with runner workers all workers are asked to end, as by retire_signal, and no further ones "
+        "come. 0: neither. Default: 60 with runner adaptive, 0 with workers.",
+    )
     priority: Whole = Field(
         default=0,
         ge=-1000,

@@ -24,6 +24,8 @@ LONGEST_GRACE = 3600
 
 _SIGNALS = {one.name.removeprefix("SIG"): one for one in signal.Signals}
 LONGEST_POINT_PATIENCE = 86_400
+WARN_ADAPTIVE_BEFORE = 60
+"""Seconds before the end of its walltime at which an adaptive program is told of it, unless its job file says."""
 
 _OF_MALLEABLE = {
     "initial",
@@ -94,6 +96,14 @@ class HeaderKeys(Protocol):
     def launcher(self) -> Launcher:
         """How its ranks are started."""
 
+    @property
+    def walltime(self) -> int:
+        """Seconds that it may run."""
+
+    @property
+    def warn_before(self) -> int | None:
+        """Seconds before that at which it is warned; None: as is usual for its runner."""
+
 
 class ComponentKeys(Protocol):
     """What of a component matters here."""
@@ -135,8 +145,23 @@ def malleability_problems(
     adaptive_mpi = header.runner is RunnerName.ADAPTIVE and header.launcher is Launcher.MPI
     if malleable and adaptive_mpi and len(components) > 1:
         yield ("components",), 'allowed with runner = "adaptive" and launcher = "mpi" is one component'
+    if header.warn_before is not None:
+        yield from _warning_problems(header)
     for index, component in components:
         yield from _component_problems(header, index, component)
+
+
+def _warning_problems(header: HeaderKeys) -> Iterator[tuple[KeyPath, str]]:
+    if header.runner not in {RunnerName.ADAPTIVE, RunnerName.WORKERS}:
+        yield ("warn_before",), 'allowed with runner = "adaptive" or "workers" only'
+    elif header.warn_before is not None and header.warn_before >= header.walltime:
+        yield ("warn_before",), f"found {header.warn_before}, allowed is less than walltime ({header.walltime} s)"
+
+
+def warned_before(header: HeaderKeys) -> int:
+    """Return how many seconds before the end of its walltime a job is warned; 0: it is not."""
+    usual = WARN_ADAPTIVE_BEFORE if header.runner is RunnerName.ADAPTIVE else 0
+    return usual if header.warn_before is None else header.warn_before
 
 
 def _component_problems(header: HeaderKeys, index: int, component: ComponentKeys) -> Iterator[tuple[KeyPath, str]]:

@@ -223,20 +223,24 @@ class EventLoop:
             self._drain()
         return self._snapshot is not None
 
-    def conclude(self) -> None:
+    def conclude(self) -> bool:
         """Leave a snapshot at an orderly end, if there is much that the next process would have to replay.
 
-        Those that live for one job each would otherwise replay all jobs that there ever were. Raises JournalError.
+        Those that live for one job each would otherwise replay all jobs that there ever were. Tell whether the end is
+        orderly: the state is what the journal says, and all that followed from it is done. Raises JournalError.
         """
         while self.write_snapshot_group():
             pass
-        if self.trouble or self._failed_on is not None or not self._latest:
-            return
+        if self.trouble or self._failed_on is not None:
+            return False
+        if not self._latest:
+            return not self._actions
         if self._since_snapshot >= self._snapshot_interval // ENOUGH_AT_THE_END:
             self._since_snapshot = 0
             self._snapshot = self._store.snapshot_in_groups(self.scheduler.state, self._latest)
             while self.write_snapshot_group():
                 pass
+        return not self._actions
 
     def _drain(self) -> None:
         if self._draining:

@@ -22,10 +22,15 @@ LONGEST = 100.0
 """Seconds, but for delays, that the application computes where it never comes to its goal."""
 
 
-def application(scenario: Scenario, pace: Pace, *, user: str, anywhere: bool) -> Job:
-    """Return the application of a scenario; ``anywhere``: it may grow on other clusters than that of its beginning."""
+def application(scenario: Scenario, pace: Pace, *, user: str, anywhere: bool, gate: Path | None = None) -> Job:
+    """Return the application of a scenario.
+
+    ``anywhere``: it may grow on other clusters than that of its beginning. ``gate``: a file, which its processes see,
+    too; it asks for nothing before that is there.
+    """
     most = max(pace.steps, round(LONGEST * scenario.initial / pace.work))
-    arguments = (pace.steps, pace.work, scenario.sizes, scenario.wish, scenario.goal, most)
+    gates = () if gate is None else (gate,)
+    arguments = (pace.steps, pace.work, scenario.sizes, scenario.wish, scenario.goal, most, *gates)
     component = Component(
         name=COMPONENT,
         command=("python3", STEPPER.name, *(str(one) for one in arguments)),

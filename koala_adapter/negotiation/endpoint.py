@@ -69,7 +69,14 @@ _OFFER, _ACCEPT, _NOTHING = Message.OFFER, Message.ACCEPT, Reply.NONE
 _COMMITMENTS = frozenset({Message.COMMIT, Message.CONSUME})
 _NUMBERED_CLOSINGS = frozenset({Message.ACCEPT, Message.COMMIT})
 _CLOSINGS = _COMMITMENTS | _NUMBERED_CLOSINGS
-_NOT_NOW = {message: f"{message.value!r} does not follow" for message in Message}
+_UNEXPLAINED = {
+    **{message: f"{message.value!r} does not follow" for message in Message},
+    Message.REJECT: "the peer has rejected it",
+    Message.WITHDRAW: "the peer has withdrawn it",
+    Message.EXPIRE: "the peer has let it expire",
+    Message.ERROR: "the peer reports an error",
+}
+"""What is wrong with a message that may not come; of those that end a negotiation, why it has, if they do not say."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +87,8 @@ class _Negotiation:
     round: int = 0
     deadline: float | None = None
     last_sent: Template | None = None
+    ended_by: str = ""
+    """Why it has ended, if the peer ended it, time, or the end of the connection."""
 
 
 class Endpoint:
@@ -204,6 +213,7 @@ class Endpoint:
         elif self._told_how_it_ended(template):
             return []
         message, problem = self._classified(template, known)
+        reason = template.reason or problem
         state = _NEW if known is None else known.state
         step = RECEIVED[state][message]
         if known is None:
@@ -216,11 +226,12 @@ class Endpoint:
             if step.state not in ENDED or step.state is _CONSUMED:
                 known.standing = template
             known.round += message is _OFFER
+            known.ended_by = reason if step.state in ENDED else ""
             self._move(key, known, step.state, now, asked_within=template.answer_within)
-        self._reply(known, step.reply, problem)
+        self._reply(known, step.reply, known.ended_by if state in ENDED else problem)
         if step.state is state:
             return []
-        return [event_of(key, known.standing, step.state, before=state, reason=template.reason or problem)]
+        return [event_of(key, known.standing, step.state, before=state, reason=reason)]
 
     def _told_how_it_ended(self, template: Template) -> bool:
         """Tell a peer that goes on with a negotiation how that ended before this endpoint began, if it did."""
@@ -246,7 +257,7 @@ class Endpoint:
             problem = "" if same_quantities(template, known.standing) else "it is not what stands"
         if message in _NUMBERED_CLOSINGS and template.round is not None and template.round != known.round:
             problem = f"round {template.round} is not the last one, {known.round}"
-        return (Message.MISMATCH, problem) if problem else (message, _NOT_NOW[message])
+        return (Message.MISMATCH, problem) if problem else (message, _UNEXPLAINED[message])
 
     def _classified_first(self, template: Template, message: Message) -> tuple[Message, str]:
         if message is not _OFFER:
@@ -281,7 +292,7 @@ class Endpoint:
         for key in late:
             known = self._known[key]
             before = known.state
-            reason = "no answer in time" if known.state is _OFFERED else "not settled in time"
+            reason = known.ended_by = "no answer in time" if known.state is _OFFERED else "not settled in time"
             self._move(key, known, DEADLINE[known.state], now)
             self._say(known, expired(known.standing, reason))
             events.append(event_of(key, known.standing, known.state, before=before, reason=reason))
@@ -295,8 +306,9 @@ class Endpoint:
         for key, known in list(self._known.items()):
             before = known.state
             if before in DISCONNECTED:
+                known.ended_by = "the connection ended"
                 self._move(key, known, DISCONNECTED[before], now)
-                events.append(event_of(key, known.standing, known.state, before=before, reason="the connection ended"))
+                events.append(event_of(key, known.standing, known.state, before=before, reason=known.ended_by))
         return events
 
     def resumed(self) -> None:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 PAUSE = 30.0
 """Seconds until it is tried again to start a service that did not come up."""
-FIRST_LOOK = 30.0
-"""Seconds within which a service that has just started should have seen its clusters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +137,6 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
             # Asked first: a submission that is repeated after an error may have arrived before, too.
             if not self._client.running():
                 self._stand_by()
-            # A service that has just begun would queue it on the first cluster that answers, where it would stay.
-            self._client.wait_until_seen(FIRST_LOOK)
             job_id = self._client.submit(job)
         except KoalaError as error:
             raise _refused(job_name, str(error)) from error

@@ -79,10 +79,13 @@ def login_name() -> str:
         return getpass.getuser()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     """A request that is being made."""
 
+    name: str
+    begun: float
+    """By time.monotonic()."""
     failure: str = ""
     """How it failed: ``status``, ``timeout`` or ``absent``."""
 
@@ -105,6 +108,11 @@ class CommandRunner:
         self.put_off = 0.0
         """Seconds for which requests have waited for the bound, all in all."""
         self._environment = dict(environment or {})
+        self.patience: float | None = None
+        """Seconds that a request may take at most, whatever whoever makes it allows; None: as long as that."""
+        self.unanswered = 0
+        """Requests that were given up because there was no answer in time."""
+        self._under_way: list[_Request] = []
         self.observer: Callable[[str, float, str], None] = _unobserved
         """Told of each request: program or name, seconds, and how it failed (empty: it did not)."""
 
@@ -120,10 +128,15 @@ class CommandRunner:
             finally:
                 self.put_off += anyio.current_time() - begun
 
+    def bounded(self, timeout: float) -> float:
+        """Return how long a request may take that is given so many seconds; ``run`` does it by itself."""
+        return timeout if self.patience is None else min(timeout, self.patience)
+
     @contextmanager
     def timed(self, name: str) -> Iterator[_Request]:
         """Have the observer told of a request by its name; ``run`` does it by itself."""
-        begun, request = time.monotonic(), _Request()
+        request = _Request(name, time.monotonic())
+        self._under_way.append(request)
         try:
             yield request
         except LrmUnreachableError:
@@ -136,7 +149,16 @@ class CommandRunner:
             request.failure = "status"
             raise
         finally:
-            self.observer(name, time.monotonic() - begun, request.failure)
+            self._under_way.remove(request)
+            self.observer(name, time.monotonic() - request.begun, request.failure)
+
+    @property
+    def awaited(self) -> tuple[str, float] | None:
+        """The request that has been under way for the longest time, with its seconds; None: none is."""
+        if not self._under_way:
+            return None
+        first = self._under_way[0]
+        return first.name, time.monotonic() - first.begun
 
     async def run(
         self,
@@ -150,11 +172,11 @@ class CommandRunner:
         """Run one command and return what it printed, whatever its exit status.
 
         Raises LrmUnreachableError when the program cannot be started, and LrmUnavailableError when it does not end
-        within ``timeout`` seconds (it is killed then, and what it did is unknown).
+        within ``timeout`` seconds, or :attr:`patience` (it is killed then, and what it did is unknown).
         """
         await self.admit(urgent=urgent)
         with self.timed(argv[0]) as request:
-            result = await self._run(argv, stdin, environment, timeout)
+            result = await self._run(argv, stdin, environment, self.bounded(timeout))
             request.failure = "status" if result.returncode else ""
         return result
 
@@ -166,6 +188,7 @@ class CommandRunner:
             with anyio.fail_after(timeout):
                 returncode, stdout, stderr = await _communicate(argv, stdin, built)
         except TimeoutError:
+            self.unanswered += 1
             message = f"{argv[0]} did not answer within {timeout:g} s"
             raise LrmUnavailableError(message, hint="the LRM is overloaded or hangs; it is asked again later") from None
         except OSError as error:

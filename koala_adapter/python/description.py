@@ -104,6 +104,8 @@ class Job:
     placement: str | None = None
     walltime: float | str = WALLTIME
     """How long it may run: seconds, or a text such as "10m"."""
+    warn_before: float | str | None = None
+    """So long before that an adaptive program is told that the end is near, and workers are asked to end."""
     priority: int | None = None
     maximum_tries: int | None = None
     working_directory: Word | None = None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from koala_adapter.api.client import Client
+    from koala_adapter.api.closedjournal import ClosedJournal
     from koala_adapter.api.offline import JournalView
     from koala_adapter.api.reports import JobReport
     from koala_adapter.scheduler.outcome import JobState
@@ -33,7 +34,7 @@ class JobService(Protocol):
     def client(self) -> Client:
         """The service, whether it runs or not."""
 
-    def information(self) -> Client | JournalView:
+    def information(self) -> Client | ClosedJournal | JournalView:
         """Return who tells of jobs. Raises ServiceUnavailableError when there has never been a service."""
 
     def begin_service(self) -> int | None:

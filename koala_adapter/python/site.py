@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from koala_adapter.api.client import Client
+    from koala_adapter.api.closedjournal import ClosedJournal
     from koala_adapter.api.clusterreports import ClusterReport
     from koala_adapter.api.offline import JournalView
     from koala_adapter.config.sitefile import SiteConfig
@@ -246,16 +247,22 @@ class Site:
         """Return handles on the latest jobs in order of submission, ``limit`` of them at most."""
         return [self.job(report.id) for report in self.information().jobs(limit)]
 
-    def information(self, *, before_reading: Callable[[], None] = lambda: None) -> Client | JournalView:
+    def information(self, *, before_reading: Callable[[], None] = lambda: None) -> Client | ClosedJournal | JournalView:
         """Return who tells of jobs: the service, or what its journal says when none runs.
 
-        ``before_reading`` is called before a journal is read. Raises ServiceUnavailableError when there has never been
-        a service.
+        ``before_reading`` is called before all of a journal is read, which may not be necessary. Raises
+        ServiceUnavailableError when there has never been a service.
         """
         if self.client.running():
             return self.client
-        before_reading()
-        return self.recorded()
+        from koala_adapter.api.closedjournal import closed_journal
+        from koala_adapter.api.statedirectory import JOURNAL_NAME
+
+        def whole() -> JournalView:
+            before_reading()
+            return self.recorded()
+
+        return closed_journal(self.directory / JOURNAL_NAME, whole, most=MANY) or whole()
 
     def recorded(self) -> JournalView:
         """Return what the journal says. Raises ServiceUnavailableError when there has never been a service."""
@@ -272,7 +279,8 @@ class Site:
             return self.client.clusters()
         from anyio.from_thread import start_blocking_portal
 
-        from koala_adapter.api.offline import answer_report, ask_clusters, read_record
+        from koala_adapter.api.askedclusters import answer_report, ask_clusters
+        from koala_adapter.api.offline import read_record
         from koala_adapter.api.statedirectory import prepare_directory
 
         prepare_directory(self.directory)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.dynaco.coordinator import Coordinator
+from koala_adapter.dynaco.walltime import WalltimeNotices
 from koala_adapter.runners.growing import GrowingRunner
 from koala_adapter.runners.membership import membership_of, signature
 
@@ -37,6 +38,7 @@ class AdaptiveRunner(GrowingRunner):
         """By component."""
         self.memberships: dict[str, Membership] = {}
         """The same, as the records have them."""
+        self.notices = WalltimeNotices(float(application.job.warn_before))
         self._signature: object = None
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.dynaco.execute import Retirements
 from koala_adapter.dynaco.observe import GrowOffer
-from koala_adapter.dynaco.plan import shrinkage
+from koala_adapter.dynaco.plan import farewell, shrinkage
 from koala_adapter.dynaco.sizerules import OWN_SIZES, Decision
 from koala_adapter.runners.growing import GrowingRunner
 from koala_adapter.runners.runner import AddressedLaunch
@@ -75,6 +75,27 @@ class WorkersRunner(GrowingRunner):
         mine = {one.rank: one for one in self._workers(request)}
         plan = shrinkage(mine, count - len(retiring.ranks & mine.keys()), leaving=retiring.ranks)
         return [order for step in plan if retiring.begin(step.rank, now) for order in self._ask(mine[step.rank])]
+
+    @property
+    def staying(self) -> Sequence[Rank]:
+        """The workers that are there and have not been asked to end."""
+        job = self.application.job
+        return [
+            rank
+            for rank in self.application.ranks
+            if not job.is_head(rank.component)
+            and rank.rank not in self._over
+            and rank.rank not in self._retiring[rank.component].ranks
+        ]
+
+    def retire(self, ranks: Collection[int], now: float) -> Sequence[Order]:
+        """Ask workers to end as their walltime is near; return what is to be sent to their agents."""
+        mine = {rank.rank: rank for rank in self.staying if rank.rank in ranks}
+        orders: list[Order] = []
+        for step in farewell(mine):
+            self._retiring[mine[step.rank].component].begin(step.rank, now)
+            orders.extend(self._ask(mine[step.rank]))
+        return orders
 
     def _workers(self, request: ShrinkRequest) -> Sequence[Rank]:
         return [

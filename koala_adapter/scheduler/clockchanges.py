@@ -34,6 +34,7 @@ POINTS_IN_TIME = frozenset(
         "ending_since",
         "ends_at",
         "finished_at",
+        "first_look_until",
         "held_at",
         "launched_at",
         "levelled_until",

@@ -39,6 +39,8 @@ class ClusterRecord:
     """The last poll showed fewer of ours than the one before: who waits may have been started there since it was asked
     who waits, and before it was asked what is idle."""
     polled_at: float | None = None
+    first_look_until: float | None = None
+    """How long its first poll is waited for before jobs are queued elsewhere; None: it is not waited for."""
     unavailable: str | None = None
     paused_until: float | None = None
     pause_reason: str = ""

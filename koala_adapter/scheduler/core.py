@@ -15,6 +15,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler import sightings as reports
 from koala_adapter.scheduler.claiming.batches import batch_failed, batch_submitted, batch_uncertain
 from koala_adapter.scheduler.claiming.claims import retake
+from koala_adapter.scheduler.claiming.firstlook import await_first_looks, looked_at
 from koala_adapter.scheduler.claiming.holds import holds_seen
 from koala_adapter.scheduler.claiming.lifecycle import ending_timer, registration_timer
 from koala_adapter.scheduler.claiming.moves import moves_seen
@@ -241,6 +242,7 @@ class Scheduler:
             cluster = self.state.clusters.setdefault(parameters.name, ClusterRecord(parameters=parameters))
             cluster.parameters = parameters
             cluster.configured = True
+        await_first_looks(context)
         rebuild(self._queue, self.state)
         refuse_impossible(context)
         context.scan_wanted = True
@@ -301,6 +303,7 @@ def _cluster_polled(context: Context, event: ev.ClusterPolled) -> None:
     if cluster is None:
         return
     cluster.polled_at, cluster.unavailable = context.now, None
+    looked_at(context, cluster)
     context.polled = event.cluster
     cluster.listed = event.processors > 0
     if not cluster.listed:
@@ -335,6 +338,7 @@ def _cluster_unavailable(context: Context, event: ev.ClusterUnavailable) -> None
     cluster = context.state.clusters.get(event.cluster)
     if cluster is not None:
         cluster.unavailable = event.reason
+        looked_at(context, cluster)
 
 
 def _fire_job(context: Context, timer: Timer, record: JobRecord) -> None:

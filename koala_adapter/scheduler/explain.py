@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind
+from koala_adapter.scheduler.claiming.firstlook import awaited_looks
 from koala_adapter.scheduler.claiming.holds import hold_groups
 from koala_adapter.scheduler.claiming.moves import moves_told
 from koala_adapter.scheduler.claiming.queue import position_of
@@ -188,7 +189,20 @@ def _waiting(state: State, queue_position: int | None, record: JobRecord, now: f
     elif state.guarded == record.job.id:
         said = _joined(f"{count} on {name}" for name, count in state.kept_room.items())
         kept = f" Because it has waited long, what comes free is kept for it ({said})."
-    return f"{place} and needs {need}. {_clusters(state, record, now, policies)}{kept}{_refused_answer(state, record)}"
+    looks = _first_looks(state, record, now, policies)
+    free = _clusters(state, record, now, policies)
+    return f"{place} and needs {need}. {looks}{free}{kept}{_refused_answer(state, record)}"
+
+
+def _first_looks(state: State, record: JobRecord, now: float, policies: Policies) -> str:
+    """Say which clusters nobody has looked at yet are waited for."""
+    awaited = [cluster for cluster in awaited_looks(state, now) if _usable(cluster, record, policies)]
+    if not awaited:
+        return ""
+    answers = f"the first answer{'s' * (len(awaited) > 1)} of {_joined(cluster.name for cluster in awaited)}"
+    until = max(cluster.first_look_until or now for cluster in awaited)
+    verb = "are" if len(awaited) > 1 else "is"
+    return f"Before it is queued anywhere, {answers} {verb} waited for, for another {duration(until - now)} at most. "
 
 
 def _refused_answer(state: State, record: JobRecord) -> str:

@@ -159,6 +159,7 @@ def change_due(record: JobRecord, timer: Timer) -> int | None:
 
 def _pauses(cluster: ClusterRecord) -> list[float]:
     shrinking = (cluster.no_shrink_before, cluster.vain_until)
-    ends = (cluster.paused_until, cluster.no_growth_before, cluster.levelled_until, *shrinking)
+    growing = (cluster.no_growth_before, cluster.levelled_until)
+    ends = (cluster.paused_until, cluster.first_look_until, *growing, *shrinking)
     doubts = (job.doubted_at for job in cluster.others_waiting)
     return [at for at in (*ends, *doubts) if at is not None]

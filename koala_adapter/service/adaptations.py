@@ -19,6 +19,7 @@ from koala_adapter.dynaco.sizerules import OWN_SIZES, SizeRules
 from koala_adapter.errors import NegotiationError, ProtocolError
 from koala_adapter.model import EndReason, RunnerName, TaskEnd
 from koala_adapter.negotiation.framing import HEADER_SIZE, frame
+from koala_adapter.runners.timeleft import job_ends_at
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.service.deadlines import Deadlines
@@ -149,6 +150,7 @@ class Adaptations:
         new = self._runners.get(job_id) is not runner
         self._runners[job_id] = runner
         if runner.follow(record, self._clock()):
+            self._note_end(record, runner)
             if new:
                 self.negotiations.restore(record, self._party(runner))
             self._flush(record, runner)  # who may go on hears so before the next offer
@@ -158,6 +160,12 @@ class Adaptations:
         else:
             return  # nothing has happened to it: most jobs, each time one of them is looked after
         self._flush(record, runner)
+
+    def _note_end(self, record: JobRecord, runner: AdaptiveRunner) -> None:
+        """Take note of when the processes of a job are ended, as the records have it."""
+        if record.launched_at is not None:
+            now, here = self._clock(), [rank for one in runner.memberships.values() for rank in one.places]
+            runner.notices.ends(job_ends_at(record, self._state().placeholders, now), here, now)
 
     def party_of(self, job_id: JobId) -> tuple[JobRecord, Party] | None:
         """Return a running job as far as its sizes are negotiated; None: they are not."""
@@ -197,6 +205,7 @@ class Adaptations:
         said = parse_note(payload)
         coordinator.heard(rank, said, self._clock())
         if said.verb == "hello":
+            runner.notices.heard_hello(rank, said, self._clock())
             self._flush(record, runner)
             self.negotiations.in_contact(record.job.id, rank)
         self.negotiations.follow(record, self._party(runner))
@@ -207,14 +216,17 @@ class Adaptations:
         component = runner.component_of(rank)
         if component is not None:
             runner.coordinators[component].back(rank, self._clock())
+            runner.notices.lost(rank)
+            self._note_end(record, runner)  # an agent that comes back says anew how long its placeholder lasts
             self._say_note(record, rank, payload_of(note("who")))
-            self.look_again(record.job.id)
+            self._flush(record, runner)
 
     def out_of_contact(self, runner: AdaptiveRunner, rank: int) -> None:
         """See ApplicationListener."""
         component = runner.component_of(rank)
         if component is not None:
             runner.coordinators[component].lost(rank)
+            runner.notices.lost(rank)
             self.look_again(runner.application.job.id)
 
     async def run(self) -> None:
@@ -235,6 +247,7 @@ class Adaptations:
             record, party = found
             runner = self._runners.get(job_id)
             if runner is not None:
+                runner.notices.time_passed(self._clock())
                 for coordinator in runner.coordinators.values():
                     coordinator.time_passed(self._clock())
                 self._flush(record, runner)
@@ -250,6 +263,8 @@ class Adaptations:
 
     def _flush(self, record: JobRecord, runner: AdaptiveRunner) -> None:
         """Say what is to be said, and report what the scheduler must know, until there is nothing left of either."""
+        for one in runner.notices.take_tells():  # who is welcomed knows how long it has
+            self._say_note(record, one.rank, payload_of(one.note))
         for coordinator in runner.coordinators.values():
             for one in coordinator.take_tells():
                 self._say_note(record, one.rank, payload_of(one.note))
@@ -261,6 +276,7 @@ class Adaptations:
         """Something has happened to a job by which it may be due at another time."""
         before, runner = self._deadlines.first(), self._runners.get(job_id)
         times = [] if runner is None else [one.next_deadline() for one in runner.coordinators.values()]
+        times += [] if runner is None else [runner.notices.next_deadline()]
         due = min((one for one in (*times, self.negotiations.next_deadline(job_id)) if one is not None), default=None)
         self._deadlines.set(job_id, due)
         if self._deadlines.first() != before:
@@ -294,6 +310,14 @@ class Adaptations:
                 self._report(ev.RankEnded(time=now, job_id=job_id, rank=rank, end=end))
             case Complaint(rank=rank, text=text):
                 self._complain(record, rank, text)
+
+    def warned(self, job_id: JobId) -> str:
+        """Return, for people, who has been told that the end of the walltime is near; empty: nobody."""
+        record, runner = self._state().jobs.get(job_id), self._runners.get(job_id)
+        over = record is None or record.state.final
+        told = 0 if runner is None or over else runner.notices.warned
+        have = "has" if told == 1 else "have"
+        return f"{told} of its processes {have} been told that the end of the walltime is near." if told else ""
 
     def complaint(self, job_id: JobId) -> str:
         """Return, for people, what processes of a job did last that they may not do; empty: nothing."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,12 +33,23 @@ class Archive:
         self._applications = applications
         self._make_report = make_report
         self._ending = set(ending)
+        self._complete = False
 
     def catch_up(self) -> None:
-        """Keep the reports of what had ended before a kill. Raises JournalBlockedError."""
+        """Keep the reports of what had ended, or was corrected, before a kill. Raises JournalBlockedError."""
         for job_id, record in self._state().jobs.items():
-            if record.state.final and self._journal.finished.report(job_id) is None:
+            if record.outcome is not None and self._journal.finished.outcome(job_id) != asdict(record.outcome):
                 self.keep(job_id)
+        self._complete = True
+
+    def conclude(self, unfinished: Iterable[JobId]) -> None:
+        """Note at an orderly end that the reports of all jobs but the unfinished ones are kept.
+
+        Raises JournalBlockedError.
+        """
+        if self._complete:
+            self.close_over()
+            self._journal.leave_closing_note(unfinished)
 
     def keep(self, job_id: JobId) -> None:
         """Keep the report of a finished job as it is now, in place of an earlier one. Raises JournalBlockedError."""

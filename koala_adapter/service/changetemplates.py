@@ -21,7 +21,7 @@ from koala_adapter.negotiation.template import (
     Template,
     Usage,
 )
-from koala_adapter.runners.otherchanges import other_changes
+from koala_adapter.runners.otherchanges import dispensable_growths, other_changes, without_dispensable
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.malleable.jointgrowth import parts_of
@@ -31,7 +31,8 @@ from koala_adapter.service.negotiationrecord import acceptance_of_koala, is_comm
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from koala_adapter.dynaco.sizerules import SizeRules
+    from koala_adapter.dynaco.sizerules import Decision, SizeRules
+    from koala_adapter.runners.otherchanges import Amount
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.records import Claim, JobRecord
     from koala_adapter.service.keptnegotiations import KeptNegotiation
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 HOST = "koala"
 """Our name in templates."""
 _BEARER_STAYS = "the first process bears the others, and stays"
+_NO_SIZE = "no size of its fits"
 
 
 def host_of(record: JobRecord, rank: int) -> str:
@@ -58,6 +60,8 @@ class FirstOffer(NamedTuple):
     why_none: str
     trouble: str
     """What is wrong with the rule that was to decide."""
+    in_the_way: tuple[int, ...] = ()
+    """Numbers of growths elsewhere without which more can be asked back."""
 
 
 def offer_of(
@@ -66,14 +70,22 @@ def offer_of(
     """Return the offer, or the request, that a change begins with, or why nothing can be taken, or given up, here."""
     grows = change.processors > 0
     one = record.job.component(claim.component)
-    elsewhere = other_changes(record, claim, party.pending) if grows else ()
-    decision = rules.decide(
-        one.sizes, party.size(one.name), change.processors, one.minimum, one.maximum, pending=elsewhere
-    )
+
+    def decided(pending: Amount) -> Decision:
+        others = other_changes(record, claim, pending)
+        elsewhere = others if grows else [change for change in others if change > 0]
+        size = party.size(one.name)
+        return rules.decide(one.sizes, size, change.processors, one.minimum, one.maximum, pending=elsewhere)
+
+    decision = decided(party.pending)
+    if not grows and decision.processors < -change.processors:
+        growths = dispensable_growths(record, claim)
+        if growths and decided(without_dispensable(record, party.pending)).processors > decision.processors:
+            return FirstOffer(None, _NO_SIZE, decision.trouble, growths)
     most = decision.processors if grows else party.able_to_leave(record, claim)
     quantity = min(decision.processors, most)
     if quantity < 1:
-        return FirstOffer(None, "no size of its fits" if grows else _BEARER_STAYS, decision.trouble)
+        return FirstOffer(None, _BEARER_STAYS if decision.processors else _NO_SIZE, decision.trouble)
     template = Template(
         agreement_id=str(change.number),
         initiator=Side.RMS,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,13 @@ class FinishedJobs:
         """Return the report of a job; None: it has not ended, or was cleaned away."""
         row = self._execute("SELECT body FROM finished WHERE id = ?", (job_id,)).fetchone()
         return None if row is None else str(row[0])
+
+    def outcome(self, job_id: str) -> dict[str, object] | None:
+        """Return how a job ended, as its report says it; None: it has not, or was cleaned away."""
+        outcome = "CASE WHEN json_valid(body) THEN json_extract(body, '$.outcome') END"
+        row = self._execute(f"SELECT {outcome} FROM finished WHERE id = ?", (job_id,)).fetchone()  # noqa: S608 - a constant
+        found: dict[str, object] | None = None if row is None or row[0] is None else json.loads(row[0])
+        return found
 
     def latest(self, limit: int) -> list[str]:
         """Return the reports of the jobs that finished last, newest first."""

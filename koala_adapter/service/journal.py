@@ -25,6 +25,7 @@ from koala_adapter.host.clock import ClockReading
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.scheduler.batchnumbers import NumberedBatch, batch_number
 from koala_adapter.scheduler.events import EVENT_TYPES, Configured, Event
+from koala_adapter.service.closingnote import leave_closing_note, unfinished_at_close
 from koala_adapter.service.defects import SetAside, sentences
 from koala_adapter.service.finishedjobs import TABLES, FinishedJobs
 from koala_adapter.service.negotiationstore import NegotiationStore
@@ -32,7 +33,7 @@ from koala_adapter.service.snapshots import head, restored, rows
 from koala_adapter.vjm.credentials import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
     from pathlib import Path
     from typing import Self
 
@@ -337,6 +338,15 @@ class Journal:
             found = secrets.token_hex(4)
             self.set_value("instance", found)
         return found
+
+    def leave_closing_note(self, unfinished: Iterable[str]) -> None:
+        """Note at an orderly end which jobs are not over, for who asks before anything else happens."""
+        leave_closing_note(self._execute, unfinished)
+
+    @property
+    def closed_well(self) -> bool:
+        """Whether such a note was left and nothing has happened since."""
+        return unfinished_at_close(self._execute) is not None
 
     def probe(self) -> None:
         """Write something. Raises JournalBlockedError when that cannot be."""

@@ -25,6 +25,7 @@ from koala_adapter.negotiation.template import (
     Direction,
     NegotiationKey,
     Side,
+    Status,
     Template,
 )
 from koala_adapter.scheduler import events as ev
@@ -147,11 +148,11 @@ class Negotiations:
         if first is None or not party.ready(claim.component) or depends_on_answer(record, claim, change, asked):
             return  # it is said when all have come, and that is answered
         rules, within = self._rules, self._answer_within
-        template, why_none, trouble = offer_of(
+        template, why_none, trouble, in_the_way = offer_of(
             record, party, claim, change, host_of(record, first), rules=rules, answer_within=within
         )
         if template is None:
-            self._decline(record.job.id, change.number, why_none, trouble=trouble)
+            self._decline(record.job.id, change.number, why_none, trouble=trouble, in_the_way=in_the_way)
             return
         endpoint = self._endpoint(record.job.id, first)
         if endpoint.state(template.key) is not State.NEW:
@@ -308,11 +309,16 @@ class Negotiations:
 
     def restore(self, record: JobRecord, party: Party) -> None:
         """Go on with what was agreed on before this process began."""
+        had_ended: list[tuple[Change, Template]] = []
         for claim, change in _changes(record, party):
             side = Side.APPLICATION if change.agreement else Side.RMS
             kept = self._recalled(record.job.id, side, change.agreement or str(change.number))
             rank = change.asker if change.agreement else party.speaker(claim.component) if kept is None else kept.rank
             if rank is None or change.number in self._agreements[record.job.id]:
+                continue
+            final = final_word(kept)
+            if final is not None and final.status is not Status.CONSUMED and not party.carries_out(change):
+                had_ended.append((change, final))
                 continue
             found = restored(record, claim, change, host_of(record, rank), kept, carried_out=party.carries_out(change))
             if found is None:
@@ -325,6 +331,16 @@ class Negotiations:
             endpoint = self._endpoint(record.job.id, rank)
             if endpoint.state(said.key) is State.NEW:
                 endpoint.restore(said, state, said.round or round_of(change), self._clock() + BACK_WITHIN)
+        for change, final in had_ended:  # not before all are known: it has consequences
+            self._had_ended(record.job.id, change, final)
+
+    def _had_ended(self, job_id: JobId, change: Change, final: Template) -> None:
+        """Tell the scheduler how a negotiation ended: it was killed between that and hearing of it."""
+        reason = final.reason or f"it is {final.status.value.removeprefix('NT_').lower()}"
+        if change.phase is ChangePhase.ASKED:
+            self._decline(job_id, change.number, reason, lapsed=final.status is Status.EXPIRED)
+        else:
+            self._give_up(job_id, change.number, reason)
 
     # ---- its parts ------------------------------------------------------------------------------------------------
 
@@ -350,9 +366,19 @@ class Negotiations:
         answer = ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=settled.quantity(CPU))
         self._report(replace(answer, memory_declined=without_memory, trouble=self._trouble_with(job_id, number)))
 
-    def _decline(self, job_id: JobId, number: int, why: str, *, lapsed: bool = False, trouble: str = "") -> None:
+    def _decline(
+        self,
+        job_id: JobId,
+        number: int,
+        why: str,
+        *,
+        lapsed: bool = False,
+        trouble: str = "",
+        in_the_way: tuple[int, ...] = (),
+    ) -> None:
         answer = ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=0, reason=why)
-        self._report(replace(answer, lapsed=lapsed, trouble=trouble or self._trouble_with(job_id, number)))
+        trouble = trouble or self._trouble_with(job_id, number)
+        self._report(replace(answer, lapsed=lapsed, trouble=trouble, in_the_way=in_the_way))
 
     def _trouble_with(self, job_id: JobId, number: int) -> str:
         agreement = self._agreements[job_id].get(number)

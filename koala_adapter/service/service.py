@@ -393,7 +393,8 @@ class Service:
                 task_status.started()
         finally:
             with suppress(JournalBlockedError):
-                self._loop.conclude()
+                if self._loop.conclude():
+                    self.archive.conclude(self.unfinished)
             self.journal.close()
 
     def _doubt(self, why: str, in_contact: Callable[[PlaceholderId], bool] = lambda _: False) -> None:

@@ -57,7 +57,12 @@ class SizeChangeParts:
     def follow(self, touched: Sequence[JobId]) -> None:
         """Have the applications of jobs follow the records."""
         self._adaptations.handled(touched)
+        self._workers.handled(touched)
         self._negotiators.handled(touched)
+
+    def warned(self, job_id: JobId) -> str:
+        """Return, for people, who has been told that the end of the walltime is near; empty: nobody."""
+        return self._adaptations.warned(job_id)
 
     def complaint(self, job_id: JobId) -> str:
         """Return, for people, what processes of a job did last that they may not do; empty: nothing."""

@@ -69,6 +69,10 @@ class SizeChanges:
         jobs = self._surroundings.state().jobs
         return any(id_ in jobs and jobs[id_].job.runner is not RunnerName.RANKS for id_ in job_ids)
 
+    def warned(self, job_id: JobId) -> str:
+        """Return, for people, who has been told that the end of the walltime is near; empty: nobody."""
+        return "" if self._made is None else self._made.warned(job_id)
+
     def complaint(self, job_id: JobId) -> str:
         """Return, for people, what processes of a job did last that they may not do; empty: nothing."""
         return "" if self._made is None else self._made.complaint(job_id)

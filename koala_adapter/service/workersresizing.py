@@ -7,6 +7,7 @@ under way is taken up where it was: an answer is given again, and workers that h
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,12 +16,15 @@ import structlog
 
 from koala_adapter.dynaco.observe import GrowOffer, ShrinkRequest
 from koala_adapter.dynaco.sizerules import OWN_SIZES, Decision, SizeRules
-from koala_adapter.runners.otherchanges import other_changes
+from koala_adapter.model import RunnerName
+from koala_adapter.runners.otherchanges import dispensable_growths, other_changes, without_dispensable
+from koala_adapter.runners.timeleft import process_ends_at
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.roster import bounds
+from koala_adapter.service.deadlines import Deadlines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -70,6 +74,8 @@ class WorkersResizing:
         self._clock = clock
         self._report = report
         self._asked = anyio.Event()
+        self._near: Deadlines[JobId] = Deadlines()
+        """When the walltime of one more worker of a job is near, and the job wants it to be asked to end then."""
 
     # ---- what the scheduler wants -----------------------------------------------------------------------------------
 
@@ -93,12 +99,27 @@ class WorkersResizing:
         runner.departed(record.departed)
         request = _request(runner, record, claim, action.processors)
         decision = runner.accepted(request, self._rules)
+        in_the_way = self._in_the_way(runner, record, claim, request, decision)
+        if in_the_way:
+            self._answer(action.job_id, action.number, Decision(0), in_the_way)
+            return
         if not decision.processors and not decision.trouble and request.minimum < request.size:
             decision = Decision(0, _no_size_is_left(record, request))
         runner.answers[action.number] = -decision.processors
         # Told first: a worker that ends at once must be known to have been asked.
         self._answer(action.job_id, action.number, decision)
         self._retire(runner, request, decision.processors)
+
+    def _in_the_way(
+        self, runner: WorkersRunner, record: JobRecord, claim: Claim, request: ShrinkRequest, decision: Decision
+    ) -> tuple[int, ...]:
+        """Return the growths without which more of what is wanted back can be given; none: it makes no difference."""
+        growths = dispensable_growths(record, claim)
+        if not growths or decision.processors >= request.processors:
+            return ()
+        _, coming = _size(runner, record, claim, handed_back=True)
+        alone = runner.accepted(replace(request, coming=coming), self._rules)
+        return growths if alone.processors > decision.processors else ()
 
     def take(self, action: act.TakeProcessors) -> None:
         """Start the processes of new ranks."""
@@ -155,11 +176,51 @@ class WorkersResizing:
             left = change.accepted - change.done
             self._retire(runner, _request(runner, record, claim, left), left)
 
+    def handled(self, touched: Iterable[JobId]) -> None:
+        """The scheduler has handled an event that touched these jobs: their workers may be others than before."""
+        before = self._near.first()
+        for job_id in touched:
+            self._watch(job_id)
+        if self._near.first() != before:
+            self._wake_up()
+
+    def _watch(self, job_id: JobId) -> None:
+        record = self._state().jobs.get(job_id)
+        runner = None
+        if record is not None and record.job.warn_before and record.job.runner is RunnerName.WORKERS:
+            runner = self._applications.workers(record) if record.state is JobState.RUNNING else None
+        if record is None or runner is None:
+            self._near.set(job_id, None)
+            return
+        runner.departed(record.departed)
+        self._near.set(job_id, min((at for _, at in self._warnings(record, runner)), default=None))
+
+    def _warnings(self, record: JobRecord, runner: WorkersRunner) -> Iterable[tuple[int, float]]:
+        """Return the workers that stay, and when the walltime of each is near."""
+        placeholders, now = self._state().placeholders, self._clock()
+        for rank in runner.staying:
+            yield rank.rank, process_ends_at(record, rank, placeholders, now) - record.job.warn_before
+
+    def retire_near_end(self) -> float:
+        """Ask workers to end whose walltime is near; return when to look at that again, infinity: not for now."""
+        now = self._clock()
+        for job_id in self._near.due(now):
+            record = self._state().jobs.get(job_id)
+            runner = None if record is None else self._applications.workers(record)
+            if record is not None and runner is not None:
+                due = [rank for rank, at in self._warnings(record, runner) if at <= now]
+                if due:
+                    log.info("workers are asked to end, as the walltime is near", job=job_id, workers=len(due))
+                self._applications.order(runner.retire(due, now))
+                self._watch(job_id)
+        first = self._near.first()
+        return inf if first is None else first
+
     async def run(self) -> None:
-        """Kill workers that were asked to end and take too long, until cancelled."""
+        """Ask workers to end whose walltime is near, and kill those that take too long to end, until cancelled."""
         while True:
             asked = self._asked
-            due = self.kill_overdue()
+            due = min(self.retire_near_end(), self.kill_overdue())
             with anyio.move_on_after(max(0.0, due - self._clock())):
                 await asked.wait()
 
@@ -176,6 +237,9 @@ class WorkersResizing:
 
     def _retire(self, runner: WorkersRunner, request: ShrinkRequest, count: int) -> None:
         self._applications.order(runner.shrink(request, count, self._clock()))
+        self._wake_up()
+
+    def _wake_up(self) -> None:
         self._asked.set()
         self._asked = anyio.Event()
 
@@ -190,13 +254,12 @@ class WorkersResizing:
         claims = [one for one in record.claims if (one.component, one.cluster) == (component, cluster)]
         return (runner, record, claims[0]) if claims else None
 
-    def _answer(self, job_id: JobId, number: int, decision: Decision) -> None:
+    def _answer(self, job_id: JobId, number: int, decision: Decision, in_the_way: tuple[int, ...] = ()) -> None:
         accepted, trouble = decision.processors, decision.trouble
         if trouble:
             log.warning("a job does not change as it is asked to", job=job_id, problem=trouble)
-        self._report(
-            ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=accepted, trouble=trouble)
-        )
+        answer = ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=accepted, trouble=trouble)
+        self._report(replace(answer, in_the_way=in_the_way))
 
 
 def _offer(runner: WorkersRunner, record: JobRecord, claim: Claim, processors: int) -> GrowOffer:
@@ -228,8 +291,13 @@ def _request(runner: WorkersRunner, record: JobRecord, claim: Claim, processors:
     )
 
 
-def _size(runner: WorkersRunner, record: JobRecord, claim: Claim) -> tuple[int, tuple[int, ...]]:
-    """Return the size of a component without what leaves it on other clusters, and the growths that may come there."""
+def _size(
+    runner: WorkersRunner, record: JobRecord, claim: Claim, *, handed_back: bool = False
+) -> tuple[int, tuple[int, ...]]:
+    """Return the size of a component without what leaves it on other clusters, and the growths that may come there.
+
+    ``handed_back``: without those that can be handed back.
+    """
     asked = {one.change.number for one in record.claims if one.change is not None and one.change.phase is _ASKED}
     # What is no longer asked is in the records, however it was taken.
     for number in runner.answers.keys() - asked:
@@ -240,7 +308,7 @@ def _size(runner: WorkersRunner, record: JobRecord, claim: Claim) -> tuple[int, 
             return runner.answers.get(change.number, 0)
         return other.coming - other.leaving
 
-    others = other_changes(record, claim, amount)
+    others = other_changes(record, claim, without_dispensable(record, amount) if handed_back else amount)
     size = sum(one.processors for one in record.claims if one.component == claim.component)
     return size + sum(one for one in others if one < 0), tuple(one for one in others if one > 0)
 

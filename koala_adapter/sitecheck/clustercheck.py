@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -15,6 +15,7 @@ from koala_adapter.plugin.commands import login_name
 from koala_adapter.plugin.limits import URGENT_SHARE, WINDOW
 from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 from koala_adapter.service.poller import read_cluster
+from koala_adapter.sitecheck.progress import Progress
 from koala_adapter.sitecheck.trialplaceholder import Trial
 
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ LISTINGS_AS_OWNER = 30
 """In a minute, by whoever starts all jobs."""
 LEAST_RATE = 60
 """Starts a minute below which an outside scheduler keeps processors idle."""
+REACH_TIME = 10.0
+"""Seconds that a request may take until its cluster is known to answer: a person waits for it, and Slurm's own commands
+give up after as long (MessageTimeout)."""
+UNANSWERED = (
+    f"see whether the batch system is up; this check waits {REACH_TIME:.0f} s for its first answer, "
+    "jobs as long as the settings of the cluster say"
+)
 STEP_TIME = 60.0 + WINDOW
 """Seconds that each step of a cluster's check may take, its wait for the bound of requests included."""
 
@@ -58,24 +66,36 @@ class ClusterCheck:
             lrm, commands = make_lrm(self.config, self.plugins, self.directory)
         except (OSError, KoalaError) as error:
             return [CheckResult(subject="plugin", ok=False, found=str(error))]
+        progress = Progress(self.tell, commands)
         try:
-            return await self._look(lrm, commands)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(progress.tell_waits)
+                results = await replace(self, tell=progress).look(lrm, commands)
+                tasks.cancel_scope.cancel()
+            return results
         finally:
             await close_lrm(lrm)
 
-    async def _look(self, lrm: Lrm, commands: CommandRunner) -> list[CheckResult]:
+    async def look(self, lrm: Lrm, commands: CommandRunner) -> list[CheckResult]:
+        """Return what was found of a cluster whose plugin has not started yet."""
         self.tell("starting")
+        commands.patience = REACH_TIME
         try:
             with anyio.fail_after(STEP_TIME):
                 await lrm.start()
         except (LrmError, TimeoutError) as error:
-            start = CheckResult(subject="start", ok=False, found=_said(error), remedy=_hint(error))
+            remedy = UNANSWERED if commands.unanswered else _hint(error)
+            start = CheckResult(subject="start", ok=False, found=_said(error), remedy=remedy)
             return [start, *await self._plugin_checks(lrm)]
+        commands.patience = REACH_TIME if commands.unanswered else None
         results = await self._plugin_checks(lrm)
+        commands.patience = REACH_TIME if commands.unanswered else None
         if not any(result.subject == "version" for result in results):
             results.append(await self._step("version", lrm.version))
         results.append(await self._step("nodes", lambda: self._nodes(lrm)))
         answers = results[-1].ok
+        if not answers and commands.unanswered:
+            return results  # each further question would wait as long
         results.append(await self._queue(lrm))
         results.append(self._requests(lrm))
         if answers and self.outside:

@@ -16,6 +16,8 @@ from koala_adapter.errors import ConfigurationError
 from koala_adapter.vjm.agentfile import agent_file
 
 END_OF_AGENT = "END_OF_KOALA_AGENT"
+END_MARGIN = 10.0
+"""Seconds, see `AgentSettings.end_margin`."""
 
 SYSTEM_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python")
 """Each is a Python 3.4 or newer where it is there. RHEL 8 has only ``platform-python`` by default."""
@@ -105,7 +107,7 @@ class AgentConfig:
     """Secret of the batch. None: it is in ``token_file``, and the script may be read by anybody."""
     token_file: str | None = None
     """Path on the nodes of a file of mode 0600, owned by the user, that holds the token."""
-    end_margin: float = 10.0
+    end_margin: float = END_MARGIN
     """Seconds before the end of the walltime at which an agent ends its tasks, so that their last words arrive; never
     more than half of the time that it has."""
 

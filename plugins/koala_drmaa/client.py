@@ -185,7 +185,8 @@ class DrmaaClient:
             await self._start()
         if self._opened is None:
             await self._commands.admit(urgent=urgent)
-            self._opened = await self._open()
+            with self._commands.timed(type(self._open_request).__name__):
+                self._opened = await self._open()
             self.library = library_of(self._opened.system, self._opened.implementation)
         return self._opened
 
@@ -217,8 +218,9 @@ class DrmaaClient:
             raise LrmUnavailableError(message)
         self._number += 1
         number = self._number
+        patience = self._commands.bounded(self._timeout + _further_seconds(request))
         try:
-            with anyio.fail_after(self._timeout + _further_seconds(request)):
+            with anyio.fail_after(patience):
                 await helper.send(encode(NumberedRequest(number=number, request=request)))
                 while True:
                     answer = decode_result(await helper.receive())
@@ -226,8 +228,9 @@ class DrmaaClient:
                     if answer.number == number:
                         break
         except TimeoutError:
+            self._commands.unanswered += 1
             await self._give_up()
-            message = f"the DRMAA library did not answer {request.op} within {self._timeout:g} s"
+            message = f"the DRMAA library did not answer {request.op} within {patience:g} s"
             raise LrmUnavailableError(message, hint="its helper was killed; it is started again") from None
         except (LrmUnavailableError, ProtocolError) as error:
             await self._give_up()

@@ -18,6 +18,7 @@ from koala_pbs.queues import largest_array, walltime_limit
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from koala_adapter.errors import LrmUnavailableError
     from koala_pbs.client import PbsCommands
     from koala_pbs.queues import QueueConfig, ServerConfig
     from koala_pbs.settings import PbsSettings
@@ -35,6 +36,8 @@ class Checks:
 
     commands: PbsCommands
     settings: PbsSettings
+    unanswered: LrmUnavailableError | None = None
+    """How the server failed to answer a moment ago: to ask once more would take as long."""
     _config: ServerConfig | None = None
 
     async def run(self) -> tuple[CheckResult, ...]:
@@ -75,6 +78,8 @@ class Checks:
         return _good("commands", f"{', '.join(wanted)} in {', '.join(found)}")
 
     async def _version(self) -> CheckResult:
+        if self.unanswered is not None and self.commands.dialect is TORQUE:  # the server says its version
+            raise self.unanswered
         version = await self.commands.release()
         numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
         if self.commands.dialect is OPENPBS and numbers and numbers < OLDEST_RELEASE:
@@ -82,6 +87,8 @@ class Checks:
         return _good("version", version if self.commands.dialect is OPENPBS else f"Torque {version}")
 
     async def _server(self) -> CheckResult:
+        if self.unanswered is not None:
+            raise self.unanswered
         config = self._config = await self.commands.server()
         if not config.scheduling and not self.settings.operator:
             found = f"{config.name} answers, and its scheduling is off: nothing starts"

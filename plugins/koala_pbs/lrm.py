@@ -87,6 +87,7 @@ class PbsLrm(Lrm):
         self._moved = MovedJobs(self._commands, user=self._user)
         self._sizes: dict[str, int] = {}
         self._suspended: frozenset[LrmJobId] = frozenset()
+        self._unanswered: LrmUnavailableError | None = None
         self._without_arrays: set[str | None] = set()
         self._starting: Starting = (
             ByOperator(self._commands)
@@ -119,7 +120,12 @@ class PbsLrm(Lrm):
 
     async def start(self) -> None:
         """Ask the server once what it can do. Raises LrmError when it does not answer."""
-        await self._learn()
+        self._unanswered = None
+        try:
+            await self._learn()
+        except LrmUnavailableError as error:
+            self._unanswered = error
+            raise
         if self._transport is not None:
             # Not before the server has answered: pbs-drmaa aborts without it.
             await self._transport.start()
@@ -381,8 +387,11 @@ class PbsLrm(Lrm):
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Verify commands, version, server, scheduler, vnodes, queues and history."""
-        transport = () if self._transport is None else await self._transport.check()
-        return (*await Checks(commands=self._commands, settings=self._settings).run(), *transport)
+        checks = Checks(commands=self._commands, settings=self._settings, unanswered=self._unanswered)
+        found = await checks.run()
+        if self._transport is None or self._unanswered is not None:
+            return found
+        return (*found, *await self._transport.check())
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's hook holds jobs, and that we may start them."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmError
+from koala_adapter.errors import LrmError, LrmUnavailableError
 from koala_adapter.plugin import CheckResult
 from koala_sge.discovery import smallest_user
 
@@ -17,15 +17,21 @@ if TYPE_CHECKING:
     from koala_sge.settings import SgeSettings
 
 
-async def run_checks(lrm: Lrm, transport: DrmaaTransport, settings: SgeSettings) -> tuple[CheckResult, ...]:
-    """Check from the outside in, so that the first complaint is the one to mend first."""
-    return (
-        _root(settings),
-        await _commands(lrm, settings),
-        await _nodes(lrm, settings),
-        await _queue(lrm, settings),
-        *await transport.check(),
-    )
+async def run_checks(
+    lrm: Lrm, commands: GridEngineCommands, transport: DrmaaTransport, settings: SgeSettings
+) -> tuple[CheckResult, ...]:
+    """Check from the outside in, so that the first complaint is the one to mend first.
+
+    Without a qmaster the rest is left out.
+    """
+    results = [_root(settings), await _commands(lrm, settings)]
+    try:
+        results.append(await _nodes(lrm, settings))
+    except LrmUnavailableError as error:
+        # Each further question would wait for the qmaster until its time-out.
+        return (*results, _no_nodes(error))
+    results.append(await _queue(lrm, settings))
+    return (*results, *await transport.check(), await check_user(commands, settings))
 
 
 async def check_user(commands: GridEngineCommands, settings: SgeSettings) -> CheckResult:
@@ -62,13 +68,20 @@ async def _commands(lrm: Lrm, settings: SgeSettings) -> CheckResult:
         return CheckResult(subject=subject, ok=False, found=error.message, remedy=remedy)
 
 
+def _no_nodes(error: LrmError) -> CheckResult:
+    remedy = "start sge_qmaster, correct qmaster_port, or make this a submit host (qconf -as HOST)"
+    return CheckResult(subject="qmaster", ok=False, found=error.message, remedy=remedy)
+
+
 async def _nodes(lrm: Lrm, settings: SgeSettings) -> CheckResult:
+    """Raises LrmUnavailableError when the qmaster does not answer."""
     subject = "qmaster"
     try:
         nodes = await lrm.nodes()
+    except LrmUnavailableError:
+        raise
     except LrmError as error:
-        remedy = "start sge_qmaster, correct qmaster_port, or make this a submit host (qconf -as HOST)"
-        return CheckResult(subject=subject, ok=False, found=error.message, remedy=remedy)
+        return _no_nodes(error)
     slots = sum(node.processors for node in nodes)
     if not slots:
         where = f"queue {settings.queue}" if settings.queue else "any batch queue"

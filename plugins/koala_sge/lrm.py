@@ -26,7 +26,7 @@ from koala_drmaa.template import apply_directives
 from koala_drmaa.transport import DrmaaTransport, raise_for
 from koala_sge import requests
 from koala_sge.accounting import parse_accounting
-from koala_sge.checks import check_user, run_checks
+from koala_sge.checks import run_checks
 from koala_sge.client import GridEngineCommands
 from koala_sge.contexts import JobContext, noted, parse_contexts
 from koala_sge.heldjobs import HeldJobs
@@ -351,8 +351,7 @@ class SgeLrm(Lrm):
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Verify commands, qmaster, queue, DRMAA library and the place of scripts."""
-        found = await run_checks(self, self._transport, self._settings)
-        return (*found, await check_user(self._commands, self._settings))
+        return await run_checks(self, self._commands, self._transport, self._settings)
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for the year's end that jobs come in held, and that we may start everybody's."""

@@ -393,8 +393,10 @@ class SlurmLrm(Lrm):
             directives=self._context.directives,
             unanswered=self._unanswered,
         )
-        transport = () if self._transport is None else await self._transport.check()
-        return (*await checks.run(), *transport)
+        found = await checks.run()
+        if self._transport is None or self._unanswered is not None:
+            return found
+        return (*found, *await self._transport.check())
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's submission hook holds jobs, and that we may start them."""

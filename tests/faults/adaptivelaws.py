@@ -90,6 +90,8 @@ class AdaptiveLaws:
             if record.job.runner is not RunnerName.ADAPTIVE or record.state is not JobState.RUNNING:
                 continue
             _check_placeholders(record)
+            running = len(record.ranks) - len(record.departed) - len(record.ends)
+            assert running > 0, f"job {record.job.id}: nobody is left who could end, and it runs"
             for part in record.job.components:
                 _check_size(record, part)
                 changes = {one.number: one for one in _moving(record, part) if not one.made}

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from koala_adapter.dynaco.decide import rule_named
 from koala_adapter.model import Component, JobKind, Retirement, RunnerName
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.malleable.jointgrowth import name_of
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.timers import TimerKind
 from tests.unit.scheduler.scheduler_site import component
@@ -81,7 +84,21 @@ class WorkerLaws:
         if agreed - self._agreed.get((id_, part.name), set()) and self._departed.get(id_) == len(record.departed):
             left = size - sum(one.accepted - one.done for one in changes if one.phase is ChangePhase.RELEASING)
             assert left >= part.minimum, f"job {id_}: koala takes {part.name} below its minimum"
+            rule = rule_named(part.sizes)
+            for one in _sizes_with(left, changes):
+                assert rule.largest(one) == one, f"job {id_}: {one} is no size of {part.name}"
         self._agreed[id_, part.name] = agreed
+
+
+def _sizes_with(size: int, changes: Sequence[Change]) -> set[int]:
+    """Return what may become of a size by growths that are gathered, each of which may come to nothing."""
+    growths = Counter[int]()
+    for change in changes:
+        growths[name_of(change)] += _gathered(change)
+    sizes = {size}
+    for growth in growths.values():
+        sizes |= {one + growth for one in sizes}
+    return sizes
 
 
 def _gathered(change: Change | None) -> int:

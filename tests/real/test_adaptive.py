@@ -100,16 +100,6 @@ def process(user: KoalaUser, rank: int) -> int:
     return pid
 
 
-def wait_idle_seen(user: KoalaUser, *idle: int) -> None:
-    """Return when koala knows how many processors of each cluster it could have."""
-    wait_until(
-        lambda: [one.available for one in user.client.clusters()] == [*idle],
-        seconds=PATIENCE,
-        what="polled",
-        details=user.details,
-    )
-
-
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
     """Let a process do nothing for a while."""
@@ -186,7 +176,7 @@ def test_the_service_is_killed_in_each_phase_of_growing_and_of_shrinking(
     user = two_systems(new_user, slurm_a, sge_cell, path=commands)
     with local_job(sge_cell, sge_cell.slots):
         with local_job(slurm_a, slurm_a.cpus * len(slurm_a.nodes) - 2):
-            wait_idle_seen(user, 2, 0)
+            user.wait_available(2, 0)
             job = submit(user)
             wait_joined(user, job)
             pause = PausedCommand(commands, "sbatch", when="before")
@@ -218,7 +208,7 @@ def test_the_service_is_killed_while_a_program_grows(
     user = two_systems(new_user, slurm_a, sge_cell, path=commands)
     with ExitStack() as lasting:
         with local_job(slurm_a, slurm_a.cpus * len(slurm_a.nodes) - 2), local_job(sge_cell, sge_cell.slots):
-            wait_idle_seen(user, 2, 0)
+            user.wait_available(2, 0)
             job = submit(user)
             wait_joined(user, job)
             match phase:

@@ -150,6 +150,7 @@ def test_ft_takes_powers_of_two(
     system_time = time_of_systems(user, slurm_a) if in_time else None
     with ExitStack() as others:
         others.enter_context(local_job(slurm_a, processors - 2))
+        user.wait_available(2)
         command = [str(program), "S", "100000", "0.2", str(stop)]
         job = user.submit(job_file(user, mpich, command, maximum=8))
         user.wait(job, lambda _: says(user, job, 2), what="computes on 2")

@@ -27,7 +27,7 @@ NIGHTLY = [pytest.param(one, id=one.name, marks=pytest.mark.nightly) for one in 
 
 def expect_as_published(user: KoalaUser, scenario: Scenario, places: Places) -> None:
     """Play a scenario: sizes and messages are the paper's, and nothing is left in any batch system."""
-    played = Stage(user.client, user.state, places).play(scenario, PACE)
+    played = Stage(user.client, user.state, places, gate=user.directory / "may-ask").play(scenario, PACE)
     assert as_published(played), course_of(played)
     assert all(not placeholders(system) for system in user.systems.values())
 

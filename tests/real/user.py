@@ -359,6 +359,15 @@ class KoalaUser:
         wait_until(met, seconds=seconds, what=f"job {job_id}: {what}", details=details)
         return latest[0]
 
+    def wait_available(self, *processors: int) -> None:
+        """Return when koala knows how many processors of each cluster it could have: it has seen who else is there."""
+        wait_until(
+            lambda: tuple(one.available for one in self.client.clusters()) == processors,
+            seconds=PATIENCE,
+            what=f"{processors} are available",
+            details=self.details,
+        )
+
     def wait_over(self, job_id: str, *, seconds: float = PATIENCE) -> JobReport:
         """Return the last report of a job: it has its outcome, and nothing of it is left in any batch system."""
         return self.wait(job_id, lambda report: report.over, what="over", seconds=seconds)

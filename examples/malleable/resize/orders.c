@@ -8,7 +8,7 @@ static void nothing(void)
 {
 }
 
-static const struct orders none = {NULL, NULL, nothing, nothing, nothing};
+static const struct orders none = {NULL, NULL, NULL, nothing, nothing, nothing};
 
 static enum resize_method method_named(const char *variable)
 {

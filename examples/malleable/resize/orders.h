@@ -28,6 +28,8 @@ struct orders {
     int (*start)(struct order *order);
     /* Return 1 and a change that is to happen at this point, the how many-th; 0: there is none. */
     int (*point)(struct order *order, long point, int size);
+    /* Return 1 when the walltime is nearly over. */
+    int (*ending)(void);
     /* The change is complete. */
     void (*done)(void);
     /* It cannot be carried out; returns only where whoever gave the order does not have to know. */

@@ -72,6 +72,11 @@ static int koala_point(struct order *order, long point, int size)
     return 1;
 }
 
+static int koala_ending(void)
+{
+    return koala_app_ending(app);
+}
+
 static void koala_done(void)
 {
     if (changing && koala_app_done(app) < 0)
@@ -89,7 +94,8 @@ static void koala_leave(void)
     koala_app_close(app);
 }
 
-static const struct orders orders_by_koala = {koala_start, koala_point, koala_done, koala_unable, koala_leave};
+static const struct orders orders_by_koala = {koala_start,  koala_point,  koala_ending,
+                                              koala_done,   koala_unable, koala_leave};
 
 const struct orders *orders_from_koala(const char *sizes, enum resize_method method)
 {

@@ -4,7 +4,8 @@
  *   RESIZE_METHOD=spawn RESIZE_PLAN="0:2 4:5 8:3" mpiexec -n 1 program
  *
  * starts on 2 processes, has 5 from point 4 on and 3 from point 8 on. The last ones leave; "8:-1-3" has the processes 1
- * and 3 leave. New processes get the hosts h1, h2 and so on. RESIZE_METHOD is spawn or restart. */
+ * and 3 leave. New processes get the hosts h1, h2 and so on. RESIZE_METHOD is spawn or restart. With RESIZE_ENDING=7 the
+ * walltime is nearly over from point 7 on. */
 #include "orders.h"
 
 #include <ctype.h>
@@ -12,6 +13,7 @@
 #include <stdlib.h>
 
 static int hosts;
+static long present; /* point */
 
 /* Read what follows POINT: in the plan, and return what follows it. */
 static const char *read_order(const char *text, struct order *order, int size)
@@ -73,11 +75,19 @@ static int plan_start(struct order *order)
 
 static int plan_point(struct order *order, long point, int size)
 {
+    present = point;
     return planned(order, point, size);
+}
+
+static int plan_ending(void)
+{
+    const char *from = getenv("RESIZE_ENDING");
+
+    return from != NULL && present >= strtol(from, NULL, 10);
 }
 
 static void nothing(void)
 {
 }
 
-const struct orders orders_by_plan = {plan_start, plan_point, nothing, nothing, nothing};
+const struct orders orders_by_plan = {plan_start, plan_point, plan_ending, nothing, nothing, nothing};

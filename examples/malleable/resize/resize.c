@@ -14,6 +14,7 @@ static struct {
     const struct orders *orders;
     struct change change;
     int entering, changing;
+    int ending; /* the walltime is nearly over */
     int unable; /* the state could not be kept */
     int first; /* this process asks for orders */
     long points; /* reached so far */
@@ -118,15 +119,19 @@ int resize_point(void)
 {
     struct order order = {0};
     double reached = now();
-    int size, asked = 0;
+    int size, asked, said[2] = {0, 0}; /* whether the size changes, and whether the end is near */
 
     if (self.method == RESIZE_RIGID)
         return 0;
     self.points++;
     MPI_Comm_size(self.world, &size);
-    if (self.first)
-        asked = self.orders->point(&order, self.points, size);
-    MPI_Bcast(&asked, 1, MPI_INT, 0, self.world);
+    if (self.first) {
+        said[0] = self.orders->point(&order, self.points, size);
+        said[1] = self.orders->ending();
+    }
+    MPI_Bcast(said, 2, MPI_INT, 0, self.world);
+    asked = said[0];
+    self.ending = said[1] && !asked; /* who enters here knows of none */
     if (asked && self.method == RESIZE_SPAWN)
         spawn_begin(&self.change, self.world, &order);
     else if (asked)
@@ -138,6 +143,11 @@ int resize_point(void)
     }
     forget_order(&order);
     return asked;
+}
+
+int resize_ending(void)
+{
+    return self.ending;
 }
 
 void resize_carry_value(void *value, size_t bytes)

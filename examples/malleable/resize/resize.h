@@ -42,6 +42,10 @@ int resize_entering(void);
 /* An adaptation point: all processes call it at the same step. 1: the size changes here. */
 int resize_point(void);
 
+/* 1: the walltime is nearly over (warn_before of the job file), as it was known at the last point: the same in all
+ * processes, so that they may write their state and end together. 0 at a point where the size changes. */
+int resize_ending(void);
+
 /* Bring a value that all processes have alike to those that enter. */
 void resize_carry_value(void *value, size_t bytes);
 

@@ -59,6 +59,8 @@ struct koala_app {
     /* Looked at without the lock. */
     long reached;
     int attention;
+    int ending; /* koala has said that the end of the walltime is near */
+    long long ends_at; /* when the processes are ended as their time is over, in milliseconds(); 0: nobody has told */
 
     /* The state of the process. */
     pthread_mutex_t lock;
@@ -471,7 +473,7 @@ static void say_count(koala_app *app) {
 static void say_hello(koala_app *app) {
     char contact[3 * LARGEST_CONTACT + 8];
     encode(contact, sizeof contact, app->contact);
-    say(app, "hello version=1 state=%s change=%ld at=%ld reached=%ld contact=%s sizes=%s pid=%ld%s", STATE[app->state],
+    say(app, "hello version=1 state=%s change=%ld at=%ld reached=%ld contact=%s sizes=%s pid=%ld ends=1%s", STATE[app->state],
         app->number, app->at, count_of(app), contact, app->sizes, (long)getpid(), app->mpi);
     if (app->state == RUNNING && app->said) say_count(app);
     if (app->leaving) say(app, "leaving");
@@ -700,6 +702,15 @@ static void heard_fail(koala_app *app, const Note *note) {
     if (app->state == WAITING) run(app);
 }
 
+static int heard_ends(koala_app *app, const Note *note) {
+    const char *near = word(note, "near");
+    long left;
+    if (take_number(note, "in", &left)) return -1;
+    __atomic_store_n(&app->ends_at, milliseconds() + left * 1000LL, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&app->ending, near && !strcmp(near, "1"), __ATOMIC_SEQ_CST);
+    return 0;
+}
+
 static void negotiate_again(koala_app *app);
 
 static int heard(koala_app *app, const Note *note) {
@@ -709,6 +720,7 @@ static int heard(koala_app *app, const Note *note) {
     if (!strcmp(note->verb, "abandon")) return heard_abandon(app, note);
     if (!strcmp(note->verb, "change")) return heard_change(app, note);
     if (!strcmp(note->verb, "resume")) return heard_resume(app, note);
+    if (!strcmp(note->verb, "ends")) return heard_ends(app, note);
     if (!strcmp(note->verb, "error")) { /* for people, and never answered */
         const char *text = word(note, "text");
         if (text && *text) show(app, text);
@@ -1056,7 +1068,8 @@ static int speak(koala_app *app, int stream) {
         pthread_mutex_unlock(&app->lock);
         ready = wait_for_events(app, stream, writing, deadline);
         pthread_mutex_lock(&app->lock);
-        if (ready < 0 || ((ready & POLLOUT) && send_waiting(app, stream))) break;
+        if (ready < 0) break;
+        if ((ready & POLLOUT) && send_waiting(app, stream)) app->waiting = 0; /* why nobody reads is still to be heard */
         if ((ready & ~POLLOUT) && receive(app, stream)) break;
         if (take_frames(app, &heard_any)) {
             refuse(app);
@@ -1332,6 +1345,13 @@ int koala_app_size(const koala_app *app) { return app->members.size; }
 long koala_app_reached(const koala_app *app) { return count_of(app); }
 
 const koala_app_member *koala_app_members(const koala_app *app) { return app->members.member; }
+
+double koala_app_time_left(const koala_app *app) {
+    long long ends_at = __atomic_load_n(&app->ends_at, __ATOMIC_SEQ_CST), left = ends_at - milliseconds();
+    return !ends_at ? -1.0 : left > 0 ? (double)left / 1000 : 0.0;
+}
+
+int koala_app_ending(const koala_app *app) { return __atomic_load_n(&app->ending, __ATOMIC_SEQ_CST); }
 
 const koala_app_change *koala_app_present_change(const koala_app *app) {
     koala_app *inner = (koala_app *)app;

@@ -80,6 +80,11 @@ int koala_app_rank(const koala_app *app); /* -1: this process was taken out */
 int koala_app_size(const koala_app *app);
 long koala_app_reached(const koala_app *app); /* points */
 const koala_app_member *koala_app_members(const koala_app *app);
+/* Seconds until the processes are ended as their walltime is over, 0 or more. -1: nobody knows, as outside koala. */
+double koala_app_time_left(const koala_app *app);
+/* Whether koala has said that this end is near (warn_before of the job file): a look at memory. Each process learns of it
+ * by itself: one that decides for all what follows has to tell the others. */
+int koala_app_ending(const koala_app *app);
 const koala_app_change *koala_app_present_change(const koala_app *app); /* NULL: none, or it is done */
 
 /* Ends the connection; the program goes on as it is. app may no longer be used. */

@@ -820,6 +820,11 @@ static enum Message classify_offer(const NT *nt, const NT_Negotiation *known, co
     return OFFER;
 }
 
+/* What is wrong with a message that may not come; of those that end a negotiation, why it has, if they do not say. */
+static const char *const UNEXPLAINED[] = {"it does not follow",       "it does not follow",        "it does not follow",
+                                          "it does not follow",       "the peer has rejected it",  "the peer has withdrawn it",
+                                          "the peer has let it expire", "the peer reports an error"};
+
 static enum Message classify(const NT *nt, const NT_Negotiation *known, const char **problem) {
     const char *found = NULL;
     if (nt->status == NT_NEGOTIATION) return classify_offer(nt, known, problem);
@@ -828,7 +833,7 @@ static enum Message classify(const NT *nt, const NT_Negotiation *known, const ch
     else if (nt->status <= NT_CONSUMED && !same_quantities(&known->standing, nt))
         found = "it is not what stands";
     if (nt->status <= NT_COMMITTED && nt->round && nt->round != known->round) found = "its round is not the last one";
-    *problem = found ? found : "it does not follow";
+    *problem = found ? found : UNEXPLAINED[nt->status];
     return found ? MISMATCH : MESSAGE[nt->status];
 }
 
@@ -874,7 +879,7 @@ int NT_Hear(NT_Endpoint *endpoint, const NT *heard, long long now, NT_Negotiatio
         return 1;
     }
     *answer = known ? known->standing : nt;
-    NT_Say(answer, answered(cell[1]), problem);
+    NT_Say(answer, answered(cell[1]), known && before > NT_IS_CONSUMED ? known->reason : problem);
     answer->round = known ? known->round : 0;
     if (known) {
         known->said = *answer;

@@ -107,6 +107,24 @@ class App:
         """How many points were reached; a new process takes over the count of the others."""
         return self._process.reached
 
+    @property
+    def ending(self) -> bool:
+        """Whether koala has said that the end of the walltime is near; costs a look at memory.
+
+        It is true from ``warn_before`` seconds before that end (see the job file) until koala says otherwise. Each
+        process learns of it by itself: one that decides for all what follows has to tell the others.
+        """
+        return self._process.ending
+
+    def time_left(self) -> Optional[float]:
+        """Return the seconds until the processes are ended as their walltime is over, 0 or more.
+
+        None: nobody knows, as outside koala, or under a koala of an earlier version. What koala has said once holds
+        without contact, too.
+        """
+        ends_at = None if self._session is None else self._session.ends_at
+        return None if ends_at is None else max(0.0, ends_at - time.monotonic())
+
     def point(self) -> Optional[Change]:
         """Say that this process is at an adaptation point; all processes pass the same points.
 

@@ -55,6 +55,10 @@ class Process:
         self.bounds = Bounds()
         self.change: Optional[Change] = None
         self.leaving = False
+        self.ending = False
+        """Whether koala has said that the end of the walltime is near."""
+        self.told_left: Optional[int] = None
+        """Seconds that are left of it, as koala has just told; whoever reads it takes it away."""
         self.failure = ""
         """What koala refuses to a call that waits; whoever reads it takes it away."""
         self.complaints: List[str] = []
@@ -71,7 +75,7 @@ class Process:
         self._hearing: Dict[str, Callable[[Note], List[bytes]]] = {
             "who": self._heard_who, "welcome": self._heard_welcome, "when": self._heard_when,
             "stop": self._heard_stop, "abandon": self._heard_abandon, "change": self._heard_change,
-            "resume": self._heard_resume, "fail": self._heard_fail,
+            "resume": self._heard_resume, "fail": self._heard_fail, "ends": self._heard_ends,
         }  # fmt: skip
 
     @property
@@ -95,7 +99,7 @@ class Process:
         hello = note_payload(
             "hello", version=VERSION, state=self.state, change=self.number, at=self.at, reached=self.reached,
             contact=self._contact, sizes=self._sizes, pid=self._pid,
-            **self._mpi,
+            ends=1, **self._mpi,
         )  # fmt: skip
         said = [hello]
         if self.state == "running" and self._said:
@@ -211,6 +215,11 @@ class Process:
         self.complaints.append(self.failure)
         if self.state == "waiting":
             self._run()
+        return []
+
+    def _heard_ends(self, note: Note) -> List[bytes]:
+        self.told_left = note.number("in")
+        self.ending = note.words.get("near") == "1"
         return []
 
     def _is_no_matter(self, number: int) -> bool:

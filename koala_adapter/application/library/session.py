@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Callable, Deque, List
+from typing import Callable, Deque, List, Optional
 
 from koala_adapter.application.library.bargains import Bargains
 from koala_adapter.application.library.notes import KoalaAppError, note_payload, one_line, parse_note
@@ -37,6 +37,8 @@ class Session:
         self.lock = threading.Condition()
         self.process = process
         self.bargains = bargains
+        self.ends_at: Optional[float] = None
+        """When the processes are ended as their time is over, by time.monotonic(); None: nobody has told."""
         self._path = path
         self._output: Deque[bytes] = deque()
         self._closing = False
@@ -195,6 +197,9 @@ class Session:
                     sent = stream.send(self._output[0])
                 except BlockingIOError:
                     return
+                except OSError:  # nobody reads any more; why, may have been said before, and is still to be heard
+                    self._output.clear()
+                    return
                 rest = self._output.popleft()[sent:]
                 if rest:
                     self._output.appendleft(rest)
@@ -224,6 +229,8 @@ class Session:
                 self.say(self.process.heard(note))
                 if note.verb == "who":
                     self.bargains.resumed()
+                if self.process.told_left is not None:
+                    self.ends_at, self.process.told_left = time.monotonic() + self.process.told_left, None
         except (KoalaAppError, NegotiationError) as error:
             self.refuse(KoalaAppError("what koala has said cannot be followed: {}".format(error)))
         if change is None and self.process.change is not None:

@@ -127,7 +127,7 @@ _koala() {
         "koala negotiation schema") words=(--extension --help); values=(); ;;
         "koala app") words=(--install --help); values=(); ;;
         "koala conf") words=(--help); values=(); ;;
-        "koala schema") words=(--help); values=(site job job-report job-list submitted submitted-files explanation local-explanation cluster-list plan scripts checks reaped cleaned queue-event shadow-report given-back negotiation-list negotiation-access simulation-list experiment-list experiment-result wiki-reply); ;;
+        "koala schema") words=(--help); values=(site job job-report job-list submitted submitted-files explanation local-explanation cluster-list plan scripts checks reaped cleaned queue-event shadow-report given-back negotiation-list negotiation-access negotiation-template simulation-list experiment-list experiment-result wiki-reply); ;;
         "koala docs") words=(--examples --help); values=(); ;;
         "koala completion") words=(--help); values=(bash zsh fish); ;;
         "koala wiki") words=(--help); values=(ask serve); ;;

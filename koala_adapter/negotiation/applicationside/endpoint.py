@@ -28,6 +28,10 @@ _RESENT = {
     "accepting": "NT_ACCEPTED", "agreed": "NT_COMMITTED", "consumed": "NT_CONSUMED", "rejected": "NT_REJECTED",
     "withdrawn": "NT_WITHDRAWN", "expired": "NT_EXPIRED", "broken": "NT_ERROR",
 }  # fmt: skip
+_UNEXPLAINED = {
+    "reject": "the peer has rejected it", "withdraw": "the peer has withdrawn it",
+    "expire": "the peer has let it expire", "error": "the peer reports an error",
+}  # fmt: skip
 _EVENTS = {"asked": "offer", "accepted": "accepted", "agreed": "agreed", "consumed": "consumed"}
 
 
@@ -53,6 +57,7 @@ class _Negotiation:
         self.round = 0
         self.deadline: Optional[float] = None
         self.last_sent: Optional[Template] = None
+        self.ended_by = ""
 
 
 class Endpoint:
@@ -156,6 +161,7 @@ class Endpoint:
         if known is not None:
             value = completed(value, known.standing)
         message, problem = self._classified(value, known)
+        reason = value.reason or problem
         state = known.state if known is not None else "new"
         following, answer = RECEIVED[state][message]
         if known is None:
@@ -168,9 +174,10 @@ class Endpoint:
             if following not in ENDED or following == "consumed":
                 known.standing = value
             known.round += message == "offer"
+            known.ended_by = reason if following in ENDED else ""
             self._move(key, known, following, now, value.answer_within)
-        self._reply(known, answer, problem)
-        return [] if following == state else [_event(key, known, state, value.reason or problem)]
+        self._reply(known, answer, known.ended_by if state in ENDED else problem)
+        return [] if following == state else [_event(key, known, state, reason)]
 
     def _classified(self, value: Template, known: Optional[_Negotiation]) -> Tuple[str, str]:
         message = SAID[value.status]
@@ -185,7 +192,7 @@ class Endpoint:
             problem = "it is not what stands"
         if message in ("accept", "commit") and value.round not in (None, known.round):
             problem = "round {} is not the last one, {}".format(value.round, known.round)
-        return ("mismatch" if problem else message), problem or "{} does not follow".format(message)
+        return ("mismatch" if problem else message), problem or _UNEXPLAINED.get(message, message + " does not follow")
 
     def _classified_first(self, value: Template, message: str) -> Tuple[str, str]:
         if message != "offer":
@@ -219,7 +226,7 @@ class Endpoint:
         for key, known in list(self._known.items()):
             if known.deadline is not None and known.deadline <= now:
                 before = known.state
-                reason = "no answer in time" if before == "offered" else "not settled in time"
+                reason = known.ended_by = "no answer in time" if before == "offered" else "not settled in time"
                 self._move(key, known, "expired", now, None)
                 self._say(known, ended(known.standing, "NT_EXPIRED", reason))
                 events.append(_event(key, known, before, reason))
@@ -233,8 +240,9 @@ class Endpoint:
         for key, known in list(self._known.items()):
             before = known.state
             if before in DISCONNECTED:
+                known.ended_by = "the connection ended"
                 self._move(key, known, DISCONNECTED[before], now, None)
-                events.append(_event(key, known, before, "the connection ended"))
+                events.append(_event(key, known, before, known.ended_by))
         return events
 
     def resumed(self) -> None:

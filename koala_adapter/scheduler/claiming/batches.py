@@ -57,13 +57,14 @@ def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool
     if not rejected:
         context.never_arrived.add(key)
     record = context.state.jobs[gone[0].job_id]
-    claim = next((one for one in record.claims if gone[0].id in one.placeholders), None)
-    record.unclaim({placeholder.id for placeholder in gone})
+    missed = {placeholder.id for placeholder in gone}
+    claim = next((one for one in record.claims if missed.intersection(one.placeholders)), None)
+    record.unclaim(missed)
     for placeholder in gone:
         forget_placeholder(context, placeholder)
-    if record.state is not JobState.CLAIMING:
+    if record.state is not JobState.CLAIMING or claim is None:  # what was given up meanwhile, nobody misses
         return
-    if rejected and claim is not None and not _exclude(context, record, claim, batch, reason):
+    if rejected and not _exclude(context, record, claim, batch, reason):
         return
     setback(context, record, f"{batch.cluster}: {reason}", pause=not rejected)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.actions import LaunchJob, Rank
 from koala_adapter.scheduler.claiming.capacity import Capacity, less
+from koala_adapter.scheduler.claiming.firstlook import awaited_looks, waits_for_looks, would_be_queued
 from koala_adapter.scheduler.claiming.lifecycle import end_placeholder, join_pieces, setback
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.claiming.submitting import submit_batch
@@ -40,6 +41,7 @@ def scan_queue(context: Context, *, above: int | None = None) -> None:
     capacity = Capacity(context)
     guarded, kept = state.guarded, dict(state.kept_room)
     guard_position = None if guarded is None else position_of(state.jobs[guarded])
+    unseen = bool(awaited_looks(state, context.now))
     hopeless: set[Lane] = set()
 
     def may_fit(lane: Lane) -> bool:
@@ -55,12 +57,17 @@ def scan_queue(context: Context, *, above: int | None = None) -> None:
             if not may_fit(context.queue.lane_of(record)):
                 continue
         result = place(context, record, capacity.views)
-        if isinstance(result, Placed):
+        if isinstance(result, Placed) and not (unseen and _waits(context, record, result, capacity)):
             leave_queue(context, record)
             claim_placement(context, record, result)
             capacity.refresh({placed.cluster for placed in result.components})
         else:
             hopeless.add(context.queue.lane_of(record))
+
+
+def _waits(context: Context, record: JobRecord, placed: Placed, capacity: Capacity) -> bool:
+    """Tell whether a job that would only be queued waits for the first polls of clusters."""
+    return waits_for_looks(context, would_be_queued(context.requests(record), placed, capacity.views))
 
 
 def claim_placement(context: Context, record: JobRecord, placed: Placed) -> None:

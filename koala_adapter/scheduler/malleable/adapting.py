@@ -55,6 +55,7 @@ def point_reached(context: Context, event: ev.PointReached) -> None:
             _give_up(context, found, "the processes that were to leave are not its own any more")
             return
         change.ranks, change.accepted = list(event.leaving), change.done + len(event.leaving)
+        context.roster.update(record)
     for part in parts_of(record, change):
         part.change.adaptation, part.change.point, part.change.due = event.adaptation, event.point, None
 
@@ -106,9 +107,9 @@ def process_over(context: Context, record: JobRecord, rank: int, why: str) -> bo
         return False
     if found.change.phase is ChangePhase.RELEASING:
         depart(context, record, found.claim, _placeholders(record, [rank]))
+        check_all_over(context, record)
     else:
         _give_up(context, found, f"the new process {rank} {why}")
-    check_all_over(context, record)
     return True
 
 
@@ -119,10 +120,10 @@ def process_lost(context: Context, record: JobRecord, rank: int, placeholder: Pl
         return False
     if found.change.phase is ChangePhase.RELEASING:
         depart(context, record, found.claim, [placeholder.id], gone=True)
+        check_all_over(context, record)
     else:
         pause_growth(context, cluster_of(context, record, found.claim))
         _give_up(context, found, f"the placeholder of the new process {rank} was lost", gone=placeholder.id)
-    check_all_over(context, record)
     return True
 
 
@@ -169,6 +170,7 @@ def _give_up(context: Context, found: _Found, reason: str, *, gone: PlaceholderI
         context.roster.update(record)
         context.scan_wanted = True
         announce_withdrawal(context, record, parts, reason)
+        check_all_over(context, record)  # the others may have ended meanwhile
         return
     cluster = cluster_of(context, record, number).name
     record.last_trouble = f"{change.accepted - change.done} processors on {cluster} were not given back: {reason}"

@@ -165,6 +165,8 @@ def begin_malleable(context: Context, record: JobRecord) -> None:
 def _watch_walltime(context: Context, record: JobRecord) -> None:
     """Have the job looked at when it has too little time left to grow; it may have so from its start."""
     least = context.state.parameters.least_time_to_grow
+    if record.job.has_workers:  # they would be asked to end at once
+        least = max(least, float(record.job.warn_before))
     if not least:
         return
     grows_for = time_left(context, record) - least

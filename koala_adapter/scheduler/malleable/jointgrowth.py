@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from koala_adapter.scheduler.changes import ChangePhase
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -46,6 +48,12 @@ def parts_of(record: JobRecord, change: Change) -> list[Part]:
         if claim.change is not None and name_of(claim.change) == name
     ]
     return sorted(found, key=lambda part: part.change.number)
+
+
+def dispensable(record: JobRecord, change: Change) -> bool:
+    """Tell whether a change is a growth that can be handed back: it is gathered, and nobody was shrunk for it."""
+    parts = (part.change for part in parts_of(record, change))
+    return all(one.phase is ChangePhase.GATHERING and not one.shrunk_others for one in parts)
 
 
 def shared_out(parts: Iterable[Part], most: Iterable[int], wanted: int) -> list[Share]:

@@ -17,14 +17,16 @@ from koala_adapter.scheduler.malleable.growing import (
     withdraw,
 )
 from koala_adapter.scheduler.malleable.hysteresis import pause
-from koala_adapter.scheduler.malleable.jointgrowth import join, parts_of, shared_out
+from koala_adapter.scheduler.malleable.jointgrowth import dispensable, join, parts_of, shared_out
 from koala_adapter.scheduler.malleable.places import return_places
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.shrinking import await_release, release_over
-from koala_adapter.scheduler.malleable.steps import cluster_of, settle
+from koala_adapter.scheduler.malleable.steps import ask, cluster_of, new_change, settle
 from koala_adapter.scheduler.roster import bounds
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from koala_adapter.scheduler import events as ev
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.context import Context
@@ -47,8 +49,33 @@ def offer_answered(context: Context, event: ev.OfferAnswered) -> None:
             step = cluster_of(context, record, number).step
             if event.lapsed and change.in_step and step is not None:
                 step.lapsed = True
+            if event.in_the_way and change.processors < 0 and _ask_again(context, record, number, event.in_the_way):
+                return
             take_answer(context, record, number, change, event.accepted)
             return
+
+
+def _ask_again(context: Context, record: JobRecord, number: int, in_the_way: Collection[int]) -> bool:
+    """Hand back growths with which an application cannot give processors up, and ask for these anew.
+
+    Who waits for them comes before what is gathered. False, and nothing is done, when none of them is gathered any
+    more: the answer was about other sizes than it has by now.
+    """
+    claim = record.claims[number]
+    change, handed_back = claim.change, False
+    for index, other in enumerate(record.claims):
+        growth = other.change
+        named = growth is not None and growth.number in in_the_way and other.component == claim.component
+        if growth is not None and named and dispensable(record, growth):
+            withdraw(context, record, index, f"with them, too few can be given back on {claim.cluster}")
+            handed_back = True
+    if change is None or not handed_back:
+        return False
+    again = new_change(context, change.processors, ChangePhase.ASKED)
+    again.in_step, again.reason = change.in_step, change.reason
+    context.ledger.end_change(claim)
+    ask(context, record, number, again)
+    return True
 
 
 def take_answer(context: Context, record: JobRecord, number: int, change: Change, accepted: int) -> None:

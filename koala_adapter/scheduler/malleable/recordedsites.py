@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from koala_adapter.scheduler.claiming.claims import scan_queue
+from koala_adapter.scheduler.claiming.firstlook import waits_for_looks
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.malleable.growthrequests import keep_promises
 from koala_adapter.scheduler.malleable.hysteresis import asked_in_vain, in_one_step
@@ -107,8 +108,13 @@ class RecordedSites:
         return policy_of(self._context, cluster).rebalances
 
     def jobs_wait(self) -> bool:
-        """Tell whether there is a head of the queue, and there are jobs that could be shrunk for it."""
-        return len(self._context.queue) > 0 and len(self._context.roster) > 0
+        """Tell whether there is a head of the queue, and there are jobs that could be shrunk for it.
+
+        None is while the head may find idle processors on a cluster that nobody has looked at yet.
+        """
+        if not len(self._context.queue) or not len(self._context.roster):
+            return False
+        return not waits_for_looks(self._context, self._context.requests(self._head()))
 
     def making_room(self) -> bool:
         """Tell whether jobs are being shrunk on any cluster."""

@@ -30,6 +30,7 @@ def await_release(context: Context, record: JobRecord, number: int, change: Chan
         settle(context, record, number, change, 0)
         return
     context.ledger.advance_change(claim, ChangePhase.RELEASING, accepted=accepted)
+    context.roster.update(record)  # it may be less, or more, than was asked for: what others can give depends on it
     abandon_after(context, record, change, _patience(context, record, number))
 
 

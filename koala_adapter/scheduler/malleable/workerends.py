@@ -13,7 +13,7 @@ from koala_adapter.model import EndReason, RunnerName
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
 from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.malleable.growing import check_running, check_taken
+from koala_adapter.scheduler.malleable.growing import check_running, check_taken, time_left
 from koala_adapter.scheduler.malleable.shrinking import depart
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
 from koala_adapter.scheduler.timers import TimerKind
@@ -51,7 +51,9 @@ def worker_ended(context: Context, record: JobRecord, rank: int, end: TaskEnd) -
     placeholder = context.state.placeholders.get(record.ranks[rank].placeholder)
     if placeholder is None:
         return
-    by_itself = _leave(context, record, placeholder, f"worker {rank} ended by itself")
+    warned = record.job.warn_before and time_left(context, record) <= record.job.warn_before
+    why = f"worker {rank} ended, near the end of the walltime" if warned else f"worker {rank} ended by itself"
+    by_itself = _leave(context, record, placeholder, why)
     if by_itself:
         if not end.ok:
             record.worker_failures += 1

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.api.askedclusters import ClusterAnswer, answer_report
 from koala_adapter.api.clusterreports import PlannedComponent
 from koala_adapter.api.logprinter import LogPrinter
-from koala_adapter.api.offline import ClusterAnswer, JournalView, answer_report
+from koala_adapter.api.offline import JournalView
 from koala_adapter.api.reports import ComponentReport, JobReport
 from koala_adapter.cli.check import Checked
 from koala_adapter.cli.plan import plan_table

@@ -73,6 +73,10 @@ static koala_app *call(koala_app *app, char *line) {
             app = NULL;
             printf("left\n");
         }
+    } else if (!strcmp(verb, "ending")) { /* now, or in a while */
+        while (line[6] && !koala_app_ending(app)) poll(NULL, 0, 1);
+        double left = koala_app_time_left(app);
+        printf("ending %d left %ld\n", koala_app_ending(app), left < 0 ? -1 : (long)left + (left > (double)(long)left));
     } else if (!strcmp(verb, "state")) {
         printf("rank %d size %d reached %ld contacts", koala_app_rank(app), koala_app_size(app), koala_app_reached(app));
         for (int i = 0; i < koala_app_size(app); i++) printf(" %s", koala_app_members(app)[i].contact);

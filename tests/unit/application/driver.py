@@ -4,6 +4,7 @@
 Run with the directory of koala_app.py as its argument. driver.c does the same with the library in C.
 """
 
+import math
 import sys
 import time
 from typing import Any
@@ -47,6 +48,19 @@ def wished(app: Any, words: list[str]) -> str:  # noqa: ANN401 - likewise
     return f"granted {answer.granted} {answer.reason}".strip()
 
 
+def looked_at(app: Any, words: list[str]) -> str:  # noqa: ANN401 - likewise
+    """Return what the library knows."""
+    if words[0] == "ending":  # now, or in a while
+        while words[1:] and not app.ending:
+            time.sleep(0.0002)
+        left = app.time_left()
+        return f"ending {int(app.ending)} left {-1 if left is None else math.ceil(left)}"
+    return (
+        f"rank {-1 if app.rank is None else app.rank} size {app.size} reached {app.reached}"
+        f" contacts {' '.join(one.contact for one in app.members)} {shown(app.change)}"
+    )
+
+
 def called(app: Any, words: list[str]) -> str:  # noqa: ANN401, PLR0911 - likewise
     """Make a call, and return what came of it."""
     verb = words[0]
@@ -70,11 +84,8 @@ def called(app: Any, words: list[str]) -> str:  # noqa: ANN401, PLR0911 - likewi
     if verb == "leave":
         app.leave()
         return "left"
-    if verb == "state":
-        return (
-            f"rank {-1 if app.rank is None else app.rank} size {app.size} reached {app.reached}"
-            f" contacts {' '.join(one.contact for one in app.members)} {shown(app.change)}"
-        )
+    if verb in {"ending", "state"}:
+        return looked_at(app, words)
     raise ValueError(verb)
 
 

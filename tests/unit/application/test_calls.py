@@ -106,6 +106,7 @@ def test_outside_koala_all_calls_work(stage: Stage) -> None:
     assert alone.call("point") == "nothing"
     assert alone.call("points 1000") == "reached 1001"
     assert alone.call("done") == "done rank 0 size 1"
+    assert alone.call("ending") == "ending 0 left -1"
     assert alone.call("request 3") == "granted 0 the program does not run as an adaptive job of koala"
     assert alone.call("give_back 3") == "granted 0 the program does not run as an adaptive job of koala"
     assert alone.call("leave") == "left"
@@ -114,6 +115,27 @@ def test_outside_koala_all_calls_work(stage: Stage) -> None:
     assert second.call("join any y") == "joined"
     assert second.call("state") == "rank 1 size 3 reached 0 contacts  y  nothing"
     assert second.end() == ""
+
+
+def test_a_program_learns_that_its_time_is_nearly_over(stage: Stage) -> None:
+    """It knows how much is left as soon as koala has told; an earlier koala does not tell."""
+    with KoalaEnd(stage.directory, 1) as koala:
+        (only,) = stage.joined(koala)
+        assert " ends=1" in koala.notes[0][1], "who wants the note says so"
+        assert only.call("ending") == "ending 0 left -1"
+        koala.note(0, "ends", **{"in": 90_000, "near": 1})
+        verb, ending, _, left = only.call("ending at last").split()
+        assert (verb, ending) == ("ending", "1")
+        assert 80_000 < int(left) <= 90_000
+        koala.note(0, "ends", **{"in": 0, "near": 0, "later": "x"})
+        koala.note(0, "dance")
+        koala.wait(lambda: koala.said(0, "error"))
+        assert only.call("ending") == "ending 0 left 0"
+        koala.note(0, "ends", near=1)
+        koala.wait(
+            lambda: koala.said(0, "error text=what%20koala%20has%20said%20cannot%20be%20followed:%20ends%20lacks")
+        )
+        assert only.call("point") == "nothing"
 
 
 def test_a_program_grows_and_shrinks(stage: Stage) -> None:

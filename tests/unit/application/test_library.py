@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import socket
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -12,12 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.application import library, libraryfile
+from koala_adapter.application.library.bargains import Bargains
 from koala_adapter.application.library.members import Member, members_text, parse_change, parse_members
 from koala_adapter.application.library.notes import KoalaAppError, Note, NoteError, note_payload, one_line, parse_note
+from koala_adapter.application.library.process import Process
+from koala_adapter.application.library.session import Session
 from koala_adapter.application.library.sizes import size_rule
 from koala_adapter.application.libraryfile import joined, library_file
 from koala_adapter.dynaco.decide import rule_named
 from koala_adapter.errors import KoalaError
+from koala_adapter.negotiation.applicationside import frame
 from tests.examples import examples
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
@@ -148,3 +153,16 @@ def test_two_modules_with_one_name_are_refused() -> None:
     """In one namespace the later would take the place of the earlier."""
     with pytest.raises(KoalaError, match="_limit is defined in both a and b"):
         joined({"a": '"""A."""\n_limit = 1\n', "b": '"""B."""\ndef _limit():\n    pass\n'})
+
+
+def test_why_koala_has_gone_is_heard_by_who_still_wants_to_speak() -> None:
+    """Nobody reads its first words any more; what was said before is there all the same."""
+    theirs, ours = socket.socketpair()
+    with theirs, ours:
+        theirs.sendall(frame(note_payload("fail", text="this task has a connection already")))
+        theirs.close()
+        process = Process(0, "", "any", 7)
+        session = Session("unused", process, Bargains(size_rule("any"), "node0"))
+        with session._wake, session._woken:
+            assert session._speak(ours)
+    assert process.failure == "this task has a connection already"

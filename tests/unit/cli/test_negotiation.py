@@ -4,15 +4,21 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
 from lxml import etree
 
+from koala_adapter.cli.jsonshapes import shape_schema
 from koala_adapter.cli.koala import koala
+from koala_adapter.negotiation.template import Resource, Template
+from koala_adapter.negotiation.templatejson import to_object
 from koala_adapter.negotiation.templatexml import build
-from tests.unit.negotiation.templates import PUBLISHED, full
+from tests.json_shapes import deviations
+from tests.unit.negotiation.templates import PUBLISHED, full, templates
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +57,25 @@ def test_a_template_is_shown(tmp_path: Path) -> None:
     ]
     code, output, _ = invoke("check", "--json", "-", given=PUBLISHED)
     assert json.loads(output)["resources"][0]["quantity"] == 4
+
+
+def test_json_is_as_its_schema_says() -> None:
+    """What is printed of any template, with all members or the fewest; and the schema knows every member."""
+    schema: Any = shape_schema("negotiation-template")
+
+    @given(templates)
+    def holds(template: Template) -> None:
+        assert deviations(to_object(template), schema) == []
+
+    holds()
+    code, output, _ = invoke("check", "--json", "-", given=PUBLISHED)
+    assert code == 0
+    least = json.loads(output)
+    assert deviations(least, schema) == []
+    assert set(least) == set(schema["required"])
+    assert deviations({**least, "status": "NT_MAYBE"}, schema) != []
+    assert set(schema["properties"]) == {one.name for one in fields(Template) if one.init}
+    assert set(schema["$defs"]["TemplateResource"]["properties"]) == {one.name for one in fields(Resource)}
 
 
 @pytest.mark.parametrize(

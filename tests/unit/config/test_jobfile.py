@@ -162,6 +162,19 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
             "retire_signal: given together with retire_command",
         ),
         (MALLEABLE + 'retire_command = [""]', r"retire_command: .*first text is the name or path of a program"),
+        (
+            "warn_before = 60\n" + MALLEABLE,
+            r"^j.toml:1: warn_before: found 60, allowed is less than walltime \(60 s\)",
+        ),
+        (
+            "warn_before = 6\n" + HEAD + COMPONENT,
+            r'^j.toml:1: warn_before: allowed with runner = "adaptive" or "workers" only',
+        ),
+        (
+            "warn_before = 6\n" + MALLEABLE.replace("workers", "sweep"),
+            r'j.toml:1: warn_before: allowed with runner = "adaptive" or "workers" only',
+        ),
+        ("warn_before = -1\n" + MALLEABLE, r"^j.toml:1: warn_before: found -1, allowed is"),
         (MALLEABLE + "retire_grace = 4000", r"retire_grace: found 4000, allowed is"),
         (HEAD + COMPONENT + "retire_grace = 4", r"retire_grace: allowed in a malleable job only"),
         (
@@ -424,6 +437,22 @@ def test_processes_that_change_together() -> None:
     assert job.adapts(changing.name)
     assert job.is_head(head.name)
     assert not job.adapts(head.name)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (ADAPTIVE, 60),
+        ('warn_before = "30s"\n' + ADAPTIVE, 30),
+        ("warn_before = 0\n" + ADAPTIVE, 0),
+        (MALLEABLE, 0),
+        ("warn_before = 59\n" + MALLEABLE, 59),
+        (HEAD + COMPONENT, 0),
+    ],
+)
+def test_when_a_job_is_warned_of_the_end_of_its_walltime(text: str, seconds: int) -> None:
+    """Adaptive programs a minute before, which may be from the beginning; others only if they want it."""
+    assert loaded(text).warn_before == seconds
 
 
 def test_workers_and_their_head() -> None:

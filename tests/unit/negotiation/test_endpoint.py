@@ -44,6 +44,7 @@ from koala_adapter.negotiation.template import (
     Template,
 )
 from koala_adapter.negotiation.templatexml import build, parse
+from tests.unit.negotiation.foreign import ForeignEndpoint
 from tests.unit.negotiation.templates import CPU, MEM, carried, pair, request
 
 if TYPE_CHECKING:
@@ -458,3 +459,42 @@ def test_a_strict_peer_gets_the_published_form() -> None:
     (agreed,) = peer_says(rms, committed(countered(offer, {CPU: 2})))
     assert isinstance(agreed, Agreed)
     assert agreed.template.direction is Direction.GROW
+
+
+def application(*, foreign: bool) -> Endpoint | ForeignEndpoint:
+    """Return the end of an application, which may be that of the module for applications."""
+    kind = ForeignEndpoint if foreign else Endpoint
+    return kind(side=Side.APPLICATION, host="node7", peer="head")
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        (Status.REJECTED, "the peer has rejected it"),
+        (Status.WITHDRAWN, "the peer has withdrawn it"),
+        (Status.EXPIRED, "the peer has let it expire"),
+        (Status.ERROR, "the peer reports an error"),
+    ],
+)
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_peer_that_gives_no_reason_has_said_what_may_follow(status: Status, why: str, foreign: bool) -> None:  # noqa: FBT001
+    """The published form has no reasons."""
+    end = application(foreign=foreign)
+    end.send(request(2), 0)
+    (ended,) = end.receive(frame(build(published(replace(request(2), status=status)))), 1)
+    assert isinstance(ended, Ended)
+    assert ended.reason == why
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_who_is_asked_again_about_what_has_ended_says_why_it_has(foreign: bool) -> None:  # noqa: FBT001
+    """The peer may have been killed before it took note of that: what it says is no mistake of its."""
+    offer = replace(request(3, initiator=Side.RMS), round=1)
+    for again in (offer, accepted(offer)):
+        end = application(foreign=foreign)
+        end.receive(frame(build(offer)), 0)
+        end.receive(frame(build(expired(offer, "no answer in time"))), 1)
+        end.data_to_send()
+        end.receive(frame(build(again)), 2)
+        (answer,) = [parse(payload) for payload in FrameBuffer().feed(end.data_to_send())]
+        assert (answer.status, answer.reason) == (Status.EXPIRED, "no answer in time")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import ValidationError
 
-from koala_adapter.errors import LrmRejectedError, LrmUnsupportedError
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnsupportedError
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_adapter.plugin import Submission
 from koala_adapter.testing import new_context
@@ -154,3 +154,20 @@ def test_settings_that_torque_has_not(setting: dict[str, str]) -> None:
     """They are refused, with what it has instead."""
     with pytest.raises(ValidationError, match=f"Torque has no {next(iter(setting))}"):
         PbsSettings.model_validate({"dialect": "torque", **setting})
+
+
+async def test_a_server_that_does_not_answer_is_asked_once(commands: Commands, tmp_path: Path) -> None:
+    """``check`` after a start that failed waits for no second time-out, and says what the first heard."""
+    (commands.directory / "qstat").write_text(
+        f'#!/bin/sh\necho "qstat $*" >>{commands.directory}/log\n'
+        "echo 'qstat: cannot connect to server head.site (errno=111)' >&2; exit 111\n"
+    )
+    settings = PbsSettings.model_validate({"dialect": "torque", "bin_directory": commands.directory})
+    lrm = PLUGIN.factory(new_context(tmp_path / "context"), settings)
+    with pytest.raises(LrmUnavailableError) as caught:
+        await lrm.start()
+    found = {result.subject: (result.ok, result.found) for result in await lrm.check()}
+    assert commands.calls("qstat") == ["-B -f"]
+    assert found["commands"][0]
+    assert found["version"] == found["server"] == (False, caught.value.message)
+    assert list(found) == ["commands", "version", "server"]

@@ -167,3 +167,18 @@ def test_a_runner_made_anew_asks_the_same_again() -> None:
     first = former.shrink(request(2), 2, 100.0)
     anew = WorkersRunner(replace(application(rank(1), rank(2), rank(3))))
     assert anew.shrink(request(2), 2, 200.0) == first
+
+
+def test_workers_leave_before_the_walltime_ends() -> None:
+    """Each is asked once, is killed when it takes too long, and is asked again by who does not know; never the head."""
+    runner = WorkersRunner(application(rank(1), rank(2), rank(3, "gamma"), rank(4)))
+    assert signals(runner.shrink(request(1), 1, 100.0)) == [("7:4", 2)]
+    runner.ended("7:1", WELL, 100.0)
+    assert [one.rank for one in runner.staying] == [2, 3]
+    assert signals(runner.retire([0, 1, 2, 4], 101.0)) == [("7:2", 2)]
+    assert [one.rank for one in runner.staying] == [3]
+    assert runner.retire([2], 102.0) == []
+    assert signals(runner.asked_again(rank(2), 102.0)) == [("7:2", 2)]
+    assert signals(runner.kills(106.0)) == [("7:2", 9), ("7:4", 9)]
+    assert signals(runner.retire([3], 107.0)) == [("7:3", 2)]
+    assert runner.staying == []

@@ -161,14 +161,15 @@ class Site:
         parameters: Parameters | None = None,
         *clusters: ClusterParameters,
         policies: Policies = OWN,
+        unseen: tuple[str, ...] = (),
     ) -> None:
-        """``clusters``: those whose parameters are not the defaults."""
+        """``clusters``: those whose parameters are not the defaults. ``unseen``: further ones, not polled yet."""
         self.now = 1000.0
         self.scheduler = Scheduler(policies=policies)
         self.parameters = parameters or Parameters()
         special = {one.name: one for one in clusters}
         self.clusters = tuple(
-            special.get(ClusterName(name), ClusterParameters(name=ClusterName(name))) for name in processors
+            special.get(ClusterName(name), ClusterParameters(name=ClusterName(name))) for name in (*processors, *unseen)
         )
         self.events: list[ev.Event] = []
         self.actions: list[Action] = []

@@ -31,9 +31,10 @@ FAILED = TaskEnd(reason=EndReason.EXITED, exit_code=3)
 class AdaptiveSite(MalleableSite):
     """A site with adaptive jobs."""
 
-    def begin(self, id_: str = "1", *, initial: int = 2, most: int = 6) -> list[Action]:
+    def begin(self, id_: str = "1", *, initial: int = 2, most: int = 6, warn_before: int = 0) -> list[Action]:
         """Start an adaptive job."""
-        return self.start(replace(malleable(id_, part(1, most), initial=initial), runner=RunnerName.ADAPTIVE))
+        job_ = malleable(id_, part(1, most), initial=initial)
+        return self.start(replace(job_, runner=RunnerName.ADAPTIVE, warn_before=warn_before))
 
     def change(self, id_: str = "1") -> Change:
         """Return the change that is under way."""
@@ -143,6 +144,16 @@ def test_a_growth_that_is_given_up() -> None:
     assert site.record("1").state is JobState.RUNNING
     site.end(0)
     site.end(1)
+    assert site.record("1").state is JobState.COMPLETED
+
+
+def test_a_program_that_ends_while_newcomers_are_taken_in() -> None:
+    """All of its own processes have ended well: with the growth given up, nobody is left to end."""
+    site, _ = growing()
+    site.end(0)
+    site.end(1)
+    assert site.record("1").state is JobState.RUNNING
+    site.give_up()
     assert site.record("1").state is JobState.COMPLETED
 
 

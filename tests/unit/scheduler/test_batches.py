@@ -132,6 +132,28 @@ def test_cancelled_while_the_outcome_is_unknown() -> None:
         assert site.pass_time(1000.0) == []
 
 
+def test_the_absence_of_what_was_given_up_is_no_setback() -> None:
+    """Its component has gone elsewhere meanwhile, because another submission was refused: it misses nothing."""
+    site = Site({"a": 4, "b": 4}, Parameters(backoff=1.0))
+    site.submit(job("1", component("x", 3), component("y", 1, cluster="b")))
+    site.taken(batch_on(site, "b"))
+    site.taken(batch_on(site, "a"))
+    first, second, _ = (one.id for one in site.claimed("1") if one.cluster == A)
+    site.ended(first)
+    site.pass_time(10.0)
+    unknown = batch_on(site, "a")
+    site.post(ev.BatchUncertain(time=site.now, batch=unknown, reason="time-out"))
+    site.ended(second)
+    site.pass_time(10.0)
+    assert rejected(site, "a") == {"b": 3}
+    tries = site.record("1").tries
+    site.post(ev.BatchAbsent(time=site.now, batch=unknown, reason="not there"))
+    record = site.record("1")
+    assert (record.tries, record.retake_at) == (tries, None)
+    site.take_all()
+    assert launches(site.hold_all("1")) == ["1"]
+
+
 def test_late_and_repeated_answers_change_nothing() -> None:
     """Once the LRM has taken a submission, it has: later words to the contrary, or the same again, are ignored."""
     site = Site({"a": 4})

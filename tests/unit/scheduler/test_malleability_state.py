@@ -8,16 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from koala_adapter.model import JobId, JobKind
+from koala_adapter.model import JobId, JobKind, RunnerName
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.roster import Roster
-from tests.unit.scheduler.scheduler_site import STATE, A, Site, component, copied, job
+from tests.unit.scheduler.malleable_site import MalleableSite, malleable
+from tests.unit.scheduler.scheduler_site import STATE, A, Site, component, copied, job, of_kind
 from tests.unit.scheduler.test_state import answer_one, end_rank, end_some, hold_many, poll_one, report_one
 
 THRESHOLD = 1
@@ -29,7 +31,8 @@ def submit_malleable(site: Site, chance: random.Random, number: int) -> None:
     for n in range(chance.randint(1, 2)):
         minimum = chance.randint(1, 2)
         part = component(f"c{n}", minimum, minimum + chance.randint(0, 4), cluster=chance.choice([None, "a", "b"]))
-        parts.append(replace(part, initial=chance.choice([None, 9, 9])))
+        flexible = part.cluster is None and number % 2 == 0
+        parts.append(replace(part, initial=chance.choice([None, 9, 9]), flexible=flexible))
     one = job(f"j{number}", *parts, submitted_at=site.now, walltime=chance.choice([50, 800, 800]))
     site.submit(replace(one, kind=JobKind.MALLEABLE) if chance.random() < 0.8 else one)
 
@@ -140,6 +143,7 @@ def eventful(seed: int, length: int = 250) -> tuple[Site, set[ChangePhase]]:
     site = Site(SITE, parameters, ClusterParameters(name=A, threshold=THRESHOLD))
     phases: set[ChangePhase] = set()
     for number in range(length):
+        assert roster_of(site.scheduler) == roster_of(Scheduler(site.state)), "what is known after a restart differs"
         (move,) = chance.choices(list(_MOVES), weights=list(_MOVES.values()))
         move(site, chance, number)
         if chance.random() < 0.3:
@@ -148,10 +152,11 @@ def eventful(seed: int, length: int = 250) -> tuple[Site, set[ChangePhase]]:
     return site, phases
 
 
-def roster_of(scheduler: Scheduler) -> list[tuple[str, JobId, int, int, bool]]:
+def roster_of(scheduler: Scheduler) -> list[tuple[str, JobId, int, int, int, int, bool]]:
     """Return what the policies see."""
     roster = scheduler._roster
-    return [(n, m.job_id, m.claim, m.size, m.busy) for n in roster.clusters() for m in roster.on(n)]
+    members = [(n, m) for n in roster.clusters() for m in roster.on(n)]
+    return [(n, m.job_id, m.claim, m.size, m.minimum, m.maximum, m.busy) for n, m in members]
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -169,6 +174,31 @@ def test_same_events_same_actions(seed: int) -> None:
     assert STATE.dump_json(resumed.state) == STATE.dump_json(straight.state)
     fresh = Scheduler(copied(straight.state))
     assert roster_of(resumed) == roster_of(straight) == roster_of(fresh)
+
+
+@pytest.mark.parametrize("runner", [RunnerName.RANKS, RunnerName.ADAPTIVE])
+def test_what_a_component_gives_up_on_one_cluster_bounds_what_it_gives_on_another(runner: RunnerName) -> None:
+    """Not what it was asked for there; who goes on without a restart knows the same as who reads the records."""
+    site = MalleableSite({"a": 3, "b": 1})
+    flexible = replace(component("m", 2, 4), flexible=True)
+    made = replace(malleable("m", flexible, initial=3), runner=runner)
+    (offer,) = of_kind(OfferProcessors, site.start(made))
+    site.grow_by(offer)
+    if runner is RunnerName.ADAPTIVE:
+        number = offer.number
+        site.post(ev.PointReached(time=site.now, job_id=made.id, number=number, adaptation=1, point=1, leaving=()))
+        site.post(ev.ChangeMade(time=site.now, job_id=made.id, number=number))
+    site.poll("a", 3, idle=0, ours=3)
+    site.poll("b", 1, idle=0, ours=1)
+    assert site.sizes("m") == [3, 1]
+    (request,) = of_kind(RequestProcessors, site.submit(job("1", component("x", 2, cluster="a"))))
+    assert request.processors == 2
+    site.answer(request, 2 if runner is RunnerName.ADAPTIVE else 1)
+    if runner is RunnerName.ADAPTIVE:
+        number = request.number
+        site.post(ev.PointReached(time=site.now, job_id=made.id, number=number, adaptation=2, point=2, leaving=(2,)))
+    assert [claim.leaving for claim in site.record("m").claims] == [1, 0]
+    assert roster_of(site.scheduler) == roster_of(Scheduler(site.state))
 
 
 def test_random_events_reach_every_phase() -> None:

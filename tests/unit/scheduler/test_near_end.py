@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.model import JobId, RunnerName
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import GrantProcessors, OfferProcessors, WithdrawOffer
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.malleable.approaches import Approach
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
-from tests.unit.scheduler.scheduler_site import of_kind
+from tests.unit.scheduler.scheduler_site import WELL, of_kind
 from tests.unit.scheduler.test_workers import workers
 
 if TYPE_CHECKING:
@@ -105,3 +106,25 @@ def test_workers_that_their_owner_wants_are_not_added_either() -> None:
     assert len(site.stubs()) == 2
     site.pass_time(WALLTIME - LEAST + 1)
     assert site.stubs() == []
+
+
+def test_workers_that_would_be_asked_to_end_at_once_are_not_started() -> None:
+    """A job whose workers leave before its walltime ends grows no more from then on; who ends then is said to."""
+    site = MalleableSite({"a": 6}, policy="egs")
+    site.start(replace(workers("1", part(2, 6), walltime=WALLTIME), warn_before=2 * LEAST))
+    site.poll("a", 6, idle=0, ours=2)
+    site.pass_time(WALLTIME - 2 * LEAST + 1)
+    assert of_kind(OfferProcessors, freed(site)) == []
+    site.post(ev.RankEnded(time=site.now, job_id=JobId("1"), rank=0, end=WELL))
+    change = site.record("1").size_changes[-1]
+    assert (change.before, change.after, change.reason) == (2, 1, "worker 0 ended, near the end of the walltime")
+
+
+def test_programs_that_are_only_told_go_on_growing_until_the_sites_time() -> None:
+    """When their processes are told of the end, and what is worth its start, are two things."""
+    site = MalleableSite({"a": 6}, policy="egs")
+    own = replace(malleable("1", part(2, 6), walltime=WALLTIME), runner=RunnerName.ADAPTIVE, warn_before=2 * LEAST)
+    site.start(own)
+    site.poll("a", 6, idle=0, ours=2)
+    site.pass_time(WALLTIME - 2 * LEAST + 1)
+    assert of_kind(OfferProcessors, freed(site)) != []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 import weakref
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -60,10 +61,10 @@ class OneRunner:
 class Line:
     """An adaptive job of two processes, and what each of them hears."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, warn_before: int = 0) -> None:
         """Nobody has said anything."""
         self.site = AdaptiveSite({"a": 2}, Approach.NONE)
-        self.site.begin()
+        self.site.begin(warn_before=warn_before)
         self.applications = OneRunner(self.site)
         self.heard: list[tuple[str, bytes]] = []
         self.looks = 0
@@ -214,3 +215,56 @@ def test_an_event_that_touches_other_jobs_costs_no_look_at_this_one() -> None:
     assert line.applications.asked == 0
     line.adaptations.handled([job_id])
     assert line.applications.asked == 1
+
+
+def hello_of_today() -> Note:
+    """Return the first words of a process whose library wants to know when its time is over."""
+    return note("hello", **{**hello().words, "ends": 1})
+
+
+def ends(heard: list[tuple[str, bytes]]) -> list[tuple[str, int, str]]:
+    """Return who hears of the end of the walltime: task, seconds that are left, and whether that is little."""
+    notes = [(task, parse_note(payload)) for task, payload in heard if payload.startswith(b"ends ")]
+    return [(task, one.number("in"), one.text("near")) for task, one in notes]
+
+
+def test_processes_are_told_when_the_walltime_is_nearly_over() -> None:
+    """Those that understand it: before they are welcomed how long they have, and at its time that it is near."""
+    line = Line(warn_before=60)
+    record = line.site.record("1")
+    assert record.launched_at is not None
+    end = record.launched_at + 600
+    line.site.now = end - 599.5
+    assert line.note(0, hello()) == [], "a library of an earlier version is told nothing"
+    heard = line.note(1, hello_of_today())
+    assert ends(heard) == [("1:1", 599, "0")]
+    assert [payload.split()[0] for task, payload in heard if task == "1:1"] == [b"ends", b"welcome"]
+    assert line.adaptations.next_deadline() == end - 60
+    assert line.adaptations.warned(record.job.id) == ""
+    line.site.now = end - 60
+    before = len(line.heard)
+    line.adaptations.give_up_overdue()
+    assert ends(line.heard[before:]) == [("1:1", 60, "1")]
+    assert len(line.heard) == before + 1, "nothing else is said, and the size stays"
+    assert line.adaptations.next_deadline() == inf
+    told = "1 of its processes has been told that the end of the walltime is near."
+    assert line.adaptations.warned(record.job.id) == told
+    line.site.now = end - 30
+    assert ends(line.note(0, hello_of_today())) == [("1:0", 30, "1")]
+    assert line.adaptations.warned(record.job.id) == told.replace("1 of its processes has", "2 of its processes have")
+    line.adaptations.forget(record.job.id)
+    assert line.adaptations.warned(record.job.id) == ""
+
+
+def test_a_placeholder_that_ends_before_the_walltime_counts() -> None:
+    """Its agent ends the process some seconds before, so that last words arrive; all hear of it."""
+    line = Line(warn_before=60)
+    record = line.site.record("1")
+    for rank in (0, 1):
+        line.note(rank, hello_of_today())
+    before, placeholder = len(line.heard), record.ranks[1].placeholder
+    line.site.hold(placeholder, ends_at=line.site.now + 200)
+    line.adaptations.in_contact(record, line.applications.runner, 1)
+    assert ends(line.heard[before:]) == [("1:0", 190, "0")], "who comes back is told with its hello"
+    assert ends(line.note(1, hello_of_today())) == [("1:1", 190, "0")]
+    assert line.adaptations.next_deadline() == line.site.now + 130

@@ -104,3 +104,37 @@ def test_a_rule_that_fails_is_told_for_offers_and_requests() -> None:
     (request,) = offers(found, RULES)
     assert processors(request.template) == 1
     assert request.trouble.endswith("it raises ValueError: no idea of 1")
+
+
+def wanted_back(found: AdaptiveSite, count: int) -> FirstOffer:
+    """Return what the job is told when so many processors are wanted back on its first cluster."""
+    claim = found.record("1").claims[0]
+    claim.change = Change(number=99, processors=-count, phase=ChangePhase.ASKED)
+    (request,) = offers(found)
+    claim.change = None
+    return request
+
+
+def growing_on_b(sizes: str) -> AdaptiveSite:
+    """Return one whose job has two processors on one cluster, and for which two are gathered on the other."""
+    found = site(sizes)
+    first, second = of_kind(OfferProcessors, found.actions)
+    found.answer(first, 0)
+    found.answer(second)
+    assert len(found.stubs()) == 2
+    return found
+
+
+def test_growths_are_in_the_way_of_what_is_wanted_back_where_a_size_fits_without_them_only() -> None:
+    """One process is a power of two, three are none; nothing is asked for before they are handed back."""
+    found = growing_on_b("power-of-two")
+    (growth,) = [claim.change for claim in found.record("1").claims if claim.change is not None]
+    assert wanted_back(found, 1) == FirstOffer(None, "no size of its fits", "", (growth.number,))
+    assert processors(wanted_back(growing_on_b("any"), 1).template) == 1
+
+
+def test_nothing_is_wanted_back_that_would_lead_to_no_size_with_what_is_taken_in() -> None:
+    """That cannot be handed back any more; it is asked for again when it is over."""
+    found = growing_on_b("power-of-two")
+    assert of_kind(TakeProcessors, found.hold_stubs())
+    assert wanted_back(found, 1) == FirstOffer(None, "no size of its fits", "", ())

@@ -299,6 +299,41 @@ def test_an_offer_that_ran_out_as_the_service_was_down(known: bool) -> None:  # 
     assert len({template.agreement_id for sender, template in stage.kept if sender is Side.RMS}) == 2
 
 
+def killed_before_the_end_was_recorded(stage: Stage, seconds: float) -> None:
+    """Let time run out, and have the service killed between telling the application and telling the scheduler."""
+    stage.journal_full = True
+    stage.site.now += seconds
+    stage.manager.time_passed(stage.site.record("1"), stage.party)
+    assert stage.kept[-1][0] is Side.RMS
+    assert stage.kept[-1][1].status is Status.EXPIRED
+    stage.journal_full = False
+    stage.start()
+    stage.go_on()
+    stage.deliver()
+
+
+def test_an_offer_that_had_ended_before_the_service_was_killed_is_not_made_again() -> None:
+    """The application would say of it that it has expired. It may get another one later."""
+    stage = Stage(5)
+    stage.go_on()
+    killed_before_the_end_was_recorded(stage, 21.0)
+    assert stage.phase is None
+    assert [template.status for _, template in stage.kept] == [Status.NEGOTIATION, Status.EXPIRED]
+    stage.site.pass_time(2 * stage.site.parameters.scan_interval)
+    stage.go_on()
+    assert stage.phase is ChangePhase.ASKED
+
+
+def test_a_wish_that_had_ended_before_the_service_was_killed_is_given_up() -> None:
+    """With the reason that was told then, and not with what somebody answers to an acceptance that comes too late."""
+    stage = Stage(5, Approach.NONE)
+    stage.say(wish(2))
+    assert stage.phase is ChangePhase.GATHERING
+    killed_before_the_end_was_recorded(stage, 31.0)
+    assert stage.phase is None
+    assert stage.site.record("1").last_trouble == "2 more processors on a: not settled in time"
+
+
 def test_a_restart_before_the_commitment_has_arrived() -> None:
     """It is said again when the process is in contact."""
     stage = Stage(5)

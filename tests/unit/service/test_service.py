@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -15,8 +16,11 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 
 from koala_adapter.api.client import Client
+from koala_adapter.api.closedjournal import ClosedJournal, closed_journal
 from koala_adapter.api.hosting import host
 from koala_adapter.api.offline import recorded
+from koala_adapter.api.offlinecleaning import clean
+from koala_adapter.api.statedirectory import JOURNAL_NAME
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.errors import EXIT_SERVICE, DefectError, JobNotFoundError, RecoveryError
@@ -30,10 +34,12 @@ from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.service.askingagain import FIRST_PAUSE
 from koala_adapter.service.journal import Journal
+from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
 from koala_adapter.service.service import Service
+from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import component, job
 from tests.unit.service.scripted_agent import ScriptedAgent
-from tests.unit.service.scripted_lrm import ScriptedLrm
+from tests.unit.service.scripted_lrm import ScriptedLrm, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator
@@ -55,6 +61,8 @@ class Served:
 
     def __init__(self, directory: Path) -> None:
         self.lrm = ScriptedLrm()
+        self.others: dict[ClusterName, ScriptedLrm] = {}
+        """Those of further clusters."""
         self.directory = directory / "state"
         self.directory.mkdir(mode=0o700)
         self.tokens = directory / "tokens"
@@ -64,7 +72,7 @@ class Served:
                 summary="a test's",
                 settings=NoSettings,
                 capabilities=Capabilities(),
-                factory=lambda _context, _settings: self.lrm,
+                factory=lambda context, _settings: self.others.get(context.cluster, self.lrm),
             )
         }
         self.service: Service | None = None
@@ -72,16 +80,18 @@ class Served:
     @property
     def site(self) -> SiteConfig:
         """The site file."""
-        text = f"""
-            control_center = {{ listen = "127.0.0.1" }}
+        clusters = "".join(
+            f"""
             [[clusters]]
-            name = "a"
+            name = "{name}"
             plugin = "scripted"
             poll_interval = 1
             requests_per_minute = 6000
             token_directory = "{self.tokens}"
-        """
-        return load_site_text(text, self.plugins)
+            """
+            for name in ("a", *self.others)
+        )
+        return load_site_text(f'control_center = {{ listen = "127.0.0.1" }}\n{clusters}', self.plugins)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Service]:
@@ -167,6 +177,37 @@ async def test_a_job_from_its_submission_to_its_end(served: Served) -> None:
         await until(lambda: not service.state.placeholders, service)
         assert service.journal.finished.report(id_) == f"report of {id_}"
         await until(lambda: not service.busy, service)
+
+
+class SlowLrm(ScriptedLrm):
+    """An LRM that does not answer its first question before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answers = anyio.Event(), anyio.Event()
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """See Lrm."""
+        self.asked.set()
+        await self.answers.wait()
+        return await super().jobs(name_prefix=name_prefix)
+
+
+async def test_a_job_is_queued_nowhere_before_every_cluster_has_answered(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be queued on the busy one, which answered first, and stay there for good."""
+    monkeypatch.setattr("koala_adapter.scheduler.claiming.firstlook.FIRST_LOOK", 3600.0)
+    served.lrm.all_nodes = (node(used=4),)
+    slow = served.others[ClusterName("b")] = SlowLrm()
+    async with served.running() as service:
+        await slow.asked.wait()
+        id_ = submit(service)
+        await until(lambda: service.state.clusters[ClusterName("a")].polled_at is not None, service)
+        assert service.state.jobs[id_].state is JobState.WAITING
+        slow.answers.set()
+        await until(lambda: "submit" in slow.order, service)
+        assert "submit" not in served.lrm.order
 
 
 async def test_a_defect_costs_one_event(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,6 +350,106 @@ async def test_cleaning_by_the_socket(served: Served) -> None:
         server.stop_wanted.set()
     with pytest.raises(JobNotFoundError, match="was removed"):
         recorded(served.directory, OWN).job(over)
+
+
+def read_at_once(directory: Path) -> ClosedJournal | None:
+    """Return what the journal says where it need not be replayed."""
+    return closed_journal(directory / JOURNAL_NAME, lambda: recorded(directory, OWN, archived=10), most=10)
+
+
+async def test_a_journal_that_was_closed_well_need_not_be_replayed(served: Served) -> None:
+    """It says the same of jobs as a replay does, until anything has happened since; and not before its end."""
+    async with anyio.create_task_group() as tasks:
+        server = await tasks.start(host, served.site, served.plugins, served.directory)
+        client = Client(served.directory)
+        over, goes_on = [await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1)))) for _ in range(2)]
+        await to_thread.run_sync(lambda: client.cancel(over))
+        await to_thread.run_sync(lambda: list(client.watch(over)))
+        assert read_at_once(served.directory) is None
+        server.stop_wanted.set()
+    closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN, archived=10)
+    assert closed is not None
+    assert list(closed.unfinished) == replayed.unfinished == [goes_on]
+    assert [one.id for one in closed.jobs(1)] == [goes_on]
+    assert closed.negotiations() == replayed.negotiations() == []
+    for id_ in (over, goes_on):
+        at = replayed.job(id_).reported_at
+        assert replace(closed.job(id_), reported_at=at) == replace(replayed.job(id_), reported_at=at)
+    assert clean(served.directory, OWN, older=0.0, dry_run=False).jobs == (over,)
+    cleaned = read_at_once(served.directory)
+    assert cleaned is not None
+    with pytest.raises(JobNotFoundError, match="was removed"):
+        cleaned.job(over)
+    with Journal(served.directory / JOURNAL_NAME) as journal:
+        journal.append(ev.TimeReached(time=time.time()))
+        assert not journal.closed_well
+    assert read_at_once(served.directory) is None
+
+
+async def test_jobs_of_a_closed_journal_are_listed_as_a_replay_lists_them(served: Served) -> None:
+    """In order of submission, the latest ones."""
+    async with anyio.create_task_group() as tasks:
+        server = await tasks.start(host, served.site, served.plugins, served.directory)
+        client = Client(served.directory)
+        ids = [await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1)))) for _ in range(3)]
+        for id_ in reversed(ids):
+            await to_thread.run_sync(client.cancel, id_)
+            await to_thread.run_sync(list, client.watch(id_))
+        server.stop_wanted.set()
+    closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN, archived=10)
+    assert closed is not None
+    assert closed.unfinished == ()
+    assert [one.id for one in closed.jobs(2)] == [one.id for one in replayed.jobs(2)] == ids[1:]
+    assert [one.explanation for one in closed.jobs(9)] == [one.explanation for one in replayed.jobs(9)]
+
+
+async def test_how_long_ago_a_job_negotiated_is_told_as_of_now(served: Served) -> None:
+    """A report that was kept cannot tell it: such a job is told of as a replay tells it."""
+    async with served.running() as service:
+        id_ = submit(service)
+        service.cancel(id_)
+        await until(lambda: not service.unfinished, service)
+        service.journal.finished.keep(id_, 0.0, job_report(id=id_, explanation="as of then").to_json())
+    closed = read_at_once(served.directory)
+    assert closed is not None
+    assert closed.job(id_).explanation == closed.jobs(1)[0].explanation == "as of then"
+    with Journal(served.directory / JOURNAL_NAME) as journal:
+        kept = KeptNegotiation(job_id=id_, component="x", rank=0, initiator="rm", agreement_id="1")
+        journal.negotiations.keep(kept, Message(at=1.0, sender="rm", template="<template/>"))
+    closed = read_at_once(served.directory)
+    assert closed is not None
+    assert (
+        closed.job(id_).explanation
+        == closed.jobs(1)[0].explanation
+        == recorded(served.directory, OWN).job(id_).explanation
+    )
+    assert closed.job(id_).explanation.startswith("The job was cancelled by the user")
+
+
+async def test_what_kept_koala_or_the_program_from_going_on_is_told_without_a_service(served: Served) -> None:
+    """Such as a wrong call of the program: no event has it, but the report that was kept at the end of the job."""
+    async with served.running() as service:
+        id_ = submit(service)
+        service.cancel(id_)
+        await until(lambda: not service.unfinished, service)
+        report = job_report(id=id_, trouble="Process 0 made a wrong call: done() without a change.")
+        service.journal.finished.keep(id_, 0.0, report.to_json())
+    told = recorded(served.directory, OWN, archived=10).job(id_)
+    assert told.explanation.startswith("The job was cancelled by the user")
+    assert told.explanation.endswith(f". {report.trouble}")
+    assert told.trouble == report.trouble
+
+
+async def test_a_corrected_end_that_was_not_kept_is_kept_by_the_next_service(served: Served) -> None:
+    """As when it was killed between the event and the report."""
+    async with served.running() as service:
+        id_ = submit(service)
+        service.cancel(id_)
+        await until(lambda: not service.unfinished, service)
+        kept = service.journal.finished
+        kept.keep(id_, 0.0, '{"outcome": {"state": "lost"}}')
+    async with served.running() as service:
+        assert service.journal.finished.report(id_) == f"report of {id_}"
 
 
 async def test_callers_are_answered_while_a_snapshot_is_written(

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.dynaco.decide import rule_named
-from koala_adapter.model import RunnerName
+from koala_adapter.model import JobId, RunnerName
 from koala_adapter.runners.runner import Application
-from koala_adapter.runners.workers import WorkersRunner
+from koala_adapter.runners.workers import AddressedSignal, WorkersRunner
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.malleable.approaches import Approach
@@ -31,18 +32,27 @@ class Scene:
     """One job of workers that may grow on all clusters, served by the part of the service that asks it."""
 
     def __init__(
-        self, clusters: dict[str, int], sizes: str, minimum: int = 1, maximum: int = 16, *, approach: Approach
+        self,
+        clusters: dict[str, int],
+        sizes: str,
+        minimum: int = 1,
+        maximum: int = 16,
+        *,
+        approach: Approach,
+        warn_before: int = 0,
     ) -> None:
         """The job runs; what the scheduler wanted meanwhile is in ``actions``."""
         self.site = MalleableSite(clusters, approach)
         self._runner: WorkersRunner | None = None
-        self._said: list[ev.Event] = []
+        self.said: list[ev.Event] = []
+        self.ordered: list[Order] = []
         self.resizing = WorkersResizing(
-            self, state=lambda: self.site.state, clock=lambda: self.site.now, report=self._said.append
+            self, state=lambda: self.site.state, clock=lambda: self.site.now, report=self.said.append
         )
         workers = replace(component("w", minimum, maximum, cluster=None), flexible=True, sizes=sizes)
         head = component("head", 1, cluster=next(iter(clusters)))
-        self.actions = self.site.start(replace(malleable("1", head, workers), runner=RunnerName.WORKERS))
+        job_ = replace(malleable("1", head, workers), runner=RunnerName.WORKERS, warn_before=warn_before)
+        self.actions = self.site.start(job_)
 
     # ---- ResizedApplications ----------------------------------------------------------------------------------------
 
@@ -68,6 +78,7 @@ class Scene:
 
     def order(self, orders: Iterable[Order]) -> None:
         """Send nothing: the tests tell what ends."""
+        self.ordered.extend(orders)
 
     # ---- what happens -----------------------------------------------------------------------------------------------
 
@@ -84,8 +95,8 @@ class Scene:
                 self.resizing.offer(one)
             else:
                 self.resizing.request(one)
-        answers = [one for one in self._said if isinstance(one, ev.OfferAnswered)]
-        self._said.clear()
+        answers = [one for one in self.said if isinstance(one, ev.OfferAnswered)]
+        self.said.clear()
         for answer in answers:
             self.site.post(answer)
         assert len(answers) == len(asked)
@@ -164,3 +175,109 @@ def test_what_is_wanted_back_leaves_a_usable_size_or_is_not_given() -> None:
     assert scene.size == 2
     told = scene.site.record("1").last_trouble
     assert told == 'asked for 1 back on a, w gives none: it cannot have 3 (sizes = "power-of-two")'
+
+
+def gathering_four(sizes: str, maximum: int = 8) -> Scene:
+    """Return four workers on one cluster for which four are gathered on another."""
+    scene = Scene({"a": 5, "b": 4}, sizes, maximum=maximum, approach=Approach.PWA)
+    assert scene.ask(scene.actions) == [3, 0]
+    before = len(scene.site.actions)
+    scene.gather()
+    assert scene.ask(scene.site.actions[before:]) == [4]
+    return scene
+
+
+def wanted_back(scene: Scene) -> list[Action]:
+    """Submit a job that needs a processor of the four; return what the scheduler wants by then."""
+    before = len(scene.site.actions)
+    scene.site.submit(job("2", component("x", 1, cluster="a")))
+    return scene.site.actions[before:]
+
+
+def test_what_is_wanted_back_is_given_in_place_of_what_is_gathered_elsewhere() -> None:
+    """Neither three nor two are a power of two with four more; two alone are. The waiting job comes first."""
+    scene = gathering_four("power-of-two")
+    wanted = wanted_back(scene)
+    before = len(scene.site.actions)
+    assert scene.ask(wanted) == [0]
+    assert scene.site.stubs() == []
+    assert scene.site.record("1").last_trouble == "4 more processors on b: with them, too few can be given back on a"
+    again = scene.site.actions[before:]
+    assert [(one.cluster, one.processors) for one in of_kind(RequestProcessors, again)] == [("a", 1)]
+    assert scene.ask(again) == [2]
+    scene.site.release("1", 2, "w")
+    assert scene.size == 2
+
+
+def test_what_is_gathered_elsewhere_is_kept_where_enough_can_be_given_beside_it() -> None:
+    """Two and six are multiples of two."""
+    scene = gathering_four("multiple-of-2")
+    assert scene.ask(wanted_back(scene)) == [2]
+    assert len(scene.site.stubs()) == 4
+    scene.site.release("1", 2, "w")
+    scene.gather()
+    assert scene.size == 6
+
+
+def test_what_is_taken_in_already_is_not_handed_back() -> None:
+    """It answers by what it has with that, and is asked again when that is over."""
+    scene = gathering_four("power-of-two")
+    wanted = wanted_back(scene)
+    taken = of_kind(TakeProcessors, scene.site.hold_stubs())
+    assert scene.ask(wanted) == [4]
+    for one in taken:
+        scene.site.take(one)
+    scene.site.release("1", 4, "w")
+    assert scene.size == 4
+
+
+def test_what_is_taken_in_before_the_answer_is_handled_is_not_handed_back() -> None:
+    """The answer could be given while a snapshot was written: it was about other sizes, and nothing comes of it."""
+    scene = gathering_four("power-of-two")
+    (wanted,) = of_kind(RequestProcessors, wanted_back(scene))
+    scene.resizing.request(wanted)
+    (answer,) = scene.said
+    taken = of_kind(TakeProcessors, scene.site.hold_stubs())
+    assert of_kind(RequestProcessors, scene.site.post(answer)) == []
+    for one in taken:
+        scene.site.take(one)
+    assert scene.size == 8
+
+
+def test_an_answer_that_is_told_twice_hands_back_once() -> None:
+    """The second one is to a message that nobody waits for any more."""
+    scene = gathering_four("power-of-two")
+    (wanted,) = of_kind(RequestProcessors, wanted_back(scene))
+    scene.resizing.request(wanted)
+    (answer,) = scene.said
+    assert len(of_kind(RequestProcessors, scene.site.post(answer))) == 1
+    assert scene.site.post(answer) == []
+
+
+def signalled(scene: Scene) -> list[tuple[str, int]]:
+    """Return which tasks were sent which signals since this was asked last."""
+    sent = [(one.signal.task, one.signal.signal) for one in scene.ordered if isinstance(one, AddressedSignal)]
+    scene.ordered.clear()
+    return sent
+
+
+def test_workers_are_asked_to_end_before_the_walltime_does() -> None:
+    """All at its time, once each; a placeholder that ends earlier counts for its own worker; the head goes on."""
+    scene = Scene({"a": 4}, "any", 3, 4, approach=Approach.NONE, warn_before=60)
+    record = scene.site.record("1")
+    assert record.launched_at is not None
+    end = record.launched_at + record.job.walltime
+    assert scene.resizing.retire_near_end() == inf, "nothing of the job was handled yet"
+    scene.site.hold(record.ranks[2].placeholder, ends_at=end - 190)
+    scene.resizing.handled([record.job.id, JobId("2")])
+    assert scene.resizing.retire_near_end() == end - 260
+    scene.site.now = end - 260
+    assert scene.resizing.retire_near_end() == end - 60
+    assert signalled(scene) == [("1:2", 15)]
+    scene.site.now = end - 60
+    assert scene.resizing.retire_near_end() == inf
+    assert signalled(scene) == [("1:1", 15), ("1:3", 15)]
+    scene.resizing.handled([record.job.id])
+    assert scene.resizing.retire_near_end() == inf
+    assert scene.resizing.kill_overdue() == end - 30, "the time of the first is over, and it is killed"
+    assert signalled(scene) == [("1:2", 9)]
