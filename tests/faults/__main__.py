@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 import time
 import traceback
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ from tests.faults.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from types import FrameType
 
 KINDS: Mapping[str, Mapping[str, bool]] = {
     "rigid": {},
@@ -34,6 +37,8 @@ KINDS: Mapping[str, Mapping[str, bool]] = {
     "owned": {"malleable": True, "workers": True, "owned": True},
 }
 """What a world of each kind is made with, beside its seed."""
+LONGEST_SCHEDULE = 120.0
+"""Seconds of processor time; whoever takes more stands still. Most take less than one."""
 REPORT_INTERVAL = 30.0
 """Seconds between two lines that tell how far it is."""
 
@@ -61,6 +66,22 @@ class Progress:
             )
 
 
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block once it has taken so many seconds of processor time."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError(f"it stands still: not over after {seconds:g} s of processor time")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 def violation(seed: int, kind: str, *, kill_at: int | None = None) -> str | None:
     """Run one schedule; return how it broke an invariant, and where, or None.
 
@@ -69,7 +90,8 @@ def violation(seed: int, kind: str, *, kill_at: int | None = None) -> str | None
     try:
         world = World(seed, **KINDS[kind])
         world.faults.kill_at = kill_at
-        world.run()
+        with bounded(LONGEST_SCHEDULE):
+            world.run()
     except Exception:  # noqa: BLE001 - whatever goes wrong in a schedule is what is looked for
         given = "".join(f", {name}={value}" for name, value in KINDS[kind].items())
         return f"World({seed}{given}).run(), kill_at={kill_at}\n{traceback.format_exc()}"
