@@ -137,8 +137,8 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
     )
     retire_command: RetireCommand = Field(
         default=(),
-        description="Command that asks a worker to end instead: it is run on the worker's node, in its environment, "
-        "and may take as long as retire_grace.",
+        description="Command that asks a worker to end instead: it is run on the worker's node, in its environment "
+        "but in a directory of its own unless the job has a working_directory, and may take as long as retire_grace.",
     )
     retire_grace: WholeSeconds | None = Field(
         default=None,

@@ -188,7 +188,8 @@ def _waiting(state: State, queue_position: int | None, record: JobRecord, now: f
         kept = f" Running jobs are giving up processors for it on {_joined(giving)}."
     elif state.guarded == record.job.id:
         said = _joined(f"{count} on {name}" for name, count in state.kept_room.items())
-        kept = f" Because it has waited long, what comes free is kept for it ({said})."
+        why = "Because it has waited long, what" if _waited_long(state, record) else "What"
+        kept = f" {why} comes free is kept for it ({said})."
     looks = _first_looks(state, record, now, policies)
     free = _clusters(state, record, now, policies)
     return f"{place} and needs {need}. {looks}{free}{kept}{_refused_answer(state, record)}"
@@ -263,7 +264,13 @@ def _kept_there(state: State, record: JobRecord, cluster: ClusterRecord, now: fl
     kept = min(cluster.room, state.kept_room.get(cluster.parameters.name, 0))
     if kept <= 0:
         return ""
-    return f" (kept for job {guarded.job.id}, which has waited long: {'all' if kept == cluster.room else kept})"
+    why = ", which has waited long" if _waited_long(state, guarded) else ""
+    return f" (kept for job {guarded.job.id}{why}: {'all' if kept == cluster.room else kept})"
+
+
+def _waited_long(state: State, record: JobRecord) -> bool:
+    """Tell whether room is kept for a job by its age; if not, for what others have given up for it."""
+    return record.queued_at_scan is not None and state.scans - record.queued_at_scan >= state.parameters.guard_scans
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------

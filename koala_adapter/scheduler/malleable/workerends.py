@@ -54,7 +54,7 @@ def worker_ended(context: Context, record: JobRecord, rank: int, end: TaskEnd) -
     warned = record.job.warn_before and time_left(context, record) <= record.job.warn_before
     why = f"worker {rank} ended, near the end of the walltime" if warned else f"worker {rank} ended by itself"
     by_itself = _leave(context, record, placeholder, why)
-    if by_itself:
+    if by_itself and not _asked_near_end(context, record):
         if not end.ok:
             record.worker_failures += 1
             record.last_trouble = _said(record, rank, end)
@@ -123,11 +123,19 @@ def workers_timer(context: Context, record: JobRecord) -> None:
     record.growth_rests = False
     end = record.last_worker_end
     patient = record.job.runner is RunnerName.SWEEP and record.worker_failures < MOST_FAILED_LAUNCHERS
+    patient = patient or _asked_near_end(context, record)
     if record.state is JobState.RUNNING and not _workers(record) and end is not None and not end.ok and not patient:
         context.outcomes.append((record, _failed(record, end)))
         return
     context.roster.update(record)
     context.scan_wanted = True
+
+
+def _asked_near_end(context: Context, record: JobRecord) -> bool:
+    """Tell whether workers end as they were asked to near the walltime, and a head has the rest of the time."""
+    job = record.job
+    near = bool(job.warn_before) and time_left(context, record) <= job.warn_before
+    return near and any(job.is_head(component.name) for component in job.components)
 
 
 def _workers(record: JobRecord) -> int:

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from koala_adapter.model import ClusterName, EndReason, HoldOwner, TaskEnd
+from koala_adapter.model import ClusterName, EndReason, HoldOwner, JobId, TaskEnd
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.durations import duration
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from tests.unit.scheduler.scheduler_site import B, Site, component, job
+from tests.unit.scheduler.scheduler_site import A, B, Site, component, job
 
 PARAMETERS = Parameters(placeholder_life=600.0, backoff=120.0, guard_scans=4, lease=300.0)
 
@@ -218,6 +218,15 @@ def test_kept_room() -> None:
     site.submit(job("1", 4))
     site.pass_time(100.0)
     assert said(site).endswith("a has room for 2. Because it has waited long, what comes free is kept for it (4 on a).")
+
+
+def test_room_that_is_kept_for_what_others_give_up() -> None:
+    """A job that room was made for has not waited long."""
+    site = Site({"a": 4}, PARAMETERS)
+    site.submit(job("0", 2))
+    site.submit(job("1", 4))
+    site.state.guarded, site.state.kept_room = JobId("1"), {A: 4}
+    assert said(site).endswith("a has room for 2. What comes free is kept for it (4 on a).")
 
 
 def test_room_that_is_kept_for_another_job() -> None:

@@ -171,6 +171,24 @@ def test_the_last_worker_that_fails_ends_the_job_unless_the_head_ends_first() ->
     assert outcome.detail == "no worker is left; worker 1 (component 'm') exited with status 3"
 
 
+@pytest.mark.parametrize("failed_before", [False, True])
+def test_workers_that_end_as_they_were_asked_to_leave_the_head_its_time(*, failed_before: bool) -> None:
+    """Near the walltime, a worker that dies of the signal it was sent has not failed; nor is one that had missed."""
+    site = MalleableSite({"a": 3}, Approach.NONE)
+    site.start(replace(headed(2, 3), warn_before=60))
+    left = site.record("1").job.walltime - 59
+    site.pass_time(left - 10 if failed_before else left)
+    end(site, 1, FAILED if failed_before else TERMINATED)
+    site.pass_time(10)
+    end(site, 2, TERMINATED)
+    site.pass_time(40)
+    record = site.record("1")
+    assert record.state is JobState.RUNNING
+    assert "signal" not in record.last_trouble
+    end(site, 0)
+    assert record.state is JobState.COMPLETED
+
+
 def test_without_a_head_the_last_worker_ends_the_job() -> None:
     """Well when it ended well, by the pause when it did not."""
     site = MalleableSite({"a": 2}, Approach.NONE)
