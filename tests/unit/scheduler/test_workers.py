@@ -182,11 +182,10 @@ def test_workers_that_end_as_they_were_asked_to_leave_the_head_its_time(*, faile
     site.pass_time(10)
     end(site, 2, TERMINATED)
     site.pass_time(40)
-    record = site.record("1")
-    assert record.state is JobState.RUNNING
-    assert "signal" not in record.last_trouble
+    assert site.record("1").state is JobState.RUNNING
+    assert "signal" not in site.record("1").last_trouble
     end(site, 0)
-    assert record.state is JobState.COMPLETED
+    assert site.record("1").state is JobState.COMPLETED
 
 
 def test_without_a_head_the_last_worker_ends_the_job() -> None:
