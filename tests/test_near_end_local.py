@@ -61,17 +61,22 @@ def submit(koala: Koala, runner: str, *components: str) -> None:
     koala.inside("submit", str(path))
 
 
+def submit_program(koala: Koala, gate: Gate, program: str = PROGRAM) -> None:
+    """Submit the program on two processes; it ends when the gate is open."""
+    (koala.directory / "program.py").write_text(program)
+    command = json.dumps(["python3", "program.py", str(gate.path)])
+    more = 'minimum = 2\nmaximum = 3\ninput_files = ["program.py"]'
+    submit(koala, "adaptive", f'name = "p"\ncommand = {command}\n{more}')
+
+
 def test_a_program_is_told_and_a_restarted_service_tells_again(koala: Koala) -> None:
     """It knows its time from the beginning, hears that the end is near, goes on with its size, and ends by itself."""
     service = serving(koala)
     gate = Gate(koala.directory / "gate")
-    (koala.directory / "program.py").write_text(PROGRAM)
-    command = json.dumps(["python3", "program.py", str(gate.path)])
-    more = 'minimum = 2\nmaximum = 3\ninput_files = ["program.py"]'
-    submit(koala, "adaptive", f'name = "p"\ncommand = {command}\n{more}')
+    submit_program(koala, gate)
     eventually(lambda: ranks_printed(koala, "p") == [["joined with True", "told with True"]] * 2)
     told = "2 of its processes have been told that the end of the walltime is near."
-    assert told in koala.report("1").explanation
+    eventually(lambda: told in koala.report("1").explanation)
     os.kill(service.pid, signal.SIGKILL)
     service.wait()
     koala.serve()
@@ -79,6 +84,21 @@ def test_a_program_is_told_and_a_restarted_service_tells_again(koala: Koala) -> 
     gate.open()
     eventually(lambda: koala.state_of("1") == "completed")
     assert [lines[-1] for lines in ranks_printed(koala, "p")] == ["sizes stay 2"] * 2
+
+
+def test_a_program_knows_it_without_a_service(koala: Koala) -> None:
+    """What it was told when it joined is enough; its file says so, as nobody takes its output."""
+    service = serving(koala)
+    gate, saved = Gate(koala.directory / "gate"), koala.directory / "saved"
+    told = PROGRAM.replace('print("told with"', f'open({str(saved)!r} + str(app.rank), "w").close()\nprint("told with"')
+    submit_program(koala, gate, told)
+    eventually(lambda: ranks_printed(koala, "p") == [["joined with True"]] * 2)
+    os.kill(service.pid, signal.SIGKILL)
+    service.wait()
+    eventually(lambda: all((koala.directory / f"saved{rank}").exists() for rank in range(2)))
+    koala.serve()
+    gate.open()
+    eventually(lambda: koala.state_of("1") == "completed")
 
 
 def test_workers_leave_before_they_are_killed(koala: Koala) -> None:

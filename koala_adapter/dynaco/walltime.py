@@ -2,8 +2,9 @@
 """DYNACO for the end of the walltime: an application with a library of its own keeps its size, and is told. Pure.
 
 A process hears how long it may still run as soon as it is in contact, again when that changes, and once more when the
-end is near. What it does then is its own business, such as writing its state to a file. Nothing of this has to be
-remembered over a restart: who comes into contact again is told again.
+end is near; it is told, too, when that will be, for the time in which it may be out of contact. What it does then is
+its own business, such as writing its state to a file. Nothing of this has to be remembered over a restart: who comes
+into contact again is told again.
 
 Libraries of earlier versions do not know the note, and would complain of it: who wants it says so in its hello.
 """
@@ -79,5 +80,6 @@ class WalltimeNotices:
         if ends_at is None:
             return
         left = min(LARGEST_NUMBER, int(max(0.0, ends_at - now)))
-        said = note("ends", **{"in": left, "near": int(self._monitor.near)})
+        words = {"in": left, "near": int(self._monitor.near), "warn": int(self._monitor.warn_before)}
+        said = note("ends", **words)
         self._tells.extend(Tell(rank, said) for rank in sorted(ranks))

@@ -61,6 +61,7 @@ struct koala_app {
     int attention;
     int ending; /* koala has said that the end of the walltime is near */
     long long ends_at; /* when the processes are ended as their time is over, in milliseconds(); 0: nobody has told */
+    long long near_at; /* when that is near, also for one that is out of contact then; 0: never, or nobody has told */
 
     /* The state of the process. */
     pthread_mutex_t lock;
@@ -704,9 +705,12 @@ static void heard_fail(koala_app *app, const Note *note) {
 
 static int heard_ends(koala_app *app, const Note *note) {
     const char *near = word(note, "near");
-    long left;
-    if (take_number(note, "in", &left)) return -1;
-    __atomic_store_n(&app->ends_at, milliseconds() + left * 1000LL, __ATOMIC_SEQ_CST);
+    long left, warn = 0;
+    long long ends_at;
+    if (take_number(note, "in", &left) || (word(note, "warn") && take_number(note, "warn", &warn))) return -1;
+    ends_at = milliseconds() + left * 1000LL;
+    __atomic_store_n(&app->ends_at, ends_at, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&app->near_at, warn ? ends_at - warn * 1000LL : 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&app->ending, near && !strcmp(near, "1"), __ATOMIC_SEQ_CST);
     return 0;
 }
@@ -1351,7 +1355,10 @@ double koala_app_time_left(const koala_app *app) {
     return !ends_at ? -1.0 : left > 0 ? (double)left / 1000 : 0.0;
 }
 
-int koala_app_ending(const koala_app *app) { return __atomic_load_n(&app->ending, __ATOMIC_SEQ_CST); }
+int koala_app_ending(const koala_app *app) {
+    long long near_at = __atomic_load_n(&app->near_at, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&app->ending, __ATOMIC_SEQ_CST) || (near_at && milliseconds() >= near_at);
+}
 
 const koala_app_change *koala_app_present_change(const koala_app *app) {
     koala_app *inner = (koala_app *)app;

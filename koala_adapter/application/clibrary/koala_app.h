@@ -82,8 +82,8 @@ long koala_app_reached(const koala_app *app); /* points */
 const koala_app_member *koala_app_members(const koala_app *app);
 /* Seconds until the processes are ended as their walltime is over, 0 or more. -1: nobody knows, as outside koala. */
 double koala_app_time_left(const koala_app *app);
-/* Whether koala has said that this end is near (warn_before of the job file): a look at memory. Each process learns of it
- * by itself: one that decides for all what follows has to tell the others. */
+/* Whether this end is near, as koala has told (warn_before of the job file): a look at memory and at the clock. It is so
+ * without contact, too. Each process learns of it by itself: one that decides for all what follows has to tell the others. */
 int koala_app_ending(const koala_app *app);
 const koala_app_change *koala_app_present_change(const koala_app *app); /* NULL: none, or it is done */
 

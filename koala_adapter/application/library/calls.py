@@ -109,12 +109,13 @@ class App:
 
     @property
     def ending(self) -> bool:
-        """Whether koala has said that the end of the walltime is near; costs a look at memory.
+        """Whether the end of the walltime is near, as koala has told; costs a look at memory and at the clock.
 
-        It is true from ``warn_before`` seconds before that end (see the job file) until koala says otherwise. Each
-        process learns of it by itself: one that decides for all what follows has to tell the others.
+        It is true from ``warn_before`` seconds before that end (see the job file) until koala says otherwise, without
+        contact, too. Each process learns of it by itself: one that decides for all what follows has to tell the others.
         """
-        return self._process.ending
+        near_at = None if self._session is None else self._session.near_at
+        return self._process.ending or (near_at is not None and time.monotonic() >= near_at)
 
     def time_left(self) -> Optional[float]:
         """Return the seconds until the processes are ended as their walltime is over, 0 or more.

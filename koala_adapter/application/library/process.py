@@ -59,6 +59,8 @@ class Process:
         """Whether koala has said that the end of the walltime is near."""
         self.told_left: Optional[int] = None
         """Seconds that are left of it, as koala has just told; whoever reads it takes it away."""
+        self.warn_before = 0
+        """So many seconds before its end the walltime is near, by itself; 0: never."""
         self.failure = ""
         """What koala refuses to a call that waits; whoever reads it takes it away."""
         self.complaints: List[str] = []
@@ -220,6 +222,7 @@ class Process:
     def _heard_ends(self, note: Note) -> List[bytes]:
         self.told_left = note.number("in")
         self.ending = note.words.get("near") == "1"
+        self.warn_before = note.number("warn") if "warn" in note.words else 0
         return []
 
     def _is_no_matter(self, number: int) -> bool:

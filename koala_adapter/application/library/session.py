@@ -39,6 +39,8 @@ class Session:
         self.bargains = bargains
         self.ends_at: Optional[float] = None
         """When the processes are ended as their time is over, by time.monotonic(); None: nobody has told."""
+        self.near_at: Optional[float] = None
+        """When that is near, also for one that is out of contact then; None: never, or nobody has told."""
         self._path = path
         self._output: Deque[bytes] = deque()
         self._closing = False
@@ -230,12 +232,17 @@ class Session:
                 if note.verb == "who":
                     self.bargains.resumed()
                 if self.process.told_left is not None:
-                    self.ends_at, self.process.told_left = time.monotonic() + self.process.told_left, None
+                    self._time_is_told(self.process.told_left)
         except (KoalaAppError, NegotiationError) as error:
             self.refuse(KoalaAppError("what koala has said cannot be followed: {}".format(error)))
         if change is None and self.process.change is not None:
             self.bargains.changed(self.process.change)
         self.bargains.members_are(max(1, len(self.process.members)), self.process.bounds)
+
+    def _time_is_told(self, seconds_left: int) -> None:
+        process = self.process
+        self.ends_at, process.told_left = time.monotonic() + seconds_left, None
+        self.near_at = self.ends_at - process.warn_before if process.warn_before else None
 
     def _tell_people(self) -> None:
         for text in self.bargains.complaints:

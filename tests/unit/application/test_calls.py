@@ -131,6 +131,8 @@ def test_a_program_learns_that_its_time_is_nearly_over(stage: Stage) -> None:
         koala.note(0, "dance")
         koala.wait(lambda: koala.said(0, "error"))
         assert only.call("ending") == "ending 0 left 0"
+        koala.note(0, "ends", **{"in": 90, "near": 0, "warn": 100})
+        assert only.call("ending at last").startswith("ending 1 left "), "by itself, before anybody says so"
         koala.note(0, "ends", near=1)
         koala.wait(
             lambda: koala.said(0, "error text=what%20koala%20has%20said%20cannot%20be%20followed:%20ends%20lacks")

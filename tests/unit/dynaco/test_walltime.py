@@ -42,7 +42,10 @@ def test_who_is_in_contact_knows_the_end_and_hears_when_it_is_near() -> None:
     notices = WalltimeNotices(60)
     assert hears(notices, 0, HELLO, 0) == []
     notices.ends(1000, [0, 1], 0)
-    assert told(notices) == [(0, 1000, "0")]
+    (first,) = notices.take_tells()
+    assert first.note.number("warn") == 60, "who is out of contact then knows it by itself"
+    notices.ends(1000, [0, 1], 0)
+    assert told(notices) == []
     assert hears(notices, 1, HELLO, 10) == [(1, 990, "0")]
     assert notices.next_deadline() == 940
     notices.time_passed(939)
