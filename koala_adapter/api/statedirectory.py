@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,9 @@ JOURNAL_NAME = "journal.sqlite"
 LOCK_NAME = "service.lock"
 LOG_NAME = "service.log"
 SOCKET_NAME = "koala.sock"
+LEFT_BY_THE_KILLED = 5.0
+"""Seconds for which a directory is waited for whose owner is dead."""
+_OWNER = re.compile(r"\(pid (\d{1,9})\)")
 
 
 def check_directory(directory: Path) -> None:
@@ -79,14 +84,7 @@ def ownership(
     except OSError as error:
         raise _unusable(directory, error.strerror or str(error)) from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "a koala service"
-            raise ServiceRunningError(
-                f"{owner} already owns {directory}",
-                hint=f"{way_out}, or give another --state directory",
-            ) from None
+        _lock(descriptor, directory, way_out)
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{role} (pid {os.getpid()})\n".encode(), 0)
@@ -95,6 +93,41 @@ def ownership(
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, directory: Path, way_out: str) -> None:
+    """Lock the file of a state directory; wait for what an owner that was killed had just begun to start.
+
+    A new process has the descriptor until it runs its program, and nobody tells when that is.
+    """
+    until = time.monotonic() + LEFT_BY_THE_KILLED
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+            if _runs(owner) or time.monotonic() >= until:
+                raise ServiceRunningError(
+                    f"{owner or 'a koala service'} already owns {directory}",
+                    hint=f"{way_out}, or give another --state directory",
+                ) from None
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _runs(owner: str) -> bool:
+    """Tell whether the process that says it owns a directory may still be there."""
+    said = _OWNER.search(owner)
+    if said is None:
+        return True
+    try:
+        os.kill(int(said[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
 
 
 def wait_until_unowned(directory: Path) -> None:
