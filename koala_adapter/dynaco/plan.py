@@ -33,9 +33,9 @@ def growth(ranks: Iterable[int]) -> Plan:
     return tuple(StartProcess(rank) for rank in ranks)
 
 
-def farewell(ranks: Iterable[int], *, leaving: Collection[int] = ()) -> Plan:
-    """Return the plan that takes all of some workers out, because their walltime is near; ``leaving``: as below."""
-    return tuple(RetireProcess(rank) for rank in sorted(ranks) if rank not in leaving)
+def farewell(ranks: Iterable[int]) -> Plan:
+    """Return the plan that takes all of some workers out, because their walltime is near."""
+    return tuple(RetireProcess(rank) for rank in sorted(ranks))
 
 
 def shrinkage(ranks: Collection[int], count: int, *, leaving: Collection[int] = ()) -> Plan:

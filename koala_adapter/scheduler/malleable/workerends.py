@@ -51,8 +51,8 @@ def worker_ended(context: Context, record: JobRecord, rank: int, end: TaskEnd) -
     placeholder = context.state.placeholders.get(record.ranks[rank].placeholder)
     if placeholder is None:
         return
-    warned = record.job.warn_before and time_left(context, record) <= record.job.warn_before
-    why = f"worker {rank} ended, near the end of the walltime" if warned else f"worker {rank} ended by itself"
+    by = ", near the end of the walltime" if _near_end(context, record) else " by itself"
+    why = f"worker {rank} ended{by}"
     by_itself = _leave(context, record, placeholder, why)
     if by_itself and not _asked_near_end(context, record):
         if not end.ok:
@@ -131,11 +131,15 @@ def workers_timer(context: Context, record: JobRecord) -> None:
     context.scan_wanted = True
 
 
+def _near_end(context: Context, record: JobRecord) -> bool:
+    """Tell whether all workers of a job were asked to end, as its walltime is near."""
+    return bool(record.job.warn_before) and time_left(context, record) <= record.job.warn_before
+
+
 def _asked_near_end(context: Context, record: JobRecord) -> bool:
     """Tell whether workers end as they were asked to near the walltime, and a head has the rest of the time."""
     job = record.job
-    near = bool(job.warn_before) and time_left(context, record) <= job.warn_before
-    return near and any(job.is_head(component.name) for component in job.components)
+    return _near_end(context, record) and any(job.is_head(component.name) for component in job.components)
 
 
 def _workers(record: JobRecord) -> int:

@@ -328,14 +328,20 @@ async def test_hosted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "(CancelRequested) was set aside" in " ".join(shown.output.split())
 
 
+async def one_over_of_two(client: Client) -> list[str]:
+    """Submit two jobs of which the first is over; return their ids."""
+    over, goes_on = [await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1)))) for _ in range(2)]
+    await to_thread.run_sync(lambda: client.cancel(over))
+    await to_thread.run_sync(lambda: list(client.watch(over)))
+    return [over, goes_on]
+
+
 async def test_cleaning_by_the_socket(served: Served) -> None:
     """What is over goes, from memory and disk; what goes on stays; who asks for what is gone is told so."""
     async with anyio.create_task_group() as tasks:
         server = await tasks.start(host, served.site, served.plugins, served.directory)
         client = Client(served.directory)
-        over, goes_on = [await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1)))) for _ in range(2)]
-        await to_thread.run_sync(lambda: client.cancel(over))
-        await to_thread.run_sync(lambda: list(client.watch(over)))
+        over, goes_on = await one_over_of_two(client)
         for id_ in (over, goes_on):
             (served.directory / "jobs" / id_).mkdir(parents=True)
         told = await to_thread.run_sync(lambda: client.clean(0.0, dry_run=True))
@@ -362,9 +368,7 @@ async def test_a_journal_that_was_closed_well_need_not_be_replayed(served: Serve
     async with anyio.create_task_group() as tasks:
         server = await tasks.start(host, served.site, served.plugins, served.directory)
         client = Client(served.directory)
-        over, goes_on = [await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1)))) for _ in range(2)]
-        await to_thread.run_sync(lambda: client.cancel(over))
-        await to_thread.run_sync(lambda: list(client.watch(over)))
+        over, goes_on = await one_over_of_two(client)
         assert read_at_once(served.directory) is None
         server.stop_wanted.set()
     closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN, archived=10)
