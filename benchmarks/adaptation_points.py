@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from koala_adapter.application.installation import install
-from koala_adapter.application.library.notes import note_payload
-from koala_adapter.negotiation.applicationside import frame
+from koala_adapter.application.notes import note_payload
+from koala_adapter.application.shipping import install
+from koala_adapter.negotiation import frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,10 +29,8 @@ import anyio
 
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import channel
-from koala_adapter.vjm.agentevents import AgentEvent, AgentRegistered, AgentTaskStarted
-from koala_adapter.vjm.center import ControlCenter
-from koala_adapter.vjm.certificate import load_or_create, server_context
-from koala_adapter.vjm.credentials import digest, matches
+from koala_adapter.vjm.center import AgentEvent, AgentRegistered, AgentTaskStarted, ControlCenter
+from koala_adapter.vjm.certificate import digest, load_or_create, matches, server_context
 
 BATCH = BatchKey("koala-benchmark")
 TOKEN = "a-token-that-guards-nothing-at-all"  # noqa: S105 - lives for the length of a benchmark

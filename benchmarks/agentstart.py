@@ -26,10 +26,8 @@ import anyio
 import anyio.to_thread
 
 from koala_adapter.model import BatchKey, PlaceholderId
-from koala_adapter.vjm.agentevents import AgentEvent, AgentRegistered
-from koala_adapter.vjm.center import ControlCenter
-from koala_adapter.vjm.certificate import load_or_create, server_context
-from koala_adapter.vjm.credentials import digest, matches
+from koala_adapter.vjm.center import AgentEvent, AgentRegistered, ControlCenter
+from koala_adapter.vjm.certificate import digest, load_or_create, matches, server_context
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
 
 if TYPE_CHECKING:

@@ -32,16 +32,15 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.plain_easy import plain_easy
-from koala_adapter.queueing.policies import LocalJob
-from koala_adapter.simulation.lublin import lublin
-from koala_adapter.simulation.platform_replay import Site
-from koala_adapter.simulation.replay import Policy, replay
-from koala_adapter.simulation.swf import NEEDED, read_trace, workload
+from koala_adapter.queueing.backfill import LocalJob
+from koala_adapter.simulation.models import lublin
+from koala_adapter.simulation.replay import Policy, Site, replay
+from koala_adapter.simulation.workload import NEEDED, read_trace, workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from koala_adapter.queueing.policies import ClusterScheduler
+    from koala_adapter.queueing.backfill import ClusterScheduler
     from koala_adapter.simulation.workload import Workload
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces"

@@ -30,12 +30,29 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep  # noqa: E402 - needs the path set above
-from koala_adapter.pull.connection import LENGTH, connected, received, sent  # noqa: E402
-from koala_adapter.pull.server import TOKEN_BYTES, listening_socket  # noqa: E402
-from koala_adapter.python.taskserver import Task, TaskServer  # noqa: E402
-from koala_adapter.service.runningsweep import RunningSweep  # noqa: E402
-from koala_adapter.service.sweepfiles import Contact, SweepFiles  # noqa: E402
-from koala_adapter.sweeps.parameters import Expansion, range_axis  # noqa: E402
+from koala_adapter.python.executor import (  # noqa: E402
+    Task,
+    TaskServer,
+)
+from koala_adapter.service.sweeps import (  # noqa: E402
+    Contact,
+    RunningSweep,
+    SweepFiles,
+)
+from koala_adapter.tasks.connection import (  # noqa: E402
+    LENGTH,
+    connected,
+    received,
+    sent,
+)
+from koala_adapter.tasks.server import (  # noqa: E402
+    TOKEN_BYTES,
+    listening_socket,
+)
+from koala_adapter.tasks.sweep import (  # noqa: E402
+    Expansion,
+    range_axis,
+)
 from koala_adapter.vjm.certificate import load_or_create, server_context  # noqa: E402
 
 if TYPE_CHECKING:

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
-from koala_adapter.api.backgroundservice import start_in_background
 from koala_adapter.api.client import Client
+from koala_adapter.api.statedirectory import start_in_background
 from koala_adapter.config.jobfile import load_job_text
+from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import JobId
-from koala_adapter.plugin.commands import login_name
 from tests.mpi_by_hand import Mpich, of_system, of_wheel
 
 if TYPE_CHECKING:

@@ -26,17 +26,16 @@ from typing import TYPE_CHECKING
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from koala_adapter.dynaco.decide import PowerOfTwo
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.simulation.application_models import Application, Interpolated
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.simulation.applications import Application, Interpolated, SimulatedJob
 from koala_adapter.simulation.multicluster import Multicluster, Settings
 from koala_adapter.simulation.platform import ClusterModel, Platform
-from koala_adapter.simulation.simulated_jobs import SimulatedJob
+from koala_adapter.sizes import PowerOfTwo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from koala_adapter.simulation.simulated_jobs import JobResult
+    from koala_adapter.simulation.applications import JobResult
 
 MONTH = 30 * 86_400.0
 """Seconds."""

@@ -49,17 +49,28 @@ if __name__ == "__main__":
 
 import anyio
 
-from koala_adapter.negotiation import applicationside as nt
-from koala_adapter.negotiation.conversation import Conversation
-from koala_adapter.negotiation.derivedtemplates import accepted, committed, countered
-from koala_adapter.negotiation.endpoint import Endpoint, Limits
-from koala_adapter.negotiation.events import OfferAccepted, OfferReceived
-from koala_adapter.negotiation.granting import Granter, Promised
-from koala_adapter.negotiation.peerlistener import PeerListener
-from koala_adapter.negotiation.reservations import ReservationBook
-from koala_adapter.negotiation.states import ENDED, State
-from koala_adapter.negotiation.template import CPU, Direction, Resource, ResourceKey, Side, Template
-from koala_adapter.negotiation.tokens import OneTimeTokens
+from koala_adapter import negotiation as nt
+from koala_adapter.negotiation.serviceside.endpoint import Endpoint, Limits, OfferAccepted, OfferReceived
+from koala_adapter.negotiation.serviceside.states import ENDED, State
+from koala_adapter.negotiation.serviceside.template import (
+    CPU,
+    Direction,
+    Resource,
+    ResourceKey,
+    Side,
+    Template,
+    accepted,
+    committed,
+    countered,
+)
+from koala_adapter.service.sizes.port import (
+    Conversation,
+    Granter,
+    OneTimeTokens,
+    PeerListener,
+    Promised,
+    ReservationBook,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -33,26 +33,27 @@ if __name__ == "__main__":
 import anyio
 from anyio.to_thread import run_sync
 
-from koala_adapter.dynaco.notes import note, payload_of
+from koala_adapter import negotiation as nt
 from koala_adapter.model import ClusterName
-from koala_adapter.negotiation import applicationside as nt
-from koala_adapter.negotiation.conversation import Conversation
-from koala_adapter.negotiation.endpoint import Endpoint, Limits
-from koala_adapter.negotiation.framing import frame
-from koala_adapter.negotiation.granting import Granter, Promised
-from koala_adapter.negotiation.peerlistener import PeerListener
-from koala_adapter.negotiation.reservations import ReservationBook
-from koala_adapter.negotiation.template import CPU, ResourceKey, Side
-from koala_adapter.negotiation.tokens import OneTimeTokens
+from koala_adapter.negotiation.serviceside.document import frame
+from koala_adapter.negotiation.serviceside.endpoint import Endpoint, Limits
+from koala_adapter.negotiation.serviceside.template import CPU, ResourceKey, Side
 from koala_adapter.runners.adaptive import AdaptiveRunner
+from koala_adapter.runners.coordinator import note, payload_of
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler.actions import GrantProcessors
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.parameters import ClusterParameters
-from koala_adapter.service.adaptations import Adaptations
-from koala_adapter.service.negotiationkeeper import NegotiationKeeper
-from koala_adapter.service.negotiationport import NegotiationPort
-from koala_adapter.service.negotiationstore import NegotiationStore
+from koala_adapter.scheduler.parameters import Approach, ClusterParameters
+from koala_adapter.service.records import NegotiationKeeper, NegotiationStore
+from koala_adapter.service.sizes.adaptive import Adaptations
+from koala_adapter.service.sizes.port import (
+    Conversation,
+    Granter,
+    NegotiationPort,
+    OneTimeTokens,
+    PeerListener,
+    Promised,
+    ReservationBook,
+)
 from tests.unit.scheduler.test_adapting import AdaptiveSite
 
 if TYPE_CHECKING:

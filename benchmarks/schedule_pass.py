@@ -15,13 +15,13 @@ import statistics
 import time
 from dataclasses import replace
 
-from koala_adapter.batchsystem.listing import Listing
-from koala_adapter.batchsystem.starts import Starts
+from koala_adapter.lrm.listing import Listing
+from koala_adapter.lrm.starts import Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
-from koala_adapter.ordering.listedjobs import Rules
+from koala_adapter.ordering.jobs import Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.schedulingpass import MisfitRules, decide
-from koala_adapter.queueing.policies import POLICIES, make_cluster_scheduler
+from koala_adapter.ordering.passes import MisfitRules, decide
+from koala_adapter.queueing.backfill import POLICIES, make_cluster_scheduler
 
 SEED = 1
 NODE = 16

@@ -52,8 +52,7 @@ from koala_adapter.scheduler.claiming.queue import PlacementQueue
 from koala_adapter.scheduler.claiming.waiting import place
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.service.listedholds import new_holds
-from koala_adapter.service.reconciliation import Reconciler
+from koala_adapter.service.listings import Reconciler, new_holds
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import Action

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from koala_adapter.simulation.swf import ALL, NEEDED, read_trace, workload
+from koala_adapter.simulation.workload import ALL, NEEDED, read_trace, workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from koala_adapter.wiki.codec.protocol import (
+from koala_adapter.wiki.codec.verbs import (
     LARGEST_SIZE,
     Count,
     Dialect,

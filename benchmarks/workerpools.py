@@ -15,11 +15,11 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from koala_adapter.api.backgroundservice import start_in_background
 from koala_adapter.api.client import Client
+from koala_adapter.api.statedirectory import start_in_background
 from koala_adapter.config.jobfile import load_job_text
+from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import JobId
-from koala_adapter.plugin.commands import login_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -24,22 +24,20 @@ from docs.manpages import man_pages
 from docs.statediagram import drawing
 from docs.variables import table as variables_table
 from koala_adapter.cli.jsonshapes import SHAPES
-from koala_adapter.config.inputfiles import InputFileTable
-from koala_adapter.config.jobmodel import ComponentTable, JobHeader
+from koala_adapter.config.jobtables import ComponentTable, InputFileTable, JobHeader, SweepTable
 from koala_adapter.config.schema import job_schema, schema_text, site_schema
-from koala_adapter.config.sitemodel import (
+from koala_adapter.config.sitefile import (
     ClusterConfig,
     ControlCenterConfig,
     DirectivesConfig,
     MetricsConfig,
     SchedulerConfig,
 )
-from koala_adapter.config.sweepjob import SweepTable
-from koala_adapter.metrics import catalogue
-from koala_adapter.negotiation.states import RECEIVED, SENT
-from koala_adapter.plugin import Capabilities, PluginDefinition
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.transitions import JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
+from koala_adapter.host import metrics as catalogue
+from koala_adapter.lrm import Capabilities, PluginDefinition
+from koala_adapter.negotiation.serviceside.states import RECEIVED, SENT
+from koala_adapter.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.states import JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
 from koala_adapter.simulation.platform import (
     BackgroundLoad,
     ClusterModel,
@@ -206,7 +204,7 @@ def _transitions(table: Mapping[AnyState, Mapping[AnyState, str]]) -> str:
 
 def _libraries() -> str:
     """Return the table of what DRMAA libraries can do, one column for each."""
-    known = [library for library in import_module("koala_drmaa.libraries").LIBRARIES if library.mark]
+    known = [library for library in import_module("koala_adapter.lrm.drmaa.libraries").LIBRARIES if library.mark]
     rows = {
         "system": [library.system for library in known],
         "seen": [library.seen for library in known],

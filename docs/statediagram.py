@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from koala_adapter.negotiation.states import ENDED, RECEIVED, SENT, State
+from koala_adapter.negotiation.serviceside.states import ENDED, RECEIVED, SENT, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

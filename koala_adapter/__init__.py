@@ -7,8 +7,6 @@
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing would take longer than all the rest
-    from koala_adapter.api.clusterreports import ClusterReport
-    from koala_adapter.api.reports import ComponentReport, JobReport
     from koala_adapter.errors import (
         ConfigurationError,
         JobFailedError,
@@ -18,15 +16,13 @@ if TYPE_CHECKING:  # importing typing would take longer than all the rest
         KoalaError,
         ServiceUnavailableError,
     )
+    from koala_adapter.outcome import JobState
     from koala_adapter.python import aio
     from koala_adapter.python.description import Component, Job
     from koala_adapter.python.executor import Executor
-    from koala_adapter.python.handle import JobHandle
-    from koala_adapter.python.localsite import local_site
-    from koala_adapter.python.result import JobResult
-    from koala_adapter.python.site import Site
-    from koala_adapter.python.words import clusters, job, jobs, run, submit
-    from koala_adapter.scheduler.outcome import JobState
+    from koala_adapter.python.jobs import JobHandle, JobResult
+    from koala_adapter.python.site import Site, clusters, job, jobs, local_site, run, submit
+    from koala_adapter.report.values import ClusterReport, ComponentReport, JobReport
 
 __version__ = "0.1.0"
 
@@ -67,23 +63,23 @@ _ERRORS = (
     "ServiceUnavailableError",
 )
 _HOME = {
-    "ClusterReport": "api.clusterreports",
+    "ClusterReport": "report.values",
     "Component": "python.description",
-    "ComponentReport": "api.reports",
+    "ComponentReport": "report.values",
     "Executor": "python.executor",
     "Job": "python.description",
-    "JobHandle": "python.handle",
-    "JobReport": "api.reports",
-    "JobResult": "python.result",
-    "JobState": "scheduler.outcome",
+    "JobHandle": "python.jobs",
+    "JobReport": "report.values",
+    "JobResult": "python.jobs",
+    "JobState": "outcome",
     "Site": "python.site",
     "aio": "python.aio",
-    "clusters": "python.words",
-    "job": "python.words",
-    "jobs": "python.words",
-    "local_site": "python.localsite",
-    "run": "python.words",
-    "submit": "python.words",
+    "clusters": "python.site",
+    "job": "python.site",
+    "jobs": "python.site",
+    "local_site": "python.site",
+    "run": "python.site",
+    "submit": "python.site",
     **dict.fromkeys(_ERRORS, "errors"),
 }
 """The module of each name, below this package."""

@@ -46,7 +46,7 @@ class ConfigurationError(KoalaError):
 
 
 class PluginError(ConfigurationError):
-    """A plugin cannot be loaded or breaks the contract of :mod:`koala_adapter.plugin`."""
+    """A plugin cannot be loaded or breaks the contract of :mod:`koala_adapter.lrm`."""
 
 
 LONGEST_PROBLEM = 300
@@ -127,7 +127,7 @@ class LrmNotFoundError(LrmError):
 
 
 class LrmUnsupportedError(LrmError):
-    """The plugin cannot do this; :class:`koala_adapter.plugin.Capabilities` says so beforehand."""
+    """The plugin cannot do this; :class:`koala_adapter.lrm.Capabilities` says so beforehand."""
 
 
 class TransitionError(KoalaError):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
-from koala_adapter.endreason import EndReason as EndReason  # noqa: PLC0414, TC001 - a noun like those here, only quicker to import
-from koala_adapter.taskend import TaskEnd as TaskEnd  # noqa: PLC0414 - likewise
+from koala_adapter.outcome import EndReason as EndReason  # noqa: PLC0414, TC001 - a noun like those here, only quicker to import
+from koala_adapter.outcome import TaskEnd as TaskEnd  # noqa: PLC0414 - likewise
 
 JobId = NewType("JobId", str)
 ClusterName = NewType("ClusterName", str)

@@ -6,8 +6,54 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from koala_adapter.endreason import EndReason
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST, EXIT_NOT_PLACED, EXIT_REFUSED, EXIT_WALLTIME
+
+# -- Endreason -----------------------------------------------------------------------------------------------
+# Why something ended: shared by the reports of jobs and :mod:`koala_adapter.model`, apart to be quick to import.
+
+
+class EndReason(StrEnum):
+    """Why a process, a placeholder or a job ended."""
+
+    EXITED = "exited"
+    SIGNALLED = "signalled"
+    WALLTIME = "walltime"
+    MEMORY = "memory"
+    NODE_LOST = "node lost"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    LAUNCH_FAILED = "launch failed"
+    NOT_PLACED = "not placed"
+
+
+# -- How a process on a node ended, as its agent tells it ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEnd:
+    """How a process that an agent ran came to its end."""
+
+    reason: EndReason
+    exit_code: int | None = None
+    """Exit status when the process exited."""
+    signal: int | None = None
+    """Signal number when it was killed by one."""
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True only for exit status 0."""
+        return self.reason is EndReason.EXITED and self.exit_code == 0
+
+    @property
+    def status(self) -> int:
+        """Exit status as a shell would show it: the code, or 128 + signal; 1 when neither is known."""
+        if self.exit_code is not None:
+            return self.exit_code
+        return 128 + self.signal if self.signal is not None else 1
+
+
+# -- Outcome -------------------------------------------------------------------------------------------------
 
 NOT_SEEN = "not seen yet"
 """Why nothing is placed on a cluster that has not been polled."""

@@ -1,36 +1,125 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The provider: Parsl asks it for blocks of workers, and it asks a koala service for jobs."""
+"""Blocks of Parsl as jobs of koala: what is submitted for a block, and what state its job's report means. Pure."""
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parsl.jobs.states import JobState, JobStatus
+from parsl.jobs.states import JobState as BlockState
+from parsl.jobs.states import JobStatus
 from parsl.providers.base import ExecutionProvider
 from parsl.providers.errors import SubmitException
 from parsl.utils import RepresentationMixin
 
-from koala_adapter.api.client import Client
-from koala_adapter.api.standby import stand_by
+from koala_adapter.api.client import Client, stand_by
 from koala_adapter.api.statedirectory import check_directory
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.config.locations import find_site_file, state_directory
 from koala_adapter.config.sitefile import load_site
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ServiceUnavailableError
-from koala_adapter.model import JobId
-from koala_adapter.parsl.blocks import COMPONENT, SOURCE, BlockShape, block_state, in_our_words, job_text
-from koala_adapter.plugin import load_plugins
-from koala_adapter.plugin.commands import login_name
+from koala_adapter.lrm import load_plugins
+from koala_adapter.lrm.commands import login_name
+from koala_adapter.model import EndReason, JobId
+from koala_adapter.outcome import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from koala_adapter.api.reports import JobReport
     from koala_adapter.model import Job
+    from koala_adapter.report.values import JobReport
 
+__all__ = [
+    "KoalaProvider",
+]
+
+
+COMPONENT = "block"
+SOURCE = "KoalaProvider"
+"""What refusals of a block's job file call it."""
+LONGEST_NAME = 128
+_STATES: Mapping[JobState, BlockState] = {
+    JobState.WAITING: BlockState.PENDING,
+    JobState.CLAIMING: BlockState.PENDING,
+    JobState.LAUNCHING: BlockState.PENDING,
+    JobState.RUNNING: BlockState.RUNNING,
+    JobState.COMPLETED: BlockState.COMPLETED,
+    JobState.CANCELLED: BlockState.CANCELLED,
+}
+"""What Parsl calls the states of a job; all others are failures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """What all blocks of a provider have in common."""
+
+    processors: int
+    walltime: str | int
+    """As in a job file."""
+    cluster: str | None = None
+    """The cluster on which all blocks must run; None: any."""
+    placement: str | None = None
+    """Placement policy; None: that of the site."""
+    priority: int = 0
+    worker_init: str = ""
+    """Lines of shell that are run before the workers start."""
+
+
+def job_text(shape: BlockShape, command: str, name: str) -> str:
+    """Return the job file of a block whose processors each run ``command``, a text for bash, as Parsl means it."""
+    header: dict[str, object] = {"name": _title(name), "walltime": shape.walltime, "priority": shape.priority}
+    if shape.placement is not None:
+        header["placement"] = shape.placement
+    # Parsl takes a placeholder for a node, and would start a worker on each of the processors that it finds there.
+    block = {
+        "name": COMPONENT,
+        "command": ["/bin/bash", "-c", f"{shape.worker_init}\n{command}\n"],
+        "processors": shape.processors,
+        "environment": {"PARSL_CORES": "1"},
+    }
+    if shape.cluster is not None:
+        block["cluster"] = shape.cluster
+    else:
+        block["flexible"] = shape.processors > 1
+    return f"{_lines(header)}\n[[components]]\n{_lines(block)}"
+
+
+def in_our_words(refusal: str) -> str:
+    """Return what is wrong with a block's job file as what is wrong with the arguments of the provider."""
+    own = re.sub(rf"^{SOURCE}:[0-9]+: (components\[0\]\.)?", f"{SOURCE}: ", refusal, flags=re.MULTILINE)
+    return re.sub(rf"^{SOURCE}: processors\b", f"{SOURCE}: nodes_per_block", own, flags=re.MULTILINE)
+
+
+def _title(name: str) -> str:
+    return re.sub(r"[\x00-\x1f\x7f]", " ", name)[:LONGEST_NAME] or "parsl"
+
+
+def _lines(values: Mapping[str, object]) -> str:
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in values.items())
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    # A text of JSON is one of TOML, but for the one control character that JSON leaves as it is.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def block_state(report: JobReport) -> BlockState:
+    """Return the state of a block. The end of its walltime is none of its failures: Parsl expects it."""
+    outcome = report.outcome
+    if outcome is not None and outcome.reason is EndReason.WALLTIME:
+        return BlockState.TIMEOUT
+    return _STATES.get(report.state, BlockState.FAILED)
+
+
+# -- The provider: Parsl asks it for blocks of workers, and it asks a koala service for jobs -----------------
 
 PAUSE = 30.0
 """Seconds until it is tried again to start a service that did not come up."""
@@ -140,7 +229,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
             job_id = self._client.submit(job)
         except KoalaError as error:
             raise _refused(job_name, str(error)) from error
-        self.resources[job_id] = Block(job_id=job_id, status=JobStatus(JobState.PENDING))
+        self.resources[job_id] = Block(job_id=job_id, status=JobStatus(BlockState.PENDING))
         return job_id
 
     def status(self, job_ids: Sequence[object]) -> list[JobStatus]:
@@ -174,9 +263,9 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         try:
             return _status_of(self._report(job_id))
         except JobNotFoundError as error:
-            return JobStatus(JobState.MISSING, str(error))
+            return JobStatus(BlockState.MISSING, str(error))
         except KoalaError as error:
-            return JobStatus(JobState.UNKNOWN, str(error))
+            return JobStatus(BlockState.UNKNOWN, str(error))
 
     def _report(self, job_id: str) -> JobReport:
         try:
@@ -223,3 +312,15 @@ def _status_of(report: JobReport) -> JobStatus:
         str(output / "0.out"),
         str(output / "0.err"),
     )
+
+
+# -- Parsl ---------------------------------------------------------------------------------------------------
+# Parsl on all clusters of a site: blocks of workers are koala jobs. Needs the extra ``koala-adapter[parsl]``.
+
+try:
+    pass
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] != "parsl":
+        raise
+    message = "koala_adapter.parsl needs Parsl, which is not installed: pip install 'koala-adapter[parsl]'"
+    raise ModuleNotFoundError(message, name=error.name) from None

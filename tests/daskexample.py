@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distributed import Security
 
-from koala_adapter.net.freeport import free_port
+from koala_adapter.host.sockets import free_port
 from tests.taskqueue import EXAMPLE
 
 if TYPE_CHECKING:

@@ -263,7 +263,7 @@ def main() -> None:
     """Import what all need, and serve; what was forked goes on as ``koala``."""
     for name in IMPORTED:
         importlib.import_module(f"koala_adapter.cli.{name}")
-    plugins = importlib.import_module("koala_adapter.plugin")
+    plugins = importlib.import_module("koala_adapter.lrm")
     plugins.load_plugins()
     gc.collect()
     gc.freeze()

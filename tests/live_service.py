@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from koala_adapter.api.hosting import host
+from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import ownership
-from koala_adapter.driver.effector import carry_out
-from koala_adapter.plugin import load_plugins
+from koala_adapter.driver.loop import carry_out
+from koala_adapter.lrm import load_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from koala_adapter.config.sitefile import SiteConfig
-    from koala_adapter.driver.effector import Effector
+    from koala_adapter.driver.loop import Effector
     from koala_adapter.scheduler.actions import Action
 
 

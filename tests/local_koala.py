@@ -25,9 +25,9 @@ from koala_adapter.api.statedirectory import prepare_directory
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.sitefile import load_site
 from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
+from koala_adapter.lrm import Submission, load_plugins
 from koala_adapter.model import BatchKey, LrmJobState
-from koala_adapter.plugin import Submission, load_plugins
-from koala_adapter.service.clusterdriver import make_lrm
+from koala_adapter.service.opening import make_lrm
 from tests import forkserver
 from tests.forkserver import Forked
 from tests.local_daemon import end_daemon
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.lrm import Lrm
     from koala_adapter.model import LrmJob, LrmJobId
-    from koala_adapter.plugin import Lrm
+    from koala_adapter.report.values import JobReport
 
 Running: TypeAlias = subprocess.Popen[str] | Forked
 """A command that was started."""

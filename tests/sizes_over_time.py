@@ -13,24 +13,22 @@ from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING
 
-from koala_adapter.cli.liveruns import carried_out
-from koala_adapter.liveworkload.bag import Bag
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.simulation.application_models import Application, Interpolated
-from koala_adapter.simulation.live_runs import LiveRun, platform_of, with_delays
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.simulation.applications import Application, Interpolated, SimulatedJob
 from koala_adapter.simulation.multicluster import Multicluster, Settings
 from koala_adapter.simulation.platform import ClusterModel
-from koala_adapter.simulation.simulated_jobs import SimulatedJob
+from koala_experiments.framework import LiveRun
+from koala_experiments.liveruns import Bag, carried_out, platform_of, with_delays
 from tests.local_koala import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koala_adapter.api.reports import JobReport
-    from koala_adapter.cli.liveruns import RunningService
-    from koala_adapter.simulation.live_runs import LiveOutcome
+    from koala_adapter.report.values import JobReport
+    from koala_adapter.simulation.multicluster import Run
     from koala_adapter.simulation.platform import Platform
-    from koala_adapter.simulation.simulated_cluster import Run
+    from koala_experiments.framework import LiveOutcome
+    from koala_experiments.liveruns import RunningService
 
 PROCESSORS = 8
 MALLEABLE_FIRST, MALLEABLE_SECOND, RIGID = range(3)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from koala_adapter.application.libraryfile import FILE_NAME, library_file
+from koala_adapter.application.shipping import FILE_NAME, library_file
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "malleable" / "stepsum.py"
 

@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from koala_adapter.net.freeport import free_port
+from koala_adapter.host.sockets import free_port
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "malleable"
 

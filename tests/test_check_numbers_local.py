@@ -12,22 +12,20 @@ import pytest
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import LrmJobState
-from koala_adapter.sitecheck import trialplaceholder
-from koala_adapter.sitecheck.trialcenter import TrialCenter
-from koala_adapter.sitecheck.trialplaceholder import Trial
+from koala_adapter.sitesetup import trial as trialplaceholder
+from koala_adapter.sitesetup.trial import Trial, TrialCenter
 from koala_adapter.testing import new_context
 from koala_adapter.testing.trial import eventually
 from koala_local import PLUGIN
-from koala_local.lrm import LocalLrm
-from koala_local.settings import LocalSettings
+from koala_local.lrm import LocalLrm, LocalSettings
 from tests.local_daemon import end_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from koala_adapter.lrm import CheckResult
     from koala_adapter.model import LrmJob
-    from koala_adapter.plugin import CheckResult
 
 pytestmark = pytest.mark.anyio
 

@@ -76,10 +76,10 @@ def test_handing_a_job_to_a_service_imports_nothing_of_a_service(koala: Koala, c
 def test_a_service_does_without_what_few_jobs_need() -> None:
     """`koala run` on Slurm is a service: what drives DRMAA libraries and what applications negotiate by come later."""
     few = {
-        "koala_drmaa.protocol",
-        "koala_drmaa.transport",
+        "koala_adapter.lrm.drmaa.protocol",
+        "koala_adapter.lrm.drmaa.transport",
         "lxml",
-        "koala_adapter.negotiation.applicationside",
+        "koala_adapter.negotiation",
         "http.client",
     }
     program = "import sys, koala_slurm.lrm, koala_adapter.cli.innerservice; print(*sys.modules)"

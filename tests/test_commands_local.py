@@ -24,7 +24,7 @@ from tests.local_koala import LIVENESS, Koala, eventually, processes_naming
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
     from tests.local_koala import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -22,18 +22,15 @@ from koala_adapter.errors import (
     LrmUnreachableError,
     LrmUnsupportedError,
 )
+from koala_adapter.lrm import Submission
+from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch, Loading
+from koala_adapter.lrm.drmaa.libraries import SLURM
+from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptDelivery, ScriptStore
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
-from koala_adapter.plugin import Submission
-from koala_adapter.sitecheck.clustercheck import ClusterCheck
+from koala_adapter.sitesetup.checks import ClusterCheck
 from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context
 from koala_drmaa import PLUGIN
-from koala_drmaa.client import DrmaaClient
-from koala_drmaa.environment import HelperLaunch, Loading
-from koala_drmaa.libraries import SLURM
-from koala_drmaa.lrm import DrmaaLrm
-from koala_drmaa.scripts import ScriptDelivery, ScriptStore
-from koala_drmaa.settings import DrmaaSettings
-from koala_drmaa.transport import DrmaaTransport
+from koala_drmaa.lrm import DrmaaLrm, DrmaaSettings
 from tests.fakes.gridengine.cell import FakeCell
 from tests.fakes.gridengine.engine import QUEUE
 
@@ -173,7 +170,7 @@ async def test_helper_that_dies_again_and_again_is_given_a_pause(
     lrm: DrmaaLrm, cell: FakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the second death in a row a request fails at once and says when the helper is started again."""
-    monkeypatch.setattr("koala_drmaa.client.FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr("koala_adapter.lrm.drmaa.client.FIRST_PAUSE", 3600.0)
     cell.misbehave("crash-after-submission")
     for number in range(2):
         with pytest.raises(LrmUnavailableError, match="died"):
@@ -357,7 +354,7 @@ async def test_helper_does_not_outlive_its_parent(cell: FakeCell, tmp_path: Path
         from pathlib import Path
         from koala_adapter.testing import new_context
         from koala_drmaa.lrm import DrmaaLrm
-        from koala_drmaa.settings import DrmaaSettings
+        from koala_drmaa.lrm import DrmaaSettings
 
         async def main():
             settings = DrmaaSettings.model_validate_json(sys.argv[2])

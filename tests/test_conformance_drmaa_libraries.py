@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.lrm.drmaa.libraries import PBS, SLURM
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, new_context
 from koala_drmaa import PLUGIN
-from koala_drmaa.libraries import PBS, SLURM
-from koala_drmaa.settings import DrmaaSettings
+from koala_drmaa.lrm import DrmaaSettings
 from tests.fakes.gridengine.cell import FakeCell
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from koala_adapter.lrm.drmaa.libraries import Library
     from koala_adapter.testing import Trial
-    from koala_drmaa.libraries import Library
 
 pytestmark = pytest.mark.anyio
 

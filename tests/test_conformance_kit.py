@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
+from koala_adapter.lrm import RenderedSubmission, Submission
 from koala_adapter.model import EndReason, LrmJobId, LrmJobState
-from koala_adapter.plugin import RenderedSubmission, Submission
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, new_context
-from koala_adapter.testing.life import names_walltime
+from koala_adapter.testing.jobs import names_walltime
 from koala_adapter.testing.submission import CANARY
-from koala_local.lrm import CAPABILITIES, PLUGIN, LocalLrm
-from koala_local.settings import LocalSettings
+from koala_local.lrm import CAPABILITIES, PLUGIN, LocalLrm, LocalSettings
 from tests.local_daemon import end_daemon
 
 if TYPE_CHECKING:

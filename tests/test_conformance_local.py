@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
-from koala_adapter.plugin import Submission
 from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context
-from koala_local.lrm import PLUGIN, LocalLrm
-from koala_local.settings import LocalSettings
+from koala_local.lrm import PLUGIN, LocalLrm, LocalSettings
 from tests.local_daemon import daemon_pid, end_daemon
 
 if TYPE_CHECKING:

@@ -14,14 +14,13 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
-from koala_adapter.plugin import Submission
 from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context
-from koala_adapter.wiki.codec.protocol import Dialect, read_key
-from koala_local.lrm import LocalLrm
-from koala_local.settings import LocalSettings
+from koala_adapter.wiki.codec.verbs import Dialect, read_key
+from koala_local.lrm import LocalLrm, LocalSettings
 from koala_wiki import PLUGIN
-from koala_wiki.settings import WikiSettings
+from koala_wiki.lrm import WikiSettings
 from tests.local_daemon import end_daemon
 from tests.wiki_server import WikiServer
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
-    from koala_adapter.plugin import ClusterContext, Lrm
+    from koala_adapter.lrm import ClusterContext, Lrm
 
 KEY = "0xfeedbeef"
 PROCESSORS = 4

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, LrmJobState
-from koala_adapter.plugin import Submission
 from koala_adapter.testing import eventually, new_context
-from koala_drmaa.lrm import DrmaaLrm
-from koala_drmaa.settings import DrmaaSettings
+from koala_drmaa.lrm import DrmaaLrm, DrmaaSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

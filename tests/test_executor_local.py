@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import koala_adapter as koala
-from koala_adapter.pull.server import TOKEN_BYTES
-from koala_adapter.python.taskserver import TaskServer
+from koala_adapter.python.executor import TaskServer
+from koala_adapter.tasks.server import TOKEN_BYTES
 from koala_adapter.vjm.certificate import load_or_create
 from tests.local_koala import LIVENESS, eventually
 

@@ -16,15 +16,12 @@ import anyio
 import pytest
 
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep
-from koala_adapter.pull import server
-from koala_adapter.pull.connection import connected, received, sent
-from koala_adapter.pull.nodefiles import node_files
-from koala_adapter.pull.server import TOKEN_BYTES, listening_socket
-from koala_adapter.service.runningsweep import RunningSweep
-from koala_adapter.service.sweepfiles import Contact, SweepFiles, entries_in
-from koala_adapter.service.sweeps import PROGRAM
-from koala_adapter.sweeps.launcher import SETTINGS
-from koala_adapter.sweeps.parameters import Expansion, list_axis
+from koala_adapter.service.sweeps import PROGRAM, Contact, RunningSweep, SweepFiles, entries_in
+from koala_adapter.tasks import server
+from koala_adapter.tasks.connection import connected, received, sent
+from koala_adapter.tasks.launcher import SETTINGS
+from koala_adapter.tasks.server import TOKEN_BYTES, listening_socket, node_files
+from koala_adapter.tasks.sweep import Expansion, list_axis
 from koala_adapter.vjm.certificate import load_or_create
 
 if TYPE_CHECKING:
@@ -96,7 +93,7 @@ class Place:
             "grace": self.grace,
             "patience": LIVENESS,
         }
-        files = {**node_files("koala_adapter.sweeps", "launcher", PROGRAM), SETTINGS: json.dumps(settings).encode()}
+        files = {**node_files("koala_adapter.tasks", "launcher", PROGRAM), SETTINGS: json.dumps(settings).encode()}
         for name, content in files.items():
             (library / name).write_bytes(content)
         command = [sys.executable, "-S", "-B", str(library / PROGRAM)]

@@ -20,15 +20,14 @@ import pytest
 from koala_adapter.api.client import Client
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.config.sitefile import load_site
+from koala_adapter.lrm import load_plugins
 from koala_adapter.model import JobId
-from koala_adapter.plugin import load_plugins
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.siteparameters import configuration
-from koala_adapter.simulation.engine import Engine
-from koala_adapter.simulation.placeholders import Delays, SimulatedService, run_to_end
-from koala_adapter.simulation.simulated_batch_system import BatchSystem
+from koala_adapter.service.service import configuration
+from koala_adapter.simulation.placeholders import BatchSystem, Delays, SimulatedService, run_to_end
+from koala_adapter.simulation.world import Engine
 from tests.local_koala import Koala, eventually
 
 if TYPE_CHECKING:

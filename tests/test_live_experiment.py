@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.api.client import Client
-from koala_adapter.cli.liveruns import run_live
 from koala_adapter.errors import ServiceUnavailableError
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.simulation.live_runs import LiveRun, clusters_in_small, workload_in_small
+from koala_adapter.scheduler.parameters import Approach
+from koala_experiments.framework import LiveRun
+from koala_experiments.liveruns import clusters_in_small, run_live, workload_in_small
 from tests.local_koala import Koala, eventually, processes_naming
 
 if TYPE_CHECKING:

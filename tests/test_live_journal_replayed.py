@@ -12,9 +12,9 @@ import pytest
 
 from koala_adapter.config.jobfile import load_job
 from koala_adapter.config.sitefile import load_site
+from koala_adapter.lrm import load_plugins
+from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import JobId
-from koala_adapter.plugin import load_plugins
-from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler.events import OfferAnswered

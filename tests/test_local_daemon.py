@@ -19,9 +19,8 @@ import pytest
 
 from koala_adapter.model import EndReason, LrmJobId, LrmJobState
 from koala_adapter.testing import LrmUnderTest, Trial, new_context
-from koala_local.lrm import PLUGIN, LocalLrm
-from koala_local.protocol import Fields, decode, encode
-from koala_local.settings import LocalSettings
+from koala_local.jobs import Fields, decode, encode
+from koala_local.lrm import PLUGIN, LocalLrm, LocalSettings
 from tests.local_daemon import daemon_pid, end_daemon
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import pytest
 
 from koala_adapter.config.sitefile import ClusterConfig
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
+from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import BatchKey, EndReason, LrmJobState
-from koala_adapter.plugin.commands import login_name
-from koala_adapter.service.poller import read_cluster
-from koala_local import process
+from koala_adapter.service.clusters import read_cluster
+from koala_local import processes as process
 from tests.local_daemon import end_daemon
 from tests.test_local_daemon import job_of, start_trial, state_of
 from tests.unit.plugins.test_local_parts import SAMPLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.parameters import Approach
 from tests.sizes_over_time import expect_the_same, live
 
 pytestmark = [pytest.mark.slow]

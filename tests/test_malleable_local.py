@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BROKEN = """
-from koala_adapter.dynaco.sizerules import UsableSizes
+from koala_adapter.sizes import UsableSizes
 from koala_adapter.policies import PolicyDefinition, PolicyKind
 
 def make():

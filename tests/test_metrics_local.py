@@ -13,8 +13,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import koala_adapter
 from koala_adapter.cli.jsonshapes import shape_schema
-from koala_adapter.metrics import catalogue
-from koala_adapter.net.freeport import free_port
+from koala_adapter.host import metrics as catalogue
+from koala_adapter.host.sockets import free_port
 from tests.json_shapes import deviations
 from tests.local_koala import Koala, eventually
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from koala_adapter.net.freeport import free_port
+from koala_adapter.host.sockets import free_port
 from tests.local_koala import Koala, eventually
 from tests.nbody import ALONE, sizes_and_digest, write_nbody
 

@@ -14,8 +14,8 @@ from parsl.jobs.states import JobState as BlockState
 from parsl.providers.errors import SubmitException
 
 from koala_adapter.errors import ConfigurationError
+from koala_adapter.outcome import JobState
 from koala_adapter.parsl import KoalaProvider
-from koala_adapter.scheduler.outcome import JobState
 from tests.local_koala import LIVENESS, Koala, eventually
 from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares
 

@@ -9,21 +9,20 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
-from koala_adapter.plugin import Submission
 from koala_adapter.testing import new_context
 from koala_pbs import PbsSettings
 from koala_pbs.client import PbsCommands
-from koala_pbs.lrm import make_lrm
-from koala_pbs.movedjobs import MovedJobs
+from koala_pbs.lrm import MovedJobs, make_lrm
 from tests.fakes.pbs import FakePbs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
+    from koala_adapter.lrm import ClusterContext
     from koala_adapter.model import LrmJob
-    from koala_adapter.plugin import ClusterContext
     from koala_pbs.lrm import PbsLrm
 
 pytestmark = pytest.mark.anyio

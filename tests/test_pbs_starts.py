@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnsupportedError
+from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
-from koala_adapter.plugin import Submission
 from koala_adapter.testing import RecordingRunner, eventually, new_context
 from koala_pbs import PLUGIN, PbsSettings
 from tests.fakes.pbs import FakePbs
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from koala_adapter.lrm import ClusterContext, Lrm
     from koala_adapter.model import LrmJob
-    from koala_adapter.plugin import ClusterContext, Lrm
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.net.freeport import free_port
+from koala_adapter.host.sockets import free_port
 from tests.local_koala import Koala, eventually, processes_naming
 from tests.taskqueue import EXAMPLE, expected_sum
 

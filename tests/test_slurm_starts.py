@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from koala_adapter.lrm import Lrm
+    from koala_adapter.lrm.commands import CommandResult
     from koala_adapter.model import LrmJob
-    from koala_adapter.plugin import Lrm
-    from koala_adapter.plugin.commands import CommandResult
 
 pytestmark = pytest.mark.anyio
 

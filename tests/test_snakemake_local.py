@@ -79,7 +79,7 @@ def test_the_registry_finds_the_executor(plugin: Any) -> None:  # noqa: ANN401
 
 def test_what_a_job_of_koala_is_made_of(plugin: Any) -> None:  # noqa: ANN401
     """The script is run by a shell; minutes are seconds; resources that are koala's are keys of a job file."""
-    from snakemake_executor_plugin_koala.description import koala_job  # noqa: PLC0415 - it needs Snakemake's interface
+    from snakemake_executor_plugin_koala.executor import koala_job  # noqa: PLC0415 - it needs Snakemake's interface
 
     given: dict[str, Any] = {"directory": "/work", "environment": {"WORD": "hello"}, "walltime": "1h"}
     resources = {"runtime": 5, "mem_mb": 1000, "koala_cluster": "beta", "koala_priority": 3}
@@ -105,7 +105,7 @@ def test_what_a_job_of_koala_is_made_of(plugin: Any) -> None:  # noqa: ANN401
 )
 def test_what_cannot_be_is_refused(plugin: Any, job: Wanted, said: str) -> None:  # noqa: ANN401
     """With what was found and what is allowed."""
-    from snakemake_executor_plugin_koala.description import koala_job  # noqa: PLC0415
+    from snakemake_executor_plugin_koala.executor import koala_job  # noqa: PLC0415
 
     with pytest.raises(koala.ConfigurationError) as raised:
         koala_job(job, "echo", directory="/work", environment={}, walltime="1h")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from koala_adapter.net.freeport import free_port
+from koala_adapter.host.sockets import free_port
 from tests.local_koala import Koala, eventually
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.codec.protocol import Dialect, JobRecord, parse_jobs, parse_request, read_key
+from koala_adapter.wiki.codec.verbs import Dialect, JobRecord, parse_jobs, parse_request, read_key
 from tests.real.systems.processes import wait_until
 
 if TYPE_CHECKING:
-    from koala_adapter.wiki.codec.protocol import Reply
+    from koala_adapter.wiki.codec.verbs import Reply
 
 KEY = "1234567890"
 SECONDS = 120.0

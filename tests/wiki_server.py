@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.from_thread import start_blocking_portal
 
-from koala_adapter.batchsystem.startlog import StartLog
+from koala_adapter.host.sockets import free_port
+from koala_adapter.lrm.starts import StartLog
 from koala_adapter.model import ClusterName
-from koala_adapter.net.freeport import free_port
-from koala_adapter.wiki.options import ServerOptions
+from koala_adapter.wiki.inventory import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.server import serve
 from koala_adapter.wiki.sources import LrmSource
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from koala_adapter.plugin import Lrm
-    from koala_adapter.wiki.codec.protocol import Dialect, Key
+    from koala_adapter.lrm import Lrm
+    from koala_adapter.wiki.codec.verbs import Dialect, Key
 
 
 class WikiServer:

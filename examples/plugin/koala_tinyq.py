@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
+from koala_adapter.lrm.commands import CommandSystem, ComplaintTable, complaints, only_id, parsed
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
-from koala_adapter.plugin import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
-from koala_adapter.plugin.commandsystem import CommandSystem, ComplaintTable, complaints, only_id, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from koala_adapter.plugin import ClusterContext, Submission
+    from koala_adapter.lrm import ClusterContext, Submission
 
 
 # 1. Settings: what a site file may say. Closed, each field described: the manual and the errors are made from it.

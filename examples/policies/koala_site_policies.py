@@ -6,21 +6,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from koala_adapter.dynaco.sizerules import UsableSizes
 from koala_adapter.policies import PolicyDefinition, PolicyKind
 from koala_adapter.queueing.backfill import Easy
 from koala_adapter.scheduler.malleable.policies import MalleabilityPolicy
-from koala_adapter.scheduler.placement.worstfit import WorstFit
+from koala_adapter.scheduler.placement.policies import WorstFit
+from koala_adapter.sizes import UsableSizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from koala_adapter.model import ClusterName
-    from koala_adapter.queueing.policies import LocalJob
-    from koala_adapter.scheduler.malleable.policies import J, Step
-    from koala_adapter.scheduler.malleable.runningjobs import RunningJobs
-    from koala_adapter.scheduler.placement.fitting import Preference
-    from koala_adapter.scheduler.placement.policy import ClusterView
+    from koala_adapter.queueing.backfill import LocalJob
+    from koala_adapter.scheduler.malleable.policies import J, RunningJobs, Step
+    from koala_adapter.scheduler.placement.policy import ClusterView, Preference
 
 
 class FirstListed(WorstFit):

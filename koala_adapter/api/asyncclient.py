@@ -11,9 +11,9 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.api import protocol
 from koala_adapter.api.client import TIMEOUT, unavailable
-from koala_adapter.api.jsonvalues import from_json
-from koala_adapter.api.reports import JobReport
+from koala_adapter.api.protocol import from_json
 from koala_adapter.api.statedirectory import socket_path
+from koala_adapter.report.values import JobReport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

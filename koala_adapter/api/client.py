@@ -6,25 +6,30 @@ from __future__ import annotations
 import socket
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from koala_adapter.api import protocol
-from koala_adapter.api.jsonvalues import from_json
-from koala_adapter.api.reports import JobReport
-from koala_adapter.api.statedirectory import socket_path
-from koala_adapter.errors import JobTimeoutError, ServiceAbsentError, ServiceUnavailableError
-from koala_adapter.scheduler.outcome import NOT_SEEN
+from koala_adapter.api.protocol import from_json
+from koala_adapter.api.statedirectory import LOG_NAME, socket_path, start_in_background
+from koala_adapter.errors import JobTimeoutError, ServiceAbsentError, ServiceRunningError, ServiceUnavailableError
+from koala_adapter.outcome import NOT_SEEN
+from koala_adapter.report.values import JobReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
 
-    from koala_adapter.api.clusterreports import ClusterReport, PlanReport
-    from koala_adapter.api.negotiationreports import NegotiationAccess, NegotiationReport
     from koala_adapter.api.protocol import Reply, Request
     from koala_adapter.model import Job
-    from koala_adapter.service.cleanreport import CleanReport
-    from koala_adapter.service.samplesubmission import SampleSubmission
+    from koala_adapter.report.values import (
+        CleanReport,
+        ClusterReport,
+        NegotiationAccess,
+        NegotiationReport,
+        PlanReport,
+        SampleSubmission,
+    )
+
 
 TIMEOUT = 30.0
 SHORTEST = 0.001
@@ -95,26 +100,26 @@ class Client:
 
     def clusters(self) -> list[ClusterReport]:
         """Return the clusters."""
-        from koala_adapter.api.clusterreports import ClusterReport  # noqa: PLC0415 - most clients do not ask for them
+        from koala_adapter.report.values import ClusterReport  # noqa: PLC0415 - most clients do not ask for them
 
         return [from_json(ClusterReport, one) for one in self._ask(protocol.Request(operation="clusters"))]
 
     def plan(self, job: Job) -> PlanReport:
         """Return where a job would go now."""
-        from koala_adapter.api.clusterreports import PlanReport  # noqa: PLC0415 - most clients do not ask for one
+        from koala_adapter.report.values import PlanReport  # noqa: PLC0415 - most clients do not ask for one
 
         return from_json(PlanReport, self._ask(protocol.Request(operation="plan", job=asdict(job))))
 
     def script(self, job: Job, cluster: str) -> list[SampleSubmission]:
         """Return the exact submissions of a job to a cluster, not sent."""
-        from koala_adapter.service.samplesubmission import SampleSubmission  # noqa: PLC0415 - most clients do not ask for one
+        from koala_adapter.report.values import SampleSubmission  # noqa: PLC0415 - most clients do not ask for one
 
         found = self._ask(protocol.Request(operation="script", job=asdict(job), cluster=cluster))
         return [from_json(SampleSubmission, one) for one in found]
 
     def negotiation_access(self, job_id: str) -> NegotiationAccess:
         """Return how a program gets to negotiate for a job, once. Raises JobNotFoundError and JobRefusedError."""
-        from koala_adapter.api.negotiationreports import NegotiationAccess  # noqa: PLC0415 - most clients do not ask
+        from koala_adapter.report.values import NegotiationAccess  # noqa: PLC0415 - most clients do not ask
 
         return from_json(NegotiationAccess, self._ask(protocol.Request(operation="negotiate", job_id=job_id)))
 
@@ -123,7 +128,7 @@ class Client:
 
         Raises NegotiationError when there is none of that number.
         """
-        from koala_adapter.api.negotiationreports import NegotiationReport  # noqa: PLC0415 - most clients do not ask
+        from koala_adapter.report.values import NegotiationReport  # noqa: PLC0415 - most clients do not ask
 
         request = protocol.Request(operation="negotiations", job_id=job_id, number=number, limit=limit)
         return [from_json(NegotiationReport, one) for one in self._ask(request)]
@@ -134,7 +139,7 @@ class Client:
 
     def clean(self, older: float, *, dry_run: bool) -> CleanReport:
         """Remove what is left of jobs that ended more than ``older`` seconds ago, or only tell; takes its time."""
-        from koala_adapter.service.cleanreport import CleanReport  # noqa: PLC0415 - most clients do not clean
+        from koala_adapter.report.values import CleanReport  # noqa: PLC0415 - most clients do not clean
 
         request = protocol.Request(operation="clean", older=older, dry_run=dry_run)
         return from_json(CleanReport, self._ask(request, timeout=None))
@@ -236,3 +241,41 @@ def unavailable(directory: Path, why: object) -> ServiceUnavailableError:
         ServiceAbsentError if isinstance(why, FileNotFoundError | ConnectionRefusedError) else ServiceUnavailableError
     )
     return kind(f"no koala service answers in {directory}: {said}", hint="start one with `koala serve`")
+
+
+# -- Standby -------------------------------------------------------------------------------------------------
+# Making sure that a service answers: the one that runs, one that somebody else starts, or one in the background.
+
+COMING_UP = 120.0
+"""Seconds to wait for a service that somebody else is starting."""
+OTHER_START = 2.0
+"""Seconds after which it is looked whether that one is still there."""
+
+T = TypeVar("T")
+
+
+def stand_by(client: Client, site_file: Path) -> int | None:
+    """Start a service in the background, which outlives this process; return its pid, None when another one answers.
+
+    Raises ServiceRunningError and ServiceUnavailableError.
+    """
+    return unless_another_answers(client, lambda: start_in_background(site_file, client.directory))
+
+
+def unless_another_answers(client: Client, start: Callable[[], T]) -> T | None:
+    """Return what ``start`` returns; None when another service, on whose start it waited, answers instead.
+
+    Raises ServiceRunningError when another process owns the directory and does not come to answer.
+    """
+    until = time.monotonic() + COMING_UP
+    while True:
+        try:
+            return start()
+        except ServiceRunningError as error:
+            # In between the start is tried again: the other one may fail.
+            if client.wait_until_running(OTHER_START):
+                return None
+            if time.monotonic() > until:
+                message = f"{error.message}, but has not answered for {COMING_UP:.0f} s"
+                hint = f"see what it says there, or in {client.directory / LOG_NAME}; end it and try again"
+                raise ServiceRunningError(message, hint=hint) from None

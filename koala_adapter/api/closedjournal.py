@@ -12,16 +12,16 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.api.jsonvalues import from_json, parse
-from koala_adapter.api.reports import JobReport, by_number, of_the_past
-from koala_adapter.service.closingnote import unfinished_at_close
+from koala_adapter.api.protocol import from_json, parse
+from koala_adapter.report.values import JobReport, by_number, of_the_past
+from koala_adapter.service.records import unfinished_at_close
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from koala_adapter.api.negotiationreports import NegotiationReport
     from koala_adapter.api.offline import JournalView
+    from koala_adapter.report.values import NegotiationReport
 
 
 class ClosedJournal:

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.api.negotiationreports import NegotiationMessageReport, NegotiationReport
 from koala_adapter.errors import NegotiationError
 from koala_adapter.model import JobId
-from koala_adapter.negotiation import templatexml
-from koala_adapter.negotiation.template import CPU, Side, Status
-from koala_adapter.scheduler.durations import duration
-from koala_adapter.service.negotiationrecord import course
+from koala_adapter.negotiation.serviceside import document as templatexml
+from koala_adapter.negotiation.serviceside.template import CPU, Side, Status
+from koala_adapter.report.values import NegotiationMessageReport, NegotiationReport
+from koala_adapter.scheduler.explain import duration
+from koala_adapter.service.sizes.bargaining import course
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.records import JobRecord, State
-    from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
-    from koala_adapter.service.negotiationrecord import Course
-    from koala_adapter.service.negotiationstore import NegotiationStore
+    from koala_adapter.service.records import KeptNegotiation, Message, NegotiationStore
+    from koala_adapter.service.sizes.bargaining import Course
+
 
 _NAMES = {Side.RMS: "koala", Side.APPLICATION: "application"}
 _STATES = {

@@ -6,33 +6,111 @@ Nothing here changes anything, nor what a service that runs meanwhile believes.
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from koala_adapter.adapters import adapter_of
-from koala_adapter.api.cleaned import require_not_cleaned
-from koala_adapter.api.negotiated import negotiated
-from koala_adapter.api.reportbuilder import BY_THEMSELVES, job_report
-from koala_adapter.api.reports import JobReport, in_order
-from koala_adapter.api.statedirectory import JOURNAL_NAME
-from koala_adapter.driver.recovery import rebuilt
-from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
+import anyio
+
+from koala_adapter.api.reporting import BY_THEMSELVES, job_report, negotiated
+from koala_adapter.api.statedirectory import JOURNAL_NAME, LOG_NAME, ownership, require_not_cleaned
+from koala_adapter.driver.store import rebuilt
+from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
+from koala_adapter.host.sockets import free_port
+from koala_adapter.lrm.commands import login_name
+from koala_adapter.model import LrmJobState
+from koala_adapter.report.values import ClusterReport, JobReport, in_order
 from koala_adapter.scheduler import Scheduler
-from koala_adapter.service.defects import SetAside, sentences
-from koala_adapter.service.journal import Journal
-from koala_adapter.service.neededpolicies import WithPolicies
+from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, JobsForgotten
+from koala_adapter.service.agents import ScriptMaker, sample_submissions
+from koala_adapter.service.clusters import read_cluster
+from koala_adapter.service.journal import Journal, SetAside, sentences
+from koala_adapter.service.leftovers import Cleaning
+from koala_adapter.service.opening import close_lrm, make_lrm
 from koala_adapter.service.results import read_ledger
-from koala_adapter.service.sweepfiles import recorded_progress
+from koala_adapter.service.service import WithPolicies, configuration
+from koala_adapter.service.sweeps import recorded_progress
+from koala_adapter.vjm import certificate
+from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from koala_adapter.api.negotiationreports import NegotiationReport
-    from koala_adapter.model import JobId
+    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
+    from koala_adapter.lrm import Lrm, PluginDefinition
+    from koala_adapter.model import Job, JobId
+    from koala_adapter.report.values import CleanReport, NegotiationReport, SampleSubmission
     from koala_adapter.scheduler.knownpolicies import Policies
+    from koala_adapter.service.clusters import ClusterReading
+
+
+# -- Clusters that live in a directory for a while: where that may be, and ending all that ran there ---------
+
+LONGEST_DIRECTORY = 60
+"""Bytes of a temporary directory in which Unix sockets still fit, unix(7)."""
+ENDING = 10.0
+"""Seconds that a cluster's daemon may take to end."""
+
+
+def temporary_directory(prefix: str) -> Path:
+    """Make a private directory whose path is short enough for Unix sockets in it."""
+    base = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=base if len(base) < LONGEST_DIRECTORY else "/tmp"))  # noqa: S108 - its own directory is private
+
+
+async def everywhere(
+    site: SiteConfig,
+    plugins: Mapping[str, PluginDefinition],
+    directory: Path,
+    do: Callable[[str, Lrm], Awaitable[None]],
+) -> None:
+    """Do something with all clusters of a site, side by side. ``directory``: its state directory."""
+
+    async def with_cluster(name: str) -> None:
+        lrm, _ = make_lrm(site.cluster(name), plugins, directory)
+        try:
+            await lrm.start()
+            await do(name, lrm)
+        finally:
+            await close_lrm(lrm)
+
+    async with anyio.create_task_group() as tasks:
+        for config in site.clusters:
+            tasks.start_soon(with_cluster, config.name)
+
+
+async def cancel_all(_name: str, lrm: Lrm) -> None:
+    """End whatever still runs in a cluster."""
+    jobs = await lrm.jobs()
+    await lrm.cancel([job.id for job in jobs if job.state is not LrmJobState.ENDED])
+
+
+def end_daemons(state: Path) -> None:
+    """End the daemons of the local clusters of a state directory."""
+    for cluster in (state / "clusters").glob("*"):
+        end_daemon(cluster)
+
+
+def end_daemon(directory: Path) -> None:
+    """End the daemon of a local cluster and see it gone."""
+    with suppress(OSError, ValueError):
+        process = os.pidfd_open(int((directory / "pid").read_text(encoding="ascii")))
+        try:
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+            select.select([process], [], [], ENDING)
+        finally:
+            os.close(process)
+
+
+# -- Offline -------------------------------------------------------------------------------------------------
 
 NO_INSTANCE = "00000000"
 """Stands for the name that a state directory gets when its first service starts."""
@@ -97,7 +175,7 @@ class JournalView:
 
     def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:
         """Return the latest negotiations as the journal has them now; as `Client.negotiations`."""
-        from koala_adapter.api.negotiationbuilder import negotiation_reports
+        from koala_adapter.api.negotiations import negotiation_reports
 
         with Journal(self.directory / JOURNAL_NAME, read_only=True) as journal:
             return negotiation_reports(
@@ -142,3 +220,174 @@ def recorded(directory: Path, policies: Policies, *, archived: int = 0) -> Journ
         message = f"no koala service runs in {directory}, and none ever has"
         raise ServiceUnavailableError(message, hint="run a job with `koala run JOB`, or start one with `koala serve`")
     return read_record(directory, policies, archived=archived)
+
+
+# -- Nextsubmissions -----------------------------------------------------------------------------------------
+# What the next service of a state directory would submit: for whoever wants to see it while none runs.
+
+
+def next_submissions(
+    site: SiteConfig,
+    plugins: Mapping[str, PluginDefinition],
+    record: JournalView,
+    job: Job,
+    config: ClusterConfig,
+) -> list[SampleSubmission]:
+    """Return what the next service would submit for a job to a cluster; nothing is sent.
+
+    Raises LrmRejectedError when the cluster's directives cannot be applied.
+    """
+    own = certificate.load_or_create(record.directory / "certificate")
+    port = site.control_center.port or record.port or free_port()
+    scripts = ScriptMaker(site=site, port=port, fingerprint=own.fingerprint, directory=record.directory)
+    lrm, _ = make_lrm(config, plugins, record.directory)
+    return sample_submissions(scripts, job, config, lrm, record.instance)
+
+
+# -- Askedclusters -------------------------------------------------------------------------------------------
+# What the clusters answer when no service runs and they are asked once, for a look at them or a plan.
+#
+# Nothing here changes anything: not the journal, not the LRMs, and not what a service that runs meanwhile believes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterAnswer:
+    """What one cluster said when it was asked once."""
+
+    config: ClusterConfig
+    version: str | None = None
+    reading: ClusterReading | None = None
+    trouble: str = ""
+    """Why there is no reading."""
+    requests: int = 0
+
+
+async def ask_cluster(
+    config: ClusterConfig, plugins: Mapping[str, PluginDefinition], directory: Path, *, prefix: str, timeout: float
+) -> ClusterAnswer:
+    """Ask one cluster for its jobs and nodes. Never raises LrmError: what goes wrong is in the answer."""
+    lrm, commands = make_lrm(config, plugins, directory)
+    version: str | None = None
+    try:
+        with anyio.fail_after(timeout):
+            await lrm.start()
+            version = await lrm.version()
+            reading = await read_cluster(config, lrm, name_prefix=prefix, user=login_name(), read_at=time.time())
+    except LrmError as error:
+        return ClusterAnswer(config=config, version=version, trouble=error.message, requests=commands.window.total)
+    except TimeoutError:
+        trouble = f"no answer within {timeout:g} s"
+        return ClusterAnswer(config=config, version=version, trouble=trouble, requests=commands.window.total)
+    finally:
+        await close_lrm(lrm)
+    return ClusterAnswer(config=config, version=version, reading=reading, requests=commands.window.total)
+
+
+async def ask_clusters(
+    site: SiteConfig,
+    plugins: Mapping[str, PluginDefinition],
+    record: JournalView,
+    *,
+    timeout: float,
+    tell: Callable[[str], None],
+) -> list[ClusterAnswer]:
+    """Ask all enabled clusters side by side and tell the scheduler of the record what they say.
+
+    ``tell`` hears which clusters have not answered yet.
+    """
+    waiting = [config.name for config in site.enabled_clusters]
+    answers: dict[str, ClusterAnswer] = {}
+
+    async def ask(config: ClusterConfig) -> None:
+        prefix = f"koala-{record.instance}-"
+        answers[config.name] = await ask_cluster(config, plugins, record.directory, prefix=prefix, timeout=timeout)
+        waiting.remove(config.name)
+        tell(", ".join(waiting))
+
+    tell(", ".join(waiting))
+    async with anyio.create_task_group() as tasks:
+        for config in site.enabled_clusters:
+            tasks.start_soon(ask, config)
+    found = [answers[config.name] for config in site.enabled_clusters]
+    _take_in(site, record, found)
+    return found
+
+
+def _take_in(site: SiteConfig, record: JournalView, answers: list[ClusterAnswer]) -> None:
+    now = record.now
+    record.scheduler.handle(configuration(site, record.instance, now))
+    for answer in answers:
+        cluster, reading = answer.config.cluster_name, answer.reading
+        if reading is None:
+            record.scheduler.handle(ClusterUnavailable(time=now, cluster=cluster, reason=answer.trouble))
+        else:
+            record.scheduler.handle(
+                ClusterPolled(
+                    time=now, cluster=cluster, processors=reading.processors, idle=reading.idle, ours=reading.ours
+                )
+            )
+
+
+def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
+    """Return the report of a cluster that was asked once."""
+    known = record.scheduler.state.clusters[answer.config.cluster_name]
+    reading = answer.reading
+    # Some batch systems go on listing jobs that have ended.
+    states = [] if reading is None else [job.state for job in reading.jobs if job.state is not LrmJobState.ENDED]
+    down = 0 if reading is None else reading.down
+    return ClusterReport(
+        name=answer.config.name,
+        plugin=answer.config.plugin,
+        lrm=answer.version,
+        closed=None if reading is not None else f"out of reach: {answer.trouble}",
+        processors=None if reading is None else reading.processors,
+        idle=None if reading is None else reading.idle,
+        others=None if reading is None else max(0, reading.processors - reading.idle - reading.ours - down),
+        threshold=answer.config.parameters.threshold,
+        placeholders=len(states),
+        placeholders_queued=sum(state in {LrmJobState.QUEUED, LrmJobState.HELD} for state in states),
+        available=known.available if reading is not None else 0,
+        polled_at=None if reading is None else reading.read_at,
+        requests=answer.requests,
+        largest_requests_per_minute=answer.requests,
+        requests_per_minute=answer.config.requests_per_minute,
+        requests_last_minute=answer.requests,
+        down=down,
+    )
+
+
+# -- Removes what is left of jobs that ended long ago, where no service runs that would do it ----------------
+
+
+def clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) -> CleanReport:
+    """Remove what is left of jobs that ended more than ``older`` seconds ago, or only tell, where no service runs.
+
+    Raises ServiceUnavailableError when there has never been one, ServiceRunningError when another process owns the
+    directory, and ConfigurationError and JournalError as for :func:`read_record`.
+    """
+    if dry_run:
+        return _clean(directory, policies, older=older, dry_run=True)
+    recorded(directory, policies)  # before anything is made here
+    with ownership(directory, "koala clean", way_out="try again in a moment"):
+        return _clean(directory, policies, older=older, dry_run=False)
+
+
+def _clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) -> CleanReport:
+    record = recorded(directory, policies)
+    state = record.scheduler.state
+    log = directory / LOG_NAME
+    with Journal(directory / JOURNAL_NAME, read_only=dry_run) as journal:
+        cleaning = Cleaning(directory, journal, state, older=older, now=record.now, log=log)
+        chosen = cleaning.choose()
+        if dry_run:
+            return cleaning.tell(chosen)
+
+        def forget(job_ids: tuple[JobId, ...]) -> None:
+            # As of the latest event: what is due meanwhile is for the next service to see to, which can act on it.
+            journal.append(JobsForgotten(time=state.now or 0.0, job_ids=job_ids))
+
+        closed_well = journal.closed_well
+        cleaning.give_up(chosen, forget)
+        if closed_well:
+            journal.leave_closing_note(record.unfinished)
+        return cleaning.remove(chosen)

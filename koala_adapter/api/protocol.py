@@ -4,12 +4,107 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from koala_adapter import errors
-from koala_adapter.api.jsonvalues import from_json, parse
 from koala_adapter.errors import KoalaError, ProtocolError
+
+# -- Jsonvalues ----------------------------------------------------------------------------------------------
+# Plain values from JSON by the annotations of their fields, for clients that must start at once. Pure.
+
+T = TypeVar("T")
+
+
+def parse(line: bytes | str) -> object:
+    """Return the JSON document of a line. Raises ProtocolError."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"this is no JSON document: {error}") from None
+
+
+def from_json(wanted: type[T], value: object, *, others: bool = True) -> T:
+    """Return the dataclass ``wanted`` that a JSON object gives; ``others``: members that it does not have are left out.
+
+    Its fields are strings, numbers, enumerations, tuples, dictionaries and such dataclasses, or None. Raises
+    ProtocolError that names the member.
+    """
+    return cast("T", _dataclass(wanted, value, wanted.__name__, others=others))
+
+
+@cache
+def _members(wanted: type) -> dict[str, tuple[Any, bool]]:
+    """Return the type of each field, and whether it must be given."""
+    hints = get_type_hints(wanted)
+    return {
+        one.name: (hints[one.name], one.default is MISSING and one.default_factory is MISSING) for one in fields(wanted)
+    }
+
+
+def _dataclass(wanted: type, value: object, where: str, *, others: bool = True) -> object:
+    if not isinstance(value, dict):
+        raise _mismatch(where, "an object")
+    members = _members(wanted)
+    if not others and (unknown := value.keys() - members.keys()):
+        raise ProtocolError(f"{where} has no member {min(unknown)!r}")
+    missing = [name for name, (_, required) in members.items() if required and name not in value]
+    if missing:
+        raise ProtocolError(f"{where} lacks {', '.join(missing)}")
+    found = {name: _value(kind, value[name], f"{where}.{name}") for name, (kind, _) in members.items() if name in value}
+    made: object = wanted(**found)
+    return made
+
+
+def _value(kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - annotations of many forms
+    arguments = get_args(kind)
+    match get_origin(kind):
+        case None:
+            return _single(kind, value, where)
+        case origin if origin in {Union, UnionType}:  # of one type and None
+            (inner,) = (one for one in arguments if one is not NoneType)
+            return None if value is None else _value(inner, value, where)
+        case origin if origin is tuple and isinstance(value, list):
+            return tuple(_value(arguments[0], one, where) for one in value)
+        case origin if origin is dict and isinstance(value, dict):
+            return {key: _value(arguments[1], one, f"{where}.{key}") for key, one in value.items()}
+    raise _mismatch(where, str(kind))
+
+
+def _single(kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - annotations of many forms
+    if kind is Any:
+        return value
+    if is_dataclass(kind):
+        return _dataclass(cast("type", kind), value, where)
+    if issubclass(kind, Enum):
+        try:
+            return kind(value)
+        except ValueError:
+            raise _mismatch(where, f"one of {', '.join(str(one.value) for one in kind)}") from None
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind or (isinstance(value, str) and not _is_text(value)):
+        raise _mismatch(where, kind.__name__)
+    return value
+
+
+def _is_text(value: str) -> bool:
+    """Tell whether a string is one of characters: JSON can also write halves of them."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _mismatch(where: str, expected: str) -> ProtocolError:
+    return ProtocolError(f"{where}: expected {expected}")
+
+
+# -- Protocol ------------------------------------------------------------------------------------------------
 
 LINE_LIMIT = 16 * 1024 * 1024
 """Longest request or reply, bytes."""

@@ -1,31 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes reports from the state, in the service; who only reads them needs nothing of this."""
+"""What components of a job that has ended had, where nothing was left of them at its end. Pure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from koala_adapter.api.clusterreports import ClusterReport, PlannedComponent, PlanReport
-from koala_adapter.api.formersizes import former_sizes
-from koala_adapter.api.reports import ComponentReport, HoldReport, JobReport, SizeChangeReport
-from koala_adapter.scheduler.claiming.holds import hold_groups
+from koala_adapter.model import RunnerName
+from koala_adapter.outcome import JobState, PlaceholderState
+from koala_adapter.report.values import (
+    ClusterReport,
+    ComponentReport,
+    HoldReport,
+    JobReport,
+    PlannedComponent,
+    PlanReport,
+    SizeChangeReport,
+)
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain import explain
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.placement.policy import Placed
+from koala_adapter.scheduler.reports import hold_groups
 from koala_adapter.service.results import files_report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from koala_adapter.model import Job
+    from koala_adapter.model import ClusterName, Job, JobId
+    from koala_adapter.report.values import SweepProgress
     from koala_adapter.scheduler import Scheduler
-    from koala_adapter.scheduler.clusterrecord import ClusterRecord
-    from koala_adapter.scheduler.records import Claim, JobRecord, State
-    from koala_adapter.service.clusterdriver import ClusterDriver
-    from koala_adapter.sweeps.progress import SweepProgress
+    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
+    from koala_adapter.service.clusters import ClusterDriver
+    from koala_adapter.service.records import NegotiationStore
+    from koala_adapter.service.service import Service
     from koala_adapter.vjm.channel import TaskFiles
+
+
+def former_sizes(record: JobRecord) -> Mapping[tuple[str, ClusterName | None], int]:
+    """Return, by component and cluster, the processors of such components when they had most; empty for other jobs.
+
+    As far back as changes of size are kept.
+    """
+    if not record.state.final:
+        return {}
+    left = {claim.component for claim in record.claims if claim.processors}
+    found: dict[tuple[str, ClusterName | None], int] = {}
+    for component in {claim.component for claim in record.claims} - left:
+        sizes: Counter[ClusterName] = Counter()
+        most: Counter[ClusterName] = Counter()
+        for change in reversed(record.size_changes):
+            if change.component == component:
+                sizes[change.cluster] = change.before
+                most = max(most, sizes.copy(), key=lambda one: one.total())
+        found.update(((component, cluster), size) for cluster, size in most.items() if size)
+    return found
+
+
+# -- Negotiated ----------------------------------------------------------------------------------------------
+# What came of the negotiations of a job, for its report; what reads them is imported with the first that has any.
+
+
+def negotiated(store: NegotiationStore, record: JobRecord, now: float) -> str:
+    """Say what came of the latest negotiations of a job; empty when there were none."""
+    if record.job.runner is RunnerName.RANKS:
+        return ""  # such a job keeps its size
+    from koala_adapter.api.negotiations import job_negotiations
+
+    return job_negotiations(store, record, now)
+
+
+# -- Makes reports from the state, in the service; who only reads them needs nothing of this -----------------
 
 BY_THEMSELVES = frozenset({JobState.COMPLETED, JobState.FAILED})
 """States of jobs whose processes ended when they pleased."""
@@ -187,3 +232,45 @@ def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offs
         others_waiting=0 if record is None else sum(job.processors for job in record.others_waiting),
         down=down,
     )
+
+
+# -- The reports of the jobs that a running service has in its state -----------------------------------------
+
+
+def live_report(service: Service, job_id: JobId, *, to_keep: bool = False) -> JobReport:
+    """Return the report of a job as it is now; ``to_keep``: without what will pass. Raises JobNotFoundError."""
+    directory = service.applications.directory / job_id
+    record = service.scheduler.job(job_id)
+    return job_report(
+        service.scheduler,
+        record,
+        now=service.now(),
+        wall_offset=service.clock.offset,
+        output_directory=str(directory),
+        warned=service.sizes.warned(job_id),
+        trouble=_trouble(service, job_id, journal="" if to_keep else service.trouble),
+        negotiated=negotiated(service.journal.negotiations, record, service.now()),
+        files=service.applications.results.concluded(directory),
+        sweep=service.sweeps.progress(record.job),
+        concluded=record.state in BY_THEMSELVES and not (record.live and _in_contact(service, record)),
+    )
+
+
+def report_to_keep(service: Service, job_id: JobId) -> str:
+    """Return the report of a job that has ended, as JSON."""
+    return live_report(service, job_id, to_keep=True).to_json()
+
+
+def _in_contact(service: Service, record: JobRecord) -> bool:
+    """Tell whether an agent of a job is connected, which may have something to say yet."""
+    placeholders = service.state.placeholders
+    connected = (placeholders.get(id_) for id_ in service.reception.connected)
+    return any(one is not None and one.job_id == record.job.id for one in connected)
+
+
+def _trouble(service: Service, job_id: JobId, *, journal: str) -> str:
+    """``journal``: why that cannot be written at present."""
+    over = service.state.jobs[job_id].state.final
+    undecided = f"Nothing is decided until this is over: {journal}." if journal else ""
+    unwritten = service.applications.unwritten.trouble(job_id, over=over)
+    return " ".join(filter(None, (service.sizes.complaint(job_id), unwritten, undecided)))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,33 +14,101 @@ from anyio import to_thread
 from anyio.abc import SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from koala_adapter.adapters import adapter_of
 from koala_adapter.api import protocol
-from koala_adapter.api.cleaned import require_not_cleaned
-from koala_adapter.api.clusterreports import ClusterReport, PlanReport
-from koala_adapter.api.livereports import live_report
-from koala_adapter.api.reportbuilder import cluster_report, plan_report
-from koala_adapter.api.reports import JobReport, in_order, of_the_past
+from koala_adapter.api.reporting import cluster_report, live_report, plan_report, report_to_keep
+from koala_adapter.api.statedirectory import require_not_cleaned, socket_path
 from koala_adapter.config.jobfile import check_job, job_from_dict
+from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError, ServiceAbsentError
-from koala_adapter.metrics.exposition import openmetrics
+from koala_adapter.host.accepting import serve_streams
+from koala_adapter.host.metrics import openmetrics
+from koala_adapter.host.sockets import same_user
 from koala_adapter.model import ClusterName, JobId
-from koala_adapter.net.unixsocket import same_user
-from koala_adapter.service.cleaning import Cleaning
-from koala_adapter.service.samplesubmission import SampleSubmission
-from koala_adapter.service.scriptmaker import sample_submissions
+from koala_adapter.report.values import ClusterReport, JobReport, PlanReport, SampleSubmission, in_order, of_the_past
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
+from koala_adapter.service.agents import sample_submissions
+from koala_adapter.service.leftovers import Cleaning
+from koala_adapter.service.service import Service
+from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
 
-    from anyio.abc import SocketStream
+    from anyio.abc import Listener, SocketStream, TaskStatus
 
-    from koala_adapter.api.ownsocket import OwnSocket
     from koala_adapter.api.protocol import Request
-    from koala_adapter.metrics.meter import Meter
+    from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.host.accepting import Handle
+    from koala_adapter.host.clock import HostClocks
+    from koala_adapter.host.metrics import Meter
+    from koala_adapter.lrm import PluginDefinition
     from koala_adapter.model import Job
-    from koala_adapter.service.cleanreport import CleanReport
-    from koala_adapter.service.service import Service
+    from koala_adapter.report.values import CleanReport
+
+
+# -- Ownsocket -----------------------------------------------------------------------------------------------
+# The socket of a state directory, which is made anew when somebody, such as a cleaner of old files, has removed it.
+#
+# Without that a living service could be neither asked nor stopped, while its lock keeps every other one away.
+
+LOOK_AGAIN = 5.0
+"""Seconds between two looks at the path of the socket."""
+
+log = structlog.get_logger()
+
+
+class OwnSocket:
+    """Listens on the socket of a state directory that this process owns."""
+
+    def __init__(self, path: Path, listener: Listener[SocketStream], resources: AsyncExitStack) -> None:
+        """``listener``: the first one; ``resources``: closed by the owner, with all listeners."""
+        self._path = path
+        self._listener = listener
+        self._resources = resources
+
+    async def serve(self, handle: Handle, *, look_again: float = LOOK_AGAIN) -> None:
+        """Serve whoever connects, and has connected before, until cancelled; look at the path at times (seconds)."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve_streams, self._listener, handle)
+            while True:
+                await anyio.sleep(look_again)
+                if self._path.exists():  # also if it is that of another service, in a directory made anew
+                    continue
+                try:
+                    listener = await _new_listener(self._path)
+                except OSError as error:
+                    log.warning(
+                        "the socket was removed and cannot be made anew", path=str(self._path), error=str(error)
+                    )
+                    continue
+                # The one before stays open: conversations by it go on, and who has just connected is answered.
+                await self._resources.enter_async_context(listener)
+                log.warning("the socket was removed, and is made anew", path=str(self._path))
+                tasks.start_soon(serve_streams, listener, handle)
+
+
+@asynccontextmanager
+async def listening(directory: Path) -> AsyncIterator[OwnSocket]:
+    """Listen on the socket of a state directory. Raises ConfigurationError."""
+    path = socket_path(directory)
+    with suppress(FileNotFoundError):
+        path.unlink()
+    listener = await _new_listener(path)
+    try:
+        async with AsyncExitStack() as resources:
+            await resources.enter_async_context(listener)
+            yield OwnSocket(path, listener, resources)
+    finally:
+        with suppress(FileNotFoundError):
+            path.unlink()
+
+
+async def _new_listener(path: Path) -> Listener[SocketStream]:
+    return await anyio.create_unix_listener(path, mode=0o600)
+
+
+# -- Server --------------------------------------------------------------------------------------------------
 
 WATCH_PAUSE = 0.1
 """Seconds between two replies of a watch at least."""
@@ -50,8 +118,6 @@ JOBS_PAUSE = 0.5
 
 CHANGING = frozenset({"submit", "cancel"})
 """Requests that change something; all others are answered at any time."""
-
-log = structlog.get_logger()
 
 
 class Server:
@@ -175,8 +241,8 @@ class Server:
         return {"pid": os.getpid(), "unfinished": len(service.unfinished)}
 
     def _negotiations(self, request: Request) -> Any:  # noqa: ANN401 - JSON
-        from koala_adapter.api.negotiationbuilder import negotiation_reports
-        from koala_adapter.api.negotiationreports import NegotiationReport
+        from koala_adapter.api.negotiations import negotiation_reports
+        from koala_adapter.report.values import NegotiationReport
 
         service = self._service
         reports = negotiation_reports(
@@ -263,3 +329,58 @@ class Server:
 
 def _json(report: JobReport) -> Any:  # noqa: ANN401 - JSON
     return adapter_of(JobReport).dump_python(report, mode="json")
+
+
+# -- Hosting a service and its socket, in the foreground or inside ``koala run`` -----------------------------
+
+
+async def host(
+    site: SiteConfig,
+    plugins: Mapping[str, PluginDefinition],
+    directory: Path,
+    *,
+    idle_limit: float | None = None,
+    clocks: HostClocks | None = None,
+    policies: Policies = OWN,
+    snapshot_interval: int = SNAPSHOT_INTERVAL,
+    task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a service with its socket until a client stops it or the task is cancelled. The caller owns the directory.
+
+    ``idle_limit``: it also ends when nothing has been unfinished for so many seconds; None: never. ``clocks``: None:
+    those of this machine. ``policies``: those that the scheduler may use. ``snapshot_interval``: events of the journal
+    after which a snapshot stands for them.
+    """
+    # Before anything that takes time: who comes meanwhile waits for the answer, instead of finding nobody.
+    async with listening(directory) as listener:
+        service = Service(
+            site,
+            plugins,
+            directory,
+            make_report=report_to_keep,
+            clocks=clocks,
+            policies=policies,
+            snapshot_interval=snapshot_interval,
+        )
+        server = Server(service)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(service.run)
+            tasks.start_soon(server.serve, listener)
+            if idle_limit is not None:
+                tasks.start_soon(_stop_when_idle, server, service, idle_limit)
+            task_status.started(server)
+            await server.stop_wanted.wait()
+            tasks.cancel_scope.cancel()
+
+
+async def _stop_when_idle(server: Server, service: Service, limit: float) -> None:
+    idle_since: float | None = None
+    while not server.stop_wanted.is_set():
+        changed = service.changed
+        idle_since = None if service.busy else idle_since or anyio.current_time()
+        left = None if idle_since is None else idle_since + limit - anyio.current_time()
+        if left is not None and left <= 0:
+            server.stop_wanted.set()
+            return
+        with anyio.move_on_after(left):
+            await changed.wait()

@@ -6,18 +6,25 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import select
 import stat
+import subprocess
+import sys
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import ConfigurationError, ServiceRunningError
+from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceRunningError, ServiceUnavailableError
 from koala_adapter.host.privatedirectory import make_private_directory, user_name, weakness
-from koala_adapter.net.unixsocket import checked_path
+from koala_adapter.host.sockets import checked_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from koala_adapter.service.journal import Journal
+
 
 JOURNAL_NAME = "journal.sqlite"
 LOCK_NAME = "service.lock"
@@ -142,3 +149,146 @@ def wait_until_unowned(directory: Path) -> None:
 def socket_path(directory: Path) -> Path:
     """Return the path of the socket in a state directory. Raises ConfigurationError when the kernel cannot take it."""
     return checked_path(directory / SOCKET_NAME)
+
+
+# -- Starting a service as a process of its own, which outlives the command that needed one ------------------
+
+READY = b"ready\n"
+IDLE_LIMIT = 1800
+"""Seconds without an unfinished job after which a service that a command started in the background ends."""
+
+
+def start_in_background(site_file: Path, directory: Path, *, timeout: float = 120.0) -> int:
+    """Start ``koala serve`` as a process of its own, return its pid once it answers.
+
+    Raises ServiceRunningError when another process owns the directory, and ServiceUnavailableError with the end of what
+    it wrote to its log when it does not come up.
+    """
+    with ownership(directory, "koala serve, about to start") as lock:
+        reader, writer = os.pipe()
+        log = os.open(directory / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        earlier = os.fstat(log).st_size
+        command = [sys.executable, "-m", "koala_adapter.cli", "--site", str(site_file), "--state", str(directory)]
+        command += ["serve", "--ready-descriptor", str(writer), "--lock-descriptor", str(lock)]
+        try:
+            process = subprocess.Popen(
+                [*command, "--end-when-idle", str(IDLE_LIMIT)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(writer, lock),
+                start_new_session=True,
+                cwd="/",
+            )
+        finally:
+            os.close(writer)
+            os.close(log)
+    # A caller that goes on for long, such as a notebook, is to have no zombie when the service ends.
+    threading.Thread(target=process.wait, name="koala service", daemon=True).start()
+    with os.fdopen(reader, "rb") as ready:
+        if _read_within(ready.fileno(), timeout) == READY:
+            return process.pid
+    process.terminate()
+    with (directory / LOG_NAME).open("rb") as file:
+        file.seek(earlier)
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    said = "".join(f"\n  {line}" for line in lines[-5:]) or " and said nothing"
+    raise ServiceUnavailableError(f"the service did not come up{said}", hint=f"see {directory / LOG_NAME}")
+
+
+def ended_within(pid: int, timeout: float) -> bool:
+    """Wait until a process has ended, at most ``timeout`` seconds; tell whether it has."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        readable, _, _ = select.select([process], [], [], timeout)
+        return bool(readable)
+    finally:
+        os.close(process)
+
+
+def _read_within(descriptor: int, timeout: float) -> bytes:
+    readable, _, _ = select.select([descriptor], [], [], timeout)
+    return os.read(descriptor, len(READY)) if readable else b""
+
+
+# -- What is told of jobs that were cleaned away -------------------------------------------------------------
+
+
+def require_not_cleaned(journal: Journal, job_id: str, wall_offset: float) -> None:
+    """Raise JobNotFoundError when a job was cleaned away.
+
+    ``wall_offset``: seconds to add to a time of the service clock for people's.
+    """
+    cleaned_at = journal.finished.cleaned_at(job_id)
+    if cleaned_at is not None:
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(cleaned_at + wall_offset))
+        hint = "it had ended long before; its output and its report are gone for good"
+        raise JobNotFoundError(f"job {job_id} was removed by `koala clean` on {at}", hint=hint)
+
+
+# -- Printing what the processes of a job wrote, from the files in which the control center keeps it ---------
+
+
+class LogPrinter:
+    """Prints what is new in the output files of a job."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        component: str | None = None,
+        rank: int | None = None,
+        suffix: str = ".out",
+        write: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """Print files ``COMPONENT/RANK`` + ``suffix`` below ``directory`` with ``write`` (default: standard output)."""
+        self._directory = directory
+        self._write = write or to_standard_output
+        self._pattern = f"{component or '*'}/{'*' if rank is None else rank}{suffix}"
+        self.files: dict[Path, int] = {}
+        self._rest: dict[Path, bytes] = {}
+
+    def print_new(self, *, marked: bool, rest: bool = False) -> None:
+        """Print complete lines that are new; with ``rest`` also what has no end of line yet.
+
+        ``marked``: each line is to say whose it is.
+        """
+        for path in sorted(self._directory.glob(self._pattern), key=_order):
+            data = self._rest.pop(path, b"") + self._read(path)
+            *lines, last = data.split(b"\n")
+            if last and not rest:
+                self._rest[path] = last
+            self._print(path, lines, marked=marked, last=last if rest else b"")
+
+    @property
+    def silent(self) -> bool:
+        """Tell whether nothing has been written that could be printed."""
+        return not any(path.stat().st_size for path in self._directory.glob(self._pattern))
+
+    def _read(self, path: Path) -> bytes:
+        with path.open("rb") as file:
+            file.seek(self.files.get(path, 0))
+            data = file.read()
+            self.files[path] = file.tell()
+        return data
+
+    def _print(self, path: Path, lines: list[bytes], *, marked: bool, last: bytes) -> None:
+        """Print complete lines and a last one without an end: what is not marked comes out byte for byte."""
+        mark = f"{path.parent.name}/{path.stem}: ".encode() if marked else b""
+        if last and marked:
+            lines, last = [*lines, last], b""
+        if lines or last:
+            self._write(b"".join(mark + line + b"\n" for line in lines) + last)
+
+
+def _order(path: Path) -> tuple[str, int]:
+    return path.parent.name, int(path.stem) if path.stem.isdecimal() else -1
+
+
+def to_standard_output(data: bytes) -> None:
+    """Write bytes to standard output as they are."""
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()

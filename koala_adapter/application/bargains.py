@@ -7,10 +7,9 @@ It decides with the size that earlier agreements will lead to: what was agreed o
 import re
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from koala_adapter.application.library.members import Bounds, Change
-from koala_adapter.application.library.notes import KoalaAppError
-from koala_adapter.application.library.sizes import SizeRule
-from koala_adapter.negotiation.applicationside import (
+from koala_adapter.application.notes import Bounds, Change, KoalaAppError
+from koala_adapter.application.sizes import SizeRule
+from koala_adapter.negotiation import (
     LARGEST_QUANTITY,
     Endpoint,
     Event,

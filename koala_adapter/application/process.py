@@ -18,16 +18,20 @@ least one of the two sees the other, and `stand`, which is called under the lock
 
 from typing import Callable, Dict, List, Optional, Tuple
 
-from koala_adapter.application.library.members import (
+from koala_adapter.application.notes import (
+    VERSION,
     Bounds,
     Change,
+    KoalaAppError,
     Member,
+    Note,
+    NoteError,
+    note_payload,
     parse_bounds,
     parse_change,
     parse_members,
     position,
 )
-from koala_adapter.application.library.notes import VERSION, KoalaAppError, Note, NoteError, note_payload
 
 LARGEST_CONTACT = 200
 """Bytes."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sizes a program can run on: the rules of koala_adapter/dynaco/decide.py, and the user's own function. Pure."""
+"""Which sizes a program can run on: the rules of koala_adapter/sizes.py, and the user's own function. Pure."""
 
 from typing import Callable, Union
 
-from koala_adapter.application.library.notes import LARGEST_NUMBER, KoalaAppError
+from koala_adapter.application.notes import LARGEST_NUMBER, KoalaAppError
 
 SizeFunction = Callable[[int, int], int]
 """Given its size and how many processors are offered, below 0: wanted back, it returns the size that it wants."""

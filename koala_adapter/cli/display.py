@@ -1,25 +1,126 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and lines that show jobs and clusters to a person: reports in, renderables out.
-
-Nothing else is looked at but whether there is a directory of output.
-"""
+"""How the size of a job went, in one line of characters. Pure."""
 
 from __future__ import annotations
 
+import sys
+from contextlib import closing as closing_reports
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from rich.console import Group
+from rich.live import Live
 from rich.markup import escape
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
 
-from koala_adapter.cli.fittingtable import FittingTable
-from koala_adapter.config.formatting import printable, show_duration, show_size
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.api.statedirectory import LogPrinter
+from koala_adapter.cli.session import abandon_output
+from koala_adapter.cli.terminal import STEPS
+from koala_adapter.config.tomlfile import printable, show_duration, show_size
+from koala_adapter.errors import ServiceUnavailableError
+from koala_adapter.outcome import JobState
+from koala_adapter.python.jobs import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from typing import Self
 
-    from koala_adapter.api.clusterreports import ClusterReport
-    from koala_adapter.api.reports import ComponentReport, JobReport
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from koala_adapter.cli.session import Session
+    from koala_adapter.report.values import ClusterReport, ComponentReport, JobReport
+
+
+def size_now(report: JobReport) -> int:
+    """Return the processors that a job has."""
+    return sum(component.processors for component in report.components)
+
+
+def sizes_over_time(report: JobReport, points: int) -> list[int]:
+    """Return the processors of a job at so many times, evenly from its launch until its end or now.
+
+    What its latest changes tell of, of which so many are kept; before them it is taken to have had one size.
+    """
+    if report.launched_at is None or points < 1:
+        return []
+    until = report.finished_at or report.reported_at
+    span = max(0.0, until - report.launched_at)
+    times = [report.launched_at + span * (number + 1) / points for number in range(points)]
+    places = {(one.name, one.cluster) for one in report.components if one.cluster}
+    size = sum(report.size_at_last(name, cluster) for name, cluster in places)
+    sizes, changes = [], list(report.size_changes)
+    for time in reversed(times):
+        while changes and changes[-1].at > time:
+            change = changes.pop()
+            size -= change.after - change.before
+        sizes.append(size)
+    return sizes[::-1]
+
+
+def sparkline(values: Sequence[int]) -> str:
+    """Return a character for each value, as high as it is of the largest one."""
+    largest = max(values, default=0)
+    if largest <= 0:
+        return STEPS[0] * len(values)
+    return "".join(STEPS[max(0, -(-value * len(STEPS) // largest) - 1)] for value in values)
+
+
+# -- Fittingtable --------------------------------------------------------------------------------------------
+# A table that loses nothing on a narrow terminal: where its columns do not fit, each row becomes some short lines.
+
+GAP = 2
+"""Columns between two cells."""
+LONG = 16
+"""Cells that are longer may go on below themselves before the table is given up."""
+INDENT = "  "
+
+
+class FittingTable(Table):
+    """Columns with a heading each, the first of which names the row; cells are texts with markup."""
+
+    def __init__(self, *headings: str) -> None:
+        """Have no rows yet."""
+        super().__init__(*headings, box=None, pad_edge=False, header_style="dim")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Return the table if it fits, else its rows one below the other."""
+        if self.row_count and self._least_width() > options.max_width:
+            yield from self._stacked(options.max_width)
+        else:
+            yield from super().__rich_console__(console, options)
+
+    def _least_width(self) -> int:
+        """Return the columns that it takes to show every cell, the long ones on several lines where they may be."""
+        widths = []
+        for column in self.columns:
+            longest = max(len(_text(cell).plain) for cell in (column.header, *column.cells))
+            widths.append(longest if column.no_wrap else min(LONG, longest))
+        return sum(widths) + GAP * (len(widths) - 1)
+
+    def _stacked(self, width: int) -> Iterator[RenderableType]:
+        columns = [(_text(column.header).plain, list(column.cells)) for column in self.columns]
+        for number in range(self.row_count):
+            name, *cells = [(heading, _text(values[number])) for heading, values in columns]
+            line = Text.assemble(name[1], style="bold")
+            for heading, value in cells:
+                if not value.plain:
+                    continue
+                part = Text.assemble((f"{heading} " if heading else "", "dim"), value)
+                if line.cell_len + GAP + part.cell_len > width and line.plain.strip():
+                    yield line
+                    line = Text(INDENT)
+                line.append_text(Text("" if line.plain == INDENT else " " * GAP)).append_text(part)
+            yield line
+
+
+def _text(cell: RenderableType) -> Text:
+    return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
+
+
+# -- Tables and lines that show jobs and clusters to a person: reports in, renderables out -------------------
+# Nothing else is looked at but whether there is a directory of output.
 
 _STYLES = {
     JobState.WAITING: "yellow",
@@ -243,3 +344,244 @@ def _cluster_state(report: ClusterReport) -> str:
     down = f", {report.down} on nodes that are not up" if report.down else ""
     wanted = f", {report.others_waiting} wanted by others who wait" if report.others_waiting else ""
     return f"[green]open[/]{down}{wanted}"
+
+
+# -- Following -----------------------------------------------------------------------------------------------
+# Following one job to its end: live progress on standard error, the processes' output where they wrote it.
+
+
+def follow(reports: Generator[JobReport, None, None], display: Display, *, released: bool = True) -> JobReport:
+    """Show a job until it is over and return its last report.
+
+    ``released``: that nothing is left of it in any LRM is awaited, too.
+    """
+    last: JobReport | None = None
+    with display, closing_reports(reports):
+        for report in reports:
+            display.show(report)
+            last = report
+            if report.concluded and not released:
+                break
+    if last is None:
+        raise AssertionError("a watch gives at least one report")
+    return last
+
+
+class Display:
+    """What a person sees while a job goes on: a live table on a terminal, a line per change elsewhere.
+
+    It may be left and entered again; what was shown is not shown again.
+    """
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        """Show on ``console``, which is standard error, as what processes write there is. ``quiet``: show nothing."""
+        self._console = console
+        self._quiet = quiet
+        self._live = self._new_live()
+        self._printers: tuple[LogPrinter, ...] = ()
+        self._said = ""
+        self._trouble = ""
+
+    def __enter__(self) -> Self:
+        """Begin the live display, if there is a terminal."""
+        if self._console.is_terminal and not self._quiet:
+            self._live = self._new_live()
+            self._live.start()
+        return self
+
+    def _new_live(self) -> Live:
+        return Live(console=self._console, refresh_per_second=8, transient=True, redirect_stdout=False)
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._live.stop()
+
+    def show(self, report: JobReport) -> None:
+        """Show a job as it is now."""
+        if self._quiet:
+            return
+        if not self._printers:
+            directory = Path(report.output_directory)
+            self._printers = (
+                LogPrinter(directory, write=self._write),
+                LogPrinter(directory, suffix=".err", write=self._write_error),
+            )
+        for printer in self._printers:
+            printer.print_new(marked=report.processes() > 1, rest=report.over or report.concluded)
+        if report.trouble != self._trouble:
+            self._trouble = report.trouble
+            text = report.trouble or "What koala could not write can be written again."
+            self._console.print(text, style="red" if report.trouble else "", markup=False, soft_wrap=True)
+        if self._console.is_terminal:
+            self._live.update(_progress(report))
+        elif (line := one_line(report)) != self._said:
+            self._said = line
+            self._console.print(line, markup=False, soft_wrap=True)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._write_to_standard_output(data)
+        except BrokenPipeError:
+            # Whoever read the output has seen enough of it; the job is not theirs to end. It is all in the files.
+            abandon_output()
+
+    def _write_error(self, data: bytes) -> None:
+        text = data.decode("utf-8", "replace")
+        if self._console.is_terminal:
+            self._live.console.print(Text(text.rstrip("\n")), soft_wrap=True)
+        else:
+            self._console.file.write(text)
+            self._console.file.flush()
+
+    def _write_to_standard_output(self, data: bytes) -> None:
+        if self._console.is_terminal and sys.stdout.isatty():
+            self._live.console.print(Text(data.decode("utf-8", "replace").rstrip("\n")), soft_wrap=True)
+        else:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+
+
+def _progress(report: JobReport) -> RenderableType:
+    clock = f"waiting {seconds(waiting_time(report))}"
+    if report.launched_at is not None:
+        clock = f"running {seconds(run_time(report))} of at most {seconds(float(report.walltime))}"
+    if report.outcome is not None:
+        clock = f"cleaning up, {report.placeholders_left} placeholders left"
+    head = Text.from_markup(f"job [bold]{report.id}[/] {escape(report.name)}  {styled(report.state)}  {clock}")
+    lines: list[RenderableType] = [Spinner("dots", text=head), *_sweep_bar(report), components_table(report)]
+    if report.launched_at is None and report.outcome is None:
+        lines.append(Text(report.explanation, style="dim"))
+    return Group(*lines)
+
+
+def _sweep_bar(report: JobReport) -> list[RenderableType]:
+    sweep = report.sweep
+    if sweep is None:
+        return []
+    return [Text.from_markup(f"{bar(sweep.done + sweep.failed, sweep.total)}{sweep_state(report)}")]
+
+
+def closing(report: JobReport, console: Console, *, where: bool = True) -> None:
+    """Print how a job ended, and ``where`` its output is."""
+    outcome = report.outcome
+    detail = f": {escape(outcome.detail)}" if outcome is not None and outcome.detail else ""
+    console.print(f"job [bold]{report.id}[/] {escape(report.name)}: {styled(report.state)}{detail}")
+    console.print(components_table(report))
+    code = "-" if outcome is None else outcome.exit_code
+    output = f"; {output_place(report)}" if where else ""
+    times = f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}"
+    console.print(f"{times}, exit code {code}{output}", soft_wrap=True)
+    for line in (*sweep_lines(report), *files_lines(report)):
+        console.print(line, markup=False, soft_wrap=True)
+    if report.placeholders_left and not report.concluded:
+        console.print(
+            f"[yellow]{report.placeholders_left} placeholders are still ending;[/] "
+            "`koala status` shows them, `koala reap` removes what stays"
+        )
+
+
+# -- Watching ------------------------------------------------------------------------------------------------
+# ``koala status --watch``: jobs as they change, refreshed in place on a terminal, a line for each change elsewhere.
+
+T = TypeVar("T")
+
+AGAIN = 3600.0
+"""Seconds for which a service is waited for at a time."""
+OTHER_LINES = 2
+"""Lines of a terminal that the rows of jobs must leave: the heading, and the one with the cursor."""
+
+
+class Watched:
+    """What a person sees of jobs while they go on."""
+
+    def __init__(self, console: Console) -> None:
+        """Show on ``console``."""
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+        self._said: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        """Begin the live display, if there is a terminal."""
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave what was shown last."""
+        self._live.stop()
+
+    def show(self, reports: Sequence[JobReport]) -> None:
+        """Show all jobs as they are now; on a terminal those that it has lines for, the latest ones."""
+        if not self._console.is_terminal:
+            self._say({report.id: one_line(report) for report in reports} or {"": "no jobs"})
+            return
+        self._live.update(self._fitting(reports) if reports else "no jobs", refresh=True)
+
+    def _fitting(self, reports: Sequence[JobReport]) -> FittingTable:
+        """Return the table of the latest jobs that have room; where it is narrow, one has several lines."""
+        room = max(1, self._console.height - OTHER_LINES)
+        shown = reports[-room:]
+        while len(shown) > 1 and len(self._console.render_lines(jobs_table(shown))) >= self._console.height:
+            shown = shown[1:]
+        return jobs_table(shown)
+
+    def show_one(self, report: JobReport) -> None:
+        """Show one job in detail."""
+        if self._console.is_terminal:
+            self._live.update(Group(*job_lines(report)), refresh=True)
+        else:
+            self._say({report.id: one_line(report)})
+
+    def _say(self, lines: dict[str, str]) -> None:
+        for job_id, line in lines.items():
+            if self._said.get(job_id) != line:
+                self._said[job_id] = line
+                self._console.print(line, markup=False, soft_wrap=True)
+
+
+def watch_all(session: Session, limit: int) -> None:
+    """Show the jobs at each change, until Ctrl-C."""
+    with Watched(session.console) as watched:
+        until_interrupted(watched.show, _reports(session, limit))
+
+
+def watch_one(session: Session, job_id: str) -> None:
+    """Show a job at each change, until it is over or Ctrl-C. Raises JobNotFoundError."""
+    with Watched(session.console) as watched:
+        until_interrupted(watched.show_one, _reports_of(session, job_id))
+
+
+def until_interrupted(show: Callable[[T], None], changes: Iterable[T]) -> None:
+    """Show each change; Ctrl-C is the ordinary end of it."""
+    try:
+        for one in changes:
+            show(one)
+    except KeyboardInterrupt:
+        return
+
+
+def _reports(session: Session, limit: int) -> Iterator[list[JobReport]]:
+    while True:
+        try:
+            yield from session.client.watch_jobs(limit)
+        except ServiceUnavailableError:
+            yield session.here.recorded().jobs(limit)
+            session.remark("no service runs; waiting for one")
+            while not session.client.wait_until_running(AGAIN):
+                pass
+
+
+def _reports_of(session: Session, job_id: str) -> Iterator[JobReport]:
+    while True:
+        try:
+            yield from session.client.watch(job_id)
+        except ServiceUnavailableError:
+            report = session.here.recorded().job(job_id)
+            yield report
+            if report.over:
+                return
+            session.remark("no service runs; waiting for one")
+            while not session.client.wait_until_running(AGAIN):
+                pass
+        else:
+            return

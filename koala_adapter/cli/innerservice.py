@@ -5,28 +5,35 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TextIO, cast
 
+import anyio
 import structlog
 from anyio.from_thread import start_blocking_portal
 
-from koala_adapter.api.hosting import host
+from koala_adapter.api.offline import cancel_all, end_daemons, temporary_directory
+from koala_adapter.api.offline import everywhere as on_all_clusters
+from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import LOG_NAME
-from koala_adapter.cli.garbage import look_at_the_new
-from koala_adapter.cli.logsettings import LogStream
+from koala_adapter.cli import look_at_the_new
+from koala_adapter.cli.log import LogStream
+from koala_adapter.cli.session import Session
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.errors import ServiceUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from pathlib import Path
 
     from koala_adapter.api.server import Server
-    from koala_adapter.cli.interrupts import Interrupts
-    from koala_adapter.cli.session import Session
+    from koala_adapter.cli.terminal import Interrupts
+    from koala_adapter.lrm import Lrm
     from koala_adapter.model import JobId
+
 
 CLOSING = 10.0
 """Seconds that our own service may take to end once it has begun to."""
@@ -101,3 +108,38 @@ def log_to_file(session: Session) -> Iterator[None]:
         structlog.configure(**former)
         with suppress(OSError):  # what a full disk did not take
             file.close()
+
+
+# -- Temporarysite -------------------------------------------------------------------------------------------
+# A site of local clusters in a temporary directory, which is gone afterwards with all that ran there.
+
+
+@contextmanager
+def temporary_site(
+    interrupts: Interrupts, files: Callable[[Path], Mapping[str, str]], *, prefix: str = "koala-demo-"
+) -> Iterator[Session]:
+    """Yield a session with a site of its own; afterwards its clusters end, and everything is removed.
+
+    ``files``: texts by their names for the directory that it is given, ``site.toml`` among them. ``prefix``: of the
+    name of the directory.
+    """
+    directory = temporary_directory(prefix)
+    try:
+        state = directory / "state"
+        state.mkdir(mode=0o700)
+        for name, text in files(directory).items():
+            (directory / name).write_text(text, encoding="utf-8")
+        inner = Session(site_option=directory / "site.toml", state_option=state)
+        try:
+            yield inner
+        finally:
+            with interrupts.deferred():
+                everywhere(inner, cancel_all)
+                end_daemons(state)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def everywhere(session: Session, do: Callable[[str, Lrm], Awaitable[None]]) -> None:
+    """Do something with all clusters, side by side."""
+    anyio.run(on_all_clusters, session.site, session.plugins, session.directory, do)

@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from koala_adapter.api.closedjournal import ClosedJournal
-    from koala_adapter.api.clusterreports import ClusterReport
     from koala_adapter.api.offline import JournalView
-    from koala_adapter.api.reports import JobReport
     from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import ClusterConfig
-    from koala_adapter.ordering.explanations import Explanation
+    from koala_adapter.ordering.asking import Explanation
+    from koala_adapter.report.values import ClusterReport, JobReport
 
 PATIENCE = 30.0
 """Seconds to wait for a service that went away to come back."""
@@ -75,7 +74,7 @@ def status(session: Session, job_id: str | None, limit: int, watch: bool, as_jso
         if as_json:
             session.print_json([asdict(report) for report in reports])
         else:
-            from koala_adapter.cli.tables import jobs_table
+            from koala_adapter.cli.display import jobs_table
 
             session.console.print(jobs_table(reports) if reports else "no jobs")
         return
@@ -83,13 +82,13 @@ def status(session: Session, job_id: str | None, limit: int, watch: bool, as_jso
     if as_json:
         session.print_json(asdict(report))
     else:
-        from koala_adapter.cli.tables import job_lines
+        from koala_adapter.cli.display import job_lines
 
         session.console.print(*job_lines(report), sep="\n", soft_wrap=True)
 
 
 def _watch(session: Session, job_id: str | None, limit: int, *, as_json: bool) -> None:
-    from koala_adapter.cli.watching import watch_all, watch_one
+    from koala_adapter.cli.display import watch_all, watch_one
 
     if as_json:
         raise click.UsageError("--json prints one document and --watch goes on: use one of them")
@@ -203,8 +202,8 @@ def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -
 
 
 def _explain_local(session: Session, cluster: str, job_id: str, *, as_json: bool) -> None:
-    from koala_adapter.cli import ordertext
-    from koala_adapter.ordering.explainserver import EXPLANATION
+    from koala_adapter.cli import schedule as ordertext
+    from koala_adapter.ordering.asking import EXPLANATION
 
     known = {known.name: known for known in session.site.clusters}
     if cluster not in known:
@@ -219,8 +218,7 @@ def _explain_local(session: Session, cluster: str, job_id: str, *, as_json: bool
 
 def _asked_of_scheduler(session: Session, cluster: ClusterConfig, job_id: str) -> Explanation:
     """Ask the scheduler of one's own, or where there is none that which every user may ask."""
-    from koala_adapter.ordering.askclient import ask_in_public
-    from koala_adapter.ordering.explainserver import ask_explanation
+    from koala_adapter.ordering.asking import ask_explanation, ask_in_public
 
     try:
         return ask_explanation(session.directory / "schedule" / cluster.name, cluster.name, job_id)
@@ -247,7 +245,7 @@ def clusters(session: Session, as_json: bool) -> None:
     if as_json:
         session.print_json([asdict(report) for report in reports])
     else:
-        from koala_adapter.cli.tables import clusters_table
+        from koala_adapter.cli.display import clusters_table
 
         session.console.print(clusters_table(reports, time.time()))
 
@@ -278,7 +276,7 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
     Example:
       koala logs 12 -f
     """
-    from koala_adapter.api.logprinter import LogPrinter
+    from koala_adapter.api.statedirectory import LogPrinter
 
     source = job_information(session)
     report = source.job(job_id)
@@ -295,7 +293,7 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
             printer.print_new(marked=report.processes(component, rank) > 1)
     printer.print_new(marked=report.processes(component, rank) > 1, rest=True)
     if report.sweep is not None:
-        from koala_adapter.sweeps.progress import where_output_is
+        from koala_adapter.report.values import where_output_is
 
         session.remark(where_output_is(report.sweep))
     elif printer.silent:
@@ -306,7 +304,7 @@ def _tell_silence(
     session: Session, report: JobReport, component: str | None, rank: int | None, *, errors: bool, waits: bool
 ) -> None:
     """Say where something is when there is nothing where it was looked for. Raises JobNotFoundError if it may come."""
-    from koala_adapter.api.logprinter import LogPrinter
+    from koala_adapter.api.statedirectory import LogPrinter
 
     other = LogPrinter(
         Path(report.output_directory), component=component, rank=rank, suffix=".out" if errors else ".err"

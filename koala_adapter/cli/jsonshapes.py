@@ -16,25 +16,29 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from koala_adapter.api.clusterreports import ClusterReport, PlanReport
-from koala_adapter.api.negotiationreports import NegotiationAccess, NegotiationReport
-from koala_adapter.api.reports import JobReport
 from koala_adapter.config.schema import DIALECT
-from koala_adapter.negotiation.template import (  # noqa: TC001 - read at run time
-    Direction,
-    Negotiability,
-    Obligation,
-    Side,
-    Status,
-    Usage,
+from koala_adapter.negotiation.serviceside.template import (
+    Direction,  # noqa: TC001 - read at run time
+    Negotiability,  # noqa: TC001 - read at run time
+    Obligation,  # noqa: TC001 - read at run time
+    Side,  # noqa: TC001 - read at run time
+    Status,  # noqa: TC001 - read at run time
+    Usage,  # noqa: TC001 - read at run time
 )
-from koala_adapter.ordering.entries import JobEvent
-from koala_adapter.ordering.explanations import Explanation
+from koala_adapter.ordering.asking import Explanation
+from koala_adapter.ordering.jobs import JobEvent
 from koala_adapter.ordering.shadow import ShadowReport
-from koala_adapter.scheduler.outcome import JobState  # noqa: TC001 - read at run time
-from koala_adapter.service.cleanreport import CleanReport
-from koala_adapter.service.reaping import Leftover  # noqa: TC001 - likewise
-from koala_adapter.service.samplesubmission import SampleSubmission  # noqa: TC001 - likewise
+from koala_adapter.outcome import JobState  # noqa: TC001 - read at run time
+from koala_adapter.report.values import (
+    CleanReport,
+    ClusterReport,
+    JobReport,
+    NegotiationAccess,
+    NegotiationReport,
+    PlanReport,
+    SampleSubmission,
+)
+from koala_adapter.service.leftovers import Leftover  # noqa: TC001 - likewise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

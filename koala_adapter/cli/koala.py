@@ -5,47 +5,91 @@ from __future__ import annotations
 
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from koala_adapter import __version__
-from koala_adapter.cli.ondemand import OnDemandCommand, OnDemandGroup, as_written
 from koala_adapter.cli.session import Session
 from koala_adapter.cli.terminal import hangup_once
 
 if TYPE_CHECKING:
     from types import FrameType
 
+
+# -- Ondemand ------------------------------------------------------------------------------------------------
+# A group of commands whose modules are imported when one of them is called, and not to list or complete them.
+
+
+class OnDemandCommand(click.Command):
+    """Stands for a command in listings and completions: has its name and its first sentence, and nothing else."""
+
+    def __init__(self, name: str, module: str, sentence: str) -> None:
+        """``module`` has the command ``name``, whose help text begins with ``sentence``."""
+        super().__init__(name, help=sentence)
+        self._module = module
+
+    def load(self) -> click.Command:
+        """Import the module and return the command itself."""
+        command: click.Command = getattr(import_module(self._module), str(self.name))
+        as_written(command)
+        return command
+
+
+class OnDemandGroup(click.Group):
+    """Lists its commands in the order in which they were added, and imports the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature of click
+        """Return the names of the commands."""
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return name and command that the arguments begin with, and what follows. Raises click's UsageError."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, OnDemandCommand) else command, rest
+
+
+def as_written(command: click.Command) -> None:
+    """Have click leave alone the paragraphs of a help text that are marked so, as a raw docstring marks them."""
+    command.help = (command.help or "").replace("\\b\n", "\b\n")
+    for inner in command.commands.values() if isinstance(command, click.Group) else ():
+        as_written(inner)
+
+
+# -- Koala ---------------------------------------------------------------------------------------------------
+
 PATH = click.Path(path_type=Path)
 COMMANDS = (
-    ("init", "init", "Find the batch systems of this host and write a site file that uses them."),
+    ("init", "site", "Find the batch systems of this host and write a site file that uses them."),
     ("run", "run", "Run a job to its end and exit with its exit code."),
     ("submit", "run", "Hand a job to the service, and start one if none runs."),
-    ("sweep", "sweep", "Run a program with many parameters, each combination once."),
+    ("sweep", "run", "Run a program with many parameters, each combination once."),
     ("status", "jobs", "Show the jobs, or one job in detail."),
     ("cancel", "jobs", "End a job and everything of it in all batch systems."),
     ("resize", "jobs", "Bring a running malleable job to another size."),
     ("logs", "jobs", "Print what the processes of a job wrote."),
     ("explain", "jobs", "Say why a job waits, what it holds, and what would let it start."),
-    ("plan", "plan", "Show where a job would go now."),
-    ("script", "plan", "Show exactly what would be submitted to a cluster."),
+    ("plan", "run", "Show where a job would go now."),
+    ("script", "run", "Show exactly what would be submitted to a cluster."),
     ("clusters", "jobs", "Show the clusters: what is idle, what we hold, how often we ask."),
-    ("metrics", "metrics", "Print what a service counts, in the form of OpenMetrics."),
+    ("metrics", "serve", "Print what a service counts, in the form of OpenMetrics."),
     ("top", "top", "Watch clusters, jobs, changes of size and negotiations on one screen."),
-    ("report", "report", "Draw what a job, or all jobs of some time, had where and when."),
-    ("check", "check", "Check this host, the site file and each cluster."),
-    ("reap", "reap", "Find placeholders that no job owns any more, and cancel them."),
-    ("clean", "clean", "Remove what is left of jobs that ended long ago."),
+    ("report", "simulate", "Draw what a job, or all jobs of some time, had where and when."),
+    ("check", "site", "Check this host, the site file and each cluster."),
+    ("reap", "site", "Find placeholders that no job owns any more, and cancel them."),
+    ("clean", "site", "Remove what is left of jobs that ended long ago."),
     ("serve", "serve", "Run the service in the foreground until it is stopped."),
     ("schedule", "schedule", "Schedule one cluster's whole queue in the place of its own scheduler."),
     ("demo", "demo", "See it work: one job on three clusters at once, in ten seconds."),
     ("simulate", "simulate", "Replay workloads under the policies of real clusters."),
     ("experiment", "experiment", "Repeat the published evaluations."),
-    ("negotiations", "negotiations", "Show who offered what when in the negotiations of jobs, and how each ended."),
+    ("negotiations", "negotiation", "Show who offered what when in the negotiations of jobs, and how each ended."),
     ("negotiation", "negotiation", "Show and check templates of negotiations, and let a program negotiate for a job."),
-    ("app", "app", "Write the library for programs that change their size while they run, in Python and in C."),
+    ("app", "manual", "Write the library for programs that change their size while they run, in Python and in C."),
     ("conf", "manual", "Print an example of a site file, or what an administrator installs."),
     ("schema", "manual", "Print the JSON Schema of site files, of job files, or of what a command prints with --json."),
     ("docs", "manual", "Show a page of the manual."),

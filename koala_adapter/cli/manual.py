@@ -3,19 +3,129 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from koala_adapter.cli.manualpage import page_text
 from koala_adapter.cli.session import command_body, pass_session
-from koala_adapter.cli.shippedfiles import chosen, copy_examples, shipped, shown_name, summary
+from koala_adapter.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from koala_adapter.cli.session import Session
+
+
+# -- Manualpage ----------------------------------------------------------------------------------------------
+# A page of the manual as text: the files that it includes stand in it, as they do in the rendered manual.
+
+INCLUSION = re.compile(
+    r"^(?P<indent> *)```\{literalinclude\} (?P<path>\S+)\n(?P<options>(?: *:\w+:.*\n)*) *```$", re.MULTILINE
+)
+_OPTION = re.compile(r":(\w+): *(.*)")
+
+
+def page_text(file: Path) -> str:
+    """Return the text of a page. Raises OSError when a file that it includes is not there."""
+    return INCLUSION.sub(lambda found: _included(found, file.parent), file.read_text(encoding="utf-8"))
+
+
+def _included(found: re.Match[str], directory: Path) -> str:
+    options = dict(_OPTION.findall(found["options"]))
+    text = (directory / found["path"]).read_text(encoding="utf-8")
+    lines = text.splitlines()
+    if "pyobject" in options:
+        lines = _definition(text, options["pyobject"])
+    if "lines" in options:
+        first, _, last = options["lines"].partition("-")
+        lines = lines[int(first) - 1 : int(last) if last else None]
+    fenced = [f"```{options.get('language', 'text')}", *lines, "```"]
+    return "\n".join(f"{found['indent']}{line}".rstrip() for line in fenced)
+
+
+def _definition(text: str, name: str) -> list[str]:
+    """Return the lines of the function of a name at the top of a program."""
+    (node,) = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    return text.splitlines()[node.lineno - 1 : node.end_lineno]
+
+
+# -- Shippedfiles --------------------------------------------------------------------------------------------
+# The files that come with koala: examples of what an administrator copies, and the pages of the manual.
+#
+# In a wheel they are below ``koala_adapter/shipped``; in a source tree they are where they are written.
+
+PACKAGE = Path(__file__).parents[1]
+COMMENT_MARKS = ("#", "--")
+
+
+def shipped(kind: str, pattern: str) -> tuple[Path, ...]:
+    """Return the files of a kind (``conf``, ``docs``), in order of name."""
+    return tuple(sorted(file for file in _directory(kind).glob(pattern) if file.is_file()))
+
+
+def _directory(kind: str) -> Path:
+    directory = PACKAGE / "shipped" / kind
+    return directory if directory.is_dir() else PACKAGE.parent / kind
+
+
+def copy_examples(directory: Path) -> None:
+    """Write the examples of the manual into a directory that is made for them.
+
+    Raises ConfigurationError when there is something of that name, or it cannot be made.
+    """
+    try:
+        shutil.copytree(
+            _directory("examples"), directory, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache")
+        )
+    except FileExistsError as error:
+        raise ConfigurationError(f"{directory} exists", hint="name a directory that is to be made") from error
+    except (OSError, shutil.Error) as error:
+        raise ConfigurationError(f"the examples cannot be written to {directory}: {error}") from error
+
+
+def chosen(files: tuple[Path, ...], name: str, *, listed_by: str) -> Path:
+    """Return the file of a name, given with or without its ending. Raises ConfigurationError that names all."""
+    for file in files:
+        if name in {file.name, file.stem}:
+            return file
+    names = ", ".join(shown_name(file) for file in files)
+    raise ConfigurationError(f"there is no {name!r}; there are: {names}", hint=f"`{listed_by}` lists them")
+
+
+def shown_name(file: Path) -> str:
+    """Return what a file is asked for by: without the ending that most of its kind have."""
+    return file.stem if file.suffix in {".toml", ".md"} else file.name
+
+
+def summary(file: Path) -> str:
+    """Return what a file says of itself: its heading, or the first sentence of its comments."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".json":
+        return str(json.loads(text)["description"]).partition("; ")[0].rstrip(".")
+    text = " ".join(_opening(text))
+    return text.partition(". ")[0].rstrip(".:")
+
+
+def _opening(text: str) -> Iterator[str]:
+    """Return the lines of the first paragraph of comments that says something."""
+    for line in text.splitlines():
+        said = line.strip().lstrip("#-").strip().strip('"')
+        if line.startswith(("#!", "#:schema", "# ruff")) or "SPDX-License" in line or not said:
+            continue
+        yield said
+        if text.startswith("# ") and not text.startswith("# SPDX"):
+            return  # a page, whose heading is all
+        if said.endswith((".", ":")) or not line.startswith(COMMENT_MARKS):
+            return
+
+
+# -- Manual --------------------------------------------------------------------------------------------------
 
 SCHEMA_LINE = re.compile(r"^#:schema .*\n#?\n?")
 """By which an editor finds the schema in a source tree."""
@@ -141,3 +251,34 @@ def _show(kind: str, pattern: str, name: str | None, *, listed_by: str) -> None:
     width = max(len(shown_name(file)) for file in files)
     for file in files:
         click.echo(f"{shown_name(file):<{width}}  {summary(file)}")
+
+
+# -- ``koala app``: the library for programs that change their size while they run ---------------------------
+
+
+@click.command()
+@click.option(
+    "--install",
+    "directory",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Write the library to this directory, which is made if need be.",
+)
+@command_body
+def app(directory: Path) -> None:
+    r"""Write the library for programs that change their size while they run, in Python and in C.
+
+    Processes of a job with runner = "adaptive" find koala_app.py by themselves; programs in C are compiled with the
+    other files. Files that koala has not written are not overwritten. See `koala docs malleable`.
+
+    \b
+    Example:
+      koala app --install ~/koala_app
+      export PKG_CONFIG_PATH=~/koala_app
+      cc -o heat heat.c $(pkg-config --variable=sources koala_app) $(pkg-config --cflags --libs koala_app)
+    """
+    from koala_adapter.application.shipping import install
+
+    for path in install(directory):
+        click.echo(f"wrote {path}")

@@ -4,16 +4,127 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from koala_adapter.cli.jobs import QUEUE_LIMIT, job_information
 from koala_adapter.cli.session import command_body, json_option, pass_session
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from typing import BinaryIO
 
+    from koala_adapter.cli.display import FittingTable
     from koala_adapter.cli.session import Session
+    from koala_adapter.report.values import NegotiationMessageReport, NegotiationReport
+
+
+# -- ``koala negotiations``: who offered what when, and why it ended as it did -------------------------------
+
+_SAYS = {
+    "NT_NEGOTIATION": "offers",
+    "NT_ACCEPTED": "accepts",
+    "NT_COMMITTED": "commits to",
+    "NT_REJECTED": "rejects",
+    "NT_WITHDRAWN": "withdraws",
+    "NT_EXPIRED": "says that it is too late",
+    "NT_ERROR": "finds a fault",
+}
+_ENDED = ("done", "rejected", "withdrawn", "expired", "broken", "over")
+
+
+@click.command()
+@click.argument("number", metavar="[ID]", type=click.IntRange(min=1), required=False)
+@click.option("--job", "-j", "job_id", metavar="JOB", default="", help="Only those of this job.")
+@click.option("--limit", "-n", default=QUEUE_LIMIT, show_default=True, help="Most that are shown, the latest ones.")
+@click.option("--templates", "-t", is_flag=True, help="Print the templates that were exchanged, too.")
+@json_option
+@pass_session
+@command_body
+def negotiations(session: Session, number: int | None, job_id: str, limit: int, templates: bool, as_json: bool) -> None:
+    r"""Show who offered what when in the negotiations of jobs, and how each ended.
+
+    With the ID of one, all that was said in it. With --json the templates are
+    always there. Without a service it shows what the journal says, and says so.
+
+    \b
+    Examples:
+      koala negotiations --job 12
+      koala negotiations 3 --templates
+    """
+    found = job_information(session).negotiations(job_id=job_id, number=number or 0, limit=limit)
+    if as_json:
+        session.print_json([asdict(one) for one in found])
+        return
+    if not found:
+        session.console.print("no negotiations")
+        return
+    if number is None:
+        session.console.print(_table(found))
+    for one in found if number is not None or templates else ():
+        session.console.print(*_lines(one, templates=templates), sep="\n", soft_wrap=True, markup=False)
+
+
+def _table(found: Sequence[NegotiationReport]) -> FittingTable:
+    from rich.markup import escape
+
+    from koala_adapter.cli.display import FittingTable
+
+    table = FittingTable()
+    for heading in ("id", "job", "process", "began", "state"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("what")
+    for one in found:
+        style = "green" if one.state == "done" else "red" if one.state in _ENDED else "yellow"
+        table.add_row(
+            str(one.number),
+            escape(one.job_id),
+            escape(f"{one.component}/{one.rank}"),
+            _time(one.began_at),
+            f"[{style}]{one.state}[/]",
+            escape(one.summary),
+        )
+    return table
+
+
+def _lines(one: NegotiationReport, *, templates: bool) -> Iterator[str]:
+    who = f"job {one.job_id}, process {one.component}/{one.rank}"
+    yield f"negotiation {one.number} ({one.agreement_id} of {one.initiator}): {who}: {one.state}"
+    for message in one.messages:
+        yield f"  {_time(message.at)}  {_said(one, message)}"
+        if templates:
+            yield from (f"    {line}" for line in message.template.splitlines())
+    yield f"  {one.summary}"
+
+
+def _said(one: NegotiationReport, message: NegotiationMessageReport) -> str:
+    why = f" ({message.reason})" if message.reason else ""
+    if message.status == "NT_CONSUMED":
+        return f"{message.sender} says that {message.processors} are {_done(one)}{why}"
+    what = _SAYS.get(message.status, message.status)
+    count = f" {message.processors}" if message.status in {"NT_NEGOTIATION", "NT_ACCEPTED", "NT_COMMITTED"} else ""
+    return f"{message.sender} {_wishes(one, message) or what}{count}{why}"
+
+
+def _wishes(one: NegotiationReport, message: NegotiationMessageReport) -> str:
+    """Return what a side does that would have processors; empty: it offers, or says something else."""
+    offers = message.status == "NT_NEGOTIATION"
+    wants_more = message.sender == "application" and one.direction == "grow"
+    wants_back = message.sender == "koala" and one.direction == "shrink"
+    return "asks for" if offers and (wants_more or wants_back) else ""
+
+
+def _done(one: NegotiationReport) -> str:
+    return "released" if one.direction == "shrink" else "allocated"
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+# -- Negotiation ---------------------------------------------------------------------------------------------
 
 
 @click.group()
@@ -36,7 +147,7 @@ def schema(extension: bool) -> None:
 
     It refers to the one of the extension as NT-koala.xsd. See `koala docs negotiation`.
     """
-    from koala_adapter.negotiation.templateschema import EXTENSION, PUBLISHED, schema_path
+    from koala_adapter.negotiation.schema import EXTENSION, PUBLISHED, schema_path
 
     click.echo(schema_path(EXTENSION if extension else PUBLISHED).read_text(encoding="utf-8"), nl=False)
 
@@ -78,8 +189,8 @@ def check(session: Session, file: BinaryIO, as_json: bool) -> None:
     Exit codes:
       0 it is one, 1 it is none
     """
-    from koala_adapter.negotiation.templatejson import to_object
-    from koala_adapter.negotiation.templatexml import LARGEST_TEMPLATE, parse
+    from koala_adapter.negotiation.schema import LARGEST_TEMPLATE, to_object
+    from koala_adapter.negotiation.serviceside.document import parse
 
     template = parse(file.read(LARGEST_TEMPLATE + 1))
     if as_json:

@@ -3,31 +3,146 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import shlex
 import sys
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import click
+from rich.markup import escape
 
-from koala_adapter.api.standby import unless_another_answers
+from koala_adapter.api.client import unless_another_answers
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
-from koala_adapter.cli.garbage import import_a_service
-from koala_adapter.cli.interrupts import Interrupts
-from koala_adapter.cli.jobs import PATIENCE, lost
-from koala_adapter.cli.jobwords import job_words
-from koala_adapter.cli.session import command_body, json_option, pass_session
-from koala_adapter.errors import ServiceUnavailableError
+from koala_adapter.cli import import_a_service
+from koala_adapter.cli.display import FittingTable
+from koala_adapter.cli.jobs import PATIENCE, job_information, lost
+from koala_adapter.cli.session import command_body, job_argument, json_option, pass_session
+from koala_adapter.cli.terminal import Interrupts
+from koala_adapter.config.jobfile import explained
+from koala_adapter.errors import EXIT_NOT_PLACED, EXIT_REFUSED, ConfigurationError, ServiceUnavailableError
+from koala_adapter.scheduler.parameters import Approach
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
-    from koala_adapter.api.reports import JobReport
+    from rich.console import Console
+
     from koala_adapter.cli.innerservice import InnerService
-    from koala_adapter.cli.jobwords import JobWords
     from koala_adapter.cli.session import Session
-    from koala_adapter.model import Job
+    from koala_adapter.config.commandjob import CommandSweep
+    from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.model import Component, Job
+    from koala_adapter.report.values import JobReport, PlannedComponent, PlanReport, SampleSubmission
+
+
+# -- Jobwords ------------------------------------------------------------------------------------------------
+# What to run, as `koala run` and `koala submit` are told: a job file, or a program and on how many processors.
+
+R = TypeVar("R")
+
+SOURCE = "command line"
+"""What refusals call a job without a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWords:
+    """The words of a command line that say what is to run."""
+
+    words: tuple[str, ...]
+    """A job file, or a program and its arguments."""
+    processors: int | None
+    mpi: bool
+    walltime: str | None
+    cluster: str | None
+    split: bool
+    save: Path | None
+
+    def job(self, session: Session) -> Job:
+        """Return the job. Raises ConfigurationError and UsageError."""
+        if self._of_a_program:
+            return self._job_of_a_program(session)
+        path = Path(self.words[0])
+        if path.suffix != ".toml" and path.is_file() and os.access(path, os.X_OK):
+            message = f"{path} is a program, no job file"
+            raise ConfigurationError(message, hint=f"koala run -n PROCESSORS -- {path}")
+        return session.job(path)
+
+    @property
+    def job_files(self) -> tuple[Path, ...]:
+        """The job files that are named, several at once; empty where the words are one job."""
+        several = len(self.words) > 1 and all(word.endswith(".toml") for word in self.words)
+        return tuple(map(Path, self.words)) if several and not self._given else ()
+
+    @property
+    def _given(self) -> bool:
+        given = (self.processors, self.walltime, self.cluster, self.save)
+        return self.mpi or self.split or any(one is not None for one in given)
+
+    @property
+    def _of_a_program(self) -> bool:
+        return len(self.words) > 1 or self._given
+
+    def _job_of_a_program(self, session: Session) -> Job:
+        from koala_adapter.config.commandjob import WALLTIME, CommandJob, job_file_text
+
+        if len(self.words) == 1 and self.words[0].endswith(".toml"):
+            raise click.UsageError("a job file says itself what it needs: nothing may stand beside it")
+        text = job_file_text(
+            CommandJob(
+                command=self.words,
+                processors=1 if self.processors is None else self.processors,
+                mpi=self.mpi,
+                walltime=self.walltime or WALLTIME,
+                cluster=self.cluster or "",
+                split=self.split,
+                working_directory=str(Path.cwd()),
+            )
+        )
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigurationError(f"{SOURCE}: an argument is not UTF-8", hint="rename the file it names") from None
+        job = session.job_of_text(text, source=SOURCE)
+        if self.save is not None:
+            save(self.save, text)
+        return job
+
+
+def save(path: Path, text: str) -> None:
+    """Write a job file that is not there yet. Raises ConfigurationError."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigurationError(f"{path} is there already", hint="save under another name, or remove it") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def job_words(function: Callable[..., R]) -> Callable[..., R]:
+    """Have a command take what is to run, as its argument ``wanted``: JobWords."""
+
+    @click.argument("words", metavar="JOB | [--] PROGRAM [ARGUMENTS]", nargs=-1, required=True, type=click.UNPROCESSED)
+    @click.option("--processors", "-n", type=click.IntRange(min=1), metavar="N", help="Processors for PROGRAM.")
+    @click.option("--mpi", is_flag=True, help="PROGRAM is one MPI world of N processes.")
+    @click.option("--walltime", "-t", metavar="TIME", help="How long PROGRAM may run, such as 10m. Default: 1h.")
+    @click.option("--cluster", "-C", metavar="NAME", help="Cluster that PROGRAM must run in.")
+    @click.option("--split", is_flag=True, help="Several clusters may share N, where one has not enough.")
+    @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file this stands for.")
+    @functools.wraps(function)
+    def with_words(*args: object, **options: object) -> R:
+        names = ("words", "processors", "mpi", "walltime", "cluster", "split", "save")
+        wanted = JobWords(**{name: options.pop(name) for name in names})  # type: ignore[arg-type] # as click checked
+        return function(*args, wanted=wanted, **options)
+
+    return with_words
+
+
+# -- Run -----------------------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -60,7 +175,7 @@ def run(session: Session, wanted: JobWords, as_json: bool, quiet: bool) -> None:
     if as_json:
         session.print_json(asdict(report))
     elif not quiet:
-        from koala_adapter.cli.following import closing
+        from koala_adapter.cli.display import closing
 
         closing(report, session.progress)
     sys.exit(0 if report.outcome is None else report.outcome.exit_code)
@@ -160,7 +275,7 @@ def _own(session: Session, stack: ExitStack, interrupts: Interrupts) -> InnerSer
 
 def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
     """Submit a job and follow it to its end; an interrupt cancels it and follows on, a second one only cancels."""
-    from koala_adapter.cli.following import Display, follow
+    from koala_adapter.cli.display import Display, follow
 
     with Interrupts() as interrupts, service(session, interrupts) as patience:
         display = Display(session.progress, quiet=quiet)
@@ -183,3 +298,336 @@ def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
         except ServiceUnavailableError as error:
             hint = f"job {job_id} is not lost: start the service with `koala serve`, then `koala logs {job_id} -f`"
             raise ServiceUnavailableError(error.message, hint=hint if job_id else error.hint) from error
+
+
+# -- ``koala sweep``: one program with many parameters, each task once, wherever processors are idle ---------
+
+
+@click.command()
+@click.argument("words", metavar="[--] PROGRAM [ARGUMENTS] ::: NAME=VALUES ...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--maximum", "-n", type=click.IntRange(min=1), metavar="N", help="Most processors. Default: 1000.")
+@click.option("--together", is_flag=True, help="The first values are a task, the second ones the next, and so on.")
+@click.option("--repeats", type=click.IntRange(0, 1000), default=2, show_default=True, help="New tries of what fails.")
+@click.option(
+    "--grace", type=click.IntRange(0, 3600), default=0, show_default=True, metavar="SECONDS",
+    help="Time for a task to end when others want its processor; then it is killed, and done again elsewhere.",
+)  # fmt: skip
+@click.option("--walltime", "-t", metavar="TIME", help="How long the sweep may run, such as 10m. Default: 1h.")
+@click.option("--cluster", "-C", metavar="NAME", help="The only cluster to run on.")
+@click.option("--save", "save_as", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file too.")
+@click.option("--resume", metavar="ID", help="Go on with the sweep of an earlier job: what is not done, or failed.")
+@json_option
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@pass_session
+@command_body
+def sweep(
+    session: Session,
+    words: tuple[str, ...],
+    maximum: int | None,
+    together: bool,
+    repeats: int,
+    grace: int,
+    walltime: str | None,
+    cluster: str | None,
+    save_as: Path | None,
+    resume: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    r"""Run a program with many parameters, each combination once.
+
+    NAME=VALUES is a range (a=1..100, a=0..1..0.25), a list (b=x,y), or a file with a value on each line (c=@FILE).
+    {NAME} in an argument stands for a value. Tasks run on whatever processors of any cluster are idle, and make way for
+    others. Ctrl-C stops the sweep; --resume ID goes on with it.
+
+    \b
+    Exit codes:
+      0 all tasks succeeded, 1 some failed; else as `koala run`
+
+    \b
+    Examples:
+      koala sweep -- ./program {a} {b} ::: a=1..100 b=x,y
+      koala sweep --resume 12
+    """
+    if resume is not None:
+        if words or save_as is not None or cluster is not None or together:
+            raise click.UsageError("with --resume the sweep is what it was: nothing may stand beside it but -n and -t")
+        job = _resumed(session, resume, maximum=maximum, walltime=walltime)
+        if _nothing_left(session, job):
+            if as_json:
+                session.print_json(asdict(job_information(session).job(resume)))
+            return
+    else:
+        from koala_adapter.config.commandjob import MOST_LAUNCHERS, WALLTIME, CommandSweep, split_words
+
+        command, parameters = split_words(words)
+        wanted = CommandSweep(
+            command=command,
+            parameters=parameters,
+            maximum=maximum or MOST_LAUNCHERS,
+            together=together,
+            repeats=repeats,
+            grace=grace,
+            walltime=walltime or WALLTIME,
+            cluster=cluster or "",
+            working_directory=str(Path.cwd()),
+        )
+        job = _new(session, wanted, save_as)
+    report = run_job(session, job, quiet=quiet or as_json)
+    if as_json:
+        session.print_json(asdict(report))
+    elif not quiet:
+        from koala_adapter.cli.display import closing
+
+        closing(report, session.progress)
+        if report.outcome is not None and report.outcome.exit_code:
+            session.remark(f"`koala sweep --resume {report.id}` goes on with what is not done")
+    sys.exit(0 if report.outcome is None else report.outcome.exit_code)
+
+
+def _new(session: Session, wanted: CommandSweep, save_as: Path | None) -> Job:
+    from koala_adapter.config.commandjob import sweep_file_text
+
+    text = sweep_file_text(wanted)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{SOURCE}: an argument is not UTF-8", hint="rename the file it names") from None
+    job = session.job_of_text(text, source=SOURCE)
+    if save_as is not None:
+        save(save_as, text)
+    return job
+
+
+def _resumed(session: Session, job_id: str, *, maximum: int | None, walltime: str | None) -> Job:
+    """Return the job that goes on with the sweep of another one. Raises ConfigurationError."""
+    from dataclasses import replace
+
+    from koala_adapter.config.jobfile import job_from_dict
+    from koala_adapter.model import JobId
+    from koala_adapter.service.sweeps import kept_job
+
+    try:
+        before = job_from_dict(kept_job(session.directory / "jobs", JobId(job_id)))
+    except (OSError, ValueError):
+        message = f"nothing is known of a sweep of job {job_id}"
+        raise ConfigurationError(message, hint="see `koala status`, and --state") from None
+    if before.sweep is None:
+        raise ConfigurationError(f"job {job_id} is no sweep")
+    job = replace(before, sweep=replace(before.sweep, continues=before.sweep.continues or before.id), id=JobId("0"))
+    if maximum is not None:
+        job = replace(job, components=(replace(job.components[0], maximum=maximum),))
+    return job if walltime is None else replace(job, walltime=_seconds(walltime))
+
+
+def _nothing_left(session: Session, job: Job) -> bool:
+    """Tell whether all tasks of a sweep are done, and say so if they are."""
+    from koala_adapter.report.values import said
+    from koala_adapter.service.sweeps import latest_progress
+
+    found = latest_progress(session.directory / "jobs", job)
+    if found is None or found.done < found.total:
+        return False
+    session.remark(f"{said(found)}: there is nothing to go on with; what came of them is in {found.directory}")
+    return True
+
+
+def _seconds(walltime: str) -> int:
+    from koala_adapter.config.fields import DURATION_WORDS, NotAllowedError, parse_duration
+
+    try:
+        found = parse_duration(walltime)
+    except NotAllowedError as error:
+        raise ConfigurationError(f'--walltime: found "{walltime}", allowed is {error}') from None
+    if not isinstance(found, int) or found < 1:
+        raise ConfigurationError(f'--walltime: found "{walltime}", allowed is {DURATION_WORDS}')
+    return found
+
+
+# -- Between which sizes a job will change on a site, and when, as one is told before it starts --------------
+
+_WHEN = {
+    Approach.PRA: "grows while processors are free, before jobs that wait are looked at",
+    Approach.PWA: "grows while processors are free, and gives them back when other jobs wait",
+    Approach.NONE: "changes only when it asks for it itself, or its owner does by `koala resize`",
+}
+
+
+def size_notes(job: Job, site: SiteConfig) -> list[str]:
+    """Return a sentence for each component that changes its size while the job runs; empty for other jobs."""
+    return [_note(job, one, site.parameters.approach) for one in job.components if job.changes_size(one.name)]
+
+
+def _note(job: Job, component: Component, approach: Approach) -> str:
+    if component.cluster is not None:
+        where = f"on {component.cluster}"
+    elif component.flexible:
+        where = "on all clusters together"
+    else:
+        where = "on the cluster where it starts"
+    who = "it" if len(job.components) == 1 else component.name
+    span = f"{component.minimum} to {component.maximum} processors {where}"
+    return f"{who} can have {span} while it runs: it {_WHEN[approach]}"
+
+
+# -- ``koala plan`` and ``koala script``: what would happen, without anything happening ----------------------
+
+ASKING = 60.0
+"""Seconds that a cluster may take to answer when no service knows it already."""
+FIRST_LOOK = 30.0
+"""Seconds within which a service that has just started should have seen its clusters."""
+EXIT_CODES = {"placed": 0, "insufficient": EXIT_NOT_PLACED, "infeasible": EXIT_REFUSED}
+
+
+@click.command()
+@job_argument
+@json_option
+@pass_session
+@command_body
+def plan(session: Session, job_file: Path, as_json: bool) -> None:
+    r"""Show where a job would go now. Nothing is submitted.
+
+    Asks the service when one runs, and the clusters themselves when none does.
+
+    \b
+    Exit codes:
+      0 it would be placed, 241 not now, 240 never
+
+    \b
+    Example:
+      koala plan job.toml
+    """
+    job = session.job(job_file)
+    report = planned(session, job)
+    if as_json:
+        session.print_json(asdict(report))
+    else:
+        show_plan(report, job, session.console)
+        for note in (*size_notes(job, session.site), explained(job, session.site)):
+            if note:
+                session.console.print(escape(note))
+    raise SystemExit(EXIT_CODES[report.result])
+
+
+def planned(session: Session, job: Job) -> PlanReport:
+    """Return where a job would go now, with a service or without."""
+    with session.progress.status("looking at the clusters") as status:
+        if session.client.running():
+            session.client.wait_until_seen(FIRST_LOOK)
+            return session.client.plan(job)
+        import anyio
+
+        from koala_adapter.api.offline import ask_clusters, read_record
+        from koala_adapter.api.reporting import plan_report
+        from koala_adapter.api.statedirectory import prepare_directory
+
+        session.set_up_log()
+        prepare_directory(session.directory)
+        record = read_record(session.directory, session.policies)
+        anyio.run(
+            lambda: ask_clusters(
+                session.site,
+                session.plugins,
+                record,
+                timeout=ASKING,
+                tell=lambda names: status.update(f"asking {names}"),
+            )
+        )
+    return plan_report(record.scheduler, job, now=record.now)
+
+
+def show_plan(report: PlanReport, job: Job, console: Console) -> None:
+    """Print a plan for a person."""
+    name = f"job [bold]{escape(job.name)}[/]"
+    if report.result == "placed":
+        late = [one for one in report.components if one.idle < one.processors]
+        console.print(f"{name} {'[yellow]would be placed and wait[/]' if late else '[green]would start at once[/]'}")
+        console.print(plan_table(report.components))
+    elif report.result == "insufficient":
+        console.print(f"{name} [yellow]would wait in the queue:[/] {escape(report.reason)}")
+    else:
+        console.print(f"{name} [red]can never run here:[/] {escape(report.reason)}")
+    for cluster, reason in report.closed.items():
+        console.print(f"[dim]{escape(cluster)} was left out: {escape(reason)}[/]")
+
+
+def plan_table(components: tuple[PlannedComponent, ...]) -> FittingTable:
+    """Return where each component would go."""
+    table = FittingTable()
+    for heading in ("component", "cluster", "processors", "idle now", ""):
+        table.add_column(heading)
+    taken: dict[str, int] = {}
+    for one in components:
+        idle = max(0, one.idle - taken.get(one.cluster, 0))
+        taken[one.cluster] = taken.get(one.cluster, 0) + one.processors
+        missing = one.processors - idle
+        note = f"[yellow]{missing} would wait in its queue[/]" if missing > 0 else "[green]at once[/]"
+        table.add_row(escape(one.component), one.cluster, str(one.processors), str(idle), note)
+    return table
+
+
+@click.command()
+@job_argument
+@click.option("--cluster", "-c", required=True, help="The cluster that it would be submitted to.")
+@json_option
+@pass_session
+@command_body
+def script(session: Session, job_file: Path, cluster: str, as_json: bool) -> None:
+    r"""Show exactly what would be submitted to a cluster.
+
+    That is, for each component: command, environment and script, with a text in the place of the one-time token.
+    Nothing is sent.
+
+    \b
+    Example:
+      koala script job.toml --cluster alpha
+    """
+    job = session.job(job_file)
+    note = ""
+    if session.client.running():
+        samples = session.client.script(job, cluster)
+    else:
+        samples, note = samples_without_service(session, job, cluster)
+    if as_json:
+        found = [asdict(sample) for sample in samples]
+        session.print_json({"cluster": cluster, "submissions": found, "note": note})
+        return
+    for sample in samples:
+        show_sample(sample, cluster, session.console)
+    if note:
+        session.remark(note)
+
+
+def samples_without_service(session: Session, job: Job, cluster: str) -> tuple[list[SampleSubmission], str]:
+    """Return the submissions as the next service would make them, and what in them is not certain yet."""
+    from koala_adapter.api.offline import NO_INSTANCE, next_submissions, read_record
+    from koala_adapter.api.statedirectory import prepare_directory
+
+    configs = {config.name: config for config in session.site.clusters}
+    if cluster not in configs:
+        known = ", ".join(configs)
+        raise ConfigurationError(f"no cluster {cluster!r}; there are: {known}", hint="give --cluster NAME")
+    session.set_up_log()
+    prepare_directory(session.directory)
+    record = read_record(session.directory, session.policies)
+    samples = next_submissions(session.site, session.plugins, record, job, configs[cluster])
+    if record.instance != NO_INSTANCE:
+        return samples, ""
+    first = f"the first one replaces {NO_INSTANCE} in the names, and may choose another port"
+    return samples, f"No service has run here yet: {first}."
+
+
+def show_sample(sample: SampleSubmission, cluster: str, console: Console) -> None:
+    """Print a submission so that, without colours, it could be pasted into a shell."""
+    comment = f"# component {sample.component} on cluster {cluster}"
+    console.print(comment, style="dim", markup=False, soft_wrap=True)
+    if sample.note:
+        console.print(f"# {sample.note}", style="dim", markup=False, soft_wrap=True)
+    words = [f"{name}={shlex.quote(value)}" for name, value in sample.environment.items()]
+    console.print(" ".join([*words, shlex.join(sample.command)]), markup=False, soft_wrap=True)
+    if console.is_terminal:
+        from rich.syntax import Syntax
+
+        console.print(Syntax(sample.script, "sh", background_color="default", word_wrap=False), soft_wrap=True)
+    else:
+        console.print(sample.script, markup=False, soft_wrap=True, end="")

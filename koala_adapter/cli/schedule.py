@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,44 +15,328 @@ from typing import TYPE_CHECKING
 
 import anyio
 import click
+from pydantic import TypeAdapter
 
 from koala_adapter.api.statedirectory import ownership, prepare_directory
-from koala_adapter.batchsystem.starter import LrmStarts, Starter
-from koala_adapter.batchsystem.startlog import StartLog
-from koala_adapter.batchsystem.starts import PATIENCE, Patience, Starts
-from koala_adapter.cli import ordertext
-from koala_adapter.cli.metricsport import metrics_port_option, tell_metrics
-from koala_adapter.cli.orderscreen import OrderScreen
-from koala_adapter.cli.queuepolicy import QueuePolicy
-from koala_adapter.cli.session import command_body, json_option, pass_session
-from koala_adapter.cli.stopping import stop_on_signal, under_supervision
+from koala_adapter.cli.display import seconds
+from koala_adapter.cli.serve import metrics_port_option, tell_metrics
+from koala_adapter.cli.session import EXIT_FAILURE, command_body, json_option, pass_session
 from koala_adapter.config.sitefile import shortest_poll_interval
-from koala_adapter.errors import ConfigurationError, LrmUnsupportedError
+from koala_adapter.errors import ConfigurationError, JournalError, LrmUnsupportedError
 from koala_adapter.host.clock import ServiceClock
-from koala_adapter.metrics.process import watch_commands
-from koala_adapter.ordering.asksocket import AskSocket, explained_as_noted
-from koala_adapter.ordering.explainserver import ExplainServer, explained_by
-from koala_adapter.ordering.explanations import overview
-from koala_adapter.ordering.listedjobs import Rules
+from koala_adapter.host.metrics import watch_commands
+from koala_adapter.host.process import stop_on_signal, under_supervision
+from koala_adapter.lrm.starts import PATIENCE, LrmStarts, Patience, Starter, StartLog, Starts
+from koala_adapter.ordering.asking import (
+    AskSocket,
+    ExplainServer,
+    as_read,
+    explained_as_noted,
+    explained_by,
+    overview,
+    report_as_read,
+)
+from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Phase, Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.notewriter import NoteWriter
-from koala_adapter.ordering.outsidescheduler import OutsideScheduler
-from koala_adapter.ordering.pacedwatcher import Pace, PacedWatcher, start_plugin
-from koala_adapter.ordering.queuemeter import QueueMeter
-from koala_adapter.ordering.schedulingpass import MisfitRules
-from koala_adapter.ordering.shadow import Shadow
-from koala_adapter.ordering.timeofday import as_read, report_as_read
-from koala_adapter.queueing.policies import METRICS, PriorityWeights, make_cluster_scheduler
-from koala_adapter.service.clusterdriver import close_lrm, make_lrm
+from koala_adapter.ordering.notes import NoteWriter
+from koala_adapter.ordering.passes import MisfitRules
+from koala_adapter.ordering.scheduler import OutsideScheduler, Pace, PacedWatcher, QueueMeter, give_back, start_plugin
+from koala_adapter.ordering.shadow import Shadow, ShadowReport
+from koala_adapter.policies import PolicyKind
+from koala_adapter.policies.loading import policy_names
+from koala_adapter.queueing.backfill import METRICS, POLICIES, PriorityWeights, make_cluster_scheduler
+from koala_adapter.service.opening import close_lrm, make_lrm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from rich.status import Status
 
     from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import ClusterConfig
-    from koala_adapter.ordering.entries import JobEvent
-    from koala_adapter.plugin import Lrm
-    from koala_adapter.queueing.policies import ClusterScheduler, MakeQueue
+    from koala_adapter.lrm import Lrm
+    from koala_adapter.model import LrmJobId
+    from koala_adapter.ordering.asking import Explanation, Overview
+    from koala_adapter.ordering.scheduler import GivenBack
+    from koala_adapter.ordering.shadow import Difference
+    from koala_adapter.queueing.backfill import ClusterScheduler, MakeQueue
+
+
+# -- The option that names a policy of one cluster's queue: koala's own, or one that is installed ------------
+
+
+class QueuePolicy(click.Choice[str]):
+    """A choice among koala's own policies, which help texts list, and the installed ones, which they do not."""
+
+    def __init__(self) -> None:
+        super().__init__(POLICIES)
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name of a policy; fail with all that there are."""
+        if value in POLICIES:
+            return value
+        return str(click.Choice((*POLICIES, *policy_names(PolicyKind.QUEUE))).convert(value, param, ctx))
+
+
+# -- What ``koala schedule`` and ``koala explain NAME:ID`` show of a batch system's jobs, in words -----------
+
+STYLES = {
+    JobEventKind.START: "cyan",
+    JobEventKind.STARTED: "green",
+    JobEventKind.NOT_STARTED: "red",
+    JobEventKind.PASSED_OVER: "yellow",
+    JobEventKind.LEFT_OUT: "yellow",
+    JobEventKind.RESERVED: "magenta",
+}
+QUIET = frozenset(
+    {JobEventKind.SUBMITTED, JobEventKind.ENDED, JobEventKind.GONE, JobEventKind.ADOPTED, JobEventKind.CHANGED}
+)
+"""What is shown dim: it was not our doing."""
+DAY = 86_400.0
+
+
+def moment(at: float | None) -> str:
+    """Return a local time; with the date when it is not near."""
+    if at is None:
+        return "-"
+    near = abs(at - time.time()) < DAY / 2
+    return time.strftime("%H:%M:%S" if near else "%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _processors(number: int) -> str:
+    return f"{number} processor{'s' if number != 1 else ''}"
+
+
+def places(nodes: tuple[tuple[str, int], ...]) -> str:
+    """Return nodes with their processors: ``n4:3,n2:3``."""
+    return ",".join(f"{name}:{count}" for name, count in nodes)
+
+
+def line(happening: JobEvent) -> str:
+    """Return one line for a person."""
+    one = happening
+    what = _processors(one.processors)
+    parts = [f"on {places(one.nodes)}" if one.nodes else "", one.detail]
+    if one.at is not None:
+        parts.append(f"at {moment(one.at)} at the latest")
+    more = "; ".join(part for part in parts if part)
+    return f"{moment(one.time)}  {one.kind.value:<11}  {one.job_id:<8}  {one.user:<8}  {what}  {more}".rstrip()
+
+
+def style(happening: JobEvent) -> str:
+    """Return the style of its line."""
+    return "dim" if happening.kind in QUIET else STYLES.get(happening.kind, "")
+
+
+def status(cluster: str, found: Overview, failure: str | None) -> str:
+    """Return where the queue stands, in one line."""
+    if failure:
+        return f"{cluster} does not answer: {failure}; nothing is decided until it does"
+    starting = f", {found.starting} starting" if found.starting else ""
+    left = f", {found.left_out} left out" if found.left_out else ""
+    used = found.processors - found.free
+    return (
+        f"{cluster}: {used} of {found.processors} processors used, {found.running} running{starting}, "
+        f"{found.waiting} waiting{left}"
+    )
+
+
+def explanation(found: Explanation, cluster: str) -> Iterator[str]:
+    """Yield what is known of a job, line by line."""
+    name = f" ({found.name})" if found.name else ""
+    yield (
+        f"job {found.job_id}{name} of {found.user} on {cluster}: {_processors(found.processors)} for at most "
+        + seconds(float(found.estimate))
+    )
+    match found.phase:
+        case Phase.RUNNING:
+            yield f"It runs on {places(found.nodes)} since {moment(found.started_at)}."
+        case Phase.STARTING:
+            yield f"It is being started on {places(found.nodes)}."
+        case Phase.WAITING:
+            place = f"place {found.position} of {found.queued} in the queue: " if found.position else ""
+            yield f"It waits, {place}{found.reason}."
+            if found.reserved_at is not None:
+                yield f"It starts at {moment(found.reserved_at)} at the latest, if all jobs end by their walltimes."
+            else:
+                yield "No start is reserved for it yet: it starts as soon as it is in nobody's way."
+        case _:
+            yield f"It waits, and is not in the queue: {found.reason}."
+    if found.promised_at is not None and found.promised_at != found.reserved_at:
+        yield f"The first start reserved for it was {moment(found.promised_at)}."
+
+
+def shadow_report(found: ShadowReport) -> Iterator[str]:
+    """Yield the report of a shadow, line by line."""
+    yield f"watched for {seconds(found.until - found.since)}: {found.jobs} jobs waited at some time"
+    start = "starts" if found.earlier == 1 else "start"
+    yield (
+        f"with this policy {found.earlier} of them {start} earlier, {found.later} later, "
+        f"{found.same} at the same time (within 2 s)"
+    )
+    if found.left_out:
+        are = "1 job is" if found.left_out == 1 else f"{found.left_out} jobs are"
+        yield f"{are} not counted: in hold, or waiting for other jobs or for a time to begin"
+    yield (
+        f"mean wait so far: {seconds(found.mean_wait_ours)} with this policy, "
+        f"{seconds(found.mean_wait_theirs)} with the batch system"
+    )
+    for title, jobs in (("earlier", found.first_earlier), ("later", found.first_later)):
+        if jobs:
+            yield f"start {title} with this policy, the largest differences:"
+            yield from (f"  {_difference(job)}" for job in jobs)
+
+
+def _difference(job: Difference) -> str:
+    ours = "not yet" if job.ours is None else moment(job.ours)
+    theirs = "not yet" if job.theirs is None else moment(job.theirs)
+    return f"{job.job_id:<8}  {job.processors:>6} processors  here {ours:>8}  batch system {theirs:>8}"
+
+
+# -- What ``koala schedule`` shows while it orders a queue or watches how it is ordered ----------------------
+
+HAPPENING = TypeAdapter(JobEvent)
+SHADOW_REPORT = TypeAdapter(ShadowReport)
+
+
+class OrderScreen:
+    """Shows what goes on: lines of what happened, and on a terminal where the queue stands."""
+
+    def __init__(self, session: Session, cluster: str, meter: QueueMeter, *, as_json: bool) -> None:
+        """Nothing is shown yet."""
+        self._session = session
+        self.cluster = cluster
+        self.meter = meter
+        self._as_json = as_json
+        self._status: Status | None = None
+        self._failing = False
+
+    def __enter__(self) -> None:
+        """Begin the status line, if there is a terminal."""
+        console = self._session.moving
+        if console.is_terminal and not self._as_json:
+            self._status = console.status("looking")
+            self._status.start()
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        if self._status is not None:
+            self._status.stop()
+
+    def tell(self, happened: Sequence[JobEvent]) -> None:
+        """Show what happened, and count it."""
+        self.meter.tell(happened)
+        for one in happened:
+            if self._as_json:
+                click.echo(HAPPENING.dump_json(one).decode())
+            else:
+                self._session.console.print(line(one), style=style(one), markup=False, soft_wrap=True)
+
+    def show(self, text: str) -> None:
+        """Show where things stand."""
+        if self._status is not None:
+            self._status.update(text)
+
+    def show_report(self, report: ShadowReport) -> None:
+        """Show where a shadow stands."""
+        ours, theirs = (seconds(wait) for wait in (report.mean_wait_ours, report.mean_wait_theirs))
+        self.show(f"{self.cluster}: {report.jobs} jobs, mean wait {ours} with this policy, {theirs} as it is")
+
+    def trouble(self, why: str) -> None:
+        """Say that the batch system does not answer, or does again."""
+        if why or self._failing:
+            self._session.remark(f"{self.cluster} does not answer: {why}" if why else f"{self.cluster} answers again")
+        self._failing = bool(why)
+
+    def farewell(self, found: Overview) -> None:
+        """Say what becomes of the jobs when nobody schedules any more."""
+        running, waiting = found.running, found.starting + found.waiting + found.left_out
+        self._session.remark(
+            f"koala schedules {self.cluster} no more; jobs that run on: {running}, "
+            f"that wait until it is started again: {waiting}"
+        )
+
+    def conclude(self, report: ShadowReport) -> None:
+        """Print the report of a shadow."""
+        if self._as_json:
+            click.echo(json.dumps({"kind": "report", **SHADOW_REPORT.dump_python(report, mode="json")}))
+        else:
+            for line in shadow_report(report):
+                self._session.console.print(line, markup=False, soft_wrap=True)
+
+
+# -- ``koala schedule --give-back``: the batch system's own scheduler has its queue again --------------------
+
+SHOWN = 20
+"""Jobs that are named on a line."""
+
+
+def give_queue_back(session: Session, config: ClusterConfig, directory: Path, record: str, *, as_json: bool) -> None:
+    """Release what the site's hook holds in a cluster and say so; exit with 1 when something is still held.
+
+    ``directory``: of the cluster's ``koala schedule``; ``record``: the name of its record of starts there.
+    """
+    way_out = "stop it first, with Ctrl-C or `kill` and its pid: it would hold jobs again"
+    with ownership(directory, role=f"koala schedule --give-back {config.name}", way_out=way_out):
+        done, removal = anyio.run(_give_back, session, config, directory / record)
+    if as_json:
+        held = dict(done.still_held)
+        session.print_json(
+            {"cluster": config.name, "released": done.released, "running": done.running, "still_held": held}
+        )
+    else:
+        _tell(session, config.name, done)
+    session.remark("jobs that their own users hold stay held")
+    if removal:
+        session.remark(f"new jobs come in held until the hook is taken out: {removal}")
+    if done.still_held:
+        sys.exit(EXIT_FAILURE)
+
+
+async def _give_back(session: Session, config: ClusterConfig, record: Path) -> tuple[GivenBack, str]:
+    lrm, _ = make_lrm(config, session.plugins, session.directory, owner=True)
+    if not lrm.capabilities.hold:
+        message = f"the plugin {config.plugin} can neither hold nor release jobs"
+        raise LrmUnsupportedError(message, hint="release them with the batch system's own commands")
+    try:
+        with session.progress.status("looking at the queue") as status:
+            await lrm.start()
+            return await give_back(lrm, tied=_tied(record), tell=status.update), lrm.hook_removal
+    finally:
+        await close_lrm(lrm)
+
+
+def _tied(record: Path) -> frozenset[LrmJobId]:
+    """Return the jobs whose start a killed ``koala schedule`` left on record."""
+    if record.exists():
+        # A damaged record must not keep the queue from its owner.
+        with suppress(JournalError):
+            log = StartLog(record)
+            try:
+                return frozenset(pin.job_id for pin in log.pins if not pin.started)
+            finally:
+                log.close()
+    return frozenset()
+
+
+def _tell(session: Session, cluster: str, done: GivenBack) -> None:
+    count = len(done.released)
+    jobs = f"released {count} job{'' if count == 1 else 's'}: {_named(done.released)}" if count else "released nothing"
+    held = "nothing is held by the site's hook any more" if not done.still_held else "not all is given back"
+    session.console.print(f"{cluster}: {jobs}; {held}", markup=False, soft_wrap=True)
+    if done.running:
+        text = f"running jobs that would have come back in hold and will not now: {_named(done.running)}"
+        session.console.print(text, markup=False, soft_wrap=True)
+    for job, why in done.still_held.items():
+        session.console.print(f"still held: {job}: {why}", markup=False, soft_wrap=True)
+
+
+def _named(jobs: tuple[LrmJobId, ...]) -> str:
+    more = f" and {len(jobs) - SHOWN} more" if len(jobs) > SHOWN else ""
+    return ", ".join(jobs[:SHOWN]) + more
+
+
+# -- Schedule ------------------------------------------------------------------------------------------------
 
 RECORD = "starts.sqlite"
 SHORTEST = 0.2
@@ -214,8 +502,6 @@ def schedule(
     from koala_adapter.policies.loading import load_queue_policy
 
     if given_back is not None:
-        from koala_adapter.cli.giveback import give_queue_back
-
         config = _cluster(session, given_back)
         prepare_directory(session.directory)
         prepare_directory(session.directory / "schedule")
@@ -333,7 +619,7 @@ async def _schedule(
 
         def tell(happened: Sequence[JobEvent]) -> None:
             screen.tell(happened)
-            screen.show(ordertext.status(screen.cluster, overview(mirror), watcher.failure))
+            screen.show(status(screen.cluster, overview(mirror), watcher.failure))
 
         driver = OutsideScheduler(watcher, mirror, plan.misfit_rules, starter, record, tell=tell, notes=notes)
         with screen:

@@ -9,20 +9,48 @@ from typing import TYPE_CHECKING
 import anyio
 import click
 
-from koala_adapter.api.backgroundservice import READY
-from koala_adapter.api.hosting import host
 from koala_adapter.api.offline import read_record
-from koala_adapter.api.statedirectory import LOG_NAME, ownership, wait_until_unowned
-from koala_adapter.cli.logsettings import set_up_log
-from koala_adapter.cli.metricsport import metrics_port_option, tell_metrics
+from koala_adapter.api.server import host
+from koala_adapter.api.statedirectory import LOG_NAME, READY, ownership, wait_until_unowned
+from koala_adapter.cli.log import set_up_log
 from koala_adapter.cli.session import command_body, pass_session
-from koala_adapter.cli.stopping import stop_on_signal, under_supervision
+from koala_adapter.errors import ServiceUnavailableError
+from koala_adapter.host.process import stop_on_signal, under_supervision
+from koala_adapter.host.sockets import is_loopback
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskStatus
+    from anyio.abc import TaskGroup, TaskStatus
 
     from koala_adapter.api.server import Server
     from koala_adapter.cli.session import Session
+    from koala_adapter.host.metrics import Meter
+
+
+# -- The option by which a server tells its metrics, and the port that it opens for them ---------------------
+
+metrics_port_option = click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65_535),
+    metavar="PORT",
+    help="Tell OpenMetrics on this port of [metrics] listen (127.0.0.1); 0: any free one. Default: none.",
+)
+
+
+async def tell_metrics(tasks: TaskGroup, session: Session, meter: Meter, port: int | None) -> None:
+    """Answer who asks for metrics while the task group runs, and say where. Raises ServiceRunningError."""
+    if port is None:
+        return
+    from koala_adapter.host.metricsport import MetricsEndpoint
+
+    listen = session.site.metrics.listen
+    found = await tasks.start(MetricsEndpoint(meter, listen, port).serve)
+    host = f"[{listen}]" if ":" in listen else listen
+    session.remark(f"metrics are told at http://{host}:{found}/metrics")
+    if not is_loopback(listen):
+        session.remark(f"listening on {listen}: whoever reaches that port reads the metrics")
+
+
+# -- Serve ---------------------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -104,3 +132,50 @@ async def _host(
         task_status=task_status,
     )
     scope.cancel()
+
+
+# -- ``koala metrics``: what a service, a scheduler or a WIKI server counts ----------------------------------
+
+PATIENCE = 30.0
+"""Seconds that an answer may take."""
+
+
+@click.command()
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65_535),
+    help="Ask whoever tells metrics on this port of this host (`--metrics-port`). Default: the running service.",
+)
+@pass_session
+@command_body
+def metrics(session: Session, port: int | None) -> None:
+    r"""Print what a service counts, in the form of OpenMetrics.
+
+    Prometheus and others read the same from the port that [metrics] port or --metrics-port opens: see `koala docs
+    metrics`. A dashboard for Grafana: `koala conf grafana.json`.
+
+    \b
+    Examples:
+      koala metrics | grep placeholders
+      koala metrics --port 9464
+    """
+    click.echo(session.client.metrics() if port is None else _fetched(port), nl=False)
+
+
+def _fetched(port: int) -> str:
+    from http.client import HTTPConnection, HTTPException
+
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    try:
+        connection.request("GET", "/metrics")
+        response = connection.getresponse()
+        text = response.read().decode("utf-8", "replace")
+    except (OSError, HTTPException) as error:
+        message = f"nobody tells metrics on port {port} of this host: {getattr(error, 'strerror', None) or error}"
+        hint = "start koala serve, schedule or wiki serve with --metrics-port"
+        raise ServiceUnavailableError(message, hint=hint) from error
+    finally:
+        connection.close()
+    if response.status != 200:  # noqa: PLR2004 - OK, in the words of HTTP
+        raise ServiceUnavailableError(f"port {port} of this host answers {response.status} {response.reason}")
+    return text

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 
 import click
 
-from koala_adapter.cli.plaintext import PlainText, shows_all
+from koala_adapter.cli.terminal import PlainText, shows_all
 from koala_adapter.errors import KoalaError
 
 if TYPE_CHECKING:
@@ -29,10 +29,31 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.client import Client
     from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.lrm import PluginDefinition
     from koala_adapter.model import Job
-    from koala_adapter.plugin import PluginDefinition
     from koala_adapter.python.site import Site
     from koala_adapter.scheduler.knownpolicies import Policies
+
+
+# -- Durations on the command line, as they are written in job and site files --------------------------------
+
+
+def in_seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Return the seconds of a duration such as 30d; None for none. Raises click's error for what is no duration."""
+    from koala_adapter.config.fields import DURATION_WORDS, NotAllowedError, parse_duration
+
+    if value is None:
+        return None
+    try:
+        found = parse_duration(value)
+    except NotAllowedError as error:
+        raise click.BadParameter(f"found {value!r}, allowed is {error}", ctx, param) from error
+    if not isinstance(found, int | float) or found < 0:
+        raise click.BadParameter(f"found {value!r}, allowed is {DURATION_WORDS}", ctx, param)
+    return float(found)
+
+
+# -- Session -------------------------------------------------------------------------------------------------
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -119,8 +140,8 @@ class Session:
     def job_of_text(self, text: str, *, source: str) -> Job:
         """Read the job file that a command stands for against the site; ``source`` is what refusals call it."""
         from koala_adapter.config.jobfile import load_job_text
+        from koala_adapter.lrm.commands import login_name
         from koala_adapter.model import JobId
-        from koala_adapter.plugin.commands import login_name
 
         return load_job_text(
             text,
@@ -135,7 +156,7 @@ class Session:
 
     def set_up_log(self) -> None:
         """Have parts that log do so as the options say; to be called by who imports them while a command runs."""
-        from koala_adapter.cli.logsettings import set_up_log
+        from koala_adapter.cli.log import set_up_log
 
         set_up_log(shown=self.log_shown)
 

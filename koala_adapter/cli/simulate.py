@@ -4,17 +4,127 @@
 from __future__ import annotations
 
 import os
+import time
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from koala_adapter.cli.queuepolicy import QueuePolicy
-from koala_adapter.cli.session import EXIT_INTERRUPTED, command_body, json_option, pass_session
-from koala_adapter.queueing.policies import METRICS
+from koala_adapter.cli.display import FittingTable
+from koala_adapter.cli.jobs import job_information
+from koala_adapter.cli.schedule import QueuePolicy
+from koala_adapter.cli.session import EXIT_INTERRUPTED, command_body, in_seconds, json_option, pass_session
+from koala_adapter.queueing.backfill import METRICS
+from koala_adapter.simulation.comparison import find_platform, run_cases, sites_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.console import Console
+
     from koala_adapter.cli.session import Session
+    from koala_adapter.simulation.comparison import Case, Outcome
+    from koala_adapter.simulation.replay import Site
+
+
+# -- Simulationdisplay ---------------------------------------------------------------------------------------
+# What ``koala simulate`` and ``koala experiment`` show, apart from the commands, which start without loading it.
+
+SHOWN_NOTES = 5
+"""Irregularities of a trace that are told one by one."""
+
+
+def clusters_of(session: Session, platform: str) -> tuple[Site, ...]:
+    """Return the clusters of a platform file, or of a platform by name. Raises ConfigurationError, OSError."""
+    known = find_platform(platform)
+    if known.network.links or known.network.domains:
+        session.remark(f"{platform}: the network plays no part in this simulation")
+    return sites_of(known)
+
+
+def run_shown(session: Session, cases: Sequence[Case], processes: int) -> list[Outcome]:
+    """Return the outcomes in the order of the cases, those that there are when it is interrupted."""
+    with progress_display(session.moving) as display:
+        bars = [display.add_task(f"{escape(case.name)} {case.policy.name}", total=None) for case in cases]
+        return run_cases(
+            cases, processes, lambda index, done, total: display.update(bars[index], completed=done, total=total)
+        )
+
+
+def progress_display(console: Console) -> Progress:
+    """Return a display of bars, which shows nothing without a terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def told(display: Progress) -> Callable[[int, int, str], None]:
+    """Return who shows in a display how far an experiment is."""
+    bars = {}
+
+    def tell(done: int, total: int, what: str, /) -> None:
+        if what not in bars:
+            bars[what] = display.add_task(escape(what), total=total)
+        display.update(bars[what], completed=done, total=total)
+
+    return tell
+
+
+def show_notes(session: Session, outcomes: Sequence[Outcome]) -> None:
+    """Tell what is irregular about each trace."""
+    for trace in dict.fromkeys(outcome.trace for outcome in outcomes):
+        found = next(outcome.irregularities for outcome in outcomes if outcome.trace == trace)
+        for one in found[:SHOWN_NOTES]:
+            session.remark(f"{trace}: {one}")
+        if len(found) > SHOWN_NOTES:
+            session.remark(f"{trace}: {len(found) - SHOWN_NOTES} more irregularities, see --json")
+    for outcome in outcomes:
+        if outcome.counters.get("given_up"):
+            count = outcome.counters["given_up"]
+            session.remark(
+                f"{outcome.trace} under {outcome.policy}: {count} jobs lost nodes again and again (given up)"
+            )
+
+
+def outcomes_table(outcomes: Sequence[Outcome]) -> FittingTable:
+    """Return one line for each trace and policy."""
+    table = FittingTable()
+    for heading in ("trace", "policy"):
+        table.add_column(heading, no_wrap=True)
+    for heading in (
+        "processors", "jobs", "left out", "mean wait (s)", "p95 wait (s)", "slowdown", "bounded", "used",
+        "makespan (s)", "jobs/s",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right")
+    for one in outcomes:
+        summary = one.summary
+        table.add_row(
+            escape(one.trace),
+            one.policy + (" [yellow](part)[/]" if one.interrupted else ""),
+            f"{one.processors:,}",
+            f"{summary.jobs:,}",
+            f"{one.skipped:,}",
+            f"{summary.mean_wait:,.1f}",
+            f"{summary.percentiles['wait']['p95']:,.0f}",
+            f"{summary.mean_slowdown:,.2f}",
+            f"{summary.mean_bounded_slowdown:,.2f}",
+            f"{summary.utilization:.1%}",
+            f"{summary.makespan:,.0f}",
+            f"{summary.jobs / one.seconds:,.0f}" if one.seconds > 0 else "-",
+        )
+    return table
+
+
+# -- Simulate ------------------------------------------------------------------------------------------------
 
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
@@ -74,18 +184,16 @@ def simulate(
       koala simulate *.swf.gz -p fcfs -p easy -p conservative --out comparison
       koala simulate model:lublin --jobs 20000 --processors 256 --seed 7 --json
     """
-    from koala_adapter.cli import simulationdisplay as display
     from koala_adapter.policies.loading import load_queue_policy
-    from koala_adapter.simulation.compared_cases import trace_names, write_page
-    from koala_adapter.simulation.comparison import Case
-    from koala_adapter.simulation.figures import check_matplotlib
+    from koala_adapter.report.figures import check_matplotlib
+    from koala_adapter.simulation.comparison import Case, trace_names, write_page
     from koala_adapter.simulation.replay import Policy
 
     if platform is not None and processors is not None:
         raise click.UsageError("--platform and --processors both say how many processors there are: give one.")
     if out is not None:
         check_matplotlib()
-    sites = () if platform is None else display.clusters_of(session, platform)
+    sites = () if platform is None else clusters_of(session, platform)
     names = trace_names(traces)
     ordered_by = {
         name: Policy(name=name, metric=metric, depth=depth, make=load_queue_policy(name)) for name in policies
@@ -98,15 +206,68 @@ def simulate(
         for trace in names
         for policy in ordered_by
     ]  # fmt: skip
-    outcomes = display.run_shown(session, cases, processes or os.cpu_count() or 1)
+    outcomes = run_shown(session, cases, processes or os.cpu_count() or 1)
     if as_json:
         session.print_json([outcome.to_json() for outcome in outcomes])
     else:
-        display.show_notes(session, outcomes)
-        session.console.print(display.outcomes_table(outcomes))
+        show_notes(session, outcomes)
+        session.console.print(outcomes_table(outcomes))
     if out is not None and outcomes:
         page = write_page(out, cases, outcomes)
         session.remark(f"the page is {page}")
     if len(outcomes) < len(cases) or any(outcome.interrupted for outcome in outcomes):
         session.remark("interrupted: this is what there is so far")
         raise SystemExit(EXIT_INTERRUPTED)
+
+
+# -- ``koala report``: pictures of a job or of a day ---------------------------------------------------------
+
+MOST_JOBS = 10_000
+
+
+@click.command()
+@click.argument("job_id", metavar="[JOB]", required=False)
+@click.option(
+    "--since", callback=in_seconds, metavar="TIME", help="What went on so long ago or later, such as 12h or 1d."
+)
+@click.option(
+    "--out",
+    "-o",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("koala-report"),
+    show_default=True,
+    help="Directory for the page, its figures (PNG, SVG) and data (CSV, JSON).",
+)
+@pass_session
+@command_body
+def report(session: Session, job_id: str | None, since: float | None, directory: Path) -> None:
+    r"""Draw what a job, or all jobs of some time, had where and when.
+
+    A chart of placeholders by cluster, when each waited and was used; processors in use over time; tables of clusters
+    and jobs. index.html has all of it in one file. Drawing needs matplotlib: pip install 'koala-adapter[figures]'.
+
+    \b
+    Examples:
+      koala report 12
+      koala report --since 1d --out monday
+    """
+    if (job_id is None) == (since is None):
+        raise click.UsageError("report what? Either JOB or --since TIME.")
+    from koala_adapter.report.figures import check_matplotlib
+    from koala_adapter.report.history import history
+    from koala_adapter.report.page import Heading, write_result
+
+    check_matplotlib()
+    source, now = job_information(session), time.time()
+    if job_id is not None:
+        reports, title, lead = [source.job(job_id)], f"job {job_id}", f"What job {job_id} had where and when."
+    else:
+        reports = source.jobs(MOST_JOBS)
+        title, lead = "koala's jobs", f"What the jobs of {session.directory} had where and when."
+    zone = datetime.now().astimezone().tzinfo
+    result = history(reports, since=None if since is None else now - since, now=now, **({"zone": zone} if zone else {}))
+    words = f"koala report {job_id}" if job_id is not None else f"koala report --since {since:g}s"
+    with session.progress.status("drawing"):
+        page = write_result(directory, Heading(title=title, lead=lead, command=words), result)
+    session.console.print(f"wrote {page}", markup=False, soft_wrap=True)

@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala check``: runs the checks side by side, shows what is going on, and prints each result with its remedy."""
+"""``koala init``: finds the batch systems of this host and writes a site file that uses them."""
 
 from __future__ import annotations
 
+import os
 import sys
+import time
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import click
+from pydantic import TypeAdapter
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import prepare_directory
-from koala_adapter.cli.session import EXIT_FAILURE, command_body, json_option, pass_session
-from koala_adapter.errors import ConfigurationError
-from koala_adapter.sitecheck.hostcheck import check_host
-from koala_adapter.sitecheck.sidebyside import CheckOptions, check_clusters
+from koala_adapter.cli.display import FittingTable
+from koala_adapter.cli.session import EXIT_FAILURE, command_body, in_seconds, json_option, pass_session
+from koala_adapter.errors import EXIT_LRM, ConfigurationError
+from koala_adapter.service.leftovers import Leftover, Owned, Reaper
+from koala_adapter.sitesetup.checks import CheckOptions, check_clusters, check_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,7 +32,96 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from koala_adapter.cli.session import Session
-    from koala_adapter.plugin import CheckResult
+    from koala_adapter.lrm import CheckResult
+    from koala_adapter.report.values import CleanReport
+    from koala_adapter.sitesetup.find import Found
+
+
+STANDARD_OUTPUT = Path("-")
+
+
+@click.command()
+@click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
+@click.option(
+    "--output",
+    "-o",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write here; - prints it. Default: $KOALA_SITE, ~/.config/koala/site.toml.",
+)
+@click.option("--replace", is_flag=True, help="Replace a site file that is there; it is kept as FILE.old.")
+@pass_session
+@command_body
+def init(session: Session, yes: bool, output: Path | None, replace: bool) -> None:
+    r"""Find the batch systems of this host and write a site file that uses them.
+
+    Looks for Slurm (SLURM_CONF, /etc/slurm, the controller, slurmdbd), Grid Engine (SGE_ROOT and its cells, the usual
+    places) and PBS (PBS_CONF_FILE, /etc/pbs.conf), and for what other plugins know of. Each is asked whether it
+    answers and takes jobs; nothing is submitted. What is left out is named, with the reason.
+
+    \b
+    Examples:
+      koala init
+      koala init --yes && koala check
+      koala init --output -
+    """
+    from koala_adapter.sitesetup.find import nothing_found, search
+
+    path = _where(session, output)
+    if path != STANDARD_OUTPUT and path.exists() and not replace:
+        hint = f"`koala check` tries it; --replace writes a new one and keeps this as {path.name}.old"
+        raise ConfigurationError(f"there is a site file already: {path}", hint=hint)
+    prepare_directory(session.directory)
+    with session.progress.status("looking for batch systems") as status:
+        found = search(session.plugins, session.directory, tell=status.update)
+    if not found.clusters:
+        raise nothing_found(found.left_out)
+    text = found.text(made=f"written by `koala init`, {time.strftime('%Y-%m-%d %H:%M')}")
+    _tell(session, found)
+    if path == STANDARD_OUTPUT:
+        click.echo(text, nl=False)
+        return
+    # Where nobody can be asked, to have said `koala init` is the answer.
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Write {path}?", default=True, abort=True)
+    _write(path, text)
+    session.remark(f"wrote {path}; now `koala check` tries it with two short jobs in each cluster")
+
+
+def _where(session: Session, output: Path | None) -> Path:
+    from koala_adapter.config.locations import SITE_VARIABLE, new_site_file
+
+    named = output or session.site_option
+    if named is None and os.environ.get(SITE_VARIABLE):
+        named = Path(os.environ[SITE_VARIABLE])
+    return named if named is not None else new_site_file()
+
+
+def _tell(session: Session, found: Found) -> None:
+    """Say what was found and what was left out."""
+    from koala_adapter.config.tomlfile import show_duration
+
+    for cluster in found.clusters:
+        limit = f", at most {show_duration(cluster.walltime_limit)}" if cluster.walltime_limit is not None else ""
+        queue = f", queue {cluster.queue}" if cluster.queue is not None else ""
+        size = f"{cluster.processors} processors on {cluster.nodes} node{'' if cluster.nodes == 1 else 's'}"
+        session.remark(f"found {cluster.candidate.described}: {cluster.version}, {size}{queue}{limit}")
+    for one in found.left_out:
+        session.remark(f"left out {one.what}: {one.why}{f'; {one.remedy}' if one.remedy else ''}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the whole file or none; what was there is kept beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    new.write_text(text, encoding="utf-8")
+    if path.exists():
+        path.replace(path.with_name(path.name + ".old"))
+    new.replace(path)
+
+
+# -- Check ---------------------------------------------------------------------------------------------------
+# ``koala check``: runs the checks side by side, shows what is going on, and prints each result with its remedy.
 
 HOST = "this host"
 ADDRESS = "address for nodes"
@@ -159,3 +255,187 @@ def result_line(result: CheckResult) -> Table:
     mark = "[green]OK[/]" if result.ok else "[bold red]FAIL[/]"
     table.add_row(mark, f"[bold]{escape(result.subject)}[/]: {escape(result.found)}{remedy}")
     return table
+
+
+# -- ``koala reap``: shows placeholders that no record of ours owns, asks, and has them ended ----------------
+
+LEFTOVERS = TypeAdapter(list[Leftover])
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only list what would be cancelled.")
+@click.option("--all", "all_instances", is_flag=True, help="Also those of other state directories of this user.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask before cancelling those of other state directories.")
+@click.option(
+    "--timeout",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=1.0),
+    help="Seconds to wait until what was cancelled has gone.",
+)
+@json_option
+@pass_session
+@command_body
+def reap(session: Session, dry_run: bool, all_instances: bool, yes: bool, timeout: float, as_json: bool) -> None:
+    r"""Find placeholders that no job owns any more, and cancel them.
+
+    What belongs to a job that is not finished is never touched, whether a service runs or not.
+
+    \b
+    Exit codes:
+      0 nothing is left, 247 a cluster did not answer, or something stayed
+
+    \b
+    Example:
+      koala reap --dry-run
+    """
+    prepare_directory(session.directory)
+    reaper = Reaper(session.site, session.plugins, session.directory)
+    with session.progress.status("looking for placeholders") as status:
+        anyio.run(partial(reaper.find, partial(_owned, session), all_instances=all_instances, tell=status.update))
+    if not as_json:
+        _show(session, reaper, dry_run=dry_run)
+    if reaper.found and not dry_run:
+        _confirm(reaper.found, yes=yes)
+        with session.progress.status("cancelling") as status:
+            anyio.run(partial(reaper.cancel, timeout, tell=status.update))
+        if not as_json:
+            _show_end(session, reaper)
+    if as_json:
+        session.print_json(_to_json(reaper, dry_run=dry_run))
+    sys.exit(EXIT_LRM if reaper.trouble or reaper.stayed else 0)
+
+
+def _owned(session: Session) -> Owned:
+    record = read_record(session.directory, session.policies)
+    return Owned(instance=record.instance, placeholders=record.scheduler.state.placeholders)
+
+
+def _confirm(found: list[Leftover], *, yes: bool) -> None:
+    """Ask before touching what another state directory may still use. Raises click's errors."""
+    others = sorted({one.instance for one in found if not one.ours})
+    if not others or yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("--all needs --yes where nobody can be asked")
+    text = f"Services of other state directories ({', '.join(others)}) may still use theirs. Cancel all of these?"
+    click.confirm(text, abort=True, err=True)
+
+
+def _show(session: Session, reaper: Reaper, *, dry_run: bool) -> None:
+    for cluster, trouble in reaper.trouble.items():
+        session.progress.print(f"[red]{escape(cluster)}:[/] {escape(trouble)}", soft_wrap=True)
+    if not reaper.found:
+        if not reaper.trouble:
+            session.console.print("no placeholder is without an owner")
+        return
+    table = FittingTable()
+    for heading in ("cluster", "LRM job", "name", "state", "node", "of"):
+        table.add_column(heading)
+    for one in reaper.found:
+        owner = "this state directory" if one.ours else f"another one ({one.instance})"
+        table.add_row(one.cluster, one.id, one.name, one.state, one.node or "-", owner)
+    session.console.print(table)
+    if dry_run:
+        session.console.print(f"{len(reaper.found)} would be cancelled")
+
+
+def _show_end(session: Session, reaper: Reaper) -> None:
+    for cluster, trouble in reaper.trouble.items():
+        session.progress.print(f"[red]{escape(cluster)}:[/] {escape(trouble)}", soft_wrap=True)
+    if reaper.stayed:
+        names = ", ".join(f"{one.cluster} {one.id}" for one in reaper.stayed)
+        session.console.print(f"[red]{len(reaper.stayed)} are still there:[/] {escape(names)}", soft_wrap=True)
+    gone = len(reaper.found) - len(reaper.stayed)
+    session.console.print(f"{gone} of {len(reaper.found)} cancelled and gone")
+
+
+def _to_json(reaper: Reaper, *, dry_run: bool) -> dict[str, object]:
+    return {
+        "dry_run": dry_run,
+        "found": LEFTOVERS.dump_python(reaper.found, mode="json"),
+        "stayed": LEFTOVERS.dump_python(reaper.stayed, mode="json"),
+        "trouble": reaper.trouble,
+    }
+
+
+# -- ``koala clean``: removes what is left of jobs that ended long ago ---------------------------------------
+
+MIB = 1024**2
+MOST_NAMED = 20
+"""Jobs in one line."""
+
+
+@click.command()
+@click.option(
+    "--older",
+    required=True,
+    metavar="TIME",
+    callback=in_seconds,
+    help="Time since the end of a job, at least, such as 30d.",
+)
+@click.option("--dry-run", is_flag=True, help="Only tell what would be removed.")
+@json_option
+@pass_session
+@command_body
+def clean(session: Session, older: float, dry_run: bool, as_json: bool) -> None:
+    r"""Remove what is left of jobs that ended long ago.
+
+    That is the directory with their output, their report, and what was negotiated for them; and counts of requests,
+    words of placeholders and a log to which nothing has been added for so long. Jobs that are not finished, and what
+    ended later, stay. It works with and without a running service.
+
+    \b
+    Examples:
+      koala clean --older 30d --dry-run
+      koala clean --older 30d
+    """
+    with session.progress.status("looking" if dry_run else "cleaning"):
+        report = _clean(session, older, dry_run=dry_run)
+    if as_json:
+        session.print_json({**asdict(report), "size": report.size})
+    else:
+        _show_of_clean(session, report)
+    sys.exit(EXIT_FAILURE if report.trouble else 0)
+
+
+def _clean(session: Session, older: float, *, dry_run: bool) -> CleanReport:
+    if session.client.running():
+        return session.client.clean(older, dry_run=dry_run)
+    from koala_adapter.api.offline import clean as clean_here
+
+    session.set_up_log()
+    return clean_here(session.directory, session.policies, older=older, dry_run=dry_run)
+
+
+def _show_of_clean(session: Session, report: CleanReport) -> None:
+    from koala_adapter.config.tomlfile import printable
+
+    for line in _lines(report):
+        session.console.print(line, markup=False, soft_wrap=True)
+    for trouble in report.trouble:
+        session.progress.print(f"cannot be removed: {printable(trouble)}", style="red", markup=False, soft_wrap=True)
+
+
+def _lines(report: CleanReport) -> list[str]:
+    """Return what was removed, and what was spared, as a person reads it."""
+    lines = []
+    done = "would remove" if report.dry_run else "removed"
+    if not report.removed and not report.jobs:
+        lines.append("nothing is left of jobs that ended so long ago")
+    else:
+        jobs = "1 job" if len(report.jobs) == 1 else f"{len(report.jobs):,} jobs"
+        sorts = ", ".join(f"{one.what}: {one.number:,} ({_mib(one.size)})" for one in report.removed)
+        lines.append(f"{done} what is left of {jobs}, {_mib(report.size)} in all")
+        lines += [f"  {sorts}"] if sorts else []
+    if report.jobs:
+        more = f" and {len(report.jobs) - MOST_NAMED:,} more" if len(report.jobs) > MOST_NAMED else ""
+        lines.append(f"  jobs: {', '.join(report.jobs[:MOST_NAMED])}{more}")
+    lines.append(f"spared: {report.unfinished:,} unfinished, {report.newer:,} that ended later")
+    if report.continued:
+        lines.append(f"spared, since a later job goes on with their sweep: {', '.join(report.continued)}")
+    return lines
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:.1f} MiB"

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, TextIO, cast
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, TextIO, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
+    from typing import Self
 
     from _typeshed import ReadableBuffer
 
@@ -81,3 +84,131 @@ def hangup_once(handle: Callable[[int, FrameType | None], object]) -> Callable[[
             handle(number, frame)
 
     return handle_first
+
+
+# -- Interrupts ----------------------------------------------------------------------------------------------
+# Ctrl-C at any moment, and yet never in the middle of what would leave a job, a thread or a process behind.
+
+
+class Interrupts:
+    """Has Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, but not where that would lose track of something."""
+
+    def __init__(self) -> None:
+        """Nothing is changed before the block."""
+        self._former: dict[signal.Signals, signal._HANDLER] = {}
+        self._deferred = False
+        self._pending = False
+
+    def __enter__(self) -> Self:
+        """Take over the signals."""
+        handlers = {signal.SIGINT: self._handle, signal.SIGTERM: self._handle, signal.SIGHUP: hangup_once(self._handle)}
+        for number, handler in handlers.items():
+            self._former[number] = signal.signal(number, handler)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give them back."""
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Let the block come to its end first; an interrupt meanwhile is raised then."""
+        former, self._deferred = self._deferred, True
+        try:
+            yield
+        finally:
+            self._deferred = former
+        self._deliver()
+
+    @contextmanager
+    def let_in(self) -> Iterator[None]:
+        """Inside a block that puts them off: a part that an interrupt may end."""
+        former, self._deferred = self._deferred, False
+        try:
+            self._deliver()
+            yield
+        finally:
+            self._deferred = former
+
+    def _deliver(self) -> None:
+        if self._pending and not self._deferred:
+            self._pending = False
+            raise KeyboardInterrupt
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self._pending = True
+        self._deliver()
+
+
+# -- Terminals that show ASCII only get ASCII: bars, lines and dots that stand for the same ------------------
+
+SAMPLE = "━█▁…"
+BASIC_LOCALES = frozenset({"C", "POSIX"})
+STEPS = "▁▂▃▄▅▆▇█"
+"""Heights, from little to much."""
+_STAND_INS = str.maketrans(
+    {
+        **dict(zip(STEPS, "_.-:=+*#", strict=True)),
+        **dict.fromkeys("━▓■", "#"),
+        **dict.fromkeys("╌─╶╴╺╸", "-"),
+        **dict.fromkeys("│┃", "|"),
+        **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯", "+"),
+        **dict.fromkeys("⠁⠂⠄⡀⢀⠠⠐⠈⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "*"),
+        "▒": "=",
+        "░": ".",
+        **dict.fromkeys("·□▫", "."),
+        "•": "*",
+        "▸": ">",
+        "◆": "@",
+        "…": "~",
+    }
+)
+"""Each as wide as what it stands for, so that columns stay where they are."""
+
+
+def plain(text: str) -> str:
+    """Return a text in ASCII; what nothing stands for is written as Python escapes it."""
+    return text if text.isascii() else text.translate(_STAND_INS).encode("ascii", "backslashreplace").decode("ascii")
+
+
+def shows_all(encoding: str | None, environment: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether a stream takes more than ASCII: by its encoding, and by the locale that the user chose.
+
+    Under LC_ALL=C Python writes UTF-8 all the same, which the terminal is not said to understand.
+    """
+    try:
+        SAMPLE.encode(encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    names = ("LC_ALL", "LC_CTYPE", "LANG")
+    chosen = next((environment[name] for name in names if environment.get(name)), "")
+    return bool(environment.get("PYTHONIOENCODING")) or chosen not in BASIC_LOCALES
+
+
+class PlainText(io.TextIOBase):
+    """Passes text on in ASCII."""
+
+    encoding = "ascii"
+    """By which rich chooses what it draws with."""
+
+    def __init__(self, file: IO[str]) -> None:
+        """Write to ``file``."""
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """Write in ASCII."""
+        self._file.write(plain(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Have what was written go out."""
+        self._file.flush()
+
+    def isatty(self) -> bool:
+        """Tell whether it goes to a terminal."""
+        return self._file.isatty()
+
+    def fileno(self) -> int:
+        """Return the descriptor that is written to."""
+        return self._file.fileno()

@@ -13,37 +13,71 @@ import anyio
 import click
 
 from koala_adapter.api.statedirectory import ownership, prepare_directory
-from koala_adapter.batchsystem.startlog import StartLog
-from koala_adapter.cli.metricsport import metrics_port_option, tell_metrics
 from koala_adapter.cli.schedule import schedule_directory
+from koala_adapter.cli.serve import metrics_port_option, tell_metrics
 from koala_adapter.cli.session import command_body, json_option, pass_session
-from koala_adapter.cli.stopping import stop_on_signal, under_supervision
-from koala_adapter.cli.wikiexplain import explained
-from koala_adapter.errors import ConfigurationError, LrmError
+from koala_adapter.errors import ConfigurationError, JobNotFoundError, LrmError
 from koala_adapter.host.clock import seconds_since_boot
-from koala_adapter.metrics.process import watch_commands
-from koala_adapter.net.loopback import is_loopback
-from koala_adapter.ordering.explainserver import ExplainServer
-from koala_adapter.plugin.commands import login_name
-from koala_adapter.service.clusterdriver import close_lrm, make_lrm
-from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.codec.requestreading import parse_request
+from koala_adapter.host.metrics import watch_commands
+from koala_adapter.host.process import stop_on_signal, under_supervision
+from koala_adapter.host.sockets import is_loopback
+from koala_adapter.lrm.commands import login_name
+from koala_adapter.lrm.starts import StartLog
+from koala_adapter.model import LrmJobState
+from koala_adapter.ordering.asking import ExplainServer, Explanation
+from koala_adapter.ordering.jobs import Phase
+from koala_adapter.service.opening import close_lrm, make_lrm
+from koala_adapter.wiki.client import Peer, exchange, load_key
+from koala_adapter.wiki.codec.verbs import parse_request
 from koala_adapter.wiki.codec.words import Dialect
-from koala_adapter.wiki.earliernotes import take_over_notes
-from koala_adapter.wiki.keyfile import load_key
-from koala_adapter.wiki.koalasource import KoalaSource
-from koala_adapter.wiki.options import DEFAULT_PORT, ServerOptions
-from koala_adapter.wiki.resource import WikiResource
-from koala_adapter.wiki.runningjobsfile import RunningJobsFile
+from koala_adapter.wiki.inventory import DEFAULT_PORT, ServerOptions
+from koala_adapter.wiki.reporting import ACTIVE, UNLIMITED, WAITING, offer, why_not_offered
+from koala_adapter.wiki.resource import RunningJobsFile, WikiMeter, WikiResource
 from koala_adapter.wiki.server import serve as serve_wiki
-from koala_adapter.wiki.sources import LrmSource
-from koala_adapter.wiki.wikimeter import WikiMeter
+from koala_adapter.wiki.sources import KoalaSource, LrmSource
+from koala_adapter.wiki.starts import take_over_notes
 
 if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
-    from koala_adapter.config.sitemodel import ClusterConfig
-    from koala_adapter.wiki.codec.checksum import Key
+    from koala_adapter.config.sitefile import ClusterConfig
+    from koala_adapter.model import LrmJob
+    from koala_adapter.wiki.codec.frames import Key
+    from koala_adapter.wiki.inventory import Inventory
     from koala_adapter.wiki.sources import Source
+
+
+# -- Why a job that a WIKI server reports waits, for ``koala explain``. Pure ---------------------------------
+
+OFFERED = "it is offered to the scheduler that asks by WIKI, which has not started it yet"
+
+
+def explained(inventory: Inventory, job_id: str) -> Explanation:
+    """Return what is known of a job that is not over. Raises JobNotFoundError."""
+    job = inventory.job(job_id)
+    if job is None or job.state is LrmJobState.ENDED:
+        raise JobNotFoundError(
+            f"the batch system shows no unfinished job {job_id}", hint="give the id as the batch system writes it"
+        )
+    phase = Phase.RUNNING if job.state in ACTIVE else Phase.LEFT_OUT
+    return Explanation(
+        job_id=job_id,
+        user=job.user,
+        name=job.name,
+        processors=job.processors,
+        phase=(Phase.STARTING if job.state is LrmJobState.STARTING else phase).value,
+        reason=_reason(inventory, job) if job.state in WAITING else "",
+        estimate=job.walltime or UNLIMITED,
+        started_at=job.started_at,
+        nodes=job.layout,
+    )
+
+
+def _reason(inventory: Inventory, job: LrmJob) -> str:
+    reason = why_not_offered(job, user_holds=inventory.words.user_holds)
+    return reason or offer(job, inventory.offered, one_node=inventory.words.one_node).obstacle or OFFERED
+
+
+# -- Wiki ----------------------------------------------------------------------------------------------------
 
 DEFAULTS = ServerOptions()
 ALL = "all clusters"

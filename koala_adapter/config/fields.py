@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import signal
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,13 +25,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from koala_adapter.policies.definition import PolicyKind
-from koala_adapter.policies.entrypoints import policy_names
+from koala_adapter.policies import PolicyKind
+from koala_adapter.policies.loading import policy_names
+from koala_adapter.sizes import rule_named
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from pydantic.config import JsonDict
+
 
 PLACEMENTS = (
     "worst-fit",
@@ -176,3 +180,73 @@ Host = Annotated[str, AfterValidator(_host)]
 PlainText = Annotated[str, AfterValidator(_no_null)]
 VariableName = Annotated[str, AfterValidator(_variable)]
 Environment = dict[VariableName, PlainText]
+
+
+# -- Outputfiles ---------------------------------------------------------------------------------------------
+# The output files of a job file: patterns, relative to a rank's directory, of what is fetched from there at its end.
+#
+# They are matched by the agent, on the node. As in a shell: ``*``, ``?`` and ``[...]`` within a name, where a dot at
+# its beginning must be written; ``**`` as a name of its own is any number of directories.
+
+MOST_PATTERNS = 100
+
+
+def _pattern(value: str) -> str:
+    parts = [part for part in value.split("/") if part not in {"", "."}]
+    if not parts or "\0" in value or value.startswith("/") or ".." in parts:
+        raise NotAllowedError("a path or glob pattern below the rank's directory: relative, without ..")
+    if (fault := path_fault(value)) is not None:
+        raise NotAllowedError(fault)
+    return "/".join(parts)
+
+
+OutputPattern = Annotated[str, AfterValidator(_pattern)]
+"""Normalized: without empty parts, ``.`` or a slash at its end."""
+
+
+LONGEST_GRACE = 3600
+
+_SIGNALS = {one.name.removeprefix("SIG"): one for one in signal.Signals}
+
+LONGEST_POINT_PATIENCE = 86_400
+
+_ENDING = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
+
+
+def _ending_signal(value: object) -> object:
+    if value not in _ENDING:
+        raise NotAllowedError(", ".join(f'"{name}"' for name in _ENDING[:-1]) + f' or "{_ENDING[-1]}"')
+    return value
+
+
+def _program(value: tuple[str, ...]) -> tuple[str, ...]:
+    if value and not value[0]:
+        raise NotAllowedError("a list whose first text is the name or path of a program")
+    return value
+
+
+def _sizes(value: object) -> object:
+    try:
+        rule_named(str(value))
+    except ValueError:
+        installed = policy_names(PolicyKind.SIZES)
+        if value not in installed:
+            others = "".join(f', "{name}"' for name in installed)
+            own = '"any", "power-of-two" or "multiple-of-N" with a whole number N'
+            raise NotAllowedError(f"{own}{others and ', or of those installed'}{others}") from None
+    return value
+
+
+SignalName = Annotated[str, BeforeValidator(_ending_signal)]
+
+SizesName = Annotated[str, BeforeValidator(_sizes)]
+
+RetireCommand = Annotated[tuple[PlainText, ...], AfterValidator(_program)]
+
+
+class MpiResizeWanted(StrEnum):
+    """What a job file may say."""
+
+    ANY = "any"
+    SPAWN = "spawn"
+    RESTART = "restart"

@@ -6,34 +6,511 @@ A Job as a plain dictionary, for the service's socket and the journal, is made a
 
 from __future__ import annotations
 
+import math
+import os
+import stat
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from pydantic import ValidationError
-
-from koala_adapter.adapters import adapter_of
-from koala_adapter.config.diagnosis import Problems, not_among
-from koala_adapter.config.formatting import show_duration
-from koala_adapter.config.inputfiles import collect_input_files
-from koala_adapter.config.jobmodel import ComponentTable, JobHeader, JobTable
-from koala_adapter.config.malleablejob import (
-    malleability_problems,
-    signal_number,
-    warned_before,
+from pydantic import (
+    ValidationError,
 )
-from koala_adapter.config.mpiresize import mpi_resize, mpi_resize_problems
-from koala_adapter.config.sweepjob import sweep_of, sweep_problems, within_tasks
-from koala_adapter.config.tomlfile import Document, parse_document, read_document
+
+from koala_adapter.config.diagnosis import Problems, not_among, show_value
+from koala_adapter.config.fields import (
+    _SIGNALS,
+    MpiResizeWanted,
+    path_fault,
+)
+from koala_adapter.config.jobtables import (
+    ComponentTable,
+    JobHeader,
+    JobTable,
+    SweepTable,
+    ValuesFile,
+)
+from koala_adapter.config.tomlfile import Document, parse_document, read_document, show_duration
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind, Retirement, RunnerName
+from koala_adapter.model import (
+    ClusterName,
+    Component,
+    InputFile,
+    Job,
+    JobId,
+    JobKind,
+    Launcher,
+    MpiResize,
+    Retirement,
+    RunnerName,
+    Sweep,
+    SweepAxis,
+)
+from koala_adapter.tasks.sweep import MOST_TASKS, count_tasks, lines_of, list_axis, places_in, range_axis
+from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
-    from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.config.jobtables import InputFileTable, Values
+    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.config.tomlfile import KeyPath
-    from koala_adapter.model import InputFile
+
+
+# -- Inputfiles ----------------------------------------------------------------------------------------------
+# The input files of a job file: where they are, what ranks call them, and whether they can be sent at all.
+#
+# They travel to every rank through the control center, so they are for programs and parameters, not for data sets.
+
+PRIVATE_DIRECTORY = 256
+"""Bytes that are left for the path of a rank's private directory on a node (TMPDIR may be long), and a slash."""
+LARGEST_SUM = 20 * 1024 * 1024
+"""Bytes of the input files of a component together: each of its ranks gets them all in one message."""
+
+
+def collect_input_files(
+    problems: Problems,
+    components: Sequence[tuple[int, Sequence[InputFileTable]]],
+    directory: Path,
+    *,
+    before: int | None = None,
+) -> list[tuple[InputFile, ...]]:
+    """Return the input files of each component, given with its index; note in ``problems`` what cannot be sent.
+
+    ``before``: bytes that a target has in front of it on the nodes; None: those of a private directory.
+    """
+    collected = []
+    for index, tables in components:
+        total = 0
+        targets: dict[str, int] = {}
+        files = []
+        for number, table in enumerate(tables):
+            path: KeyPath = ("components", index, "input_files", number)
+            source = os.path.abspath(directory / table.source)  # noqa: PTH100 - resolves "..", but follows no links
+            problem, size = _problem_and_size(source)
+            total += size
+            if problem:
+                problems.add(path, f"found {show_value(table.source)}, {problem}")
+            elif targets.setdefault(table.name, number) != number:
+                problems.add(path, f"another input file is already called {show_value(table.name)}: give it a target")
+            elif fault := path_fault(table.name, before=PRIVATE_DIRECTORY if before is None else before):
+                where = path if table.target is None else (*path, "target")
+                problems.add(where, f"found {show_value(table.name)}, allowed is {fault}: give it a shorter target")
+            files.append(InputFile(source=source, target=table.name, size=size))
+        _check_nesting(problems, index, targets)
+        collected.append(tuple(files))
+        if total > LARGEST_SUM:
+            found, most = math.ceil(total / 1024**2), LARGEST_SUM // 1024**2
+            text = f"the input files have {found} MiB, allowed are {most} MiB: put large data on the nodes"
+            problems.add(("components", index, "input_files"), text)
+    return collected
+
+
+def _check_nesting(problems: Problems, index: int, targets: Mapping[str, int]) -> None:
+    """Note each target below another one, which would have to be a file and a directory."""
+    for target, number in targets.items():
+        at = target.find("/")
+        while at >= 0:
+            if (above := target[:at]) in targets:
+                text = (
+                    f"found {show_value(target)}, but input_files[{targets[above]}] is a file called "
+                    f"{show_value(above)}, which cannot be a directory, too: give one of them another target"
+                )
+                problems.add(("components", index, "input_files", number), text)
+                break
+            at = target.find("/", at + 1)
+
+
+def _problem_and_size(source: str) -> tuple[str, int]:
+    """Return what is wrong with a file, or nothing, and its size in bytes."""
+    try:
+        status = Path(source).stat()
+        readable = os.access(source, os.R_OK)
+    except FileNotFoundError:
+        return f"allowed is an existing file: there is none at {source}", 0
+    except (OSError, ValueError) as error:
+        return f"which cannot be read: {getattr(error, 'strerror', None) or error}", 0
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
+        return f"allowed is a regular file: {source} is {kind}", 0
+    if not readable:
+        return f"allowed is a file that you may read: {source}", 0
+    return "", status.st_size
+
+
+# -- What a job file says of jobs whose size changes while they run, and what of it fits together ------------
+
+WARN_ADAPTIVE_BEFORE = 60
+"""Seconds before the end of its walltime at which an adaptive program is told of it, unless its job file says."""
+
+_OF_MALLEABLE = {
+    "initial",
+    "sizes",
+    "retire_signal",
+    "retire_command",
+    "retire_grace",
+    "point_patience",
+    "done_patience",
+}
+_OF_RUNNERS = {
+    "retire_signal": (RunnerName.WORKERS,),
+    "retire_command": (RunnerName.WORKERS,),
+    "retire_grace": (RunnerName.WORKERS, RunnerName.SWEEP),
+    "point_patience": (RunnerName.ADAPTIVE,),
+    "done_patience": (RunnerName.ADAPTIVE,),
+}
+"""Keys of a component that have a meaning with some runners only."""
+
+
+def signal_number(name: str) -> int:
+    """Return the number of a signal that a job file names."""
+    return int(_SIGNALS[name])
+
+
+class HeaderKeys(Protocol):
+    """What of the top of a job file matters here."""
+
+    @property
+    def kind(self) -> JobKind:
+        """How the size of the job may change."""
+
+    @property
+    def runner(self) -> RunnerName:
+        """What runs it."""
+
+    @property
+    def launcher(self) -> Launcher:
+        """How its ranks are started."""
+
+    @property
+    def walltime(self) -> int:
+        """Seconds that it may run."""
+
+    @property
+    def warn_before(self) -> int | None:
+        """Seconds before that at which it is warned; None: as is usual for its runner."""
+
+
+class ComponentKeys(Protocol):
+    """What of a component matters here."""
+
+    @property
+    def minimum(self) -> int | None:
+        """Fewest processors; None: it keeps its size."""
+
+    @property
+    def maximum(self) -> int | None:
+        """Most processors; None: it keeps its size."""
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """How its ranks are started; None: as the job says."""
+
+    @property
+    def retire_command(self) -> tuple[str, ...]:
+        """What asks a worker to end."""
+
+    @property
+    def model_fields_set(self) -> AbstractSet[str]:
+        """Keys that are in the file."""
+
+
+def malleability_problems(
+    header: HeaderKeys, components: Sequence[tuple[int, ComponentKeys]]
+) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what does not fit together, by the place in the file."""
+    malleable = header.kind is JobKind.MALLEABLE
+    if malleable and header.runner is RunnerName.RANKS:
+        text = 'allowed in a malleable job is "workers", "adaptive" or "sweep": it says how its size can change'
+        yield ("runner",), text
+    if not malleable and header.runner is not RunnerName.RANKS:
+        yield ("runner",), f'found "{header.runner}", allowed in a malleable job only: write kind = "malleable"'
+    if malleable and components and all(component.minimum is None for _, component in components):
+        text = "no component can change its size: allowed is minimum and maximum in at least one of them"
+        yield ("components",), text
+    adaptive_mpi = header.runner is RunnerName.ADAPTIVE and header.launcher is Launcher.MPI
+    if malleable and adaptive_mpi and len(components) > 1:
+        yield ("components",), 'allowed with runner = "adaptive" and launcher = "mpi" is one component'
+    if header.warn_before is not None:
+        yield from _warning_problems(header)
+    for index, component in components:
+        yield from _component_problems(header, index, component)
+
+
+def _warning_problems(header: HeaderKeys) -> Iterator[tuple[KeyPath, str]]:
+    if header.runner not in {RunnerName.ADAPTIVE, RunnerName.WORKERS}:
+        yield ("warn_before",), 'allowed with runner = "adaptive" or "workers" only'
+    elif header.warn_before is not None and header.warn_before >= header.walltime:
+        yield ("warn_before",), f"found {header.warn_before}, allowed is less than walltime ({header.walltime} s)"
+
+
+def warned_before(header: HeaderKeys) -> int:
+    """Return how many seconds before the end of its walltime a job is warned; 0: it is not."""
+    usual = WARN_ADAPTIVE_BEFORE if header.runner is RunnerName.ADAPTIVE else 0
+    return usual if header.warn_before is None else header.warn_before
+
+
+def _component_problems(header: HeaderKeys, index: int, component: ComponentKeys) -> Iterator[tuple[KeyPath, str]]:
+    malleable = header.kind is JobKind.MALLEABLE
+    alone = header.runner in {RunnerName.WORKERS, RunnerName.SWEEP}
+    if malleable and alone and (component.launcher or header.launcher) is Launcher.MPI:
+        text = f'found "mpi", allowed with runner = "{header.runner}" is "process"'
+        yield ("components", index, "launcher"), text
+    # A sweep of one task has one launcher; here, a component that cannot change would be the head.
+    changes = header.runner in {RunnerName.WORKERS, RunnerName.ADAPTIVE}
+    if malleable and changes and component.minimum is not None and component.minimum == component.maximum:
+        text = (
+            f'found {component.maximum}, which is minimum, too: allowed with runner = "{header.runner}" is a larger '
+            f"maximum; in a component that keeps its size write processors = {component.maximum} instead of the two"
+        )
+        yield ("components", index, "maximum"), text
+    for key in sorted(_OF_MALLEABLE & component.model_fields_set):
+        if not malleable:
+            yield ("components", index, key), 'allowed in a malleable job only: write kind = "malleable" at the top'
+        elif component.minimum is None:
+            yield ("components", index, key), "allowed in a component with minimum and maximum only"
+    yield from _problems_with_runner(header, index, component)
+    if "retire_signal" in component.model_fields_set and component.retire_command:
+        yield ("components", index, "retire_signal"), "given together with retire_command: allowed is one of them"
+
+
+def _problems_with_runner(header: HeaderKeys, index: int, component: ComponentKeys) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the keys of a component that mean nothing to the runner of the job."""
+    if header.kind is not JobKind.MALLEABLE or header.runner is RunnerName.RANKS or component.minimum is None:
+        return
+    for key in sorted(_OF_RUNNERS.keys() & component.model_fields_set):
+        if header.runner not in _OF_RUNNERS[key]:
+            names = " or ".join(f'"{runner}"' for runner in _OF_RUNNERS[key])
+            yield ("components", index, key), f"allowed with runner = {names} only"
+
+
+# -- Mpiresize -----------------------------------------------------------------------------------------------
+# How a malleable MPI program changes its size, where its job file leaves that to its clusters: the weakest decides.
+
+
+class ResizeKeys(Protocol):
+    """What of the top of a job file matters here."""
+
+    @property
+    def kind(self) -> JobKind:
+        """How the size of the job may change."""
+
+    @property
+    def runner(self) -> RunnerName:
+        """What runs it."""
+
+    @property
+    def launcher(self) -> Launcher:
+        """How its ranks are started."""
+
+    @property
+    def mpi_resize(self) -> MpiResizeWanted:
+        """How an MPI program changes its size."""
+
+    @property
+    def working_directory(self) -> str | None:
+        """Where its ranks start."""
+
+
+def unable_to_spawn(pinned: Sequence[str | None], site: SiteConfig) -> list[str]:
+    """Return the clusters on which a job may run and whose MPI cannot spawn. ``pinned``: of each component, or None."""
+    possible = [one for one in site.enabled_clusters if None in pinned or one.name in pinned]
+    return [one.name for one in possible if not _spawns(one)]
+
+
+def _spawns(cluster: ClusterConfig) -> bool:
+    return cluster.mpi_resize is MpiResize.SPAWN
+
+
+def mpi_resize(wanted: MpiResizeWanted, pinned: Sequence[str | None], site: SiteConfig | None) -> MpiResize:
+    """Return how a job changes its size; without a site as if its clusters could do nothing."""
+    if wanted is not MpiResizeWanted.ANY:
+        return MpiResize(wanted)
+    return MpiResize.RESTART if site is None or unable_to_spawn(pinned, site) else MpiResize.SPAWN
+
+
+def mpi_resize_problems(
+    header: ResizeKeys, pinned: Sequence[str | None], site: SiteConfig | None
+) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what of a job file does not fit together, or not to the site, by the place in the file."""
+    adaptive = header.kind is JobKind.MALLEABLE and header.runner is RunnerName.ADAPTIVE
+    if not adaptive or header.launcher is not Launcher.MPI:
+        if header.mpi_resize is not MpiResizeWanted.ANY:
+            yield ("mpi_resize",), 'allowed with kind = "malleable", runner = "adaptive" and launcher = "mpi" only'
+        return
+    unable = [] if site is None else unable_to_spawn(pinned, site)
+    if header.mpi_resize is MpiResizeWanted.SPAWN and unable:
+        text = (
+            f'found "spawn", which the MPI of {", ".join(unable)} cannot do, as the site file has it: allowed is '
+            '"restart" or "any", or cluster = with one that can (mpi_resize in the site file says which do)'
+        )
+        yield ("mpi_resize",), text
+    restarts = mpi_resize(header.mpi_resize, pinned, site) is MpiResize.RESTART
+    if restarts and header.working_directory is None and (site is not None or header.mpi_resize == "restart"):
+        why = (
+            f" (by the site file, the MPI of {', '.join(unable)} cannot spawn)"
+            if unable and header.mpi_resize == "any"
+            else ""
+        )
+        text = f"missing: this program is started anew with each change of its size{why}, and keeps its state there"
+        yield ("working_directory",), f"{text}; allowed is a directory that all nodes share"
+
+
+def explained(job: Job, site: SiteConfig) -> str:
+    """Say how a malleable MPI program will change its size; empty for other jobs."""
+    if job.runner is not RunnerName.ADAPTIVE or job.launcher is not Launcher.MPI:
+        return ""
+    if job.mpi_resize is MpiResize.SPAWN:
+        return "its size changes while it runs: processes are spawned, and leave, one at a time"
+    unable = unable_to_spawn([one.cluster for one in job.components], site)
+    why = f" (by the site file, the MPI of {', '.join(unable)} cannot spawn)" if unable else ""
+    return (
+        f"with each change of its size the program is started anew{why}; its state goes through {job.working_directory}"
+    )
+
+
+# -- Sweepjob ------------------------------------------------------------------------------------------------
+# What a job file says of the tasks of a sweep: parameters and their values, and what of it fits together.
+
+if TYPE_CHECKING:
+
+    class _Header(Protocol):
+        """What of the top of a job file matters here."""
+
+        @property
+        def runner(self) -> RunnerName:
+            """What runs the job."""
+
+    class _Component(Protocol):
+        """What of a component matters here."""
+
+        @property
+        def command(self) -> tuple[str, ...]:
+            """Program and arguments."""
+
+        @property
+        def minimum(self) -> int | None:
+            """Fewest launchers."""
+
+        @property
+        def maximum(self) -> int | None:
+            """Most launchers."""
+
+        @property
+        def output_files(self) -> tuple[str, ...]:
+            """Files that are fetched."""
+
+
+LARGEST_FILE = 64 * 1024 * 1024
+
+
+def sweep_problems(
+    header: _Header, components: Sequence[tuple[int, _Component]], data: object, directory: Path
+) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what does not fit together, by the place in the file. ``data``: the table, as it is in the file."""
+    if header.runner is not RunnerName.SWEEP:
+        if data is not None:
+            yield ("sweep",), f'found with runner = "{header.runner}", allowed with runner = "sweep" only'
+        return
+    if data is None:
+        yield ("sweep",), "the table [sweep] is missing, which has the parameters"
+        return
+    if len(components) > 1:
+        yield ("components",), 'allowed with runner = "sweep" is one component'
+    for index, component in components[:1]:
+        yield from _component_problems_of_sweepjob(index, component)
+    try:
+        table = SweepTable.model_validate(data)
+    except ValidationError:
+        return  # said already
+    found = list(_table_problems(table, components[0][1].command if components else None))
+    yield from found
+    if not found:
+        yield from _file_problems(table, directory)
+
+
+def _component_problems_of_sweepjob(index: int, component: _Component) -> Iterator[tuple[KeyPath, str]]:
+    if component.output_files:
+        text = 'not with runner = "sweep": what a task prints is kept; let it write files below working_directory'
+        yield ("components", index, "output_files"), text
+
+
+def _table_problems(table: SweepTable, command: Sequence[str] | None) -> Iterator[tuple[KeyPath, str]]:
+    columns = tuple(table.table[0]) if table.table else ()
+    for index, row in enumerate(table.table):
+        if set(row) != set(columns):
+            yield ("sweep", "table", index), f"allowed are the names of the first one: {', '.join(columns)}"
+    for name in columns:
+        if name in table.parameters:
+            yield ("sweep", "parameters", name), "it is in sweep.table, too: allowed is one of them"
+    names = (*table.parameters, *columns)
+    if not names:
+        yield ("sweep", "parameters"), "there is none: allowed is at least one here, or in sweep.table"
+    for name in names:
+        if command is not None and name not in places_in(command):
+            where = ("sweep", "parameters", name) if name in table.parameters else ("sweep", "table")
+            yield where, f"no argument of the command has {{{name}}}: every parameter must be used"
+
+
+def _file_problems(table: SweepTable, directory: Path) -> Iterator[tuple[KeyPath, str]]:
+    axes = []
+    for name, values in table.parameters.items():
+        try:
+            axes.append(_axis(name, values, directory))
+        except (OSError, ValueError) as error:
+            said = getattr(error, "strerror", None) or str(error)
+            file = f"the file {directory / values.file}" if isinstance(values, ValuesFile) else "it"
+            yield ("sweep", "parameters", name), f"{file} cannot be used: {said}"
+            return
+        if not axes[-1].count:
+            yield ("sweep", "parameters", name), f"the file {axes[-1].file} has no line with a value"
+            return
+    axes.extend(_table_axis(table))
+    counts = {axis.count for axis in axes}
+    if table.combine == "together" and len(counts) > 1:
+        found = ", ".join(f"{'+'.join(axis.names)} {axis.count}" for axis in axes)
+        yield ("sweep", "combine"), f'found {found} values, allowed with "together" is as many for each'
+    total = count_tasks(axes, together=table.combine == "together")
+    if total > MOST_TASKS:
+        yield ("sweep", "parameters"), f"found {total:,} tasks, allowed are at most {MOST_TASKS:,}"
+
+
+def sweep_of(table: SweepTable, directory: Path) -> Sweep:
+    """Return the sweep that a table describes which has no problems. Raises OSError."""
+    axes = [_axis(name, values, directory) for name, values in table.parameters.items()]
+    return Sweep(axes=(*axes, *_table_axis(table)), together=table.combine == "together", repeats=table.repeats)
+
+
+def within_tasks(components: tuple[Component, ...], sweep: Sweep) -> tuple[Component, ...]:
+    """Return the component of a sweep with no more processors than there are tasks: more would find nothing to do."""
+    tasks = count_tasks(sweep.axes, together=sweep.together)
+    return tuple(replace(one, maximum=max(one.minimum, min(one.maximum, tasks))) for one in components)
+
+
+def _table_axis(table: SweepTable) -> Iterator[SweepAxis]:
+    if table.table:
+        names = tuple(table.table[0])
+        rows = tuple(tuple(row[name] for name in names) for row in table.table)
+        yield SweepAxis(names=names, count=len(rows), rows=rows)
+
+
+def _axis(name: str, values: Values, directory: Path) -> SweepAxis:
+    if isinstance(values, ValuesFile):
+        path = Path(os.path.abspath(directory / values.file))  # noqa: PTH100 - resolves "..", but follows no links
+        if path.stat().st_size > LARGEST_FILE:
+            raise ValueError(f"it has more than {LARGEST_FILE // 1024**2} MiB")
+        count = len(lines_of(path.read_text(encoding="utf-8")))
+        return SweepAxis(names=(name,), count=count, file=str(path))
+    if isinstance(values, str):
+        found = range_axis(name, values)
+        if found is None:
+            raise AssertionError("the model has checked it")
+        return found
+    return list_axis(name, values)
+
+
+# -- Jobfile -------------------------------------------------------------------------------------------------
 
 HINT = "`koala docs jobfile` describes every key"
 

@@ -4,41 +4,174 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import shlex
-from typing import TYPE_CHECKING, Annotated, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 
 from koala_adapter.config.diagnosis import inconsistent
 from koala_adapter.config.fields import (
+    LONGEST_GRACE,
+    LONGEST_POINT_PATIENCE,
+    MOST_PATTERNS,
     SECONDS,
     AbsolutePath,
     Environment,
     Flag,
+    MpiResizeWanted,
     Name,
     NotAllowedError,
+    OutputPattern,
     PlacementName,
     PlainText,
+    RetireCommand,
+    SignalName,
+    SizesName,
     Title,
     Whole,
     WholeSeconds,
 )
-from koala_adapter.config.inputfiles import InputFileTable
-from koala_adapter.config.malleablejob import (
-    LONGEST_GRACE,
-    LONGEST_POINT_PATIENCE,
-    RetireCommand,
-    SignalName,
-    SizesName,
-)
-from koala_adapter.config.mpiresize import MpiResizeWanted
-from koala_adapter.config.outputfiles import MOST_PATTERNS, OutputPattern
-from koala_adapter.config.sweepjob import SweepTable
 from koala_adapter.config.tomlfile import LONGEST_SHOWN
 from koala_adapter.model import JobKind, Launcher, RunnerName
+from koala_adapter.tasks.sweep import range_axis
 
 if TYPE_CHECKING:
     from koala_adapter.config.tomlfile import KeyPath
+
+
+MOST_REPEATS = 1000
+
+KINDS = 'a range such as "1..100" or "0..1..0.25", a list of values, or { file = "FILE" }'
+
+
+def _value(value: object) -> str:
+    """Take numbers as they are written; of truth values nobody knows how the program writes them."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise NotAllowedError("a text in quotes, or a number")
+    return value
+
+
+def _file(value: object) -> object:
+    """Take a table that names a file, and nothing else."""
+    if isinstance(value, Mapping):
+        file = value.get("file")
+        if len(value) != 1 or not isinstance(file, str) or not file:
+            raise NotAllowedError('{ file = "FILE" }, with a value on each line of it')
+    return value
+
+
+def _kind(value: object) -> str | None:
+    """Tell which of the kinds of values this is meant to be."""
+    if isinstance(value, str):
+        return "range"
+    if isinstance(value, list | tuple):
+        return "list"
+    return "values file" if isinstance(value, Mapping | ValuesFile) else None
+
+
+def _ranged(value: str) -> str:
+    try:
+        found = range_axis("x", value)
+    except ValueError as error:
+        raise NotAllowedError(str(error)) from None
+    if found is None:
+        raise NotAllowedError(KINDS)
+    return value
+
+
+class ValuesFile(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """A file with a value on each line."""
+
+    file: Annotated[str, StringConstraints(min_length=1)] = Field(
+        description="Path on this host, relative to the directory of the job file, or absolute."
+    )
+
+
+Value: TypeAlias = Annotated[PlainText, BeforeValidator(_value)]
+
+ParameterName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
+
+Values: TypeAlias = Annotated[
+    Annotated[str, AfterValidator(_ranged), Tag("range")]
+    | Annotated[tuple[Value, ...], Field(min_length=1), Tag("list")]
+    | Annotated[ValuesFile, BeforeValidator(_file), Tag("values file")],
+    Discriminator(_kind, custom_error_type="kind_of_values", custom_error_message=KINDS),
+]
+
+
+class SweepTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """The tasks of a sweep."""
+
+    parameters: dict[ParameterName, Values] = Field(
+        default={},
+        description='The values of each parameter: a range with both ends ("1..100", "0..1..0.25"), a list of '
+        'values, or a file with one on each line ({ file = "names.txt" }). {name} in the command stands for a value.',
+    )
+    table: tuple[dict[ParameterName, Value], ...] = Field(
+        default=(),
+        description="Parameters whose values belong together: a table for each combination, all with the same names. "
+        "Beside others it is combined with these like one parameter.",
+    )
+    combine: Literal["product", "together"] = Field(
+        default="product",
+        description="product: each value with each value of the others, the last parameter changing fastest. together: "
+        "the first values of all are a task, then the second ones and so on; all must have as many.",
+    )
+    repeats: Whole = Field(default=2, ge=0, le=MOST_REPEATS, description="How often a task that fails is tried again.")
+
+
+def _source(value: str) -> str:
+    if not value or "\0" in value:
+        raise NotAllowedError("the path of a file, relative to the job file or absolute")
+    if value.startswith("~"):
+        raise NotAllowedError("a path relative to the job file or absolute: ~ is not expanded here")
+    return value
+
+
+def _target(value: str) -> str:
+    parts = value.split("/")
+    if not value or "\0" in value or value.startswith("/") or ".." in parts or parts[-1] in {"", "."}:
+        raise NotAllowedError("a path below the working directory of the rank: relative, without .., with a file name")
+    return posixpath.normpath(value)
+
+
+class InputFileTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """A file that each rank of a component finds before it starts."""
+
+    source: Annotated[str, AfterValidator(_source)] = Field(
+        description="Path on this host, relative to the directory of the job file, or absolute."
+    )
+    target: Annotated[str, AfterValidator(_target)] | None = Field(
+        default=None,
+        description="Path in the working directory of the rank. Default: the file name of source.",
+    )
+
+    @property
+    def name(self) -> str:
+        """The target, or its default."""
+        return self.target or posixpath.basename(self.source)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, value: object) -> object:
+        """A path alone stands for a table with this source."""
+        return {"source": value} if isinstance(value, str) else value
+
+
+# -- Jobmodel ------------------------------------------------------------------------------------------------
 
 MOST_PROCESSORS = 1_000_000
 LONGEST_WALLTIME = 315_360_000

@@ -10,15 +10,15 @@ import json
 from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.config.fields import DURATION_PATTERN
-from koala_adapter.config.jobmodel import JobTable
-from koala_adapter.config.sitemodel import SiteConfig
+from koala_adapter.config.jobtables import JobTable
+from koala_adapter.config.sitefile import SiteConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pydantic import BaseModel
 
-    from koala_adapter.plugin import PluginDefinition
+    from koala_adapter.lrm import PluginDefinition
 
 Schema: TypeAlias = dict[str, object]
 

@@ -1,34 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 """Site files: which clusters there are, who speaks to each, and the limits to be kept there.
 
-Here a file is read and checked as a whole; its tables are in :mod:`koala_adapter.config.sitemodel`.
+Here a file is read and checked as a whole; its tables are in :mod:`koala_adapter.config.sitefile`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import socket
+from dataclasses import fields
+from enum import Enum
+from functools import cache, partial
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from koala_adapter.config.diagnosis import Problems, not_among, show_value
-from koala_adapter.config.locations import find_site_file, state_directory
-from koala_adapter.config.sitemodel import (
-    ClusterConfig,
-    ControlCenterConfig,
-    DirectivesConfig,
-    NoSettings,
-    SchedulerConfig,
-    SiteConfig,
-    shortest_poll_interval,
+from pydantic import AfterValidator, BaseModel, Field, SerializeAsAny, WithJsonSchema, create_model, model_validator
+
+from koala_adapter.config.diagnosis import Problems, inconsistent, not_among, show_value
+from koala_adapter.config.fields import (
+    SECONDS,
+    AbsolutePath,
+    DirectiveArgument,
+    Flag,
+    FlagName,
+    Host,
+    MebibytesPerSecond,
+    Name,
+    PlacementName,
+    QueueName,
+    Seconds,
+    Whole,
+    WholeSeconds,
+    known_policy,
+    policy_schema,
 )
+from koala_adapter.config.locations import find_site_file, state_directory
 from koala_adapter.config.tomlfile import parse_document, read_document
+from koala_adapter.lrm.contract import Directives
+from koala_adapter.lrm.rate import URGENT_SHARE, WINDOW
+from koala_adapter.model import ClusterName, MpiResize
+from koala_adapter.policies import PolicyKind
+from koala_adapter.scheduler.parameters import ClusterParameters, Parameters, Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Hashable, Mapping
     from pathlib import Path
 
-    from pydantic import BaseModel
-
     from koala_adapter.config.tomlfile import Document
-    from koala_adapter.plugin import PluginDefinition
+    from koala_adapter.lrm import PluginDefinition
 
 __all__ = [
     "ClusterConfig",
@@ -43,6 +61,416 @@ __all__ = [
     "shortest_poll_interval",
     "state_directory",
 ]
+
+
+# -- Parametertables -----------------------------------------------------------------------------------------
+# Tables of a site file that hold parameters of the scheduler: their keys are made from the parameters themselves.
+#
+# A parameter is written once, in :mod:`koala_adapter.scheduler.parameters`, with its type, default, meaning, unit and
+# bounds. A table that is decorated here has a key for it that says the same in the words of site files: a duration may
+# be a text, a bound that is broken is a refusal with file and line. Read typed values from the parameters, not the
+# keys.
+
+TableT = TypeVar("TableT", bound=BaseModel)
+Kind = type[Parameters] | type[ClusterParameters]
+
+_IN_FILES: Mapping[tuple[object, str], object] = {
+    (bool, ""): Flag,
+    (int, ""): Whole,
+    (int, "MiB"): Whole,
+    (int, "seconds"): WholeSeconds,
+    (float, "seconds"): Seconds,
+    (float, "MiB/s"): MebibytesPerSecond,
+    (tuple[str, ...], "absolute paths"): tuple[AbsolutePath, ...],
+}
+"""How a site file gives a parameter of a type and unit."""
+
+
+def settings_of(kind: Kind) -> Mapping[str, Setting]:
+    """Return the settings of those parameters that site files may set, by the names of the parameters."""
+    return {name: setting for name, (_, setting) in _annotated(cast("Hashable", kind)).items()}
+
+
+@cache  # a type hint is compiled each time that it is read
+def _annotated(kind: Hashable) -> Mapping[str, tuple[object, Setting]]:
+    """Return type and setting of those parameters of a kind, by their names."""
+    return {
+        name: (get_args(hint)[0], setting)
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        for setting in getattr(hint, "__metadata__", ())
+        if isinstance(setting, Setting)
+    }
+
+
+def with_parameters(
+    kind: Kind, *, only: Collection[str] | None = None, without: Collection[str] = ()
+) -> Callable[[type[TableT]], type[TableT]]:
+    """Return a decorator that gives a table the keys of parameters, after its own.
+
+    ``only``: of these parameters; None: of all that site files may set. ``without``: not of these.
+    """
+
+    def decorate(table: type[TableT]) -> type[TableT]:
+        defaults = {field.name: field.default for field in fields(kind)}
+        keys: dict[str, Any] = {
+            setting.key or name: _key(hint, setting, defaults[name])
+            for name, (hint, setting) in _annotated(cast("Hashable", kind)).items()
+            if (only is None or name in only) and name not in without
+        }
+        return create_model(table.__name__, __base__=table, __module__=table.__module__, __doc__=table.__doc__, **keys)
+
+    return decorate
+
+
+def values_of(kind: Kind, *tables: BaseModel) -> dict[str, Any]:
+    """Return the parameters that tables of a site file set, by the names of the parameters."""
+    keys = {name: setting.key or name for name, setting in settings_of(kind).items()}
+    return {
+        name: getattr(table, key) for name, key in keys.items() for table in tables if key in type(table).model_fields
+    }
+
+
+def _key(hint: object, setting: Setting, default: object) -> tuple[object, object]:
+    """Return type and field of the key that sets a parameter."""
+    extra: dict[str, Any] = {"x-unit": setting.unit} if setting.unit in {"seconds", "MiB", "MiB/s"} else {}
+    bounds: dict[str, Any] = {"ge": setting.least, "gt": setting.above, "le": setting.most}
+    bounds = {name: bound for name, bound in bounds.items() if bound is not None}
+    field = Field(default=default, description=setting.meaning, json_schema_extra=extra or None, **bounds)
+    return _in_file(hint, setting), field
+
+
+def _in_file(hint: object, setting: Setting) -> object:
+    """Return the type with which a site file is read. Raises TypeError for a parameter that no file can give."""
+    if get_origin(hint) is UnionType:
+        (kind,) = (part for part in get_args(hint) if part is not NoneType)
+        found: Any = _in_file(kind, setting)
+        return found | None
+    if setting.choices is not None:
+        own = tuple(sorted(setting.choices))
+        known = partial(known_policy, kind=PolicyKind.MALLEABILITY, own=own)
+        return Annotated[str, AfterValidator(known), WithJsonSchema(policy_schema(own))]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint
+    if (hint, setting.unit) not in _IN_FILES:
+        raise TypeError(f"a site file has no words for {hint} in {setting.unit or 'no unit'}")
+    return _IN_FILES[hint, setting.unit]
+
+
+# -- The tables of a site file as models: keys, meanings, units, bounds, and what must go together -----------
+# This is the reference: docs/site-file.md and docs/site.schema.json are made from it.
+
+ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - named here to be told from an address that nodes can reach
+HEARTBEATS_PER_LEASE = 3
+FIRST_UNPRIVILEGED_PORT = 1024
+TIMES_OF_AGENTS = ("lease", "registration_timeout")
+"""Parameters of the scheduler that the control center keeps to as well: they stand in its table."""
+REQUESTS_PER_POLL = 2
+"""One listing of jobs and one of nodes: the least that a poll costs."""
+
+
+@with_parameters(Parameters, only=TIMES_OF_AGENTS)
+class ControlCenterConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """Where the control center listens, how nodes reach it, and how long agents and it wait for each other."""
+
+    listen: Host = Field(
+        default="0.0.0.0",  # noqa: S104 - nodes must reach it; agents prove themselves with a one-time token over TLS
+        description="Address on which the control center listens; 0.0.0.0 is every IPv4 address of this host.",
+    )
+    port: Whole = Field(
+        default=0,
+        ge=0,
+        le=65_535,
+        description="TCP port on which it listens, 1024 or higher; 0: a free one is chosen once and kept.",
+    )
+    address: Host | None = Field(
+        default=None,
+        description="Host name or IP address by which nodes reach it. Default: the address it listens on when that is "
+        "a single one, else this host's name.",
+    )
+    negotiation_listen: Host = Field(
+        default="127.0.0.1",
+        description="Address on which programs that negotiate for jobs are listened for, with a one-time token and not "
+        "encrypted; on a port that is chosen when one first asks for it.",
+    )
+    heartbeat: Seconds = Field(
+        default=20,
+        ge=0.1,
+        le=3600,
+        json_schema_extra=SECONDS,
+        description="Time between two signs of life of an agent.",
+    )
+    output_files_per_rank_mib: Whole = Field(
+        default=100,
+        ge=0,
+        le=16_777_216,
+        json_schema_extra={"x-unit": "MiB"},
+        description="Bound of the output_files that are fetched from one rank. Those beyond it are named.",
+    )
+    output_files_per_job_mib: Whole = Field(
+        default=1024,
+        ge=0,
+        le=16_777_216,
+        json_schema_extra={"x-unit": "MiB"},
+        description="Bound of the output_files of all ranks of a job together.",
+    )
+
+    @property
+    def node_address(self) -> str:
+        """The address by which nodes reach the control center, where a cluster does not say otherwise."""
+        if self.address is not None:
+            return self.address
+        return socket.gethostname() if self.listen in ANY_ADDRESS else self.listen
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems = []
+        lease = Parameters(**values_of(Parameters, self)).lease
+        if 0 < self.port < FIRST_UNPRIVILEGED_PORT:
+            problems.append((("port",), f"found {self.port}, allowed is 0, or 1024 to 65535: lower ones need root"))
+        if lease < HEARTBEATS_PER_LEASE * self.heartbeat:
+            least = HEARTBEATS_PER_LEASE * self.heartbeat
+            text = f"found {lease:g}, allowed is at least three heartbeats ({least:g} seconds)"
+            problems.append((("lease",), text))
+        if self.address in ANY_ADDRESS:
+            text = f"found {show_value(self.address)}, allowed is an address that nodes can connect to"
+            problems.append((("address",), text))
+        if problems:
+            raise inconsistent(*problems)
+        return self
+
+
+@with_parameters(Parameters, without=TIMES_OF_AGENTS)
+class SchedulerConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """How jobs are placed, how long processors are held for a job, and when a cluster is paused."""
+
+    placement: PlacementName = Field(
+        default="worst-fit",
+        description="Placement policy of jobs that name none. worst-fit: the cluster with the most idle processors. "
+        "close-to-files: the cluster that holds the input files, or gets them soonest. cluster-minimization: as few "
+        "clusters as possible. flexible-cluster-minimization: the same, and flexible components are split. "
+        "waiting-history: where earlier placeholders waited least.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        chosen = Parameters(**values_of(Parameters, self))
+        if chosen.longest_backoff < chosen.backoff:
+            text = f"found {chosen.longest_backoff:g}, allowed is at least backoff ({chosen.backoff:g} seconds)"
+            raise inconsistent((("longest_backoff",), text))
+        return self
+
+
+class DirectivesConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """What this site wants changed in every submission, because it has flags that it requires or forbids."""
+
+    add: tuple[DirectiveArgument, ...] = Field(
+        default=(),
+        description='Arguments added to every submission, such as "--account=physics" or "-l h_vmem=2G".',
+    )
+    drop: tuple[FlagName, ...] = Field(
+        default=(),
+        description='Flags left out of every submission, by name, such as "--no-requeue".',
+    )
+    rename: dict[FlagName, FlagName] = Field(
+        default={},
+        description="Table: the flag as koala writes it = the flag as this site wants it.",
+    )
+
+    def to_directives(self) -> Directives:
+        """Return the same in the form that plugins take."""
+        return Directives(add=self.add, drop=self.drop, rename=tuple(self.rename.items()))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        both = sorted(set(self.drop) & set(self.rename))
+        if both:
+            problems = [
+                (("rename", flag), f"{show_value(flag)} is also dropped: allowed is one of the two") for flag in both
+            ]
+            raise inconsistent(*problems)
+        return self
+
+
+class NoSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """Settings of a plugin that has none."""
+
+
+@with_parameters(ClusterParameters)
+class _PlacedCluster(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """A cluster as the scheduler knows it: a class of its own so that its keys come before the others."""
+
+    name: Name = Field(description="Name of the cluster in job files, commands and reports.")
+    plugin: Name = Field(
+        description="Plugin that speaks to its LRM: local, slurm, sge, pbs, drmaa, wiki, or another that is installed."
+    )
+    enabled: Flag = Field(
+        default=True,
+        description="false: nothing is placed there, and it is not asked unless placeholders are left there.",
+    )
+
+
+REQUESTS_AS_OWNER = 1800
+"""Requests a minute, unless the site says otherwise, of whoever starts all jobs: ten starts a second are possible."""
+
+
+class ClusterConfig(_PlacedCluster, defer_build=True):
+    """One cluster: one batch system, the plugin that speaks to it, and the limits to be kept there."""
+
+    queue: QueueName | None = Field(
+        default=None,
+        description="Partition (Slurm) or queue (Grid Engine) for placeholders. Default: the LRM's own default.",
+    )
+    requests_per_minute: Whole = Field(
+        default=60,
+        ge=6,
+        le=6000,
+        description="Upper bound of requests to the LRM in any 60 seconds, of all kinds together. Unless it is given, "
+        f"`koala wiki serve` and `koala schedule`, which own the order of all jobs, keep to {REQUESTS_AS_OWNER}.",
+    )
+    poll_interval: Seconds = Field(
+        default=15,
+        ge=0.1,
+        le=3600,
+        json_schema_extra=SECONDS,
+        description="Time between two looks at jobs and nodes, while nothing is about to change and no running job "
+        "would take what comes free. Must fit requests_per_minute.",
+    )
+    mpi_resize: MpiResize = Field(
+        default=MpiResize.RESTART,
+        description="What the MPI of its nodes can do for a malleable MPI program. spawn: MPI_Comm_spawn, under "
+        "mpiexec -launcher manual. restart: nothing; such a program is started anew with each change. `koala check` "
+        "finds out.",
+    )
+    memory_mib: Whole | None = Field(
+        default=None,
+        ge=1,
+        le=16_777_216,
+        json_schema_extra={"x-unit": "MiB"},
+        description="Memory requested for each placeholder. Default: what the LRM gives when not asked.",
+    )
+    output_directory: AbsolutePath | None = Field(
+        default=None,
+        description="Directory on the nodes for what placeholders themselves print (not the application). Default: one "
+        "in the state directory, for nodes that see it; others keep nothing.",
+    )
+    control_center_address: Host | None = Field(
+        default=None,
+        description="Address by which the nodes of this cluster reach the control center, when another one.",
+    )
+    token_directory: AbsolutePath | None = Field(
+        default=None,
+        description="Directory shared by this host and the nodes. The one-time token then travels in a file of mode "
+        "0600 there, instead of in the job script.",
+    )
+    ask_socket: AbsolutePath | None = Field(
+        default=None,
+        description="Socket of this host at which `koala explain CLUSTER:ID` asks when you run no `koala schedule` of "
+        "the cluster yourself: the one that an administrator has given to `koala schedule` as --ask-socket.",
+    )
+    directives: DirectivesConfig = Field(
+        default_factory=DirectivesConfig,
+        description="Changes to every submission: see [clusters.directives].",
+    )
+    settings: SerializeAsAny[BaseModel] = Field(
+        default_factory=NoSettings,
+        description="The plugin's own settings: see [clusters.settings].",
+    )
+
+    @property
+    def cluster_name(self) -> ClusterName:
+        """The name as the model's type."""
+        return ClusterName(self.name)
+
+    @property
+    def parameters(self) -> ClusterParameters:
+        """What the scheduler is told of it."""
+        return ClusterParameters(name=self.cluster_name, **values_of(ClusterParameters, self))
+
+    @property
+    def requests_as_owner(self) -> int:
+        """Upper bound of requests a minute of whoever owns the order of all the cluster's jobs."""
+        given = "requests_per_minute" in self.model_fields_set
+        return self.requests_per_minute if given else REQUESTS_AS_OWNER
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        shortest = shortest_poll_interval(self.requests_per_minute)
+        if self.poll_interval < shortest:
+            text = (
+                f"found {self.poll_interval:g}, allowed is at least {shortest:g} seconds with requests_per_minute = "
+                f"{self.requests_per_minute}: a poll costs {REQUESTS_PER_POLL} requests, a fifth is kept for cancelling"
+            )
+            raise inconsistent((("poll_interval",), text))
+        return self
+
+
+class MetricsConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """Where metrics are told in the form of OpenMetrics."""
+
+    listen: Host = Field(
+        default="127.0.0.1",
+        description="Address on which `koala serve`, `koala schedule` and `koala wiki serve` tell their metrics to "
+        "whoever asks: there is no password. By default only this host can.",
+    )
+    port: Whole | None = Field(
+        default=None,
+        ge=0,
+        le=65_535,
+        description="TCP port on which `koala serve` tells them; 0: any free one. Default: none. The others have "
+        "`--metrics-port`.",
+    )
+
+
+class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """A whole site file."""
+
+    control_center: ControlCenterConfig = Field(
+        default_factory=ControlCenterConfig,
+        description="Where the control center listens: see [control_center].",
+    )
+    scheduler: SchedulerConfig = Field(
+        default_factory=SchedulerConfig,
+        description="How jobs are placed: see [scheduler].",
+    )
+    metrics: MetricsConfig = Field(
+        default_factory=MetricsConfig,
+        description="Where metrics are told: see [metrics].",
+    )
+    clusters: tuple[ClusterConfig, ...] = Field(
+        min_length=1,
+        description="The clusters, one [[clusters]] table for each: see there.",
+    )
+
+    @property
+    def enabled_clusters(self) -> tuple[ClusterConfig, ...]:
+        """The clusters on which something may be placed."""
+        return tuple(cluster for cluster in self.clusters if cluster.enabled)
+
+    @property
+    def parameters(self) -> Parameters:
+        """What the scheduler is told of the site, but for the name of the instance."""
+        return Parameters(**values_of(Parameters, self.control_center, self.scheduler))
+
+    def cluster(self, name: str) -> ClusterConfig:
+        """Return the cluster called ``name``. Raises KeyError when there is none."""
+        for cluster in self.clusters:
+            if cluster.name == name:
+                return cluster
+        raise KeyError(name)
+
+    def node_address(self, cluster: ClusterConfig) -> str:
+        """Return the address by which the nodes of ``cluster`` reach the control center."""
+        return cluster.control_center_address or self.control_center.node_address
+
+
+def shortest_poll_interval(requests_per_minute: int, requests_per_poll: int = REQUESTS_PER_POLL) -> float:
+    """Return the shortest time (seconds) between polls that fits the bound, less the share of urgent requests."""
+    ordinary = max(1, int(requests_per_minute * (1 - URGENT_SHARE)))
+    polls = ordinary // requests_per_poll
+    return WINDOW / polls if polls else WINDOW * requests_per_poll / ordinary
+
+
+# -- Sitefile ------------------------------------------------------------------------------------------------
 
 HINT = "`koala docs site-file` describes every key"
 

@@ -7,38 +7,347 @@ settled between what is asked for here, what is free, and who else waits.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
+from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from distributed import Scheduler, Security
 from distributed.core import Status
-from distributed.deploy.spec import SpecCluster
+from distributed.deploy.spec import ProcessInterface, SpecCluster
 from distributed.utils import NoOpAwaitable
 
+from koala_adapter.api.asyncclient import AsyncClient
+from koala_adapter.api.client import Client, stand_by
 from koala_adapter.api.statedirectory import check_directory
 from koala_adapter.config.jobfile import job_of_values
 from koala_adapter.config.locations import find_site_file, state_directory
 from koala_adapter.config.sitefile import load_site
 from koala_adapter.dask import leave
-from koala_adapter.dask.access import as_nodes_reach_it, credentials_of_workers, files_of, listening_address
-from koala_adapter.dask.runningjob import WorkersJob
-from koala_adapter.dask.workerjob import LEAVE, WorkerSettings, job_values
-from koala_adapter.errors import ConfigurationError
-from koala_adapter.plugin import load_plugins
-from koala_adapter.plugin.commands import login_name
+from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ServiceUnavailableError
+from koala_adapter.lrm import load_plugins
+from koala_adapter.lrm.commands import login_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from os import PathLike
 
     from distributed.deploy.adaptive import Adaptive
 
+    from koala_adapter.config.sitefile import ControlCenterConfig
     from koala_adapter.model import Job
+    from koala_adapter.report.values import JobReport
+
+
+# -- The job whose processes are the workers of a Dask scheduler, as the keys of a job file. Pure ------------
+
+COMPONENT = "worker"
+LEAVE = "leave.py"
+CREDENTIALS = {"ca_file": "dask-ca.pem", "cert": "dask-cert.pem", "key": "dask-key.pem"}
+"""Files that a worker finds beside itself, by Dask's words for what is in them."""
+_NAMED = 'exec "$@" --name "$KOALA_CLUSTER-$KOALA_JOB_ID.$KOALA_RANK"'
+"""Only the worker itself knows where it is. The rest of its command stands in "$@", which the shell does not read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What the user says of the workers, by the keys of :class:`koala_adapter.dask.KoalaCluster`."""
+
+    minimum: int
+    maximum: int
+    job_name: str
+    walltime: float | str
+    python: str
+    worker_options: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    input_files: Sequence[str] = ()
+    cluster: str | None = None
+    placement: str | None = None
+    priority: int = 0
+    retire_grace: int = 30
+    death_timeout: int = 60
+
+
+def job_values(
+    settings: WorkerSettings, *, scheduler: str, size: int | None, files: Mapping[str, str]
+) -> dict[str, object]:
+    """Return the job of the workers of a scheduler.
+
+    ``scheduler``: its address as the nodes reach it. ``size``: workers to start with where so many processors are idle;
+    None: the fewest. ``files``: what a worker finds beside itself, to where it is on this host.
+    """
+    component: dict[str, object] = {
+        "name": COMPONENT,
+        "command": worker_command(settings, scheduler=scheduler, credentials=files),
+        "minimum": settings.minimum,
+        "maximum": settings.maximum,
+        "initial": settings.minimum if size is None else size,
+        "flexible": settings.cluster is None,
+        "retire_grace": settings.retire_grace,
+        "environment": {
+            "DASK_LEAVE_SECONDS": f"{settings.retire_grace / 2:g}",
+            "PYTHONDONTWRITEBYTECODE": "1",  # in a directory that lives as long as the worker
+            **settings.environment,
+        },
+        "input_files": [*settings.input_files, *({"source": at, "target": name} for name, at in files.items())],
+    }
+    job: dict[str, object] = {
+        "name": settings.job_name,
+        "kind": "malleable",
+        "runner": "workers",
+        "walltime": settings.walltime,
+        "priority": settings.priority,
+        "components": [component],
+    }
+    if settings.cluster is not None:
+        component["cluster"] = settings.cluster
+    if settings.placement is not None:
+        job["placement"] = settings.placement
+    return job
+
+
+def worker_command(settings: WorkerSettings, *, scheduler: str, credentials: Mapping[str, str]) -> list[str]:
+    """Return the command of a worker: Dask's own, with one thread for the one processor that it has.
+
+    No nanny stands between it and the signals that it gets, and nobody is served a page of what it does.
+    """
+    options = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", LEAVE]
+    options += ["--death-timeout", str(settings.death_timeout)]
+    for part, name in CREDENTIALS.items():
+        if name in credentials:
+            options += [f"--tls-{part.replace('_', '-')}", name]
+    worker = [settings.python, "-m", "distributed.cli.dask_worker", scheduler, *options, *settings.worker_options]
+    return ["/bin/sh", "-c", _NAMED, "sh", *worker]
+
+
+# -- Access --------------------------------------------------------------------------------------------------
+# How workers get to the scheduler: the addresses on both sides, and the keys by which the two know each other.
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - nodes must reach the scheduler; who connects proves that it has the key
+
+
+def listening_address(control_center: ControlCenterConfig, host: str | None) -> str:
+    """Return the address on which the scheduler listens: that by which nodes reach it, where that is one of ours."""
+    if host is None:
+        return control_center.listen
+    try:
+        ip_address(host)
+    except ValueError:
+        return EVERYWHERE
+    return host
+
+
+def as_nodes_reach_it(scheduler: str, host: str) -> str:
+    """Return the address of a scheduler with the host that nodes know."""
+    parts = urlsplit(scheduler)
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port}"
+
+
+def credentials_of_workers(security: Security) -> dict[str, str]:
+    """Return what workers need for TLS, by the names of the files; nothing where there is no TLS.
+
+    Raises ConfigurationError when a file that ``security`` names cannot be read.
+    """
+    found: dict[str, str] = {}
+    config = security.get_tls_config_for_role("worker")
+    if not (config["ca_file"] and config["cert"]):
+        return found
+    for part, name in CREDENTIALS.items():
+        value = config[part]
+        if value is None:
+            continue
+        try:
+            found[name] = value if "\n" in value else Path(value).read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigurationError(f"KoalaCluster: security: the {part} of workers, {value}: {why}") from None
+    return found
+
+
+@contextmanager
+def files_of(texts: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Have texts in private files during the block; yields where each is, by its name."""
+    with TemporaryDirectory(prefix="koala-dask-") as directory:
+        paths = {name: Path(directory) / name for name in texts}
+        for name, path in paths.items():
+            path.touch(mode=0o600)
+            path.write_text(texts[name], encoding="ascii")
+        yield {name: str(path) for name, path in paths.items()}
+
+
+# -- Runningjob ----------------------------------------------------------------------------------------------
+# The workers' job while it runs: submitted, followed, resized and ended through the service of koala.
+
+LOOK_AGAIN = 1.0
+"""Seconds between two attempts to reach a service that went away."""
+CLOSING = 5.0
+"""Seconds that workers have to end by themselves once their scheduler has told them so."""
+SETTLING = 10.0
+"""Seconds for workers that Dask has retired to be gone from the job, too."""
+
+
+class Owner(Protocol):
+    """Whose job it is."""
+
+    def described(self, scheduler: str, size: int) -> AbstractContextManager[Job]:
+        """Have the job of ``size`` workers of the scheduler at an address, with its files, during the block."""
+
+    def say(self, text: str, *, trouble: bool = False) -> None:
+        """Take what a person may want to know."""
+
+    def job_over(self, text: str, *, bad: bool) -> None:
+        """Note that the job has ended by itself; ``text`` says so, ``bad``: otherwise than well."""
+
+
+class WorkersJob(ProcessInterface):
+    """One malleable job of koala whose processes are the workers of a Dask scheduler.
+
+    Its ``start`` raises ServiceUnavailableError when no service runs and none can be begun, and JobRefusedError.
+    """
+
+    def __init__(
+        self,
+        scheduler: str,
+        *,
+        name: str,
+        owner: Owner,
+        site_file: Path,
+        directory: Path,
+        size: int,
+    ) -> None:
+        """``scheduler``: its address. ``directory``: the state directory of koala's service. ``size``: workers."""
+        super().__init__(scheduler=scheduler, name=name)
+        self.job_id = ""
+        self.report: JobReport | None = None
+        self._scheduler = scheduler
+        self._site_file = site_file
+        self._client = AsyncClient(directory)
+        self._owner = owner
+        self._wanted = size
+        self._told: int | None = None
+        self._changed = asyncio.Condition()
+        self._follower: asyncio.Task[None] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Tell whether its application has ended, or is lost to us."""
+        return self.status is Status.closed or (self.report is not None and self.report.outcome is not None)
+
+    @property
+    def size(self) -> int:
+        """Return how many processors it has."""
+        components = () if self.report is None else self.report.components
+        return sum(one.processors for one in components)
+
+    async def start(self) -> None:
+        """Submit the job, where no service runs through one that is begun; returns once koala has it."""
+        pid = await asyncio.to_thread(self._begin_service)
+        if pid is not None:
+            self._owner.say(f"no koala service was running; started one in the background (pid {pid})")
+        with self._owner.described(self._scheduler, self._wanted) as job:
+            self.job_id = await self._client.submit(job)
+        self._owner.say(f"submitted as job {self.job_id}")
+        await self.resize(self._wanted)
+        await super().start()
+        self._follower = asyncio.create_task(self._follow())
+
+    def _begin_service(self) -> int | None:
+        client = Client(self._client.directory)
+        if client.running():
+            return None
+        return stand_by(client, self._site_file)
+
+    async def resize(self, size: int) -> None:
+        """Have so many workers as far as processors can be had; a service that does not answer is told once it does."""
+        self._wanted = size
+        if self._told == size or self.over:
+            return
+        try:
+            await self._client.resize(self.job_id, size, COMPONENT)
+        except KoalaError as error:
+            if not self.over:
+                self._owner.say(f"job {self.job_id} cannot be brought to {size} workers now: {error}", trouble=True)
+        else:
+            self._told = size
+
+    async def settled(self, size: int) -> None:
+        """Wait, for a bounded time, until the job has at most ``size`` processors."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLING), self._changed:
+                await self._changed.wait_for(lambda: self.over or self.size <= size)
+
+    async def _follow(self) -> None:
+        lost = False
+        while not self.over:
+            try:
+                async with aclosing(self._client.watch(self.job_id)) as reports:
+                    async for report in reports:
+                        await self._seen(report)
+                        lost = False
+                        if self.over:
+                            return
+                        await self.resize(self._wanted)
+            except ServiceUnavailableError as error:
+                if not lost:
+                    self._owner.say(f"{error}; the workers go on", trouble=True)
+                lost = True
+                await asyncio.sleep(LOOK_AGAIN)
+            except KoalaError as error:
+                self.status = Status.closed
+                self._owner.job_over(f"job {self.job_id} cannot be followed any more: {error}", bad=True)
+                return
+
+    async def _seen(self, report: JobReport) -> None:
+        """Take in what koala tells of the job, and say what is new in it."""
+        known = () if self.report is None else self.report.size_changes
+        for one in report.size_changes:
+            if one not in known:
+                verb = "grew" if one.after > one.before else "shrank"
+                self._owner.say(f"{verb} from {one.before} to {one.after} on {one.cluster}: {one.reason}")
+        before, self.report = self.over, report
+        if self.over and not before:
+            if self.status is not Status.closing:
+                text = f"job {self.job_id} has ended by itself: {report.explanation} (`koala logs {self.job_id}`)"
+                self._owner.job_over(text, bad=report.outcome is None or report.outcome.exit_code != 0)
+            self.status = Status.closed
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """End the job; returns once its application has ended, or the service knows that it is to end."""
+        if self.job_id and self.status is not Status.closed:
+            self.status = Status.closing
+            await self._end()
+        if self._follower is not None:
+            self._follower.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._follower
+        await super().close()
+
+    async def _end(self) -> None:
+        try:
+            if self.report is not None and self.report.launched_at is not None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSING), self._changed:
+                        await self._changed.wait_for(lambda: self.over)
+            if not self.over:
+                await self._client.cancel(self.job_id)
+        except JobNotFoundError:
+            return
+        except KoalaError as error:
+            text = f"job {self.job_id} could not be cancelled: {error}; its workers end without their scheduler"
+            self._owner.say(text, trouble=True)
+
+
+# -- Cluster -------------------------------------------------------------------------------------------------
 
 JOB = "job"
 """The one entry in what :class:`SpecCluster` takes for a table of workers."""

@@ -6,8 +6,22 @@ Labels have few values: names of clusters, states, programs and verbs; never job
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from bisect import bisect_left
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
+from itertools import accumulate
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Protocol
+
+from koala_adapter import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from prometheus_client.metrics_core import Metric as Family
+
 
 QUICK = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Bounds of times that an answer takes, seconds."""
@@ -159,3 +173,202 @@ SERVE = (
 SCHEDULE = (QUEUE_JOBS, QUEUE_PROCESSORS, QUEUE_FREE, QUEUE_EVENTS, SHADOW_JOBS, SHADOW_WAIT, SHADOW_GAIN)
 WIKI = (WIKI_SECONDS, WIKI_REFUSALS)
 ALL = (*COMMON, *SERVE, *SCHEDULE, *WIKI)
+
+
+# -- Counts: cheap while nobody asks, within bounds whatever is counted --------------------------------------
+
+MOST_SERIES = 1000
+"""Sets of label values that one metric may have; what comes beyond counts together."""
+OTHER = "other"
+"""Value of each label of what comes beyond."""
+
+
+@dataclass(slots=True)
+class Distribution:
+    """How many values lie in each bucket of a histogram, and their sum."""
+
+    counts: list[int]
+    """By bucket, the infinite one last; not cumulative."""
+    total: float = 0.0
+
+
+@dataclass(slots=True)
+class Series:
+    """The values of one metric by those of its labels."""
+
+    numbers: dict[tuple[str, ...], float] = field(default_factory=dict)
+    """Of a gauge or a counter."""
+    distributions: dict[tuple[str, ...], Distribution] = field(default_factory=dict)
+    """Of a histogram."""
+
+
+class Meter:
+    """What one process counts. Gauges are read when somebody asks: see :meth:`read_with`."""
+
+    def __init__(self) -> None:
+        """Nothing is counted yet."""
+        self._series: dict[Metric, Series] = {}
+        self._sources: list[Callable[[Meter], None]] = []
+
+    def read_with(self, source: Callable[[Meter], None]) -> None:
+        """Have ``source`` set gauges whenever the metrics are read."""
+        self._sources.append(source)
+
+    def add(self, metric: Metric, *labels: str, amount: float = 1.0) -> None:
+        """Count on. ``labels``: the values, in the order of the metric's labels."""
+        numbers = self._of(metric, Kind.COUNTER).numbers
+        key = _bounded(numbers, labels)
+        numbers[key] = numbers.get(key, 0.0) + amount
+
+    def set(self, metric: Metric, *labels: str, value: float) -> None:
+        """Set a gauge, or a counter that somebody else counts."""
+        numbers = self._of(metric, Kind.COUNTER if metric.kind is Kind.COUNTER else Kind.GAUGE).numbers
+        numbers[_bounded(numbers, labels)] = value
+
+    def observe(self, metric: Metric, *labels: str, seconds: float) -> None:
+        """Count a time in its bucket; less than 0, as after a change of the clock, counts as 0."""
+        distributions = self._of(metric, Kind.HISTOGRAM).distributions
+        key = _bounded(distributions, labels)
+        found = distributions.setdefault(key, Distribution([0] * (len(metric.bounds) + 1)))
+        value = max(0.0, seconds)
+        found.counts[bisect_left(metric.bounds, value)] += 1
+        found.total += value
+
+    def read(self) -> Mapping[Metric, Series]:
+        """Return everything as it is now. Gauges that no source sets any more are gone."""
+        for metric, series in self._series.items():
+            if metric.kind is Kind.GAUGE:
+                series.numbers.clear()
+        for source in self._sources:
+            source(self)
+        return self._series
+
+    def _of(self, metric: Metric, kind: Kind) -> Series:
+        if metric.kind is not kind:
+            raise TypeError(f"{metric.name} is a {metric.kind}, not a {kind}")
+        found = self._series.get(metric)
+        if found is None:
+            found = self._series[metric] = Series()
+        return found
+
+
+def _bounded(known: Mapping[tuple[str, ...], object], labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the labels themselves, or those of all that is too much."""
+    return labels if labels in known or len(known) < MOST_SERIES else (OTHER,) * len(labels)
+
+
+# -- What every process of koala counts: who it is, and what it asks of batch systems ------------------------
+
+
+class CountedWindow(Protocol):
+    """How many requests went to a batch system."""
+
+    @property
+    def per_minute(self) -> int:
+        """The bound."""
+
+    @property
+    def total(self) -> int:
+        """Those of this process."""
+
+    def recent(self) -> int:
+        """Those of the last minute."""
+
+
+class Observable(Protocol):
+    """What runs the commands of a batch system: a CommandRunner."""
+
+    observer: Callable[[str, float, str], None]
+
+    @property
+    def window(self) -> CountedWindow:
+        """Its bound."""
+
+
+def process_meter(role: str, *, began_at: float | None = None) -> Meter:
+    """Return a meter that says who counts. ``role``: the command. ``began_at``: seconds since 1970; None: now."""
+    meter = Meter()
+    began = time.time() if began_at is None else began_at
+
+    def who(meter: Meter) -> None:
+        meter.set(VERSION, __version__, role, value=1.0)
+        meter.set(STARTED_AT, value=began)
+
+    meter.read_with(who)
+    return meter
+
+
+def watch_commands(meter: Meter, cluster: str, commands: Observable) -> None:
+    """Count the requests to the batch system of a cluster."""
+    commands.observer = partial(_ran, meter, cluster)
+
+    def requests(meter: Meter) -> None:
+        window = commands.window
+        meter.set(REQUESTS, cluster, value=window.total)
+        meter.set(REQUESTS_LAST_MINUTE, cluster, value=window.recent())
+        meter.set(REQUESTS_BOUND, cluster, value=window.per_minute)
+
+    meter.read_with(requests)
+
+
+def _ran(meter: Meter, cluster: str, program: str, seconds: float, failure: str) -> None:
+    command = PurePath(program).name
+    meter.observe(COMMAND_SECONDS, cluster, command, seconds=seconds)
+    if failure:
+        meter.add(COMMAND_ERRORS, cluster, command, failure)
+
+
+# -- Exposition ----------------------------------------------------------------------------------------------
+# What a meter has counted as OpenMetrics text, made by prometheus-client, which is imported with the first reading.
+
+CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+def openmetrics(meter: Meter) -> bytes:
+    """Return all that a meter has counted as OpenMetrics text, which ends with ``# EOF``."""
+    # Half a tenth of a second of processor time, which only who is asked for metrics pays.
+    from prometheus_client import CollectorRegistry  # noqa: PLC0415
+    from prometheus_client.openmetrics.exposition import generate_latest  # noqa: PLC0415
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(meter))
+    write: Callable[[CollectorRegistry], bytes] = generate_latest
+    return write(registry)
+
+
+class _Collector:
+    """Hands a meter's families to prometheus-client."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def describe(self) -> list[Family]:
+        """Nothing is read before it is asked for."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        """Return the families, by name."""
+        for metric, series in sorted(self._meter.read().items(), key=lambda item: item[0].name):
+            yield _family(metric, series)
+
+
+def _family(metric: Metric, series: Series) -> Family:
+    from prometheus_client.metrics_core import (  # noqa: PLC0415
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
+    if metric.kind is Kind.HISTOGRAM:
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        names = [*(repr(bound) for bound in metric.bounds), "+Inf"]
+        for labels, found in series.distributions.items():
+            buckets = list(zip(names, accumulate(map(float, found.counts)), strict=True))
+            histogram.add_metric(labels, buckets, found.total)
+        return histogram
+    kind: type[CounterMetricFamily | GaugeMetricFamily]
+    kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in series.numbers.items():
+        family.add_metric(labels, value)
+    return family

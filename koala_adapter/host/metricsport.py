@@ -10,14 +10,14 @@ import anyio
 from anyio.abc import SocketAttribute
 
 from koala_adapter.errors import ServiceRunningError
-from koala_adapter.metrics.exposition import CONTENT_TYPE, openmetrics
-from koala_adapter.net.accepting import accepted, parts
-from koala_adapter.net.admission import Admission
+from koala_adapter.host.accepting import Admission, accepted, parts
+from koala_adapter.host.metrics import CONTENT_TYPE, openmetrics
 
 if TYPE_CHECKING:
     from anyio.abc import SocketListener, SocketStream, TaskGroup, TaskStatus
 
-    from koala_adapter.metrics.meter import Meter
+    from koala_adapter.host.metrics import Meter
+
 
 LONGEST_HEAD = 16_384
 """Bytes of a request."""

@@ -7,6 +7,7 @@ Where nothing is to be told, because somebody else started the program, nothing 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ import anyio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from anyio.abc import TaskGroup
+
 
 SIGNS_PER_LIMIT = 3
 """Signs of life within the time after which systemd takes a service for dead: one may be late."""
@@ -62,3 +66,21 @@ def _watchdog_limit(environment: Mapping[str, str]) -> float | None:
     except ValueError:
         return None
     return limit * MICROSECOND if limit > 0 else None
+
+
+# -- How a command that serves until it is stopped hears of that, and tells systemd that it lives ------------
+
+
+async def stop_on_signal(scope: anyio.CancelScope) -> None:
+    """Cancel ``scope`` at the first SIGTERM, SIGINT or SIGHUP."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        async for _ in signals:
+            scope.cancel()
+            return
+
+
+def under_supervision(tasks: TaskGroup) -> ServiceManager:
+    """Give signs of life to systemd while the task group runs, if it wants any; return what tells it more."""
+    manager = ServiceManager()
+    tasks.start_soon(manager.keep_alive)
+    return manager

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unix sockets of ours: paths that the kernel takes, and who is at the other end."""
+"""Whether an address is for this machine alone."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import random
 import socket
 import struct
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import ConfigurationError
@@ -14,6 +16,45 @@ from koala_adapter.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether only this machine can connect to an address."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(address).is_loopback
+    return address == "localhost"
+
+
+# -- A TCP port for somebody who needs one soon --------------------------------------------------------------
+
+LASTING_PORTS = range(20_000, 32_768)
+"""For who must be found at the same port after a restart: below the range from which Linux serves outgoing connections
+(ip_local_port_range, ip(7)), so that nobody gets it by chance meanwhile."""
+UNLIKELY_PORTS = range(10_000, 20_000)
+"""Below the ports that Linux gives to outgoing connections and to who asks for any (ip_local_port_range, ip(7)), and
+those of control centers: one of these may be somebody else's before whoever needs it comes to take it."""
+
+
+def lasting_ports() -> list[int]:
+    """Return ports to be tried, in this order, by who must be found at the same one after a restart."""
+    return random.SystemRandom().sample(LASTING_PORTS, 20)
+
+
+def free_port() -> int:
+    """Return a TCP port of this machine that nobody uses at this moment, nor will by chance soon."""
+    for port in random.SystemRandom().sample(UNLIKELY_PORTS, 20):
+        with suppress(OSError):
+            return _tried(port)
+    return _tried(0)
+
+
+def _tried(port: int) -> int:
+    """Return a port at which nobody listens; 0: any. Raises OSError."""
+    with closing(socket.create_server(("127.0.0.1", port))) as listener:
+        return int(listener.getsockname()[1])
+
+
+# -- Unix sockets of ours: paths that the kernel takes, and who is at the other end --------------------------
 
 LONGEST_SOCKET_PATH = 107
 """Bytes of sun_path less the closing zero, unix(7)."""

@@ -8,23 +8,134 @@ it can do, and how to make a :class:`Lrm` for one cluster. Ours use nothing that
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from koala_adapter.errors import LrmError, LrmUnsupportedError
+from pydantic import BaseModel
+
+from koala_adapter.errors import LrmError, LrmUnsupportedError, PluginError
+from koala_adapter.lrm.commands import child_environment
 from koala_adapter.model import ClusterName, HoldOwner, LrmJobState
-from koala_adapter.plugin.directives import Directives
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from pydantic import BaseModel
-
+    from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
-    from koala_adapter.plugin.commands import CommandRunner
-    from koala_adapter.plugin.discovery import Discovery, Surroundings
+
+
+# -- What a site wants changed in the submissions of koala to a cluster --------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directives:
+    """What a site wants changed in every submission to a cluster (flags by their long or short LRM name)."""
+
+    add: tuple[str, ...] = ()
+    """Arguments appended, such as ``--account=physics`` or ``-l h_vmem=2G``."""
+    drop: tuple[str, ...] = ()
+    """Names of flags left out, such as ``--no-requeue``."""
+    rename: tuple[tuple[str, str], ...] = field(default=())
+    """Pairs (flag as we write it, flag as this site wants it)."""
+
+
+# -- How a plugin tells which batch systems of its kind this host can reach, for ``koala init`` --------------
+# A definition may have a function ``discover``: it looks at environment variables and files, and asks at most a
+# command or two. Whether what it found answers, and takes jobs, the core tries afterwards with the contract's own
+# methods.
+
+COMMAND_TIME = 10.0
+"""Seconds that a command may take: somebody waits for the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundCluster:
+    """A batch system that may be usable from here."""
+
+    name: str
+    """What its site calls it: the suggestion for the cluster's name."""
+    described: str
+    """What it is and by what it was found, for a person: ``Slurm, by $SLURM_CONF``."""
+    settings: Mapping[str, str | int | bool]
+    """The ``[clusters.settings]`` table by which the plugin reaches it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Something that was seen and cannot be used as it is."""
+
+    what: str
+    why: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discovery:
+    """All that a plugin found."""
+
+    clusters: tuple[FoundCluster, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Where a plugin looks."""
+
+    environment: Mapping[str, str]
+    """The variables of who asks."""
+    root: Path = field(default=Path("/"))
+    """Below it are the files of the system."""
+
+    def path(self, absolute: str) -> Path:
+        """Return where a file of the system is."""
+        return self.root / absolute.lstrip("/")
+
+    def paths(self, pattern: str) -> tuple[Path, ...]:
+        """Return the files of the system that match an absolute pattern, in order of name."""
+        return tuple(sorted(self.root.glob(pattern.lstrip("/"))))
+
+    def program(self, name: str) -> Path | None:
+        """Return where a program is on the PATH; None when it is not there."""
+        found = shutil.which(name, path=self.environment.get("PATH", ""))
+        return None if found is None else Path(found)
+
+    def output(self, argv: Sequence[str], variables: Mapping[str, str] | None = None) -> str | None:
+        """Return what a command prints; None when it fails, is not there, or takes longer than ten seconds.
+
+        It sees the ``variables`` and the PATH, and else nothing of our environment.
+        """
+        built = child_environment({"PATH": self.environment.get("PATH", ""), **(variables or {})})
+        try:
+            done = subprocess.run(
+                list(argv),
+                env=built,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=COMMAND_TIME,
+                start_new_session=True,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.decode("utf-8", "backslashreplace") if done.returncode == 0 else None
+
+
+def readable_text(path: Path) -> str:
+    """Return the text of a file; nothing of one that is not there or not ours to read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return ""
+
+
+# -- Contract ------------------------------------------------------------------------------------------------
 
 INTERFACE_VERSION = 1
 NOWHERE = "/dev/null"
@@ -353,3 +464,105 @@ class PluginDefinition:
     Looks at variables and files, and asks a command or two at most; what it returns is tried by the core.
     """
     interface_version: int = INTERFACE_VERSION
+
+
+# -- Entrypoints ---------------------------------------------------------------------------------------------
+# The entry points of all installed distributions: what others have added to koala is found by them.
+
+
+@cache
+def installed_entry_points() -> metadata.EntryPoints:
+    """Return them all, once for each process, as a file of every distribution is read. Nothing is imported."""
+    # Up to 3.11 it is said to be a mapping, which can be selected from likewise.
+    return cast("metadata.EntryPoints", metadata.entry_points())
+
+
+# -- Finds the installed plugins by their entry points, and refuses those that break the contract ------------
+
+ENTRY_POINT_GROUP = "koala_adapter.plugins"
+
+
+class InstalledPlugins(Mapping[str, PluginDefinition]):
+    """Installed plugins by name, each imported when it is looked up: a site pays only for the plugins that it uses.
+
+    Looking one up raises PluginError, naming the distribution at fault, when it cannot be imported or breaks the
+    contract. Going through the values looks up all.
+    """
+
+    def __init__(self, entry_points: Iterable[metadata.EntryPoint]) -> None:
+        """Raise PluginError when two have the same name."""
+        self._entry_points: dict[str, metadata.EntryPoint] = {}
+        self._definitions: dict[str, PluginDefinition] = {}
+        for entry_point in entry_points:
+            if entry_point.name in self._entry_points:
+                message = f"two plugins are called {entry_point.name!r} (second: {entry_point.value})"
+                raise PluginError(message, hint="uninstall one of them")
+            self._entry_points[entry_point.name] = entry_point
+
+    def __getitem__(self, name: str) -> PluginDefinition:
+        """Return one, imported now if it was not before."""
+        if name not in self._definitions:
+            self._definitions[name] = _load(self._entry_points[name])
+        return self._definitions[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether one is installed, without importing it."""
+        return name in self._entry_points
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names, without importing anything."""
+        return iter(self._entry_points)
+
+    def __len__(self) -> int:
+        """Return the number of installed plugins."""
+        return len(self._entry_points)
+
+
+def load_plugins(entry_points: Iterable[metadata.EntryPoint] | None = None) -> Mapping[str, PluginDefinition]:
+    """Return all installed plugins by name; which of them are loaded is up to who looks them up (InstalledPlugins)."""
+    installed = installed_entry_points().select(group=ENTRY_POINT_GROUP)
+    return InstalledPlugins(installed if entry_points is None else entry_points)
+
+
+def _load(entry_point: metadata.EntryPoint) -> PluginDefinition:
+    where = f"plugin {entry_point.name!r} ({entry_point.value})"
+    try:
+        definition = entry_point.load()
+    except Exception as error:
+        message = f"{where} cannot be imported: {type(error).__name__}: {error}"
+        raise PluginError(message, hint="reinstall it, or uninstall its distribution") from error
+    problem = _contract_problem(entry_point.name, definition)
+    if problem:
+        message = f"{where} breaks the plugin contract: {problem}"
+        raise PluginError(message, hint="see `koala docs plugins`")
+    checked: PluginDefinition = definition
+    return checked
+
+
+def _contract_problem(name: str, definition: object) -> str | None:  # noqa: PLR0911 - one return for each clause
+    if not isinstance(definition, PluginDefinition):
+        return f"expected a PluginDefinition, found {type(definition).__name__}"
+    if definition.name != name:
+        return f"it calls itself {definition.name!r}"
+    if definition.interface_version != INTERFACE_VERSION:
+        return f"it is written for interface {definition.interface_version}, this is interface {INTERFACE_VERSION}"
+    if not (isinstance(definition.settings, type) and issubclass(definition.settings, BaseModel)):
+        return "settings must be a pydantic model class"
+    if definition.settings.model_config.get("extra") != "forbid":
+        return 'its settings model must have extra="forbid", or a misspelt key would go unnoticed'
+    if not callable(definition.factory):
+        return "factory must be callable"
+    if not (definition.discover is None or callable(definition.discover)):
+        return "discover must be callable, or be left out"
+    return _capability_problem(definition.capabilities)
+
+
+def _capability_problem(capabilities: object) -> str | None:
+    if not isinstance(capabilities, Capabilities):
+        return f"capabilities must be Capabilities, not {type(capabilities).__name__}"
+    if capabilities.submit and not capabilities.find_by_name:
+        return (
+            "it can submit and cannot find its submissions by name (submit without find_by_name): one whose outcome is "
+            "unknown would be submitted again"
+        )
+    return None

@@ -1,22 +1,219 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One look at a batch system for all who want one, and fewer looks while it does not answer."""
+"""What a batch system lists at one time, and how it is asked."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
+import structlog
 
 from koala_adapter.errors import LrmError, LrmUnavailableError
+from koala_adapter.model import BatchKey, LrmJobState, PlaceholderId
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from koala_adapter.plugin.limits import CircuitBreaker
+    from koala_adapter.lrm import Lrm
+    from koala_adapter.lrm.rate import CircuitBreaker
+    from koala_adapter.model import LrmJob, LrmJobId, Node, Queue
+
+
+# -- Which jobs of a listing are ours. Pure ------------------------------------------------------------------
+# A job's name is public, and anybody may give jobs of his own the same one. So a job is ours when its name is one of
+# ours, its user is the one who runs this service, and, once the LRM has told us the id of that placeholder, its id is
+# that one. A user that the LRM does not tell proves nothing: such a job is believed to be a placeholder of ours only
+# by its id; it is never adopted by its name alone, and never cancelled as an orphan.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """What a listing holds of ours."""
+
+    jobs: Mapping[PlaceholderId, LrmJob]
+    """The job of each placeholder that is listed."""
+    unaccounted: tuple[LrmJob, ...]
+    """Certainly this user's, with names of ours, but of no placeholder that is known."""
+
+
+def is_users(job: LrmJob, user: str) -> bool:
+    """Tell whether a job certainly belongs to a user."""
+    return bool(user) and job.user == user
+
+
+def possibly_ours(listing: Iterable[LrmJob], *, user: str, name_prefix: str) -> tuple[LrmJob, ...]:
+    """Return the jobs that have names of ours and are not certainly another user's."""
+    return tuple(job for job in listing if job.name.startswith(name_prefix) and _may_be_users(job, user))
+
+
+def placeholder_of(job: LrmJob) -> PlaceholderId:
+    """Return which placeholder a job is by its name, if it is one of ours."""
+    return PlaceholderId(batch=BatchKey(job.name), index=job.array_index or 1)
+
+
+def attribute(listing: Iterable[LrmJob], known: Mapping[PlaceholderId, LrmJobId | None], *, user: str) -> Attribution:
+    """Find the jobs of known placeholders in a listing. ``known``: their ids in the LRM; None or empty: not told yet.
+
+    Of several jobs that could be the same placeholder, one that has not ended comes first, then the latest submitted.
+    """
+    jobs: dict[PlaceholderId, LrmJob] = {}
+    unaccounted: list[LrmJob] = []
+    for job in listing:
+        id_ = placeholder_of(job)
+        if id_ not in known:
+            if is_users(job, user):
+                unaccounted.append(job)
+        elif _is_that(job, known[id_], user) and (id_ not in jobs or _rank(jobs[id_]) <= _rank(job)):
+            jobs[id_] = job
+    return Attribution(jobs=jobs, unaccounted=tuple(unaccounted))
+
+
+def tells_of(job: LrmJob, placeholder: PlaceholderId, lrm_id: LrmJobId, *, user: str) -> bool:
+    """Tell whether a record of accounting is about a placeholder: ids are used again after years."""
+    return job.id == lrm_id and job.name in {placeholder.batch, ""} and _may_be_users(job, user)
+
+
+def _is_that(job: LrmJob, lrm_id: LrmJobId | None, user: str) -> bool:
+    return job.id == lrm_id and _may_be_users(job, user) if lrm_id else is_users(job, user)
+
+
+def _may_be_users(job: LrmJob, user: str) -> bool:
+    return job.user in {user, ""}
+
+
+def _rank(job: LrmJob) -> tuple[bool, float]:
+    return job.state is not LrmJobState.ENDED, job.submitted_at or 0.0
+
+
+# -- Listing -------------------------------------------------------------------------------------------------
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What the batch system showed at one time."""
+
+    read_at: float
+    """When it was asked for, by our own clock, which nobody sets: what came later cannot be in it."""
+    jobs: tuple[LrmJob, ...]
+    nodes: tuple[Node, ...]
+    queues: Mapping[str, Queue] = field(default_factory=dict)
+    """By name; empty when it tells of none, or was not asked for them."""
+    offset: float = 0.0
+    """Seconds to add to a time of our clock for the time of day, in which the batch system writes its own times."""
+
+    @property
+    def time_of_day(self) -> float:
+        """When it was asked for, in the words of the batch system."""
+        return self.read_at + self.offset
+
+    def moment(self, time_of_day: float) -> float:
+        """Return the time by our clock of what the batch system dates so, as the time of day is set now."""
+        return time_of_day - self.offset
+
+    @property
+    def processors(self) -> int:
+        """Configured processors, whatever the state of their nodes."""
+        return sum(node.processors for node in self.nodes)
+
+    @property
+    def idle(self) -> int:
+        """Processors a new job could get now."""
+        return sum(node.processors_idle for node in self.nodes)
+
+    @property
+    def down(self) -> int:
+        """Processors that nobody has and nobody could get now, as their nodes are not up."""
+        return sum(node.processors_out_of_service for node in self.nodes)
+
+
+def local_jobs(listing: Listing) -> tuple[LrmJob, ...]:
+    """Return the jobs that are on the batch system itself: none that it has handed on to another one."""
+    return tuple(job for job in listing.jobs if not job.elsewhere)
+
+
+def is_another(job: LrmJob, submitted_at: float | None) -> bool:
+    """Tell whether a batch system has given the number of a former job to this one.
+
+    One that was queued again has a new time of submission.
+    """
+    return not job.requeues and submitted_at != job.submitted_at and None not in {submitted_at, job.submitted_at}
+
+
+@contextmanager
+def answering(cluster: str) -> Iterator[None]:
+    """Take a defect of a plugin for an LRM that does not answer: it costs that cluster's jobs time, not the service.
+
+    Raises LrmUnavailableError for whatever is raised in the block and is no LrmError.
+    """
+    try:
+        yield
+    except LrmError:
+        raise
+    except Exception as error:
+        log.exception("a plugin failed", cluster=cluster)
+        raise LrmUnavailableError(f"its plugin failed: {error!r}", hint="the service's log tells where") from error
+
+
+async def read_listing(
+    lrm: Lrm, *, cluster: str, read_at: float, offset: float = 0.0, name_prefix: str = ""
+) -> Listing:
+    """Read the jobs whose names begin so, then the nodes. Raises LrmError.
+
+    In this order a job that starts between the two makes us think less is idle, never more.
+    """
+    with answering(cluster):
+        jobs = await lrm.jobs(name_prefix=name_prefix)
+        nodes = await lrm.nodes()
+    return Listing(read_at=read_at, jobs=jobs, nodes=nodes, offset=offset)
+
+
+# -- What waits in a batch system's own queue for processors that come free. Pure ----------------------------
+
+MOST_TOLD = 100
+"""What waits behind so many others is not for now."""
+
+
+def processors_wanted(jobs: Iterable[LrmJob], nodes: Collection[Node], *, time_of_day: float) -> tuple[int, ...]:
+    """Return the processors that each waiting job asks for, in the order of the listing, at most MOST_TOLD.
+
+    Only of those that could be started on these nodes if enough were idle: not of those in hold, before their begin
+    time, behind other jobs, or bound to other nodes.
+    """
+    largest = sum(node.processors for node in nodes)
+    wanted = (
+        job.processors
+        for job in jobs
+        if _waits_for_processors(job, time_of_day)
+        and job.processors <= largest
+        and any(_may_run_on(job, node) for node in nodes)
+    )
+    return tuple(islice(wanted, MOST_TOLD))
+
+
+def _waits_for_processors(job: LrmJob, time_of_day: float) -> bool:
+    waits = job.state is LrmJobState.QUEUED and not job.dependent and not job.blocked
+    return waits and (job.eligible_at is None or job.eligible_at <= time_of_day)
+
+
+def _may_run_on(job: LrmJob, node: Node) -> bool:
+    """Tell whether a node is one of those on which a job may run; what is not told does not exclude any."""
+    queues = [name for name in job.queue.split(",") if name]  # Slurm: the job may run in any of them
+    if queues and node.queues and not set(queues) & set(node.queues):
+        return False
+    if job.requested_nodes and node.name not in job.requested_nodes:
+        return False
+    return node.name not in job.excluded_nodes
+
+
+# -- One look at a batch system for all who want one, and fewer looks while it does not answer ---------------
 
 T = TypeVar("T")
 

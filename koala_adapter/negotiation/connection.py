@@ -5,9 +5,9 @@ import socket
 import time
 from typing import List, Optional, Tuple
 
-from koala_adapter.negotiation.applicationside.endpoint import Endpoint, Event
-from koala_adapter.negotiation.applicationside.frames import frame
-from koala_adapter.negotiation.applicationside.values import Template
+from koala_adapter.negotiation.document import frame
+from koala_adapter.negotiation.endpoint import Endpoint, Event
+from koala_adapter.negotiation.templates import Template
 
 GREETING = b"KOALA-NT 1 "
 """Begins the first frame of a connection by TCP; the one-time token follows."""

@@ -2,12 +2,11 @@
 """Templates from XML and to XML, without an XML library beyond expat. Pure."""
 
 import re
-from typing import Dict, Iterable, List, Tuple
+from typing import Dict, Iterable, List, Match, Optional, Tuple
 from xml.parsers import expat
 from xml.sax.saxutils import quoteattr
 
-from koala_adapter.negotiation.applicationside.layout import read_layout
-from koala_adapter.negotiation.applicationside.values import (
+from koala_adapter.negotiation.templates import (
     LARGEST_QUANTITY,
     LARGEST_TEMPLATE,
     LONGEST_REASON,
@@ -18,9 +17,81 @@ from koala_adapter.negotiation.applicationside.values import (
     NegotiationError,
     Resource,
     Template,
+    check_together,
     checked,
     require,
 )
+
+# -- Layout --------------------------------------------------------------------------------------------------
+# Reads templates that stand in the layout in which they are written here and by koala, in one pass. Pure.
+#
+# What it reads is a template by the schema; anything else (another layout, an escaped character, a number out of
+# range) it leaves to expat. The patterns are also those of layoutreader.py.
+
+_HOST_FIELD = r"([A-Za-z0-9._:-]{1,255})"
+_NAME_FIELD = r"([A-Za-z][A-Za-z0-9_-]{0,62})"
+_STATUS_FIELD = r"(NT_(?:NEGOTIATION|ACCEPTED|COMMITTED|CONSUMED|REJECTED|WITHDRAWN|EXPIRED|ERROR))"
+LAYOUT_HEAD = re.compile(
+    r'<\?xml version="1\.0" encoding="UTF-8"\?>\n'
+    r'<NT NT_AgreementID="([A-Za-z0-9._:-]{1,64})" xmlns:xsi="http://www\.w3\.org/2001/XMLSchema-instance"'
+    r' xsi:noNamespaceSchemaLocation="NT\.xsd"'
+    r'(?:( xmlns:k="urn:koala-adapter:negotiation")'
+    r'(?: k:Direction="(grow|shrink)")?(?: k:Obligation="(voluntary|mandatory)")?'
+    r'(?: k:AnswerWithin="([0-9]{1,7}(?:\.[0-9]{1,3})?)")?(?: k:Round="([0-9]{1,4})")?'
+    '(?: k:Reason="([ !#-%\'-;=-~\u00a0-\ud7ff\ue000-\ufffd]{1,500})")?)?>\n'
+    r"  <NT_Initiator>(RMS|APPLICATION)</NT_Initiator>\n  <NT_Source>" + _HOST_FIELD + "</NT_Source>\n"
+    r"  <NT_Dest>" + _HOST_FIELD + r"</NT_Dest>\n  <NT_Status>" + _STATUS_FIELD + "</NT_Status>\n"
+)
+LAYOUT_RESOURCE = re.compile(
+    r'  <Resource((?: k:Minimum="([0-9]{1,10})")?(?: k:Maximum="([0-9]{1,10})")?'
+    '(?: k:Cluster="' + _NAME_FIELD + '")?(?: k:Component="' + _NAME_FIELD + '")?)>\n'
+    r"    <Type>([A-Za-z][A-Za-z0-9._-]{0,63})</Type>\n    <Quantity>([0-9]{1,10})</Quantity>\n"
+    r"    <Usage>(NT_REQUIRED|NT_OPTIONAL)</Usage>\n    <Negotiability>(NT_NEGOTIABLE|NT_FIXED)</Negotiability>\n"
+    r"    <Status>" + _STATUS_FIELD + "</Status>\n  </Resource>\n"
+)
+LAYOUT_END = "</NT>\n"
+
+
+def read_layout(text: str) -> Optional[Template]:
+    """Return the template that a document is; None: not in this layout, or not one at all.
+
+    Raises NegotiationError where the resources do not go together.
+    """
+    head = LAYOUT_HEAD.match(text)
+    if head is None:
+        return None
+    id_, extended, direction, obligation, within, number, reason, initiator, source, dest, status = head.groups()
+    answer_within, round_ = float(within) if within else None, int(number) if number else None
+    resources: List[Resource] = []
+    place = head.end()
+    found = LAYOUT_RESOURCE.match(text, place)
+    while found is not None:
+        resource = _resource(found, bool(extended))
+        if resource is None:
+            return None
+        resources.append(resource)
+        place = found.end()
+        found = LAYOUT_RESOURCE.match(text, place)
+    if text[place:] != LAYOUT_END or answer_within == 0 or round_ == 0 or len(resources) > MOST_RESOURCES:
+        return None
+    return check_together(Template(
+        id_, initiator, source, dest, status, tuple(resources), direction or "", obligation or "", answer_within,
+        round_, reason or ""))  # fmt: skip
+
+
+def _resource(found: Match[str], extended: bool) -> Optional[Resource]:  # noqa: FBT001 - of a private function
+    added, least, most, cluster, component, type_, number, usage, negotiability, status = found.groups()
+    quantity, minimum, maximum = int(number), int(least) if least else None, int(most) if most else None
+    if (added and not extended) or not 1 <= quantity <= LARGEST_QUANTITY:
+        return None
+    if (minimum is not None and not 1 <= minimum <= quantity) or (
+        maximum is not None and not quantity <= maximum <= LARGEST_QUANTITY
+    ):
+        return None
+    return Resource(type_, quantity, usage, negotiability, status, minimum, maximum, cluster or "", component or "")
+
+
+# -- Document ------------------------------------------------------------------------------------------------
 
 _XSI = "http://www.w3.org/2001/XMLSchema-instance"
 _SPACE = " \t\r\n"
@@ -211,3 +282,30 @@ def _resource_additions(value: Resource) -> Tuple[Tuple[str, str], ...]:
 
 def _additions(said: Iterable[Tuple[str, str]]) -> str:
     return "".join(" k:{}={}".format(name, quoteattr(value)) for name, value in said if value)
+
+
+# -- Frames of a negotiation: a size of eight digits, a line feed, and so many bytes. Pure -------------------
+
+HEADER_SIZE = 9
+
+
+def frame(payload: bytes) -> bytes:
+    """Return the frame of a template: its size in eight digits, a line feed, and itself."""
+    require(1 <= len(payload) <= LARGEST_TEMPLATE, "the size of a frame", len(payload))
+    return b"%08d\n" % len(payload) + payload
+
+
+def unframed(received: bytearray) -> Optional[bytes]:
+    """Take the first payload out of what was received; None: it is not complete. Raises NegotiationError."""
+    header = bytes(received[:HEADER_SIZE])
+    if not re.match(rb"[0-9]{8}\n\Z" if len(header) == HEADER_SIZE else rb"[0-9]*\Z", header):
+        raise NegotiationError("a frame begins with its size in eight digits and a line feed")
+    if len(header) < HEADER_SIZE:
+        return None
+    size = int(header)
+    require(1 <= size <= LARGEST_TEMPLATE, "the size of a frame", size)
+    if len(received) < HEADER_SIZE + size:
+        return None
+    payload = bytes(received[HEADER_SIZE : HEADER_SIZE + size])
+    del received[: HEADER_SIZE + size]
+    return payload

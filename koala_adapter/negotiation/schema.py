@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Negotiation templates as JSON, for programs: the fields of the values, in their words. Pure."""
+"""The schemas of the negotiation template that are shipped with the package."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import fields
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from koala_adapter.errors import NegotiationError
-from koala_adapter.negotiation.template import (
+from koala_adapter.negotiation.serviceside.template import (
     Direction,
     Negotiability,
     Obligation,
@@ -18,11 +20,34 @@ from koala_adapter.negotiation.template import (
     Template,
     Usage,
 )
-from koala_adapter.negotiation.templatexml import LARGEST_TEMPLATE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from enum import StrEnum
+
+    from lxml import etree
+
+
+PUBLISHED = "NT.xsd"
+EXTENSION = "NT-koala.xsd"
+"""Attributes in our own namespace."""
+
+
+def schema_path(name: str) -> Path:
+    """Return where a schema lies."""
+    return Path(__file__).with_name(name)
+
+
+@cache
+def template_schema() -> etree.XMLSchema:
+    """Return both schemas, ready to validate with. Nothing is fetched from a network."""
+    from lxml import etree
+
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+    return etree.XMLSchema(etree.parse(schema_path(PUBLISHED), parser))
+
+
+# -- Negotiation templates as JSON, for programs: the fields of the values, in their words. Pure -------------
 
 Value = TypeVar("Value", Resource, Template)
 
@@ -117,3 +142,7 @@ def _expected(right: bool, value: object, where: str, what: str) -> object:  # n
     if not right:
         raise NegotiationError(f"{where}: expected {what}")
     return value
+
+
+LARGEST_TEMPLATE = 65_536
+"""Bytes."""

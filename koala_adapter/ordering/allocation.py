@@ -9,15 +9,81 @@ nodes, tasks per node, features, memory, nodes it names or refuses, and the node
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import NodeState
-from koala_adapter.ordering.pools import serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from koala_adapter.model import LrmJob, Node
+    from koala_adapter.model import LrmJob, Node, Queue
+
+
+# -- Pools of nodes: those that the same jobs may use, directly or through other queues. Pure ----------------
+# Queues that share no node, not even through other queues, are clusters of their own: each has its own order, so that
+# a job that waits in one reserves nothing in another.
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The nodes of one batch system by pool; pools have numbers from 0."""
+
+    nodes: dict[str, int]
+    queues: dict[str, int]
+    default: int | None
+    """Pool of jobs that name no queue."""
+
+    @property
+    def count(self) -> int:
+        """Number of pools."""
+        return max(self.nodes.values(), default=-1) + 1
+
+    def of_queue(self, queue: str) -> int | None:
+        """Return the pool of a job's queue, or list of queues; None when no node serves it."""
+        if not queue:
+            return self.default
+        if not self.queues:
+            return 0 if self.nodes else None
+        return next((pool for name, pool in self.queues.items() if serves(queue, name)), None)
+
+    def of_nodes(self, nodes: Iterable[tuple[str, int]]) -> int | None:
+        """Return the pool of the first of these nodes that is known; None when none is."""
+        return next((self.nodes[name] for name, _ in nodes if name in self.nodes), None)
+
+
+def serves(wanted: str, queue: str) -> bool:
+    """Tell whether a queue is one that a job asks for: one name, a list of names, or patterns as in Grid Engine."""
+    return any(fnmatchcase(queue, pattern) for pattern in wanted.split(","))
+
+
+def pools_of(nodes: Iterable[Node], queues: Mapping[str, Queue]) -> Pools:
+    """Return which nodes belong together. A node that tells of no queue serves all of them."""
+    nodes = list(nodes)
+    everywhere = sorted({name for node in nodes for name in node.queues})
+    parent = {name: name for name in ["", *everywhere]}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            name = parent[name]
+        return name
+
+    for node in nodes:
+        served = node.queues or everywhere
+        for other in served[1:]:
+            parent[root(other)] = root(served[0])
+    numbers: dict[str, int] = {}
+    by_node = {
+        node.name: numbers.setdefault(root(node.queues[0] if node.queues else (everywhere or [""])[0]), len(numbers))
+        for node in nodes
+    }
+    by_queue = {name: numbers[root(name)] for name in everywhere}
+    defaults = [by_queue[name] for name, queue in queues.items() if queue.default and name in by_queue]
+    default = 0 if len(numbers) == 1 else next(iter(defaults), None)
+    return Pools(nodes=by_node, queues=by_queue, default=default)
+
+
+# -- Allocation ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,3 +341,80 @@ def _dealt(shares: Sequence[_Share], tasks: int, even: int) -> list[tuple[str, i
             counts[share.name] += min(more, left)
             left -= min(more, left)
     return list(counts.items())
+
+
+# -- Nodes kept for a job that fits in sum but not yet on nodes. Pure ----------------------------------------
+# The policies count processors, so they would see nothing left to protect once such a job may start: jobs behind it
+# would take each processor that falls free, and it would wait for ever. So the first time at which its nodes will be
+# free, going by the walltimes of what runs, is kept for it: whoever comes later may use these nodes only until then.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRelease:
+    """What comes free on a node when a running job ends, at the latest."""
+
+    at: float
+    node: str
+    processors: int
+    memory_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What others may take of the nodes that are kept for a job from a time on."""
+
+    at: float
+    spare: dict[str, int]
+    """Processors, by node of the job, that are over even when it has started."""
+
+    def limit(self, room: NodeRoom, ends_at: float) -> int:
+        """Return the processors that a job that ends then may have of this room."""
+        if ends_at <= self.at:
+            return room.processors
+        return min(room.processors, self.spare.get(room.node.name, room.processors))
+
+    def taken(self, allocation: Allocation, ends_at: float) -> None:
+        """Count a job that was given nodes."""
+        if ends_at > self.at:
+            for name, processors in allocation.nodes:
+                if name in self.spare:
+                    self.spare[name] = max(0, self.spare[name] - processors)
+
+
+def guard_for(job: LrmJob, rooms: Mapping[str, NodeRoom], releases: Sequence[NodeRelease]) -> Guard | None:
+    """Return what protects the earliest start of a job on nodes; None when it fits not even when all has ended.
+
+    ``releases`` in order of time. What has room after some releases has it after more of them, so the first is found
+    by halving.
+    """
+    low, high = 0, len(releases)
+    found = allocate(job, _after(rooms, releases).values())
+    if not isinstance(found, Allocation):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        tried = allocate(job, _after(rooms, releases[:middle]).values())
+        if isinstance(tried, Allocation):
+            high, found = middle, tried
+        else:
+            low = middle + 1
+    at = releases[low - 1].at if low else 0.0
+    # Several may end at that moment.
+    then = _after(rooms, [release for release in releases if release.at <= at])
+    return Guard(at, {name: then[name].processors - count for name, count in found.nodes})
+
+
+def _after(rooms: Mapping[str, NodeRoom], releases: Iterable[NodeRelease]) -> dict[str, NodeRoom]:
+    """Return the rooms as they are once some running jobs have ended."""
+    after = dict(rooms)
+    for release in releases:
+        room = after.get(release.node)
+        if room is not None:
+            after[release.node] = room.without(-release.processors, -release.memory_mib)
+    return after
+
+
+def guarded(room: NodeRoom, guards: Iterable[Guard], ends_at: float) -> NodeRoom:
+    """Return what a job that ends at some time may use of a room."""
+    allowed = min((guard.limit(room, ends_at) for guard in guards), default=room.processors)
+    return room if allowed == room.processors else room.without(room.processors - allowed, 0)

@@ -1,40 +1,278 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where every user of the host may ask about one job of a batch system, and do nothing else.
-
-A question is one short line, the answer is one line, then it is closed. Whoever asks is told from others by the kernel,
-so that no user can hold all places. What this costs the scheduler, in whose process it runs, is bounded: after each
-answer, and after each round of admission, it rests for many times as long as that took. Answers are read from what the
-scheduler has noted; no question reaches a policy, a record, or the batch system.
-"""
+"""Why a job of a batch system waits, and when it starts at the latest. Pure; times are left to whoever shows them."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import socket
+import stat
+import struct
 import time
 from collections import Counter
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from random import SystemRandom
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import structlog
-from pydantic import TypeAdapter
+from anyio.abc import SocketAttribute
+from anyio.streams.buffered import BufferedByteReceiveStream
+from pydantic import TypeAdapter, ValidationError
 
-from koala_adapter.errors import JobNotFoundError
-from koala_adapter.net.unixsocket import peer_user
-from koala_adapter.ordering.explanations import Explanation, explain_as_noted
-from koala_adapter.ordering.publicpath import PublicPath
-from koala_adapter.ordering.timeofday import as_read
+from koala_adapter.errors import (
+    ConfigurationError,
+    JobNotFoundError,
+    KoalaError,
+    ProtocolError,
+    ServiceRunningError,
+    ServiceUnavailableError,
+)
+from koala_adapter.host.accepting import serve_streams
+from koala_adapter.host.privatedirectory import user_name, weakness
+from koala_adapter.host.sockets import peer_user, reachable, same_user
+from koala_adapter.model import LrmJobId
+from koala_adapter.ordering.jobs import Phase, array_of
+from koala_adapter.ordering.mirror import Standing
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from anyio.abc import TaskGroup, TaskStatus
+    from anyio.abc import SocketStream, TaskGroup, TaskStatus
 
     from koala_adapter.host.clock import ServiceClock
+    from koala_adapter.model import LrmJob
+    from koala_adapter.ordering.jobs import Entry, JobEvent
     from koala_adapter.ordering.mirror import Mirror
+    from koala_adapter.ordering.shadow import Difference, ShadowReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What is known of one job."""
+
+    job_id: str
+    user: str
+    name: str
+    processors: int
+    phase: str
+    reason: str
+    """Why it waits; empty when it runs."""
+    estimate: int
+    """Seconds that it may run."""
+    position: int | None = None
+    """Place in the queue, from 1."""
+    queued: int = 0
+    """Jobs in that queue."""
+    reserved_at: float | None = None
+    """When it starts at the latest, as long as all jobs end by their walltimes; None: nothing is promised yet."""
+    promised_at: float | None = None
+    """The first start that was reserved for it."""
+    started_at: float | None = None
+    nodes: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """Where the whole queue stands."""
+
+    read_at: float | None
+    """When the batch system was listed last."""
+    processors: int
+    free: int
+    waiting: int
+    running: int
+    starting: int
+    left_out: int
+
+
+def explain(mirror: Mirror, job_id: str, now: float) -> Explanation:
+    """Return what is known of a job; its policy is asked why it waits. Raises JobNotFoundError."""
+
+    def asked(entry: Entry) -> Standing | None:
+        if entry.local is None or entry.pool is None:
+            return None
+        scheduler = mirror.schedulers[entry.pool]
+        known = scheduler.reservation(entry.local, now)
+        return Standing(position=known.position, queued=len(scheduler.waiting), start=known.start, reason=known.reason)
+
+    return _explained(mirror, job_id, asked)
+
+
+def explain_as_noted(mirror: Mirror, job_id: str) -> Explanation:
+    """Return the same from what was noted after the last decision, so that no policy is asked.
+
+    Raises JobNotFoundError.
+    """
+    noted = mirror.standings
+    return _explained(mirror, job_id, lambda entry: None if noted is None else noted.of(entry))
+
+
+def _explained(mirror: Mirror, job_id: str, standing_of: Callable[[Entry], Standing | None]) -> Explanation:
+    entry = mirror.entries.get(LrmJobId(job_id))
+    if entry is None:
+        elements = [other.job.id for other in mirror.entries.values() if _is_element(other.job, job_id)]
+        hint = "give the id as the batch system writes it"
+        if elements:
+            hint = f"it is an array: ask for one of its elements, such as {', '.join(elements[:3])}"
+        raise JobNotFoundError(f"the batch system shows no unfinished job {job_id}", hint=hint)
+    found = Explanation(
+        job_id=job_id,
+        user=entry.job.user,
+        name=entry.job.name,
+        processors=entry.job.processors,
+        phase=entry.phase.value,
+        reason=entry.reason,
+        estimate=entry.estimate,
+        promised_at=entry.promised,
+        started_at=entry.job.started_at,
+        nodes=entry.nodes,
+    )
+    standing = standing_of(entry) if entry.phase is Phase.WAITING else None
+    if standing is None:
+        return found
+    passed_over = f"enough processors are free, but {entry.passed_over}" if entry.passed_over else ""
+    return replace(
+        found,
+        reason=passed_over or standing.reason,
+        position=standing.position or None,
+        queued=standing.queued,
+        reserved_at=standing.start,
+    )
+
+
+def _is_element(job: LrmJob, array: str) -> bool:
+    return job.array_index is not None and (array_of(job) or "").rstrip("_.") == array
+
+
+def overview(mirror: Mirror) -> Overview:
+    """Return where the whole queue stands."""
+    phases = [entry.phase for entry in mirror.entries.values()]
+    return Overview(
+        read_at=None if mirror.listing is None else mirror.listing.read_at,
+        processors=sum(scheduler.processors for scheduler in mirror.schedulers),
+        free=sum(max(0, scheduler.free) for scheduler in mirror.schedulers),
+        waiting=phases.count(Phase.WAITING),
+        running=phases.count(Phase.RUNNING),
+        starting=phases.count(Phase.STARTING),
+        left_out=phases.count(Phase.LEFT_OUT) + phases.count(Phase.RETURNING),
+    )
+
+
+# -- Times of our own clock as people read them: by the time of day as it is set now. Pure -------------------
+
+_Told = TypeVar("_Told", "Explanation", "Overview", "JobEvent", "Difference")
+
+_TIMES = ("time", "at", "reserved_at", "promised_at", "read_at", "ours", "theirs")
+"""Fields that hold a time of our clock. When a job started is told in the words of its batch system."""
+
+
+def as_read(told: _Told, offset: float) -> _Told:
+    """Return what is told with ``offset`` (seconds) added to its times."""
+    times = {name: getattr(told, name, None) for name in _TIMES}
+    return replace(told, **{name: time + offset for name, time in times.items() if time is not None})
+
+
+def report_as_read(report: ShadowReport, offset: float) -> ShadowReport:
+    """Return a report with ``offset`` (seconds) added to its times."""
+    return replace(
+        report,
+        since=report.since + offset,
+        until=report.until + offset,
+        first_earlier=tuple(as_read(one, offset) for one in report.first_earlier),
+        first_later=tuple(as_read(one, offset) for one in report.first_later),
+    )
+
+
+# -- Publicpath ----------------------------------------------------------------------------------------------
+# A Unix socket that every user of the host may connect to, where no other user can put one in its place.
+
+BACKLOG = 256
+"""Who has connected and is not yet taken in; others wait in the kernel."""
+EVERYBODY = 0o666
+NOBODY = frozenset({errno.ECONNREFUSED, errno.ENOENT})
+"""What connecting ends with where nobody listens any more."""
+
+
+class PublicPath:
+    """Where such a socket is."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is made or looked at yet."""
+        self._path = path
+
+    @contextmanager
+    def listening(self) -> Iterator[socket.socket]:
+        """Listen while the context lasts, without blocking. Raises ConfigurationError, ServiceRunningError."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            try:
+                made = self._bind(listener)
+            except OSError as error:
+                raise self._unusable(error.strerror or str(error)) from error
+            try:
+                yield listener
+            finally:
+                self._remove(made)
+
+    def _bind(self, listener: socket.socket) -> int:
+        """Begin to listen; return the number of the socket's inode. Raises OSError."""
+        self._check()
+        with reachable(self._path) as name:
+            self._clear(name)
+            listener.bind(name)
+        self._path.chmod(EVERYBODY)
+        listener.listen(BACKLOG)
+        listener.settimeout(0)
+        return self._path.lstat().st_ino
+
+    def _check(self) -> None:
+        """Refuse a directory in which another user could put something else in its place. Raises OSError."""
+        directory = self._path.parent
+        found = weakness(self._path)
+        if found:
+            raise self._unusable(found)
+        status = directory.stat()
+        if status.st_uid != os.geteuid():
+            raise self._unusable(f"{directory} belongs to {user_name(status.st_uid)}, not to you")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            mode = stat.S_IMODE(status.st_mode)
+            raise self._unusable(f"others can write to {directory} (mode {mode:04o})")
+
+    def _clear(self, name: str) -> None:
+        """Remove the socket that a killed process has left. Raises OSError."""
+        with suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(self._path.lstat().st_mode):
+                raise self._unusable("there is a file of that name that is no socket")
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+                other.settimeout(0)
+                if other.connect_ex(name) not in NOBODY:
+                    raise ServiceRunningError(
+                        f"somebody answers at {self._path} already", hint="give each cluster a socket of its own"
+                    )
+            self._path.unlink()
+
+    def _remove(self, made: int) -> None:
+        """Remove what we made, unless it is another's by now."""
+        with suppress(OSError):
+            if self._path.lstat().st_ino == made:
+                self._path.unlink()
+
+    def _unusable(self, why: str) -> ConfigurationError:
+        hint = f"give a path in a directory that only {user_name(os.geteuid())} can write to and others can enter"
+        return ConfigurationError(
+            f"cannot listen at {self._path}: {why}", hint=f"{hint}, such as one made by `install -d -m 0755 /run/koala`"
+        )
+
+
+# -- Where every user of the host may ask about one job of a batch system, and do nothing else ---------------
+# A question is one short line, the answer is one line, then it is closed. Whoever asks is told from others by the
+# kernel, so that no user can hold all places. What this costs the scheduler, in whose process it runs, is bounded:
+# after each answer, and after each round of admission, it rests for many times as long as that took. Answers are read
+# from what the scheduler has noted; no question reaches a policy, a record, or the batch system.
 
 PLACES = 32
 """Connections at once."""
@@ -190,3 +428,172 @@ async def _send(connection: socket.socket, text: bytes) -> None:
             left = left[connection.send(left) :]
             continue
         await anyio.wait_writable(connection)
+
+
+# -- Explainserver -------------------------------------------------------------------------------------------
+# ``koala explain`` for jobs of a batch system: whoever owns its order answers on a Unix socket of its own.
+#
+# One question a connection, one JSON line each way; only processes of the same user are heard.
+
+SOCKET_NAME = "schedule.sock"
+LINE_LIMIT = 65_536
+ANSWER_SECONDS_OF_EXPLAINSERVER = 10.0
+ASK_SECONDS = 30.0
+
+EXPLANATION = TypeAdapter(Explanation)
+
+
+def explained_by(mirror: Mirror, clock: ServiceClock) -> Callable[[str], Explanation]:
+    """Return what explains the jobs of a mirror in times of day; ``clock``: that of the mirror."""
+    return lambda job_id: as_read(explain(mirror, job_id, clock.now()), clock.offset)
+
+
+class ExplainServer:
+    """Answers questions about the jobs of one batch system."""
+
+    def __init__(self, explain_job: Callable[[str], Explanation], directory: Path) -> None:
+        """Listen in ``directory``, which must be there when :meth:`serve` is called.
+
+        ``explain_job`` raises JobNotFoundError.
+        """
+        self._explain_job = explain_job
+        self._path = directory / SOCKET_NAME
+
+    async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Answer until cancelled."""
+        with suppress(FileNotFoundError):
+            self._path.unlink()
+        with reachable(self._path) as name:
+            listener = await anyio.create_unix_listener(name, mode=0o600)
+        try:
+            async with listener:
+                task_status.started()
+                await serve_streams(listener, self._converse)
+        finally:
+            with suppress(FileNotFoundError):
+                self._path.unlink()
+
+    async def _converse(self, stream: SocketStream) -> None:
+        async with stream:
+            if not same_user(stream.extra(SocketAttribute.raw_socket)):
+                return
+            with (
+                suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.DelimiterNotFound),
+                anyio.move_on_after(ANSWER_SECONDS_OF_EXPLAINSERVER),
+            ):
+                line = await BufferedByteReceiveStream(stream).receive_until(b"\n", LINE_LIMIT)
+                await stream.send(self._answer(line) + b"\n")
+
+    def _answer(self, line: bytes) -> bytes:
+        try:
+            question = json.loads(line)
+            return EXPLANATION.dump_json(self._explain_job(str(question["job_id"])))
+        except KoalaError as error:
+            return json.dumps({"error": error.message, "hint": error.hint}).encode()
+        except (ValueError, LookupError, TypeError) as error:
+            return json.dumps({"error": f"malformed question: {error}", "hint": ""}).encode()
+
+
+def ask_explanation(directory: Path, cluster: str, job_id: str) -> Explanation:
+    """Ask the running scheduler of a cluster about a job.
+
+    Raises JobNotFoundError, and ServiceUnavailableError when none runs.
+    """
+    line = _ask(directory, cluster, {"job_id": job_id})
+    return read_answer(line)
+
+
+def read_answer(line: bytes) -> Explanation:
+    """Return what a scheduler answered. Raises JobNotFoundError, and ProtocolError when it cannot be read."""
+    try:
+        return EXPLANATION.validate_json(line)
+    except ValidationError:
+        raise _refusal_of_explainserver(line) from None
+
+
+def _refusal_of_explainserver(line: bytes) -> KoalaError:
+    try:
+        told = json.loads(line)
+        return JobNotFoundError(str(told["error"]), hint=str(told["hint"]))
+    except (ValueError, LookupError, TypeError):
+        return ProtocolError("the scheduler gave an answer that cannot be read")
+
+
+def _ask(directory: Path, cluster: str, question: dict[str, str]) -> bytes:
+    path = directory / SOCKET_NAME
+    try:
+        with reachable(path) as name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ASK_SECONDS)
+            connection.connect(name)
+            connection.sendall(json.dumps(question).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                return lines.readline()
+    except OSError as error:
+        raise ServiceUnavailableError(
+            f"no `koala schedule` (or `koala wiki serve`) for cluster {cluster} answers in {directory}: "
+            f"{error.strerror or error}",
+            hint=f"start it with `koala schedule --cluster {cluster}`, as the same user and with the same --state; one "
+            "that an administrator runs is asked at its ask_socket, see `koala docs schedule`",
+        ) from error
+
+
+# -- Askclient -----------------------------------------------------------------------------------------------
+# Asking the scheduler of a batch system about a job at the socket that is there for every user of the host.
+
+ASK_SECONDS_OF_ASKCLIENT = 60
+"""So long it is tried while too many others ask."""
+ANSWER_LIMIT = 4_194_304
+"""Bytes of an answer, which names the nodes of a job."""
+PAUSE = 0.1
+"""Seconds, or up to twice as many, between two tries."""
+
+
+def ask_in_public(path: Path, cluster: str, job_id: str) -> Explanation:
+    """Ask at the socket of the cluster's scheduler, whoever runs it.
+
+    Raises JobNotFoundError, and ServiceUnavailableError when nobody answers there.
+    """
+    question = json.dumps({"job_id": job_id}).encode() + b"\n"
+    until = time.monotonic() + ASK_SECONDS_OF_ASKCLIENT
+    while time.monotonic() < until:
+        try:
+            line = _asked_once(path, question)
+        except OSError as error:
+            raise ServiceUnavailableError(
+                f"no `koala schedule` for cluster {cluster} answers at {path}: {error.strerror or error}",
+                hint="its administrator starts one there with --ask-socket, see `koala docs schedule`",
+            ) from error
+        if line is not None:
+            return read_answer(line)
+        time.sleep(SystemRandom().uniform(PAUSE, 2 * PAUSE))
+    raise ServiceUnavailableError(
+        f"too many others ask at {path}: no answer within {ASK_SECONDS_OF_ASKCLIENT} s", hint="ask again later"
+    )
+
+
+def _asked_once(path: Path, question: bytes) -> bytes | None:
+    """Return the answer; None when there was no place for the question. Raises OSError."""
+    with reachable(path) as name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        # Unlike a time-out of Python's it has the kernel queue us while too many others connect, socket(7).
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", ASK_SECONDS_OF_ASKCLIENT, 0))
+        try:
+            connection.connect(name)
+        except BlockingIOError:
+            return None
+        connection.settimeout(ASK_SECONDS_OF_ASKCLIENT)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(question)
+        with connection.makefile("rb") as lines:
+            try:
+                line = lines.readline(ANSWER_LIMIT)
+            except ConnectionResetError:
+                return None
+    return line if line.endswith(b"\n") and not _is_busy(line) else None
+
+
+def _is_busy(line: bytes) -> bool:
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(told, dict) and told.get("busy") is True

@@ -1,24 +1,119 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs as a batch system lists them: which are ours to start, their order, their shape, where they run. Pure.
-
-Only a job that was put in hold by the site (docs/schedule.md) waits for us. Whatever its user, or the batch system
-itself, keeps from starting is left out of the queue, with the reason, until that has passed.
-"""
+"""What is kept of each job of the batch system, what is decided for it, and what is told of it. Pure."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field, replace
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import HoldOwner, LrmJobState
-from koala_adapter.ordering.pools import serves
+from koala_adapter.model import (
+    HoldOwner,
+    LrmJobId,
+    LrmJobState,
+    NodeState,
+)
+from koala_adapter.ordering.allocation import Allocation, Pools, allocate, pools_of, rooms_of, serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from koala_adapter.model import LrmJob, LrmJobId, Queue
+    from koala_adapter.lrm.listing import Listing
+    from koala_adapter.lrm.starts import Pin
+    from koala_adapter.model import LrmJob, Queue
+    from koala_adapter.ordering.allocation import NodeRoom
+    from koala_adapter.queueing.queue import LocalJob
+
+
+class Phase(StrEnum):
+    """How far koala has come with the start of a job."""
+
+    LEFT_OUT = "left out"
+    """It may not be started now; the reason is kept."""
+    WAITING = "waiting"
+    STARTING = "starting"
+    """We decided to start it, and the batch system does not show it started yet."""
+    RETURNING = "returning"
+    """It did not start in time, or was queued again, and is to be put in hold and untied from its nodes."""
+    RUNNING = "running"
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One job as we know it."""
+
+    job: LrmJob
+    """As it was listed last, but with what its user insisted on before we tied it to nodes."""
+    phase: Phase
+    submitted: float = 0.0
+    """By our clock, as it was when the job was first seen."""
+    started: tuple[float, float] | None = None
+    """When it started, in the words of the batch system and by our clock, as it was when that was first seen."""
+    listed: LrmJob | None = None
+    """Exactly as it was listed last."""
+    reason: str = ""
+    """Why it is left out."""
+    passed_over: str = ""
+    """Why the last pass did not start it although enough processors were free."""
+    pool: int | None = None
+    estimate: int = 0
+    local: LocalJob | None = None
+    """What the pool's policy knows it as, while it does."""
+    nodes: tuple[tuple[str, int], ...] = ()
+    """Where it runs, or is to."""
+    requeues: int = 0
+    """How often it had been queued again when it was last seen to run or to wait."""
+    promised: float | None = None
+    """First start that was reserved for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A job to be started, and where."""
+
+    job_id: LrmJobId
+    allocation: Allocation
+    pin: Pin
+
+
+class JobEventKind(StrEnum):
+    """What may happen to a job."""
+
+    SUBMITTED = "submitted"
+    LEFT_OUT = "left out"
+    RESERVED = "reserved"
+    PASSED_OVER = "passed over"
+    START = "start"
+    STARTED = "started"
+    NOT_STARTED = "not started"
+    REQUEUED = "requeued"
+    ADOPTED = "adopted"
+    CHANGED = "changed"
+    ENDED = "ended"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """One line of what went on."""
+
+    time: float
+    kind: JobEventKind
+    job_id: LrmJobId
+    user: str = ""
+    processors: int = 0
+    detail: str = ""
+    at: float | None = None
+    """The start that is reserved."""
+    nodes: tuple[tuple[str, int], ...] = field(default=())
+
+
+# -- Listedjobs ----------------------------------------------------------------------------------------------
+# Jobs as a batch system lists them: which are ours to start, their order, their shape, where they run. Pure.
+#
+# Only a job that was put in hold by the site (docs/schedule.md) waits for us. Whatever its user, or the batch system
+# itself, keeps from starting is left out of the queue, with the reason, until that has passed.
 
 OCCUPYING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING})
 """States in which a job has its processors. Suspended jobs keep their memory and come back; ending ones still clean."""
@@ -159,3 +254,64 @@ def shape(job: LrmJob) -> object:
         job.requested_nodes,
         job.excluded_nodes,
     )
+
+
+# -- Suitability ---------------------------------------------------------------------------------------------
+# On which nodes a job could start if nothing else ran, and why not; kept until nodes or queues change. Pure.
+
+
+class Suitability:
+    """What nodes and queues allow, whatever runs."""
+
+    def __init__(self) -> None:
+        """Nothing has been listed yet."""
+        self.pools = Pools(nodes={}, queues={}, default=None)
+        self._queues: Mapping[str, Queue] = {}
+        self._rooms: tuple[NodeRoom, ...] = ()
+        self._seen: object = None
+        self._problems: dict[object, str] = {}
+        """By the shape of a job."""
+        self._served: dict[str, tuple[int | None, str]] = {}
+
+    def follow(self, listing: Listing) -> bool:
+        """Take the nodes and queues of a listing; tell whether all is as it was."""
+        seen = [
+            (node.name, node.state is NodeState.UP, node.processors, node.memory_mib, node.features, node.queues)
+            for node in listing.nodes
+        ]
+        if (seen, listing.queues) == self._seen:
+            return True
+        self._seen = (seen, listing.queues)
+        self._queues = listing.queues
+        self._problems.clear()
+        self._served.clear()
+        unused = (replace(node, processors_used=0, memory_used_mib=0) for node in listing.nodes)
+        self._rooms = tuple(rooms_of(unused, {}, {}).values())
+        self.pools = pools_of(listing.nodes, listing.queues)
+        return False
+
+    def pool_for(self, job: LrmJob) -> tuple[int | None, str]:
+        """Return the pool in which a job is to start, and why it never could there as things are; empty if it could."""
+        if job.queue not in self._served:
+            self._served[job.queue] = self._pool_of(job.queue)
+        pool, problem = self._served[job.queue]
+        return pool, problem or self._problem(job)
+
+    def _problem(self, job: LrmJob) -> str:
+        wanted = shape(job)
+        if wanted not in self._problems:
+            found = allocate(job, self._rooms)
+            problem = "" if isinstance(found, Allocation) else found.reason
+            self._problems[wanted] = problem.removesuffix(" now").removesuffix(" for it")
+        problem = self._problems[wanted]
+        return f"even with nothing else running on the nodes that are up: {problem}" if problem else ""
+
+    def _pool_of(self, wanted: str) -> tuple[int | None, str]:
+        """Return the pool of a queue, or list of queues, and why its jobs cannot start there now."""
+        pool = self.pools.of_queue(wanted)
+        if pool is None:
+            return None, f"no node serves queue {wanted}" if wanted else "it names no queue"
+        serving = [queue for name, queue in self._queues.items() if serves(wanted, name)]
+        if serving and not any(queue.up for queue in serving):
+            return pool, f"queue {serving[0].name} is down"
+        return pool, ""

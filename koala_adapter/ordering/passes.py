@@ -10,20 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from koala_adapter.batchsystem.startlog import OriginalRequest, Pin
-from koala_adapter.ordering.allocation import Allocation, allocate, memory_on
-from koala_adapter.ordering.entries import JobEvent, JobEventKind, Phase, Start
-from koala_adapter.ordering.guards import Guard, NodeRelease, guard_for, guarded
-from koala_adapter.ordering.standings import Standings
+from koala_adapter.lrm.starts import OriginalRequest, Pin
+from koala_adapter.ordering.allocation import Allocation, Guard, NodeRelease, allocate, guard_for, guarded, memory_on
+from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Phase, Start
+from koala_adapter.ordering.mirror import Standings
 
 if TYPE_CHECKING:
     from typing import Self
 
     from koala_adapter.model import LrmJobId
     from koala_adapter.ordering.allocation import NodeRoom
-    from koala_adapter.ordering.entries import Entry
+    from koala_adapter.ordering.jobs import Entry
     from koala_adapter.ordering.mirror import Mirror
-    from koala_adapter.queueing.local_queue import ClusterScheduler, LocalJob
+    from koala_adapter.queueing.queue import ClusterScheduler, LocalJob
+
 
 LONGEST = 200
 """A pass ends after about so many jobs that fit in sum only; the others are looked at in the next one."""

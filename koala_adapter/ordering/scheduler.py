@@ -1,35 +1,294 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler of a live batch system: look, decide, put on record, start, look whether it started.
-
-The batch system stays the truth. While it does not answer nothing is decided and nothing is lost; when this process is
-killed the next one finds its starts on record.
-"""
+"""What ``koala schedule`` counts of one queue for whoever watches it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
 
-from koala_adapter.errors import JournalError
-from koala_adapter.ordering.entries import Phase
-from koala_adapter.ordering.schedulingpass import decide
-from koala_adapter.ordering.timeofday import as_read
+from koala_adapter.errors import JournalError, LrmError, LrmUnavailableError
+from koala_adapter.host import metrics as metric
+from koala_adapter.host.clock import ServiceClock
+from koala_adapter.host.metrics import process_meter
+from koala_adapter.lrm.listing import Watcher, answering, local_jobs, read_listing
+from koala_adapter.lrm.rate import CircuitBreaker
+from koala_adapter.model import LrmJobState
+from koala_adapter.ordering.asking import as_read
+from koala_adapter.ordering.jobs import Phase
+from koala_adapter.ordering.passes import decide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from anyio.abc import TaskGroup
 
-    from koala_adapter.batchsystem.listing import Listing
-    from koala_adapter.batchsystem.starter import Starter
-    from koala_adapter.batchsystem.startlog import StartLog
-    from koala_adapter.ordering.entries import JobEvent, Start
+    from koala_adapter.host.metrics import Meter
+    from koala_adapter.lrm import Lrm
+    from koala_adapter.lrm.listing import Listing
+    from koala_adapter.lrm.starts import Starter, StartLog
+    from koala_adapter.model import LrmJob, LrmJobId, Queue
+    from koala_adapter.ordering.asking import Overview
+    from koala_adapter.ordering.jobs import JobEvent, Start
     from koala_adapter.ordering.mirror import Mirror
-    from koala_adapter.ordering.notewriter import NoteWriter
-    from koala_adapter.ordering.pacedwatcher import PacedWatcher
-    from koala_adapter.ordering.schedulingpass import MisfitRules
+    from koala_adapter.ordering.notes import NoteWriter
+    from koala_adapter.ordering.passes import MisfitRules
+    from koala_adapter.ordering.shadow import ShadowReport
+
+
+class QueueMeter:
+    """Counts decisions, and tells where the queue, or its shadow, stands."""
+
+    def __init__(self, cluster: str) -> None:
+        """Nothing is counted yet."""
+        self.meter = process_meter("schedule")
+        self._cluster = cluster
+
+    def tell(self, happened: Iterable[JobEvent]) -> None:
+        """Count what happened."""
+        for one in happened:
+            self.meter.add(metric.QUEUE_EVENTS, self._cluster, one.kind.value)
+
+    def read_queue(self, overview: Callable[[], Overview]) -> None:
+        """Tell where the queue stands whenever the metrics are read."""
+
+        def read(meter: Meter) -> None:
+            found = overview()
+            counts = {
+                "waiting": found.waiting,
+                "starting": found.starting,
+                "running": found.running,
+                "left out": found.left_out,
+            }
+            for state, count in counts.items():
+                meter.set(metric.QUEUE_JOBS, self._cluster, state, value=count)
+            meter.set(metric.QUEUE_PROCESSORS, self._cluster, value=found.processors)
+            meter.set(metric.QUEUE_FREE, self._cluster, value=found.free)
+
+        self.meter.read_with(read)
+
+    def read_shadow(self, report: Callable[[], ShadowReport]) -> None:
+        """Tell how a shadow's decisions differ whenever the metrics are read."""
+
+        def read(meter: Meter) -> None:
+            found = report()
+            for start, count in {"earlier": found.earlier, "later": found.later, "same": found.same}.items():
+                meter.set(metric.SHADOW_JOBS, self._cluster, start, value=count)
+            ours, theirs = found.mean_wait_ours, found.mean_wait_theirs
+            meter.set(metric.SHADOW_WAIT, self._cluster, "koala", value=ours)
+            meter.set(metric.SHADOW_WAIT, self._cluster, "lrm", value=theirs)
+            meter.set(metric.SHADOW_GAIN, self._cluster, value=theirs - ours)
+
+        self.meter.read_with(read)
+
+
+# -- Looking at a batch system at intervals, or earlier when something will have changed ---------------------
+
+QUEUES_AGAIN = 60.0
+"""Seconds after which the queues are listed again: they change rarely."""
+SLOWEST_START = 60.0
+CLUSTER = "the cluster that is scheduled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often a batch system is looked at (seconds)."""
+
+    interval: float
+    """Between two looks while nothing is about to change."""
+    shortest: float
+    """Between two looks at least."""
+
+
+async def start_plugin(lrm: Lrm, *, on_trouble: Callable[[str], None]) -> None:
+    """Make a plugin ready, however long its batch system does not answer.
+
+    ``on_trouble`` hears when it does not answer (why), and when it answers after that (empty).
+    """
+    pause, failed = 1.0, False
+    while True:
+        try:
+            with answering(CLUSTER):
+                await lrm.start()
+        except LrmError as error:
+            if not failed:
+                on_trouble(str(error))
+            failed = True
+            await anyio.sleep(pause)
+            pause = min(SLOWEST_START, pause * 2)
+        else:
+            break
+    if failed:
+        on_trouble("")
+
+
+class PacedWatcher:
+    """Lists one batch system at intervals, or earlier when it is told that something will have changed."""
+
+    def __init__(
+        self, lrm: Lrm, pace: Pace, *, on_trouble: Callable[[str], None], clock: ServiceClock | None = None
+    ) -> None:
+        """``lrm`` has been started. ``clock``: by which all is dated; None: a new one.
+
+        ``on_trouble`` hears when the batch system stops answering (why), and when it answers again (empty).
+        """
+        self.clock = clock or ServiceClock()
+        self._lrm = lrm
+        self._pace = pace
+        self._watcher = Watcher(
+            self._read,
+            breaker=CircuitBreaker(pause=pace.interval),
+            on_trouble=lambda error: on_trouble("" if error is None else str(error)),
+        )
+        self._wanted = anyio.Event()
+        self._queues: Mapping[str, Queue] = {}
+        self._queues_at = -inf
+
+    @property
+    def failure(self) -> str | None:
+        """Why the last look was not answered; None when it was."""
+        return None if self._watcher.failure is None else str(self._watcher.failure)
+
+    async def look(self) -> Listing | None:
+        """Return a listing; None when the batch system does not answer now."""
+        if self._watcher.resting:
+            return None
+        try:
+            return await self._watcher.look()
+        except LrmError:
+            return None
+
+    def look_soon(self) -> None:
+        """Have the next look come as early as the bounds allow."""
+        self._wanted.set()
+
+    async def pause(self, *, restless: bool, due: float | None) -> None:
+        """Wait until the next look. ``due``: seconds after which something is to be looked at anyway."""
+        await anyio.sleep(self._pace.shortest)
+        left = self._pace.interval - self._pace.shortest
+        if not restless and left > 0:
+            with anyio.move_on_after(left if due is None else min(left, max(0.0, due - self._pace.shortest))):
+                await self._wanted.wait()
+        self._wanted = anyio.Event()
+
+    async def _read(self) -> Listing:
+        listing = await read_listing(self._lrm, cluster=CLUSTER, read_at=self.clock.now(), offset=self.clock.offset)
+        if anyio.current_time() > self._queues_at + QUEUES_AGAIN:
+            with answering(CLUSTER):
+                self._queues = {queue.name: queue for queue in await self._lrm.queues()}
+            self._queues_at = anyio.current_time()
+        return replace(listing, jobs=local_jobs(listing), queues=self._queues)
+
+
+# -- Givingback ----------------------------------------------------------------------------------------------
+# Gives the queue of a batch system back to its own scheduler: what the site's hook holds is released, and that only.
+#
+# Needs no ``koala schedule`` and no record of one. What was done is what a listing confirms afterwards.
+
+ROUNDS = 5
+"""Listings after which what is still held stays so: new jobs come in as long as the hook is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenBack:
+    """What became of the jobs."""
+
+    released: tuple[LrmJobId, ...]
+    """They waited in the hook's hold, and are in it no more."""
+    running: tuple[LrmJobId, ...]
+    """They run, and would have come back in that hold."""
+    still_held: Mapping[LrmJobId, str]
+    """Why, by job."""
+
+
+async def give_back(
+    lrm: Lrm, *, tied: Collection[LrmJobId] = (), tell: Callable[[str], None] = lambda _: None
+) -> GivenBack:
+    """Release what the site's hook holds. ``tied``: jobs that we may have tied to nodes and that did not start.
+
+    Raises LrmUnavailableError when the batch system does not answer; then it can be repeated.
+    """
+    held = await _untied(lrm, await lrm.held_by_hook(), tied, tell)
+    await _take_notes_away(lrm, held, tell)
+    running = [job.id for job in held if job.state is not LrmJobState.HELD]
+    await _release(lrm, running)
+    waiting: dict[LrmJobId, None] = {}
+    failures: dict[LrmJobId, str] = {}
+    now_held = _waiting(held)
+    for _ in range(ROUNDS):
+        tell(f"releasing {len(now_held)} jobs")
+        waiting |= dict.fromkeys(now_held)
+        failures = await _release(lrm, now_held)
+        left = _waiting(await lrm.held_by_hook())
+        if not left or set(left) <= failures.keys():
+            now_held = left
+            break
+        now_held = left
+    still = {job: failures.get(job, "it came in meanwhile") for job in now_held}
+    released = tuple(job for job in waiting if job not in still)
+    return GivenBack(released=released, running=tuple(running), still_held=still)
+
+
+async def _untied(
+    lrm: Lrm, held: Sequence[LrmJob], tied: Collection[LrmJobId], tell: Callable[[str], None]
+) -> Sequence[LrmJob]:
+    """Untie jobs whose start was cut short, and return what is held then."""
+    ours = [job.id for job in held if job.state is LrmJobState.HELD and (job.tied or job.id in tied)]
+    for job in ours:
+        tell(f"untying {job} from its nodes")
+        try:
+            await lrm.undo_start(job)
+        except LrmUnavailableError:
+            raise
+        except LrmError:
+            # It is gone, or will not be untied: it is released all the same.
+            continue
+    return await lrm.held_by_hook() if ours else held
+
+
+async def _take_notes_away(lrm: Lrm, held: Sequence[LrmJob], tell: Callable[[str], None]) -> None:
+    """Have no job show a place in our queue any more. What cannot be taken away stays: it says as of when it is."""
+    noted = [job.id for job in held if job.note]
+    if not noted or not lrm.capabilities.annotate:
+        return
+    tell(f"taking the notes from {len(noted)} jobs")
+    try:
+        await lrm.annotate(noted, "")
+    except LrmUnavailableError:
+        raise
+    except LrmError as error:
+        tell(f"the notes of some jobs stay: {error.message}")
+
+
+def _waiting(jobs: Sequence[LrmJob]) -> list[LrmJobId]:
+    return [job.id for job in jobs if job.state is LrmJobState.HELD]
+
+
+async def _release(lrm: Lrm, jobs: Sequence[LrmJobId]) -> dict[LrmJobId, str]:
+    """Release jobs, singly where all together are refused; return those that are refused, with the reasons."""
+    if not jobs:
+        return {}
+    try:
+        await lrm.give_back(jobs)
+    except LrmUnavailableError:
+        raise
+    except LrmError as error:
+        if len(jobs) == 1:
+            return {jobs[0]: error.message}
+    else:
+        return {}
+    middle = len(jobs) // 2
+    return {**await _release(lrm, jobs[:middle]), **await _release(lrm, jobs[middle:])}
+
+
+# -- Outsidescheduler ----------------------------------------------------------------------------------------
+# The scheduler of a live batch system: look, decide, put on record, start, look whether it started.
+#
+# The batch system stays the truth. While it does not answer nothing is decided and nothing is lost; when this process
+# is killed the next one finds its starts on record.
 
 log = structlog.get_logger()
 

@@ -1,25 +1,229 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue of one cluster under a site's own policy, whose answers are looked at before anything starts. Pure.
-
-What waits, runs and is free is counted here, too. A policy that starts what does not wait, or more than is free, or
-fails, starts nothing in that pass; in the next one it is made anew and told all that is known here.
-"""
+"""A site's own placement policy, whose answers are looked at before anything is done by them. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from koala_adapter.errors import PolicyAnswerError
-from koala_adapter.queueing.local_queue import ClusterScheduler, LocalJob, Reservation
-from koala_adapter.queueing.priority import ARRIVAL
+from koala_adapter.queueing.queue import ARRIVAL, ClusterScheduler, LocalJob, Reservation
+from koala_adapter.scheduler.malleable.policies import Direction, MalleabilityPolicy, MalleableJob
+from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed, PlacedComponent, PlacementPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from koala_adapter.queueing.policies import MakeQueue
-    from koala_adapter.queueing.priority import PriorityWeights
+    from koala_adapter.model import ClusterName
+    from koala_adapter.queueing.backfill import MakeQueue
+    from koala_adapter.queueing.queue import PriorityWeights
+    from koala_adapter.scheduler.malleable.policies import J, RunningJobs, Step
+    from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult
+
+
+class CheckedPlacement(PlacementPolicy):
+    """A policy that answers as another one does, if that can be followed."""
+
+    def __init__(self, policy: PlacementPolicy, described: str) -> None:
+        """``described``: the policy and its entry point, as a person is told."""
+        self.name = policy.name
+        self.splits = bool(policy.splits)
+        self._policy = policy
+        self._described = described
+
+    def place(self, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> PlacementResult:
+        """See :meth:`PlacementPolicy.place`. Raises PolicyAnswerError for an answer that cannot be followed."""
+        try:
+            result: object = self._policy.place(list(requests), MappingProxyType(views))
+        except Exception as error:
+            raise PolicyAnswerError.raised(self._described, error) from error
+        problem = placement_problem(result, requests, views)
+        if problem or not isinstance(result, Placed | Insufficient | Infeasible):
+            raise PolicyAnswerError.of(self._described, problem)
+        return result
+
+
+def placement_problem(
+    result: object, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
+) -> str:
+    """Return what is wrong with an answer, as it goes on after "it"; nothing when it can be followed."""
+    return next(_problems(result, requests, views), "")
+
+
+def _problems(
+    result: object, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
+) -> Iterator[str]:
+    """Yield what is wrong; only the first counts, as what is looked at next relies on what was looked at before."""
+    if isinstance(result, Insufficient | Infeasible):
+        if not (isinstance(result.reason, str) and result.reason):
+            yield "gives no reason"
+        return
+    if not isinstance(result, Placed):
+        yield f"is {_kind(result)}, not Placed, Insufficient or Infeasible"
+    elif not isinstance(result.components, tuple | list):
+        yield f"has {_kind(result.components)} for a tuple of components"
+    else:
+        wanted = {request.component.name: request for request in requests}
+        for part in result.components:
+            yield from _problems_of_part(part, wanted, views)
+        for request in requests:
+            parts = [part for part in result.components if part.component == request.component.name]
+            yield from _problems_of_component(request, parts)
+        for cluster in {part.cluster: None for part in result.components}:
+            processors = sum(part.processors for part in result.components if part.cluster == cluster)
+            if processors > (room := max(0, views[cluster].room)):
+                yield f"places {processors} processors on {cluster!r}, which has room for {room}"
+
+
+def _problems_of_part(
+    part: object, wanted: Mapping[str, ComponentRequest], views: Mapping[ClusterName, ClusterView]
+) -> Iterator[str]:
+    if not isinstance(part, PlacedComponent):
+        yield f"places {_kind(part)}, not a PlacedComponent"
+        return
+    if not isinstance(part.component, str) or part.component not in wanted:
+        yield f"places component {_shown(part.component)}, which it was not asked about"
+    placed = f"places component {_shown(part.component)}"
+    if not isinstance(part.cluster, str) or part.cluster not in views:
+        yield f"{placed} on {_shown(part.cluster)}, which is no cluster of the site"
+    if not _is_count(part.processors):
+        yield f"{placed} on {_shown(part.processors)} processors"
+    if part.piece is not None and not (_is_count(part.piece) and part.piece <= part.processors):
+        yield f"{placed} with {_shown(part.piece)} of its minimum on {part.processors} processors"
+    view = views[part.cluster]
+    if (never := wanted[part.component].never(view)) is not None:
+        yield f"{placed} on {_shown(part.cluster)}, where it can never run: {never}"
+    if view.closed is not None:
+        yield f"{placed} on {_shown(part.cluster)}, which is {view.closed}"
+
+
+def _problems_of_component(request: ComponentRequest, parts: Sequence[PlacedComponent]) -> Iterator[str]:
+    component = request.component
+    if not parts:
+        yield f"leaves component {component.name!r} out"
+    if len(parts) > 1 and not request.splittable:
+        yield f"splits component {component.name!r}, which is to stay whole"
+    if len({part.cluster for part in parts}) < len(parts):
+        yield f"places two pieces of component {component.name!r} on one cluster"
+    processors = sum(part.processors for part in parts)
+    if not component.minimum <= processors <= component.maximum:
+        allowed = str(component.minimum) + (f" to {component.maximum}" if component.maximum > component.minimum else "")
+        yield f"places component {component.name!r} on {processors} processors, it asks for {allowed}"
+    shares = [part.piece for part in parts if part.piece is not None]
+    if len(parts) > 1 and len(shares) < len(parts):
+        yield f"does not say what share of component {component.name!r} a piece is"
+    if shares and sum(shares) != component.minimum:
+        yield f"shares {sum(shares)} processors of component {component.name!r}, its minimum is {component.minimum}"
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _shown(value: object) -> str:
+    """Return a value as it was written; of anything else what it is: the same each time, as it gets into a journal."""
+    return repr(value) if isinstance(value, str | int | float | None) else _kind(value)
+
+
+# -- A site's own malleability policy, whose messages are looked at before they are sent. Pure ---------------
+# What an application cannot do it declines, so a message may ask for more than its bounds allow, but never for more
+# than is there, and never one that has declined already: else a step would not come to an end.
+
+MOST_ROUNDS = 10_000
+"""Of one step: a policy that rebalances could take and give for ever."""
+
+
+class CheckedMalleability(MalleabilityPolicy):
+    """A policy that asks whom another one asks, if that can be done."""
+
+    def __init__(self, policy: MalleabilityPolicy, described: str) -> None:
+        """``described``: the policy and its entry point, as a person is told."""
+        self.name = policy.name
+        self.rebalances = bool(policy.rebalances)
+        self._policy = policy
+        self._described = described
+
+    def messages(self, running: RunningJobs[J], step: Step) -> list[tuple[J, int]]:
+        """See :meth:`MalleabilityPolicy.messages`. Raises PolicyAnswerError for messages that cannot be sent."""
+        given = replace(step, unwilling=set(step.unwilling))
+        try:
+            round_: object = self._policy.messages(running, given)
+        except Exception as error:
+            raise PolicyAnswerError.raised(self._described, error) from error
+        problem = messages_problem(round_, running, step, rebalances=self.rebalances)
+        if problem:
+            raise PolicyAnswerError.of(self._described, problem)
+        sent = cast("list[tuple[J, int]]", round_)
+        step.rounds += 1 if sent or given.rounds != step.rounds else 0
+        return list(sent)
+
+    def _grow(self, running: RunningJobs[J], step: Step) -> list[tuple[J, int]]:
+        return self._policy._grow(running, step)  # noqa: SLF001 - a policy of its own kind
+
+    def _shrink(self, running: RunningJobs[J], step: Step) -> list[tuple[J, int]]:
+        return self._policy._shrink(running, step)  # noqa: SLF001 - likewise
+
+
+def messages_problem(answer: object, running: RunningJobs[J], step: Step, *, rebalances: bool) -> str:
+    """Return what is wrong with a round of messages, as it goes on after "it"; nothing when it can be sent."""
+    return next(_problems_of_checkedmalleability(answer, running, step, rebalances=rebalances), "")
+
+
+def _problems_of_checkedmalleability(
+    answer: object, running: RunningJobs[J], step: Step, *, rebalances: bool
+) -> Iterator[str]:
+    """Yield what is wrong; only the first counts, as what is looked at next relies on what was looked at before."""
+    if not isinstance(answer, list | tuple):
+        yield f"is a {type(answer).__name__}, not a list of jobs with numbers of processors"
+        return
+    if answer and rebalances and step.rounds >= MOST_ROUNDS:
+        yield f"goes on after {MOST_ROUNDS} rounds"
+    here = {id(job) for job in running} if answer else set()
+    asked: set[int] = set()
+    for message in answer:
+        if not (isinstance(message, tuple) and len(message) == 2):  # noqa: PLR2004 - a pair
+            yield f"has a {type(message).__name__} for a job with a number of processors"
+        job, amount = message
+        if not isinstance(job, MalleableJob) or id(job) not in here:
+            yield f"asks a {type(job).__name__} that is no malleable job that runs on the cluster"
+        if id(job) in asked:
+            yield "asks a job twice in one round"
+        asked.add(id(job))
+        yield from _problems_of_amount(job, amount, step, rebalances=rebalances)
+    given_out = sum(max(0, amount) for _, amount in answer)
+    if given_out > max(0, step.remaining):
+        yield f"gives out {given_out} processors, there are {max(0, step.remaining)}"
+
+
+def _problems_of_amount(job: MalleableJob, amount: object, step: Step, *, rebalances: bool) -> Iterator[str]:
+    if not isinstance(amount, int) or isinstance(amount, bool) or amount == 0:
+        yield "asks a job for a change that is no number of processors, or 0"
+        return
+    if job.busy:
+        yield "asks a job whose size is changing already"
+    if job.order in step.unwilling:
+        yield "asks a job again that has declined in this step"
+    grows = step.direction is Direction.GROW
+    if grows and amount < 0 and not rebalances:
+        yield f"takes {-amount} processors from a job in a step that gives out some"
+    if not grows and amount > 0:
+        yield f"gives {amount} processors to a job in a step that frees some"
+    spare = job.size - job.minimum
+    if amount < 0 and -amount > (spare if grows else max(spare, step.remaining)):
+        yield f"asks a job of {job.size} processors, which needs {job.minimum}, to give up {-amount}"
+
+
+# -- Checkedqueue --------------------------------------------------------------------------------------------
+# The queue of one cluster under a site's own policy, whose answers are looked at before anything starts. Pure.
+#
+# What waits, runs and is free is counted here, too. A policy that starts what does not wait, or more than is free, or
+# fails, starts nothing in that pass; in the next one it is made anew and told all that is known here.
 
 T = TypeVar("T")
 

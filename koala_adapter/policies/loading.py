@@ -3,31 +3,117 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from koala_adapter.dynaco.decide import ACCEPTANCE_RULES, AcceptanceRule
-from koala_adapter.dynaco.sizerules import CheckedRule
 from koala_adapter.errors import ConfigurationError, PluginError
-from koala_adapter.policies.definition import PolicyKind
-from koala_adapter.policies.entrypoints import HINT, load_definitions
-from koala_adapter.queueing.checkedqueue import CheckedQueues
-from koala_adapter.queueing.local_queue import ClusterScheduler
-from koala_adapter.queueing.policies import POLICIES as QUEUE_POLICIES
-from koala_adapter.queueing.priority import ARRIVAL
+from koala_adapter.lrm.contract import installed_entry_points
+from koala_adapter.policies import ENTRY_POINT_GROUP, INTERFACE_VERSION, PolicyDefinition, PolicyKind
+from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement, CheckedQueues
+from koala_adapter.queueing.backfill import POLICIES as QUEUE_POLICIES
+from koala_adapter.queueing.queue import ARRIVAL, ClusterScheduler
+from koala_adapter.scheduler.knownpolicies import POLICIES as PLACEMENT_POLICIES
 from koala_adapter.scheduler.knownpolicies import Policies
-from koala_adapter.scheduler.malleable.checkedmalleability import CheckedMalleability
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, MalleabilityPolicy
-from koala_adapter.scheduler.placement.checkedplacement import CheckedPlacement
-from koala_adapter.scheduler.placement.ownpolicies import POLICIES as PLACEMENT_POLICIES
 from koala_adapter.scheduler.placement.policy import PlacementPolicy
+from koala_adapter.sizes import ACCEPTANCE_RULES, AcceptanceRule, CheckedRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
+    from importlib import metadata
     from importlib.metadata import EntryPoint
 
     from koala_adapter.errors import PolicyAnswerError
-    from koala_adapter.policies.entrypoints import InstalledPolicy
-    from koala_adapter.queueing.policies import MakeQueue
+    from koala_adapter.queueing.backfill import MakeQueue
+
+
+# -- Finds the policies of installed distributions, and refuses definitions that break the contract ----------
+
+HINT = "see `koala docs policies`"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledPolicy:
+    """A policy that keeps the contract as far as its definition goes."""
+
+    definition: PolicyDefinition
+    described: str
+    """Its entry point and distribution, as a person is told."""
+
+
+def installed() -> tuple[metadata.EntryPoint, ...]:
+    """Return the entry points of the policies of all installed distributions. Nothing is imported."""
+    return tuple(installed_entry_points().select(group=ENTRY_POINT_GROUP))
+
+
+def policy_names(kind: PolicyKind) -> tuple[str, ...]:
+    """Return what the installed policies of a kind are called, by their entry points alone."""
+    prefix = f"{kind}."
+    return tuple(sorted(one.name.removeprefix(prefix) for one in installed() if one.name.startswith(prefix)))
+
+
+def load_definitions(
+    kind: PolicyKind, own: Iterable[str], entry_points: Iterable[metadata.EntryPoint] | None = None
+) -> Mapping[str, InstalledPolicy]:
+    """Return the policies of a kind by name; ``own``: what koala's own are called, which nobody replaces.
+
+    Raises PluginError, naming the distribution at fault, when one cannot be imported or breaks the contract, and for
+    an entry point that is of no kind.
+    """
+    known, found = frozenset(own), dict[str, InstalledPolicy]()
+    for entry_point in installed() if entry_points is None else entry_points:
+        where = described(entry_point)
+        begins = entry_point.name.partition(".")[0]
+        if begins not in PolicyKind.__members__.values():
+            kinds = ", ".join(f"{one}.NAME" for one in PolicyKind)
+            raise PluginError(f"{where} is of no kind that there is", hint=f"entry points are called {kinds}")
+        if begins != kind:
+            continue
+        definition = _loaded(entry_point, where)
+        if definition.name in known or definition.name in found:
+            whose = "koala's own" if definition.name in known else "another installed one"
+            message = f"{where}: {definition.name!r} is the name of {whose}"
+            raise PluginError(message, hint="rename it, or uninstall its distribution")
+        found[definition.name] = InstalledPolicy(definition=definition, described=where)
+    return found
+
+
+def described(entry_point: metadata.EntryPoint) -> str:
+    """Return how an entry point is told to a person: its name, what it names, and the distribution it is from."""
+    dist = entry_point.dist
+    of = f" of {dist.name} {dist.version}" if dist is not None else ""
+    return f"policy {entry_point.name!r} ({entry_point.value}){of}"
+
+
+def _loaded(entry_point: metadata.EntryPoint, where: str) -> PolicyDefinition:
+    try:
+        definition = entry_point.load()
+    except Exception as error:
+        message = f"{where} cannot be imported: {type(error).__name__}: {error}"
+        raise PluginError(message, hint="reinstall it, or uninstall its distribution") from error
+    if not isinstance(definition, PolicyDefinition):
+        problem = f"expected a PolicyDefinition, found {type(definition).__name__}"
+    else:
+        problem = _problem(entry_point.name, definition)
+    if problem:
+        raise PluginError(f"{where} breaks the contract of policies: {problem}", hint=HINT)
+    checked: PolicyDefinition = definition
+    return checked
+
+
+def _problem(name: str, definition: PolicyDefinition) -> str:
+    if f"{definition.kind}.{definition.name}" != name:
+        return f"it calls itself {definition.kind}.{definition.name}"
+    if not _NAME.fullmatch(definition.name):
+        return "a name is a letter, then letters, digits, _ or -, at most 63 in all"
+    if definition.interface_version != INTERFACE_VERSION:
+        return f"it is written for interface {definition.interface_version}, this is interface {INTERFACE_VERSION}"
+    return "" if callable(definition.factory) else "factory must be callable"
+
+
+# -- Loading -------------------------------------------------------------------------------------------------
 
 
 def load_policies(entry_points: Iterable[EntryPoint] | None = None) -> Policies:

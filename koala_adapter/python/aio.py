@@ -18,9 +18,7 @@ from anyio import to_thread
 
 from koala_adapter.api.asyncclient import AsyncClient
 from koala_adapter.errors import JobTimeoutError, KoalaError, ServiceAbsentError, ServiceUnavailableError
-from koala_adapter.python.display import mimebundle
-from koala_adapter.python.handle import MOST_STARTS
-from koala_adapter.python.result import JobResult, OutputFollower, text_of
+from koala_adapter.python.jobs import MOST_STARTS, JobResult, OutputFollower, mimebundle, text_of
 from koala_adapter.python.site import ENDING, LATEST, LOOK_AGAIN, Site
 
 if TYPE_CHECKING:
@@ -29,11 +27,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from koala_adapter.api.clusterreports import ClusterReport
-    from koala_adapter.api.reports import JobReport
     from koala_adapter.model import Job as CheckedJob
+    from koala_adapter.outcome import JobState
     from koala_adapter.python.description import Job
-    from koala_adapter.scheduler.outcome import JobState
+    from koala_adapter.report.values import ClusterReport, JobReport
 
 __all__ = ["AsyncJobHandle", "clusters", "job", "jobs", "run", "submit"]
 

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -16,21 +18,21 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import KoalaError, ServiceAbsentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
     from koala_adapter.api.client import Client
     from koala_adapter.api.closedjournal import ClosedJournal
-    from koala_adapter.api.clusterreports import ClusterReport
     from koala_adapter.api.offline import JournalView
     from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.lrm import PluginDefinition
     from koala_adapter.model import Job as CheckedJob
-    from koala_adapter.plugin import PluginDefinition
     from koala_adapter.python.description import Job
-    from koala_adapter.python.handle import JobHandle
-    from koala_adapter.python.result import JobResult
+    from koala_adapter.python.jobs import JobHandle, JobResult
+    from koala_adapter.report.values import ClusterReport
     from koala_adapter.scheduler.knownpolicies import Policies
+
 
 ASKING = 60.0
 """Seconds that a cluster may take to answer when no service knows it already."""
@@ -94,7 +96,7 @@ class Site:
     @cached_property
     def plugins(self) -> Mapping[str, PluginDefinition]:
         """The installed plugins. Raises PluginError."""
-        from koala_adapter.plugin import load_plugins
+        from koala_adapter.lrm import load_plugins
 
         return load_plugins()
 
@@ -122,8 +124,8 @@ class Site:
     def _standin_file(self) -> Path:
         """Find what is here, and say in one line that it is used."""
         from koala_adapter.config.locations import no_site_file
-        from koala_adapter.discovery.standin import standin_site_file
         from koala_adapter.errors import ConfigurationError
+        from koala_adapter.sitesetup.find import standin_site_file
 
         try:
             path, described = standin_site_file(self.plugins, self.directory)
@@ -165,8 +167,8 @@ class Site:
         directory. Raises ConfigurationError with all that is wrong, one problem per line.
         """
         from koala_adapter.config.jobfile import job_of_values, load_job
+        from koala_adapter.lrm.commands import login_name
         from koala_adapter.model import JobId
-        from koala_adapter.plugin.commands import login_name
 
         if isinstance(job, str | PathLike):
             return load_job(Path(job), job_id=JobId("0"), user=login_name(), submitted_at=0.0, site=self.config)
@@ -239,7 +241,7 @@ class Site:
 
     def job(self, job_id: str) -> JobHandle:
         """Return a handle on a job by its id, whether there is such a job or not."""
-        from koala_adapter.python.handle import JobHandle
+        from koala_adapter.python.jobs import JobHandle
 
         return JobHandle(self, job_id)
 
@@ -279,8 +281,7 @@ class Site:
             return self.client.clusters()
         from anyio.from_thread import start_blocking_portal
 
-        from koala_adapter.api.askedclusters import answer_report, ask_clusters
-        from koala_adapter.api.offline import read_record
+        from koala_adapter.api.offline import answer_report, ask_clusters, read_record
         from koala_adapter.api.statedirectory import prepare_directory
 
         prepare_directory(self.directory)
@@ -298,7 +299,7 @@ class Site:
         """
         if self.client.running():
             return None
-        from koala_adapter.api.standby import stand_by
+        from koala_adapter.api.client import stand_by
 
         pid = stand_by(self.client, self.file)
         if pid is not None:
@@ -368,8 +369,125 @@ class Site:
             pid, self._begun = self._begun, None
         if pid is None:
             return
-        from koala_adapter.api.backgroundservice import ended_within
+        from koala_adapter.api.statedirectory import ended_within
 
         with suppress(KoalaError):
             if self.client.pid() == pid and self.client.stop_if_idle():
                 ended_within(pid, ENDING)
+
+
+# -- Words ---------------------------------------------------------------------------------------------------
+# The words of everyday use, each for the site that is loaded as the command line finds it, or for another one.
+
+
+def submit(job: Job | str | PathLike[str], *, site: Site | None = None) -> JobHandle:
+    """Hand a job, or a job file, to the service of a site; see :meth:`Site.submit`.
+
+    ``site``: default :meth:`Site.load`. Who submits many jobs loads it once.
+    """
+    return (site or Site.load()).submit(job)
+
+
+def run(
+    job: Job | str | PathLike[str],
+    *,
+    timeout: float | None = None,
+    check: bool = True,
+    show: bool = False,
+    site: Site | None = None,
+) -> JobResult:
+    """Run a job, or a job file, to its end and return how it ended; see :meth:`Site.run`."""
+    return (site or Site.load()).run(job, timeout=timeout, check=check, show=show)
+
+
+def clusters(*, site: Site | None = None) -> list[ClusterReport]:
+    """Return the clusters: what is idle, what koala holds, how often it asks; see :meth:`Site.clusters`."""
+    return (site or Site.load()).clusters()
+
+
+def job(job_id: str, *, site: Site | None = None) -> JobHandle:
+    """Return a handle on a job that was submitted earlier, by this program or any other."""
+    return (site or Site.load()).job(job_id)
+
+
+def jobs(limit: int = LATEST, *, site: Site | None = None) -> list[JobHandle]:
+    """Return handles on the latest jobs in order of submission, ``limit`` of them at most."""
+    return (site or Site.load()).jobs(limit)
+
+
+# -- Localsite -----------------------------------------------------------------------------------------------
+# A site of small clusters inside this machine, for trying things out and for tests; all of it is gone afterwards.
+
+SITE = """\
+[control_center]
+listen = "127.0.0.1"
+lease = 60
+heartbeat = 1
+
+[scheduler]
+scan_interval = 0.5
+launch_margin = 20
+placeholder_life = 300
+"""
+CLUSTER = """
+[[clusters]]
+name = {name}
+plugin = "local"
+poll_interval = 0.5
+requests_per_minute = 600
+output_directory = {directory}
+settings = {{ processors = {processors}, idle_seconds = 60 }}
+"""
+
+
+@contextmanager
+def local_site(clusters: Sequence[str] = ("alpha", "beta"), *, processors: int = 4) -> Iterator[Site]:
+    """Have clusters of ``processors`` processors each, inside this machine, with a service of their own.
+
+    They are batch systems with queues, only small. At the end of the block jobs that are left are waited for, or
+    cancelled if it ends with an exception, and everything is removed.
+
+    >>> with local_site(["alpha"], processors=2) as site:
+    ...     [(cluster.name, cluster.processors) for cluster in site.clusters()]
+    [('alpha', 2)]
+    """
+    from koala_adapter.api.offline import temporary_directory
+
+    directory = temporary_directory("koala-")
+    try:
+        file, state = directory / "site.toml", directory / "state"
+        state.mkdir(mode=0o700)
+        file.write_text(_site_text(directory, clusters, processors), encoding="utf-8")
+        site = Site.load(file, state=state)
+        try:
+            with site:
+                yield site
+        finally:
+            _end_all(site, state)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _site_text(directory: Path, clusters: Sequence[str], processors: int) -> str:
+    tables = [
+        CLUSTER.format(name=json.dumps(name), directory=json.dumps(str(directory)), processors=processors)
+        for name in clusters
+    ]
+    return "".join([SITE, *tables])
+
+
+def _end_all(site: Site, state: Path) -> None:
+    """End what the block has left: a service that another one of its programs began, jobs, and the clusters."""
+    from anyio.from_thread import start_blocking_portal
+
+    from koala_adapter.api.offline import ENDING, cancel_all, end_daemons, everywhere
+    from koala_adapter.api.statedirectory import ended_within
+
+    pid = site.client.pid()
+    if pid is not None:
+        with suppress(KoalaError):
+            site.client.stop()
+            ended_within(pid, ENDING)
+    with start_blocking_portal() as portal:
+        portal.call(everywhere, site.config, site.plugins, site.directory, cancel_all)
+    end_daemons(state)

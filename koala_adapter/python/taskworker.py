@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from koala_adapter.pull.connection import LEAVING, connected, received, sent
+from koala_adapter.tasks.connection import LEAVING, connected, received, sent
 
 if TYPE_CHECKING:
     import ssl

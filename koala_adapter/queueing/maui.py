@@ -15,9 +15,8 @@ from itertools import accumulate, islice
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
-from koala_adapter.queueing.availability import Profile
-from koala_adapter.queueing.local_queue import ClusterScheduler, LocalJob
-from koala_adapter.queueing.priority import ARRIVAL, PriorityWeights
+from koala_adapter.queueing.profile import Profile
+from koala_adapter.queueing.queue import ARRIVAL, ClusterScheduler, LocalJob, PriorityWeights
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+
 _Place: TypeAlias = tuple[int, int, int]
 """A breakpoint: its block, its index there, and the level before that block."""
 

@@ -11,7 +11,7 @@ import importlib.util
 import io
 from dataclasses import dataclass
 from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from koala_adapter.errors import SimulationError
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
     from matplotlib.typing import RcKeyType
 
-    from koala_adapter.simulation.experiments.framework import Figure, Series
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Told apart also by people who do not see all colours, after Okabe and Ito (2008)."""
@@ -194,3 +193,42 @@ def thinned(values: Sequence[float], most: int = MOST_POINTS) -> Sequence[float]
         return values
     step = (len(values) - 1) / (most - 1)
     return [values[round(index * step)] for index in range(most)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One line or one set of bars of a figure."""
+
+    label: str
+    y: Sequence[float]
+    x: Sequence[float] = ()
+    """As many as ``y``; empty for bars, which stand at the categories of the figure."""
+    low: Sequence[float] = ()
+    """Lower ends of the confidence intervals; empty when there are none."""
+    high: Sequence[float] = ()
+    """Upper ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """The values of a figure and what is written at its axes."""
+
+    name: str
+    """Stem of its files."""
+    title: str
+    x_label: str
+    """With the unit."""
+    y_label: str
+    """With the unit."""
+    series: Sequence[Series]
+    kind: Literal["line", "step", "bars", "points", "timeline"] = "line"
+    """``step``: each value holds until the next x. ``line`` and ``points`` mark or join the values. ``timeline``: a
+    bar from x to ``high`` in row y."""
+    categories: Sequence[str] = ()
+    """Names along the x axis, for bars; names of the rows from 0, for a timeline."""
+    caption: str = ""
+    x_log: bool = False
+    y_log: bool = False
+    x_range: tuple[float, float] | None = None
+    y_range: tuple[float, float] | None = None
+    """None: from 0, or from what is there on a logarithmic axis."""

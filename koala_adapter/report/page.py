@@ -13,26 +13,16 @@ import json
 from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from koala_adapter.simulation.experiments.framework import tally
-from koala_adapter.simulation.figures import draw
+from koala_adapter.report.figures import Figure, draw
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from koala_adapter.simulation.experiments.framework import (
-        Cell,
-        Experiment,
-        Figure,
-        Finding,
-        Listing,
-        Options,
-        Result,
-        Table,
-    )
-    from koala_adapter.simulation.figures import Drawing
+    from koala_adapter.report.figures import Drawing
+
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -62,19 +52,6 @@ class Heading:
     """One or two sentences."""
     command: str
     """What to type to get the same page."""
-
-
-def write_experiment(directory: Path, experiment: Experiment, options: Options, result: Result) -> Path:
-    """Write data, figures and page of an experiment; returns the page. Raises OSError."""
-    words = ["koala experiment run", experiment.name, f"--seeds {options.seeds}"]
-    words += [f"--seed {options.seed}"] if options.seed else []
-    defaults = {setting.name: setting.default for setting in experiment.settings}
-    changed = {name: value for name, value in options.settings.items() if defaults.get(name) != value}
-    words += [f"--set {name}={value}" for name, value in changed.items()]
-    heading = Heading(
-        title=experiment.name, lead=f"{experiment.summary} After: {experiment.paper}", command=" ".join(words)
-    )
-    return write_result(directory, heading, result)
 
 
 def write_result(directory: Path, heading: Heading, result: Result) -> Path:
@@ -217,3 +194,62 @@ def shown(cell: Cell) -> str:
     if isinstance(cell, int) or cell.is_integer():
         return f"{cell:,.0f}"
     return f"{cell:,.1f}" if abs(cell) >= 1000 else f"{cell:.4g}"  # noqa: PLR2004 - digits that can be read
+
+
+Cell: TypeAlias = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One claim of the paper beside what came out here."""
+
+    claim: str
+    """What the paper says, in our words."""
+    outcome: str
+    """What came out, with numbers."""
+    holds: bool | None
+    """Whether the claim holds here; None when this run cannot tell, and `outcome` says why."""
+    margin: str = ""
+    """By how much it holds or fails to."""
+
+
+def tally(findings: Sequence[Finding]) -> str:
+    """Return in words how many claims hold, and how many this run cannot tell."""
+    held = sum(finding.holds is True for finding in findings)
+    unknown = sum(finding.holds is None for finding in findings)
+    return f"{held} of {len(findings)} hold" + (f", {unknown} cannot be told" if unknown else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Values in rows and columns."""
+
+    name: str
+    """Stem of its files."""
+    title: str
+    columns: Sequence[str]
+    """Headings, with units."""
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Text to be read as it stands."""
+
+    name: str
+    """Stem of its file."""
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """All that came out of an experiment."""
+
+    findings: Sequence[Finding]
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
+    """What a reader must know to judge it: what was substituted, assumed or left out."""
+    listings: Sequence[Listing] = ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people and programs are shown of jobs: plain values with a stable JSON form. Pure."""
+"""How far a sweep is, as people and programs are told. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,140 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from koala_adapter.model import JobKind
-from koala_adapter.scheduler.outcome import JobOutcome, JobState  # noqa: TC001 - read at run time
-from koala_adapter.service.filesreport import NO_FILES, FilesReport
-from koala_adapter.sweeps.progress import SweepProgress  # noqa: TC001 - likewise
+from koala_adapter.outcome import (
+    JobOutcome,  # noqa: TC001 - read at run time
+    JobState,  # noqa: TC001 - read at run time
+)
+
+MOST_NAMED = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepProgress:
+    """The tasks of a sweep, counted."""
+
+    total: int
+    done: int
+    failed: int
+    """Those that have failed as often as they may."""
+    running: int
+    """Those that launchers are at."""
+    first_failed: tuple[int, ...] = ()
+    """Numbers of the first that have failed."""
+    seconds_left: float | None = None
+    """Estimated; None: nobody can tell."""
+    directory: str = ""
+    """Where ``results.jsonl`` and the output of the tasks are."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to be done."""
+        return self.done + self.failed == self.total
+
+
+def where_output_is(progress: SweepProgress) -> str:
+    """Return, for people, where to find what the tasks have printed."""
+    task = progress.first_failed[0] if progress.first_failed else 0
+    failed = ", which failed" if progress.first_failed else ""
+    return (
+        f"what its tasks print is in {progress.directory}/tasks, such as {task // 1000:03}/{task}.out and .err of task "
+        f"{task}{failed}; {progress.directory}/results.jsonl tells what became of each"
+    )
+
+
+def said(progress: SweepProgress) -> str:
+    """Return how a sweep has ended, in words."""
+    if not progress.failed:
+        return f"all {progress.total} tasks are done"
+    named = ", ".join(map(str, progress.first_failed[:MOST_NAMED]))
+    more = f" and {progress.failed - MOST_NAMED} more" if progress.failed > MOST_NAMED else ""
+    noun = "task" if progress.failed == 1 else "tasks"
+    return f"{progress.failed} of {progress.total} tasks failed: {noun} {named}{more}"
+
+
+# -- Filesreport ---------------------------------------------------------------------------------------------
+# What became of the files that ranks left: plain values, which a client reads without the service. Pure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesReport:
+    """The files of a job's ranks. Names are ``COMPONENT/RANK: PATH``; of each sort only the first ones are named."""
+
+    arrived: int = 0
+    size: int = 0
+    """Bytes of what has arrived."""
+    refused: int = 0
+    """Files that were wanted and did not arrive."""
+    refusals: tuple[str, ...] = ()
+    """Their names, each with the reason."""
+    left: int = 0
+    """Files that nobody asked for, and that are gone with the ranks' directories."""
+    left_names: tuple[str, ...] = ()
+    awaited: int = 0
+    """Ranks not all of whose output files have arrived, or that never said so."""
+    awaited_ranks: tuple[str, ...] = ()
+    """``COMPONENT/RANK`` of the first of them."""
+
+
+NO_FILES = FilesReport()
+
+
+# -- What `koala clean` removed from a state directory, or would remove. Pure --------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """Things of one sort."""
+
+    what: str
+    """``directories``, ``reports``, ``request windows``, ``words of placeholders`` or ``logs``."""
+    number: int
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanReport:
+    """What was removed, and what was spared."""
+
+    dry_run: bool
+    """Nothing was removed: this is what would be."""
+    older: float
+    """Seconds since the end of the youngest job of which anything is removed, at least."""
+    jobs: tuple[str, ...]
+    """Ids of the jobs of which nothing is left but their number, in the order of their ends."""
+    removed: tuple[Removed, ...]
+    unfinished: int
+    """Jobs that are spared because they have not ended, or something of them is left in a batch system."""
+    newer: int
+    """Jobs that are spared because they ended later than that."""
+    continued: tuple[str, ...] = ()
+    """Jobs that are spared because a spared one goes on with their sweep."""
+    trouble: tuple[str, ...] = ()
+    """What could not be removed, and why."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all that is removed."""
+        return sum(one.size for one in self.removed)
+
+
+# -- Submissions as they would be sent: plain values, which a client reads without the service. Pure ---------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSubmission:
+    """What would be sent for one component, as ``koala script`` shows it."""
+
+    component: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    """Added to the small environment that commands get."""
+    script: str
+    note: str
+
+
+# -- What people and programs are shown of jobs: plain values with a stable JSON form. Pure ------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,3 +274,125 @@ def by_number(job_id: str) -> tuple[int, str]:
 def of_the_past(report: JobReport) -> JobReport:
     """Return the report kept at a job's end as it is true now: the scheduler forgot the job, so nothing is left."""
     return replace(report, placeholders_left=0)
+
+
+# -- Clusterreports ------------------------------------------------------------------------------------------
+# What people and programs are shown of clusters and plans: plain values with a stable JSON form. Pure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterReport:
+    """A cluster as ``koala clusters`` shows it."""
+
+    name: str
+    plugin: str
+    lrm: str | None
+    closed: str | None
+    """Why nothing is placed there at present; None: open."""
+    processors: int | None
+    idle: int | None
+    others: int | None
+    """Processors that jobs of others occupy."""
+    threshold: int
+    placeholders: int
+    """All of ours that have not ended."""
+    placeholders_queued: int
+    available: int
+    polled_at: float | None
+    requests: int
+    """Requests to the LRM since the service started."""
+    largest_requests_per_minute: int
+    requests_per_minute: int
+    """The bound on them."""
+    requests_last_minute: int = 0
+    """Those of the last 60 seconds, those of other processes of this user included."""
+    others_waiting: int = 0
+    """Processors that others want who wait in its queue; looked for where running malleable jobs shrink for them."""
+    down: int = 0
+    """Processors that nobody has and nobody could get, as their nodes are not up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedComponent:
+    """Where a component would go."""
+
+    component: str
+    cluster: str
+    processors: int
+    idle: int
+    """Processors that a claim would get there at once; what is beyond them waits in the queue of the LRM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """Where a job would go now, as ``koala plan`` shows it."""
+
+    result: str
+    """``placed``, ``insufficient`` (not now) or ``infeasible`` (never)."""
+    reason: str
+    """Why it is not placed; empty when it is."""
+    components: tuple[PlannedComponent, ...]
+    closed: dict[str, str]
+    """Clusters on which nothing is placed at present, and why."""
+
+
+# -- What people and programs are shown of negotiations: plain values with a stable JSON form. Pure ----------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NegotiationMessageReport:
+    """One message of a negotiation."""
+
+    at: float
+    sender: str
+    """``koala`` or ``application``."""
+    status: str
+    """``NT_NEGOTIATION`` (an offer), ``NT_ACCEPTED`` and so on, as in the template."""
+    processors: int
+    """That it is about; 0: none."""
+    reason: str
+    template: str
+    """The template as it was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NegotiationReport:
+    """A negotiation as ``koala negotiations`` shows it."""
+
+    number: int
+    job_id: str
+    component: str
+    rank: int
+    """Of the process that negotiated."""
+    agreement_id: str
+    initiator: str
+    """``koala`` or ``application``."""
+    direction: str
+    """``grow`` or ``shrink``."""
+    mandatory: bool
+    asked: int
+    """Processors in the first offer."""
+    standing: int
+    """Processors in the last offer, and then in the agreement."""
+    state: str
+    """``offered``, ``accepted``, ``agreed``, ``done``, ``rejected``, ``withdrawn``, ``expired``, ``broken`` or
+    ``over`` (its job ended first)."""
+    by: str
+    """Who said what made it so: ``koala`` or ``application``."""
+    reason: str
+    """Why it is less, or why it ended; may be empty."""
+    summary: str
+    """All of it in one sentence."""
+    began_at: float
+    latest_at: float
+    messages: tuple[NegotiationMessageReport, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NegotiationAccess:
+    """How a program gets to negotiate for a job, once."""
+
+    host: str
+    port: int
+    token: str
+    """Shown in the first frame of the connection."""

@@ -10,18 +10,175 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.dynaco.coordinator import Coordinator
-from koala_adapter.dynaco.walltime import WalltimeNotices
-from koala_adapter.runners.growing import GrowingRunner
-from koala_adapter.runners.membership import membership_of, signature
+from koala_adapter.model import Launcher
+from koala_adapter.runners.coordinator import LARGEST_NUMBER, Coordinator, Membership, Place, Tell, WantedChange, note
+from koala_adapter.runners.workers import GrowingRunner, WalltimeMonitor, shrinkage
+from koala_adapter.scheduler.records import ChangePhase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from koala_adapter.dynaco.adaptation import Membership
+    from koala_adapter.runners.coordinator import Note
     from koala_adapter.runners.runner import AddressedLaunch, Application
     from koala_adapter.scheduler.actions import Rank
-    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.scheduler.records import Change, Claim, JobRecord
+
+
+# -- Walltime ------------------------------------------------------------------------------------------------
+# DYNACO for the end of the walltime: an application with a library of its own keeps its size, and is told. Pure.
+#
+# A process hears how long it may still run as soon as it is in contact, again when that changes, and once more when
+# the end is near; it is told, too, when that will be, for the time in which it may be out of contact. What it does
+# then is its own business, such as writing its state to a file. Nothing of this has to be remembered over a restart:
+# who comes into contact again is told again.
+#
+# Libraries of earlier versions do not know the note, and would complain of it: who wants it says so in its hello.
+
+SLACK = 1.0
+"""Seconds; an end that is known better than so is not told again."""
+
+
+class WalltimeNotices:
+    """What the processes of one job are told of the end of its walltime."""
+
+    def __init__(self, warn_before: float) -> None:
+        """``warn_before``: seconds before the end at which it is near; 0: never."""
+        self._monitor = WalltimeMonitor(warn_before)
+        self._hearing: set[int] = set()
+        """Ranks in contact whose library knows the note."""
+        self._tells: list[Tell] = []
+
+    def ends(self, at: float, ranks: Iterable[int], now: float) -> None:
+        """Take in when the first process is ended as its time is over, and which processes there are."""
+        self._hearing.intersection_update(ranks)
+        known = self._monitor.ends_at
+        if known is None or abs(known - at) >= SLACK:
+            self._monitor.move(at, now)
+            self._monitor.observe(now)
+            self._tell(self._hearing, now)
+
+    def heard_hello(self, rank: int, hello: Note, now: float) -> None:
+        """Take in that a process is in contact, or in contact again."""
+        self._hearing.discard(rank)
+        if hello.words.get("ends") == "1":
+            self._hearing.add(rank)
+            self._tell((rank,), now)
+
+    def lost(self, rank: int) -> None:
+        """Take in that a process is out of contact, or over."""
+        self._hearing.discard(rank)
+
+    def time_passed(self, now: float) -> None:
+        """Tell all when the end has come near."""
+        if self._monitor.observe(now) is not None:
+            self._tell(self._hearing, now)
+
+    def next_deadline(self) -> float | None:
+        """Return when `time_passed` is to be called at the latest; None: not for now."""
+        return self._monitor.due
+
+    def take_tells(self) -> list[Tell]:
+        """Return what is to be said, once."""
+        tells, self._tells = self._tells, []
+        return tells
+
+    @property
+    def warned(self) -> int:
+        """How many processes in contact know that the end is near."""
+        return len(self._hearing) if self._monitor.near else 0
+
+    def _tell(self, ranks: Iterable[int], now: float) -> None:
+        ends_at = self._monitor.ends_at
+        if ends_at is None:
+            return
+        left = min(LARGEST_NUMBER, int(max(0.0, ends_at - now)))
+        words = {"in": left, "near": int(self._monitor.near), "warn": int(self._monitor.warn_before)}
+        said = note("ends", **words)
+        self._tells.extend(Tell(rank, said) for rank in sorted(ranks))
+
+
+# -- Membership ----------------------------------------------------------------------------------------------
+# The processes of an adaptive component, and the changes that are under way, from the scheduler's records. Pure.
+
+
+def signature(record: JobRecord) -> object:
+    """Return what tells whether anything has happened to a job's sizes; cheap, as it is asked after each event."""
+    changes = tuple(
+        None
+        if change is None
+        else (change.number, change.phase, change.accepted, change.done, change.adaptation, change.made)
+        for change in (claim.change for claim in record.claims)
+    )
+    return (record.state, len(record.ranks), len(record.departed), len(record.ends), changes)
+
+
+def membership_of(record: JobRecord, component: str) -> Membership:
+    """Return the processes of one component of a job, and what the scheduler wants of them."""
+    ranks = [one for one in record.ranks if one.component == component and one.rank not in record.departed]
+    claims = [claim for claim in record.claims if claim.component == component]
+    joining = {rank for _, change in _under_way(claims, ChangePhase.TAKING) for rank in change.ranks}
+    let_go = {rank for _, change in _under_way(claims, ChangePhase.RELEASING) if change.made for rank in change.ranks}
+    members = [one for one in ranks if one.rank not in joining and one.rank not in let_go]
+    clusters = {claim.component: claim.cluster or "" for claim in reversed(claims)}
+    head = next((one for one in record.ranks if record.job.is_head(one.component)), None)
+    limits = record.job.component(component)
+    return Membership(
+        members=tuple(one.rank for one in members),
+        places={one.rank: _place(one, clusters) for one in ranks},
+        wanted=tuple(
+            _wanted(claim, change, claims, members)
+            for claim, change in _under_way(claims, *_MOVING)
+            if not change.lead  # it is a part of another one
+        ),
+        ended=frozenset(one.rank for one in ranks if one.rank in record.ends),
+        minimum=limits.minimum,
+        maximum=limits.maximum,
+        head="" if head is None else head.address or head.host,
+        first_only=record.job.launcher is Launcher.MPI,
+    )
+
+
+_MOVING = (ChangePhase.TAKING, ChangePhase.RELEASING)
+
+
+def able_to_leave(members: Sequence[Rank], cluster: str) -> list[int]:
+    """Return which of the processes of a component may leave a cluster: the first one bears the others."""
+    return [one.rank for one in members[1:] if one.cluster == cluster]
+
+
+def _under_way(claims: Sequence[Claim], *phases: ChangePhase) -> list[tuple[Claim, Change]]:
+    return [(claim, claim.change) for claim in claims if claim.change is not None and claim.change.phase in phases]
+
+
+def _wanted(claim: Claim, change: Change, claims: Sequence[Claim], members: Sequence[Rank]) -> WantedChange:
+    joining: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
+    if change.phase is ChangePhase.TAKING:
+        taken = [one for _, one in _under_way(claims, ChangePhase.TAKING) if change.number in {one.number, one.lead}]
+        joining = tuple(rank for one in sorted(taken, key=lambda one: one.number) for rank in one.ranks)
+    elif change.adaptation:
+        leaving = tuple(change.ranks)
+    else:
+        able = able_to_leave(members, claim.cluster or "")
+        leaving = tuple(sorted(step.rank for step in shrinkage(able, change.accepted - change.done)))
+    return WantedChange(
+        number=change.number,
+        joining=joining,
+        leaving=leaving,
+        reason=change.reason,
+        adaptation=change.adaptation,
+        point=change.point,
+        made=change.made,
+    )
+
+
+def _place(rank: Rank, clusters: dict[str, str]) -> Place:
+    return Place(
+        rank=rank.rank, cluster=rank.cluster or clusters.get(rank.component, ""), address=rank.address or rank.host
+    )
+
+
+# -- Adaptive ------------------------------------------------------------------------------------------------
 
 
 class AdaptiveRunner(GrowingRunner):

@@ -14,27 +14,435 @@ restart a change that was begun is finished, and one that was not is agreed on a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import quote, unquote_to_bytes
 
-from koala_adapter.dynaco.adaptation import (
-    AllDone,
-    Complaint,
-    GivenUp,
-    Membership,
-    Overdue,
-    Report,
-    Tell,
-)
-from koala_adapter.dynaco.changeunderway import ChangeUnderWay, Stage, who_has
-from koala_adapter.dynaco.notes import note
-from koala_adapter.dynaco.processes import Process, Stand, process_of
-from koala_adapter.dynaco.tidings import change_note, welcome_note
 from koala_adapter.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from koala_adapter.dynaco.notes import Note
+
+# -- Notes: what an application and koala say to each other beside negotiation templates. Pure ---------------
+# A note is one line: a verb, then words ``key=value`` with a space before each. Of a value every byte is percent-
+# encoded (RFC 3986) but letters, digits and ``._~:,/@[]-``. The application's end is ``koala_app.py``.
+
+LARGEST_NOTE = 65_536
+"""Bytes."""
+LARGEST_NUMBER = 2**31 - 1
+
+_SAFE = "._~:,/@[]-"
+_SAFE_IN_FIELD = "._~:/[]-"
+_VERB = re.compile(r"[a-z][a-z-]{0,31}", re.ASCII)
+_WORD = re.compile(r"([a-z][a-z_-]{0,31})=((?:[A-Za-z0-9._~:,/@\[\]-]|%[0-9A-Fa-f]{2})*)", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A verb, and words by their keys."""
+
+    verb: str
+    words: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def text(self, key: str) -> str:
+        """Return a word. Raises ProtocolError when it is missing."""
+        if key not in self.words:
+            raise ProtocolError(f"{self.verb} lacks {key}=")
+        return self.words[key]
+
+    def number(self, key: str) -> int:
+        """Return a word that is a number of 0 to 2147483647. Raises ProtocolError."""
+        text = self.text(key)
+        if not _NUMBER.fullmatch(text) or int(text) > LARGEST_NUMBER:
+            raise ProtocolError(f"{self.verb} has {key}={text[:40]}, which is no number")
+        return int(text)
+
+
+def note(verb: str, **words: object) -> Note:
+    """Return a note with these words."""
+    return Note(verb, MappingProxyType({key: str(value) for key, value in words.items()}))
+
+
+def payload_of(said: Note) -> bytes:
+    """Return what stands in the frame of a note. Raises ProtocolError when it is too large."""
+    line = " ".join([said.verb, *(f"{key}={quote(value, safe=_SAFE)}" for key, value in said.words.items())])
+    if len(line) > LARGEST_NOTE:
+        raise ProtocolError(f"{said.verb} of {len(line)} bytes is too large for the application to read")
+    return line.encode("ascii")
+
+
+def parse_note(payload: bytes) -> Note:
+    """Return the note that stands in a frame. Raises ProtocolError."""
+    verb, *rest = payload.decode("ascii", "replace").split(" ")
+    if not payload.isascii() or not _VERB.fullmatch(verb):
+        raise ProtocolError(f"this is no note: {payload[:60]!r}")
+    words: dict[str, str] = {}
+    for one in rest:
+        match = _WORD.fullmatch(one)
+        if match is None or match[1] in words:
+            raise ProtocolError(f"{verb} has a word that cannot be: {one[:60]!r}")
+        try:
+            words[match[1]] = unquote_to_bytes(match[2]).decode("utf-8")
+        except UnicodeDecodeError:
+            raise ProtocolError("a note is in UTF-8") from None
+    return Note(verb, MappingProxyType(words))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a process is, and how the others reach it."""
+
+    rank: int
+    cluster: str
+    address: str
+    contact: str = ""
+    """Free text of the program."""
+
+
+def listed(places: Iterable[Place]) -> str:
+    """Return processes as the value of a word."""
+    return ",".join(
+        "@".join(quote(one, safe=_SAFE_IN_FIELD) for one in (str(p.rank), p.cluster, p.address, p.contact))
+        for p in places
+    )
+
+
+# -- What a coordinator of changes is told and what it tells: values. Pure -----------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedChange:
+    """A change of size that the scheduler's records say is under way."""
+
+    number: int
+    """The scheduler's."""
+    joining: tuple[int, ...] = ()
+    """Ranks; their processes are started already."""
+    leaving: tuple[int, ...] = ()
+    reason: str = ""
+    adaptation: int = 0
+    """The coordinator's own number, once all processes stood at the point; 0: not yet."""
+    point: int = 0
+    """The point at which they stood then."""
+    made: bool = False
+    """All processes have said that they are done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """A component as the scheduler's records have it."""
+
+    members: tuple[int, ...]
+    """Ranks of its processes in the order of their positions, before the changes in ``wanted`` that are not made."""
+    places: Mapping[int, Place]
+    """Of these, and of all that join or leave; without their contacts."""
+    wanted: tuple[WantedChange, ...] = ()
+    ended: frozenset[int] = frozenset()
+    """Ranks whose processes are over."""
+    minimum: int = 1
+    maximum: int = 1
+    head: str = ""
+    """Host of the head component; empty: the first member's."""
+    first_only: bool = False
+    """The first member alone speaks with koala, for all others, and starts newcomers itself (MPI)."""
+
+    @property
+    def speakers(self) -> tuple[int, ...]:
+        """Return the members that speak with koala."""
+        return self.members[:1] if self.first_only else self.members
+
+    def awaited(self, wanted: WantedChange) -> tuple[int, ...]:
+        """Return the newcomers that must have joined before a change."""
+        return () if self.first_only else wanted.joining
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Say something to a process."""
+
+    rank: int
+    note: Note
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllStand:
+    """All old members stand at the point, and all newcomers have joined: the change can be made."""
+
+    number: int
+    adaptation: int
+    point: int
+    leaving: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllDone:
+    """All processes have carried the change out, and wait to be told that they may go on."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """The change is not made: the application goes on as it is."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complaint:
+    """A process says that a call was wrong, or says itself what it may not say."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overdue:
+    """A process has not carried the change out in its time: it is taken as lost, and its part of the data with it."""
+
+    rank: int
+    reason: str
+
+
+Report: TypeAlias = AllStand | AllDone | GivenUp | Complaint | Overdue
+
+
+# -- What koala knows of one process of an adaptive component, as it said last. Pure -------------------------
+
+VERSION = 1
+"""Of the notes."""
+LONGEST_CONTACT = 200
+"""Bytes."""
+
+
+class Stand(StrEnum):
+    """Where a process is in a change."""
+
+    NEW = "new"
+    """It has joined, and is no member yet."""
+    RUNNING = "running"
+    ARMED = "armed"
+    """It will stop at the point that was agreed on."""
+    WAITING = "waiting"
+    """It stands there."""
+    CHANGING = "changing"
+    """It has the change, and has not said that it is done."""
+    DONE = "done"
+    """It waits for the others."""
+    LEFT = "left"
+    """It was taken out and may only leave."""
+
+
+@dataclass(slots=True)
+class Process:
+    """One process; what it says later is noted here."""
+
+    stand: Stand
+    change: int
+    """Number of the change that it is in; of the last one that has ended for it, while it is new or running."""
+    at: int
+    reached: int
+    contact: str = ""
+    sizes: str = "any"
+    begun_anew: bool = False
+    """It was started again in the middle of a change (MPI programs that restart), and is to hear of it once more."""
+    leaving: bool = False
+    """It is about to exit."""
+
+    def in_change(self, number: int, *stands: Stand) -> bool:
+        """Tell whether it is in one of these stands for a change."""
+        return self.change == number and self.stand in stands
+
+    def past(self, number: int) -> bool:
+        """Tell whether a change has ended for it."""
+        return self.stand in {Stand.RUNNING, Stand.LEFT} and self.change >= number
+
+    def move(self, stand: Stand, change: int, at: int = 0) -> None:
+        """Note where it is now."""
+        self.stand, self.change, self.at = stand, change, at
+
+
+def process_of(hello: Note) -> Process:
+    """Return what a process says of itself in its first note. Raises ProtocolError."""
+    if hello.number("version") != VERSION:
+        raise ProtocolError(f"hello has version={hello.text('version')}: koala speaks {VERSION}")
+    try:
+        stand = Stand(hello.text("state"))
+    except ValueError:
+        raise ProtocolError(f"hello has state={hello.text('state')[:40]}, which is none") from None
+    contact = hello.words.get("contact", "")
+    if len(contact.encode()) > LONGEST_CONTACT:
+        raise ProtocolError(f"hello has a contact of more than {LONGEST_CONTACT} bytes")
+    return Process(
+        stand=stand,
+        change=hello.number("change"),
+        at=hello.number("at"),
+        reached=hello.number("reached"),
+        contact=contact,
+        sizes=hello.words.get("sizes", "any")[:40],
+        begun_anew=stand is Stand.DONE and hello.words.get("restart") == "1",
+    )
+
+
+# -- Changeunderway ------------------------------------------------------------------------------------------
+# DYNACO, execute: one change that processes make in step, how far it is, and for whom it waits. Pure.
+
+_ACTIVE = (Stand.RUNNING, Stand.ARMED, Stand.WAITING)
+
+
+class Stage(IntEnum):
+    """How far the change is."""
+
+    GATHERING = 0
+    """Members or newcomers are not all in contact yet."""
+    ASKING = 1
+    """How far are you?"""
+    ARMING = 2
+    """The point is set; not all stand there."""
+    RECORDING = 3
+    """All stand there; that is being written down."""
+    CHANGING = 4
+    CLOSING = 5
+    """All are done; that is being written down."""
+
+
+@dataclass(slots=True)
+class ChangeUnderWay:
+    """One change of the processes of a component, from the first question to the last answer."""
+
+    wanted: WantedChange
+    since: float
+    stage: Stage = Stage.GATHERING
+    number: int = 0
+    at: int = 0
+    distance: int = 1
+    counts: dict[int, int] = field(default_factory=dict)
+    told: bool = False
+    """Those who stand have been told the change."""
+    warned: bool = False
+    """They have been told who holds it up."""
+    overdue: Overdue | None = None
+    """The process that is taken as lost for that."""
+
+    def ready(self, membership: Membership, processes: Mapping[int, Process]) -> bool:
+        """Tell whether all members compute and all newcomers have come, so that a point can be agreed upon."""
+        members = [processes.get(rank) for rank in membership.speakers]
+        newcomers = [processes.get(rank) for rank in membership.awaited(self.wanted)]
+        return all(one is not None and one.stand in _ACTIVE for one in members) and all(
+            one is not None and one.stand is Stand.NEW for one in newcomers
+        )
+
+    def all_at_point(self, membership: Membership, processes: Mapping[int, Process]) -> bool:
+        """Tell whether all members stand at its point, and all newcomers are in contact."""
+        members = [processes.get(rank) for rank in membership.speakers]
+        newcomers = (processes.get(rank) for rank in membership.awaited(self.wanted))
+        return None not in newcomers and all(
+            one is not None and one.in_change(self.number, Stand.WAITING) and one.at == self.at for one in members
+        )
+
+    def all_stand(self) -> AllStand:
+        """Return what the scheduler is told when all stand at the point."""
+        return AllStand(number=self.wanted.number, adaptation=self.number, point=self.at, leaving=self.wanted.leaving)
+
+    def unfinished(self, membership: Membership, processes: Mapping[int, Process]) -> list[int]:
+        """Return for whom it waits: to be in contact and, once it was told, to be done."""
+        waited_for = []
+        for rank in (*membership.speakers, *membership.awaited(self.wanted)):
+            process = processes.get(rank)
+            done = process is not None and (
+                not self.told or process.in_change(self.number, Stand.DONE) or process.past(self.number)
+            )
+            if not done and rank not in membership.ended:
+                waited_for.append(rank)
+        return waited_for
+
+    def problem(self, membership: Membership, processes: Mapping[int, Process]) -> str:
+        """Return why it cannot be made while nobody has been told of it yet; nothing when it can."""
+        for rank in membership.speakers:
+            if rank in membership.ended:
+                return f"process {rank} has ended"
+            process = processes.get(rank)
+            if process is not None and process.leaving:
+                return f"process {rank} is about to exit"
+        return ""
+
+    def held_up_by(self, membership: Membership, processes: Mapping[int, Process]) -> str:
+        """Return who has kept it from being made; to be asked when its time is over."""
+        for rank in membership.speakers:
+            if rank not in processes:
+                return f"process {rank} was out of contact, and has not come back"
+        for rank in membership.awaited(self.wanted):
+            if rank not in processes:
+                return f"the new process {rank} has not joined"
+        return f"{who_has(self.late(membership, processes))} not reached an adaptation point"
+
+    def late(self, membership: Membership, processes: Mapping[int, Process]) -> list[int]:
+        """Return those of the old members in contact that do not stand at its point."""
+        there = [rank for rank in membership.speakers if rank in processes]
+        return [rank for rank in there if not (processes[rank].in_change(self.number, Stand.WAITING) and self.number)]
+
+
+def who_has(ranks: Sequence[int]) -> str:
+    """Return the beginning of a sentence on processes."""
+    return f"process {ranks[0]} has" if len(ranks) == 1 else f"processes {', '.join(map(str, ranks))} have"
+
+
+# -- Tidings -------------------------------------------------------------------------------------------------
+# The notes by which processes learn who the members are: at the beginning, and with each change. Pure.
+
+
+def after(membership: Membership, wanted: WantedChange) -> tuple[int, ...]:
+    """Return the members after a change, in the order of their positions."""
+    return (*(rank for rank in membership.members if rank not in wanted.leaving), *wanted.joining)
+
+
+def welcome_note(membership: Membership, contacts: Mapping[int, str], rank: int) -> Note:
+    """Return what a first member is told when all of them have come."""
+    return note(
+        "welcome",
+        rank=rank,
+        size=len(membership.members),
+        members=_listed(membership, membership.members, contacts),
+        minimum=membership.minimum,
+        maximum=membership.maximum,
+        head=_head(membership),
+    )
+
+
+def change_note(membership: Membership, wanted: WantedChange, contacts: Mapping[int, str], rank: int) -> Note:
+    """Return what each process is told of a change, for which all stand at the point."""
+    members = after(membership, wanted)
+    return note(
+        "change",
+        change=wanted.adaptation,
+        at=wanted.point,
+        size=len(members),
+        members=_listed(membership, members, contacts),
+        old=",".join(map(str, membership.members)),
+        leaving=_listed(membership, wanted.leaving, contacts),
+        rank=rank,
+        minimum=membership.minimum,
+        maximum=membership.maximum,
+        head=_head(membership),
+        reason=wanted.reason,
+    )
+
+
+def _listed(membership: Membership, ranks: Iterable[int], contacts: Mapping[int, str]) -> str:
+    return listed(replace(membership.places[rank], contact=contacts.get(rank, "")) for rank in ranks)
+
+
+def _head(membership: Membership) -> str:
+    return membership.head or membership.places[membership.members[0]].address
+
+
+# -- Coordinator ---------------------------------------------------------------------------------------------
 
 LAST_WORDS = 2.0
 """Seconds in which the processes can tell people why their job is about to end."""

@@ -25,19 +25,22 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.runner import AddressedLaunch, Reaction, Runner
 from koala_adapter.scheduler.events import Event, RankEnded
 from koala_adapter.vjm.channel import Launch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from koala_adapter.runners.runner import Application
     from koala_adapter.scheduler.actions import Rank
+
 
 LAUNCHER_TASK = "launcher"
 LONGEST_LINE = 64 * 1024
@@ -220,3 +223,46 @@ def _shell_end(status: int) -> TaskEnd:
     if SIGNAL_BASE < status <= SIGNAL_BASE + LARGEST_SIGNAL:
         return TaskEnd(reason=EndReason.SIGNALLED, signal=status - SIGNAL_BASE)
     return TaskEnd(reason=EndReason.EXITED, exit_code=status)
+
+
+# -- Adaptivempi ---------------------------------------------------------------------------------------------
+# Runner ``adaptive`` of launcher ``mpi``: an MPI program whose processes are spawned one at a time. Pure.
+#
+# mpiexec starts the first process alone. That one speaks with koala for all of them and spawns the others, so that
+# each has an MPI_COMM_WORLD of its own: what shares one cannot leave alone, as MPI_Finalize waits for all of it. So
+# the change comes before the newcomers: their placeholders are held, and get mpiexec's proxies when the program
+# spawns.
+
+
+class AdaptiveMpiRunner(AdaptiveRunner):
+    """Starts mpiexec and the first process; follows the coordinator, and mpiexec for the processes that are spawned."""
+
+    def __init__(self, application: Application) -> None:
+        """See :class:`Runner`."""
+        super().__init__(application)
+        self._mpi = MpiRunner(application, spawns=True)
+
+    def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
+        """See :class:`Runner`."""
+        return [self._speaking(one) for one in self._mpi.launches_in(rank)]
+
+    def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
+        """Take new ranks in; nothing is started for them until the program spawns them."""
+        del ranks
+        self.application = self._mpi.application = application
+        return ()
+
+    def output_of(self, task: str, stream: str, offset: int, data: bytes, now: float) -> Reaction:
+        """See :class:`Runner`."""
+        reaction = self._mpi.output_of(task, stream, offset, data, now)
+        return replace(reaction, launches=tuple(self._speaking(one) for one in reaction.launches))
+
+    def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
+        """See :class:`Runner`."""
+        return self._mpi.ended(task, end, now)
+
+    def _speaking(self, one: AddressedLaunch) -> AddressedLaunch:
+        """Let the processes of ranks reach koala, though only the first does."""
+        if one.launch.task.endswith(f":{LAUNCHER_TASK}"):
+            return one
+        return replace(one, launch=replace(one.launch, application=True, library=self.application.library))

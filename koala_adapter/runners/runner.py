@@ -9,19 +9,46 @@ the agents report their tasks, and the runner answers with what is still to be s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.events import Event, RankEnded, RankStarted
+from koala_adapter.vjm.channel import Launch
+from koala_adapter.vjm.jobscript import END_MARGIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from koala_adapter.model import Component, Job, PlaceholderId, TaskEnd
+    from koala_adapter.model import Component, Job, JobId, PlaceholderId, TaskEnd
     from koala_adapter.scheduler.actions import Rank
-    from koala_adapter.vjm.channel import Launch, LaunchFile
+    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
+    from koala_adapter.vjm.channel import LaunchFile
+
+
+# -- Timeleft ------------------------------------------------------------------------------------------------
+# When the processes of a job are ended because their time is over, by the scheduler's records. Pure.
+
+
+def process_ends_at(
+    record: JobRecord, rank: Rank, placeholders: Mapping[PlaceholderId, PlaceholderRecord], now: float
+) -> float:
+    """Return when a process is ended: with the walltime of its job, or before its own placeholder, as agents do."""
+    launched_at = now if record.launched_at is None else record.launched_at
+    placeholder = placeholders.get(rank.placeholder)
+    own = None if placeholder is None else placeholder.ends_at
+    of_job = launched_at + record.job.walltime
+    return of_job if own is None else min(of_job, own - END_MARGIN)
+
+
+def job_ends_at(record: JobRecord, placeholders: Mapping[PlaceholderId, PlaceholderRecord], now: float) -> float:
+    """Return when the first process of a launched job is ended, and with it the job if its processes are in step."""
+    here = (rank for rank in record.ranks if rank.rank not in record.departed and rank.rank not in record.ends)
+    return min((process_ends_at(record, rank, placeholders, now) for rank in here), default=now + record.job.walltime)
+
+
+# -- Runner --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,3 +165,88 @@ class Runner(ABC):
         """Return the rank a task id stands for; None for the application's launcher."""
         _, _, tail = task.partition(":")
         return int(tail) if tail.isdecimal() else None
+
+
+# -- Sends launches to agents, those with large input files a few at a time. Pure ----------------------------
+# Each rank gets the files of its component in its own message: 500 ranks with a program of 5 MiB are more than 3 GiB
+# of messages, of which only so much may be in memory as is on its way.
+
+IN_FLIGHT = 64 * 1024 * 1024
+"""Bytes of files that may be on their way; a single launch may have more."""
+
+
+class Sending:
+    """The launches that wait to be sent, and those with files that were sent and have not arrived."""
+
+    def __init__(self, order: Callable[[AddressedLaunch], bool]) -> None:
+        """``order`` sends one launch; False when its agent is not connected: it is then sent when that registers."""
+        self._order = order
+        self._waiting: deque[AddressedLaunch] = deque()
+        self._under_way: dict[str, tuple[PlaceholderId, int]] = {}
+        self._bytes = 0
+        self._pumping = False
+
+    def add(self, launches: Iterable[AddressedLaunch]) -> None:
+        """Send launches as soon as there is room for them."""
+        self._waiting.extend(launches)
+        self._pump()
+
+    def arrived(self, task: str) -> None:
+        """An agent has a launch: there is room for others."""
+        self._drop([task])
+
+    def lost(self, placeholder: PlaceholderId) -> None:
+        """An agent is out of contact, and what was on its way to it is gone."""
+        self._drop([task for task, (whose, _) in self._under_way.items() if whose == placeholder])
+
+    def forget(self, job_id: JobId) -> None:
+        """A job is over: none of its launches is wanted any more."""
+        prefix = f"{job_id}:"
+        self._waiting = deque(one for one in self._waiting if not one.launch.task.startswith(prefix))
+        self._drop([task for task in self._under_way if task.startswith(prefix)])
+
+    def _drop(self, tasks: Iterable[str]) -> None:
+        for task in tasks:
+            _, size = self._under_way.pop(task, (None, 0))
+            self._bytes -= size
+        self._pump()
+
+    def _pump(self) -> None:
+        if self._pumping:  # an order that fails ends its job, which is then forgotten
+            return
+        self._pumping = True
+        try:
+            while self._waiting and (not self._bytes or self._bytes + _size(self._waiting[0]) <= IN_FLIGHT):
+                one = self._waiting.popleft()
+                if self._order(one) and (size := _size(one)):
+                    _, before = self._under_way.get(one.launch.task, (None, 0))
+                    self._under_way[one.launch.task] = (one.placeholder, size)
+                    self._bytes += size - before
+        finally:
+            self._pumping = False
+
+
+def _size(one: AddressedLaunch) -> int:
+    return sum(len(file.content) for file in one.launch.files)
+
+
+# -- Process -------------------------------------------------------------------------------------------------
+# Runner of launcher ``process``: every rank is the component's command, started in its own placeholder.
+
+
+class ProcessRunner(Runner):
+    """Starts one process for each rank; they find each other by KOALA_ADDRESSES if they need to."""
+
+    def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
+        """See :meth:`Runner.launches_in`."""
+        application = self.application
+        launch = Launch(
+            task=self.task_of(rank.rank),
+            argv=application.component(rank).command,
+            environment=application.environment(rank),
+            working_directory=application.job.working_directory,
+            files=application.files.get(rank.component, ()),
+            time_limit=float(application.job.walltime),
+            output_files=application.component(rank).output_files,
+        )
+        return (AddressedLaunch(placeholder=rank.placeholder, launch=launch),)

@@ -8,27 +8,222 @@ launches and signals, and each worker's end is told by itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
 
-from koala_adapter.dynaco.execute import Retirements
-from koala_adapter.dynaco.observe import GrowOffer
-from koala_adapter.dynaco.plan import farewell, shrinkage
-from koala_adapter.dynaco.sizerules import OWN_SIZES, Decision
-from koala_adapter.runners.growing import GrowingRunner
-from koala_adapter.runners.runner import AddressedLaunch
+from koala_adapter.runners.runner import AddressedLaunch, ProcessRunner
+from koala_adapter.scheduler.malleable.changes import dispensable, name_of
+from koala_adapter.sizes import OWN_SIZES, Decision
 from koala_adapter.vjm.channel import Launch, Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from typing import TypeAlias
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from koala_adapter.dynaco.observe import Observation, ShrinkRequest
-    from koala_adapter.dynaco.sizerules import SizeRules
-    from koala_adapter.model import PlaceholderId, TaskEnd
+    from koala_adapter.model import ClusterName, PlaceholderId, TaskEnd
     from koala_adapter.runners.runner import Application
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.events import Event
+    from koala_adapter.scheduler.records import Change, Claim, JobRecord
+    from koala_adapter.sizes import SizeRules
+
+
+# -- DYNACO, observe: what happens to a running application that may make it adapt. Pure ---------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """The scheduler would like the application to change its size."""
+
+    component: str
+    cluster: ClusterName
+    processors: int
+    """By how many."""
+    size: int
+    """Processors that the component has on all clusters, without those that it has agreed to give up."""
+    minimum: int
+    maximum: int
+    coming: tuple[int, ...] = ()
+    """Processors that it has accepted elsewhere and does not have: by each growth, which may come to nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowOffer(Observation):
+    """Processors could be had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShrinkRequest(Observation):
+    """Processors are wanted back; the request is to be met as far as the minimum allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class WalltimeNear:
+    """The processes of the application are about to be ended, as their time is over. Its size stays as it is."""
+
+    seconds_left: float
+
+
+@dataclass(slots=True)
+class WalltimeMonitor:
+    """Sees how far the end of the time of an application is; all times are of one clock, in seconds."""
+
+    warn_before: float
+    """So long before the end, the end is near; 0: it never is."""
+    ends_at: float | None = None
+    """When the processes are ended; None: not known."""
+    near: bool = False
+    """That the end is near was observed, and it has not moved away since."""
+
+    def move(self, ends_at: float, now: float) -> None:
+        """Note that the processes are ended at another time than was known."""
+        self.ends_at = ends_at
+        self.near = self.near and ends_at - self.warn_before <= now
+
+    def observe(self, now: float) -> WalltimeNear | None:
+        """Return the event, once it has come, and then only once."""
+        if self.ends_at is None or self.due is None or now < self.due:
+            return None
+        self.near = True
+        return WalltimeNear(max(0.0, self.ends_at - now))
+
+    @property
+    def due(self) -> float | None:
+        """When to look next; None: not before the end moves."""
+        if self.ends_at is None or self.near or not self.warn_before:
+            return None
+        return self.ends_at - self.warn_before
+
+
+# -- DYNACO, plan: the actions that bring an application to the size that was decided on. Pure ---------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartProcess:
+    """Start the process of a new rank in the placeholder that holds its processor."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetireProcess:
+    """Ask the process of a rank to end, wait for that, and kill it when it takes too long."""
+
+    rank: int
+
+
+Plan: TypeAlias = "tuple[StartProcess | RetireProcess, ...]"
+"""For workers the order does not matter: each comes and goes without the others."""
+
+
+def growth(ranks: Iterable[int]) -> Plan:
+    """Return the plan that takes new ranks in."""
+    return tuple(StartProcess(rank) for rank in ranks)
+
+
+def farewell(ranks: Iterable[int]) -> Plan:
+    """Return the plan that takes all of some workers out, because their walltime is near."""
+    return tuple(RetireProcess(rank) for rank in sorted(ranks))
+
+
+def shrinkage(ranks: Collection[int], count: int, *, leaving: Collection[int] = ()) -> Plan:
+    """Return the plan that takes ``count`` of some ranks out: those that came last go first.
+
+    ``leaving``: ranks that are on their way out for another reason, which are not asked again.
+    """
+    staying = sorted(rank for rank in ranks if rank not in leaving)
+    return tuple(RetireProcess(rank) for rank in reversed(staying[max(0, len(staying) - count) :]))
+
+
+# -- DYNACO, execute: how far the actions of a plan have come. Pure ------------------------------------------
+# Workers have no common point of progress to be adapted at: an action is done as soon as its own process does it.
+
+
+@dataclass(slots=True)
+class Retirements:
+    """The processes that were asked to end and have not; times in seconds."""
+
+    grace: float
+    """Time that each has before it is killed."""
+    _until: dict[int, float] = field(default_factory=dict)
+
+    def begin(self, rank: int, now: float) -> bool:
+        """Note that a process is asked to end now; False when it has been asked before."""
+        if rank in self._until:
+            return False
+        self._until[rank] = now + self.grace
+        return True
+
+    def ended(self, rank: int) -> None:
+        """Note that the process of a rank is over, or lost."""
+        self._until.pop(rank, None)
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """Those that are on their way out."""
+        return frozenset(self._until)
+
+    def overdue(self, now: float) -> tuple[int, ...]:
+        """Return those whose time is over, which are to be killed."""
+        return tuple(rank for rank, until in self._until.items() if until <= now)
+
+    def killed(self, rank: int, now: float) -> None:
+        """Note that a process was killed: should it still be there after the same time again, it is killed again."""
+        if rank in self._until:
+            self._until[rank] = now + max(1.0, self.grace)
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next one is to be killed; None: there is none."""
+        return min(self._until.values(), default=None)
+
+
+# -- Runners of jobs that get further ranks while they run. Pure ---------------------------------------------
+
+
+class GrowingRunner(ProcessRunner):
+    """Starts a process for each rank, also for those that come later."""
+
+    def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
+        """Take new ranks in, which ``application`` has beside the former ones; return what is to be started."""
+        self.application = application
+        wanted = {step.rank for step in growth(ranks)}
+        return [launch for rank in application.ranks if rank.rank in wanted for launch in self.launches_in(rank)]
+
+
+# -- What becomes of the size of a component by changes that are under way on other clusters. Pure -----------
+
+if TYPE_CHECKING:
+    Amount: TypeAlias = Callable[[Claim, Change], int]
+
+
+def other_changes(record: JobRecord, claim: Claim, amount: Amount) -> list[int]:
+    """Return by how many processors each other change of the component of a claim may alter its size, 0 left out.
+
+    ``amount`` tells this of the change of a claim, below 0: it gives them up. Changes that are parts of one growth come
+    together, or not at all, and are one.
+    """
+    own = None if claim.change is None else name_of(claim.change)
+    amounts: Counter[int] = Counter()
+    for other in record.claims:
+        change = other.change
+        if other is not claim and other.component == claim.component and change is not None and name_of(change) != own:
+            amounts[name_of(change)] += amount(other, change)
+    return [one for one in amounts.values() if one]
+
+
+def without_dispensable(record: JobRecord, amount: Amount) -> Amount:
+    """Return ``amount``, but for growths that can be handed back: as if they had been."""
+    return lambda claim, change: 0 if dispensable(record, change) else amount(claim, change)
+
+
+def dispensable_growths(record: JobRecord, claim: Claim) -> tuple[int, ...]:
+    """Return the numbers of the growths of the component of a claim elsewhere that can be handed back."""
+    others = (one.change for one in record.claims if one is not claim and one.component == claim.component)
+    return tuple(change.number for change in others if change is not None and dispensable(record, change))
+
+
+# -- Workers -------------------------------------------------------------------------------------------------
 
 KILL = 9
 
@@ -164,3 +359,47 @@ class WorkersRunner(GrowingRunner):
         if rank is not None:
             self.departed((rank,))
         return super().ended(task, end, now)
+
+
+# -- Sweep ---------------------------------------------------------------------------------------------------
+# Runner ``sweep``: the workers are launchers, which pull the tasks of the sweep from the service. Pure.
+
+_SCRIPT = """\
+for python in /usr/bin/python3 /usr/libexec/platform-python python3; do
+    if command -v "$python" >/dev/null 2>&1; then
+        exec "$python" -S -B "${PYTHONPATH%%:*}/koala_sweep.py"
+    fi
+done
+echo "no python3 on $(uname -n)" >&2
+exit 127
+"""
+COMMAND = ("/bin/sh", "-c", _SCRIPT)
+"""Any Python from 3.6 on; what is imported is in the library, where PYTHONPATH begins."""
+
+
+URGENT = 23
+"""SIGURG: what is no launcher does not notice it."""
+KILLED_LATER = 10
+"""Seconds after a launcher's own time for its task, in which it must have gone."""
+
+
+class SweepRunner(WorkersRunner):
+    """Starts a launcher for each rank, and has launchers leave one by one."""
+
+    def __init__(self, application: Application) -> None:
+        """See :class:`Runner`."""
+        super().__init__(application)
+        for component in application.job.components:
+            self._retiring[component.name] = Retirements(float(component.retirement.grace + KILLED_LATER))
+
+    def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
+        """See :meth:`Runner.launches_in`."""
+        library = self.application.library
+        return [
+            replace(one, launch=replace(one.launch, argv=COMMAND, library=library)) for one in super().launches_in(rank)
+        ]
+
+    def _ask(self, rank: Rank) -> Sequence[Order]:
+        """Ask by a signal that the task, which gets it, too, does not notice."""
+        asked = Signal(task=self.task_of(rank.rank), signal=URGENT)
+        return [AddressedSignal(placeholder=rank.placeholder, signal=asked)]

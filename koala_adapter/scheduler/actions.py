@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJobId, PlaceholderId
-from koala_adapter.scheduler.outcome import JobOutcome
+from koala_adapter.outcome import JobOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ Action: TypeAlias = (
     | CorrectOutcome
     | ReportRefusedAnswer
 )
-"""All that the scheduler can want: :func:`koala_adapter.driver.effector.carry_out` knows each."""
+"""All that the scheduler can want: :func:`koala_adapter.driver.loop.carry_out` knows each."""
 
 
 @dataclass(slots=True)

@@ -3,29 +3,147 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from hashlib import sha256
+from typing import TYPE_CHECKING, TypeAlias
+from zlib import crc32
 
 from koala_adapter.model import JobKind
+from koala_adapter.outcome import NOT_SEEN
 from koala_adapter.scheduler.actions import Effects
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.scheduler.outcome import NOT_SEEN
+from koala_adapter.scheduler.placement.policies import expected_wait
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
-from koala_adapter.scheduler.placement.waitinghistory import expected_wait
-from koala_adapter.scheduler.roster import Roster, initial_size
+from koala_adapter.scheduler.states import Roster, initial_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from koala_adapter.model import BatchKey, ClusterName, Component
-    from koala_adapter.scheduler.batchnumbers import Contents, RecordedBatches
+    from koala_adapter.model import BatchKey, ClusterName, Component, JobId
+    from koala_adapter.outcome import JobOutcome
     from koala_adapter.scheduler.claiming.queue import PlacementQueue
-    from koala_adapter.scheduler.clusterrecord import ClusterRecord
-    from koala_adapter.scheduler.ledger import Ledger
-    from koala_adapter.scheduler.outcome import JobOutcome
-    from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord, State
+    from koala_adapter.scheduler.parameters import Parameters
+    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
+    from koala_adapter.scheduler.states import Ledger
     from koala_adapter.scheduler.timetable import Timetable
+
+
+# -- The numbers in the names of submissions, of which none is handed out twice. Pure ------------------------
+# A number is more than a count of what the scheduler did: its batch system knows the submission by it. So the journal
+# keeps what each was handed out for, and a replay that leaves an event out, and so comes to other submissions than
+# were made, finds the same number for the same submission, and a new one for any other.
+
+Contents: TypeAlias = "tuple[float, JobId, str, ClusterName, int]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberedBatch:
+    """A submission, and the name it was given."""
+
+    key: BatchKey
+    submitted_at: float
+    job_id: JobId
+    component: str
+    cluster: ClusterName
+    count: int
+
+    @property
+    def contents(self) -> Contents:
+        """All but the name."""
+        return self.submitted_at, self.job_id, self.component, self.cluster, self.count
+
+
+class RecordedBatches:
+    """The submissions whose numbers a replay may hand out again, each once."""
+
+    def __init__(self, batches: Iterable[NumberedBatch] = (), *, after: int = 0) -> None:
+        """``after``: numbers up to this one belong to what was there before the replay."""
+        self.largest = after
+        """The largest number that was handed out."""
+        self._waiting: dict[Contents, deque[int]] = {}
+        for batch in batches:
+            number = batch_number(batch.key)
+            if number > after:
+                self._waiting.setdefault(batch.contents, deque()).append(number)
+                self.largest = max(self.largest, number)
+
+    def number_of(self, contents: Contents) -> int | None:
+        """Return the number that a submission was given; None for one that was never made."""
+        numbers = self._waiting.get(contents)
+        return numbers.popleft() if numbers else None
+
+
+def batch_number(key: BatchKey) -> int:
+    """Return the number in the name of a submission; 0 for a name that is none of ours."""
+    number = key.rpartition("-")[2]
+    return int(number) if number.isascii() and number.isdecimal() else 0
+
+
+# -- Jitter --------------------------------------------------------------------------------------------------
+# Deterministic jitter of life cycles and back-offs, so that two jobs in a deadlock do not give up at the same time.
+#
+# Two co-allocators that each hold what the other needs know nothing of each other (Xing 2009). Both assume a deadlock,
+# and one of them must give its part back early enough for the other to get it before its own time is over: the batch
+# system has to see the end, start what waits, and the agent there has to report. So lives are whole gaps of that
+# length apart, as are the slots in which stations on a shared wire try again. Two that drew the same gap have drawn
+# others after the next setback.
+#
+# Nothing here is random: the same history gives the same number, or a replay would decide differently.
+
+SHORTEST_PAUSE = 1.0
+"""Seconds between two looks at the same thing, at least: a setting of 0 must not make the scheduler spin."""
+SHORTEST_GAP, LONGEST_GAP = 5.0, 60.0
+"""Seconds between two lives: a batch system hands on what was given back within this."""
+LONGEST_SPREAD = 240.0
+"""Seconds between the shortest and the longest life, at most."""
+FEWEST_LIVES = 3
+"""Different lives, at least: two that drew the same have others with two chances in three."""
+LONGEST_GRACE = 30.0
+"""Seconds that are added to a life whose missing placeholders begin to start, at most."""
+
+
+def life(record: JobRecord, parameters: Parameters) -> float:
+    """Return the seconds for which the first held placeholders of a claim wait for the missing ones."""
+    if not parameters.out_of_step:
+        return parameters.placeholder_life * (1 - _checksum(record) / 5)
+    longest = parameters.placeholder_life - grace(parameters)
+    gap = min(max(longest / 4, min(SHORTEST_GAP, longest * 3 / 8)), LONGEST_GAP)
+    lives = max(FEWEST_LIVES, 1 + int(min(longest / 2, LONGEST_SPREAD) / gap)) if gap > 0.0 else 1
+    return longest - gap * int(_digest(record, parameters) * lives)
+
+
+def grace(parameters: Parameters) -> float:
+    """Return the seconds that are added once to a life when placeholders begin to start at its end."""
+    return min(parameters.placeholder_life / 8, LONGEST_GRACE) if parameters.out_of_step else 0.0
+
+
+def backoff(record: JobRecord, parameters: Parameters) -> float:
+    """Return the seconds to pause after the latest setback: doubling, bounded, and out of step with others."""
+    first, longest = parameters.backoff, parameters.longest_backoff
+    doubled = first * 2.0 ** min(max(0, record.setbacks - 1), 30)
+    if not parameters.out_of_step:
+        return max(SHORTEST_PAUSE, min(longest, doubled * (1 + _checksum(record) / 4)))
+    shortest = max(first, min(doubled, longest / 2))  # where the bound is reached they still differ
+    return max(SHORTEST_PAUSE, min(longest, shortest * (1 + _digest(record, parameters))))
+
+
+def _digest(record: JobRecord, parameters: Parameters) -> float:
+    """Return a number in [0, 1) that differs between instances, jobs and tries.
+
+    A CRC would not do: those of two instances differ by the same bits after every try.
+    """
+    digest = sha256(f"{parameters.instance}/{record.job.id}/{record.setbacks}".encode()).digest()
+    return int.from_bytes(digest[:6]) / 2.0**48
+
+
+def _checksum(record: JobRecord) -> float:
+    """Return a number in [0, 1) that differs between jobs and tries, but not between instances."""
+    return crc32(f"{record.job.id}/{record.setbacks}".encode()) / 2.0**32
+
+
+# -- Context -------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -11,56 +11,71 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import JobNotFoundError, JobRefusedError
 from koala_adapter.model import EndReason, JobId
+from koala_adapter.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler import sightings as reports
-from koala_adapter.scheduler.claiming.batches import batch_failed, batch_submitted, batch_uncertain
-from koala_adapter.scheduler.claiming.claims import retake
-from koala_adapter.scheduler.claiming.firstlook import await_first_looks, looked_at
-from koala_adapter.scheduler.claiming.holds import holds_seen
-from koala_adapter.scheduler.claiming.lifecycle import ending_timer, registration_timer
-from koala_adapter.scheduler.claiming.moves import moves_seen
+from koala_adapter.scheduler import reports
+from koala_adapter.scheduler.claiming.claims import (
+    batch_failed,
+    batch_submitted,
+    batch_uncertain,
+    ending_timer,
+    registration_timer,
+    retake,
+)
+from koala_adapter.scheduler.claiming.exchange import life_timer
 from koala_adapter.scheduler.claiming.queue import PlacementQueue
-from koala_adapter.scheduler.claiming.reorganization import life_timer
 from koala_adapter.scheduler.claiming.waiting import (
+    await_first_looks,
     enqueue,
     interval_scan,
+    looked_at,
     place,
     rebuild,
     refuse,
     refuse_impossible,
     wake_for_scan,
 )
-from koala_adapter.scheduler.clockchanges import advance, give_time, postpone
-from koala_adapter.scheduler.clusterrecord import ClusterRecord
 from koala_adapter.scheduler.context import Context
-from koala_adapter.scheduler.finishing import finish, forget_jobs, rank_ended
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.scheduler.lastranks import last_ranks_timer
-from koala_adapter.scheduler.ledger import Ledger
-from koala_adapter.scheduler.malleable.adapting import change_given_up, change_made, point_reached
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.malleable.givingback import less_requested
-from koala_adapter.scheduler.malleable.growing import near_end_timer, stub_lost
-from koala_adapter.scheduler.malleable.growthrequests import more_requested
-from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
-from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
-from koala_adapter.scheduler.malleable.others import others_seen
-from koala_adapter.scheduler.malleable.places import place_lost, would_take
-from koala_adapter.scheduler.malleable.recordedsites import RecordedSites
-from koala_adapter.scheduler.malleable.shrinking import processors_released
-from koala_adapter.scheduler.malleable.wantedsizes import keep_to_wanted_sizes, size_wanted
-from koala_adapter.scheduler.malleable.workerends import workers_timer
-from koala_adapter.scheduler.outcome import JobState, outcome_without_code
+from koala_adapter.scheduler.malleable.changes import (
+    change_given_up,
+    change_made,
+    change_timer,
+    near_end_timer,
+    offer_answered,
+    point_reached,
+    processors_released,
+    stub_lost,
+)
+from koala_adapter.scheduler.malleable.jobmanagement import JobManagement, RecordedSites
+from koala_adapter.scheduler.malleable.requests import (
+    keep_to_wanted_sizes,
+    less_requested,
+    more_requested,
+    place_lost,
+    size_wanted,
+    would_take,
+)
+from koala_adapter.scheduler.malleable.steps import others_seen
+from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.placement.policy import infeasibility
-from koala_adapter.scheduler.records import Claim, JobRecord, State
-from koala_adapter.scheduler.roster import Roster
-from koala_adapter.scheduler.timers import Timer, TimerKind
-from koala_adapter.scheduler.timetable import Timetable, change_due
+from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State, Timer, TimerKind
+from koala_adapter.scheduler.reports import (
+    finish,
+    forget_jobs,
+    holds_seen,
+    last_ranks_timer,
+    moves_seen,
+    rank_ended,
+    workers_timer,
+)
+from koala_adapter.scheduler.states import Ledger, Roster
+from koala_adapter.scheduler.timetable import Timetable, advance, change_due, give_time, postpone
 
 if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, Job
     from koala_adapter.scheduler.actions import Action
-    from koala_adapter.scheduler.batchnumbers import RecordedBatches
+    from koala_adapter.scheduler.context import RecordedBatches
     from koala_adapter.scheduler.placement.policy import PlacementResult
     from koala_adapter.scheduler.records import PlaceholderRecord
 

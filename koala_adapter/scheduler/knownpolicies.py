@@ -9,16 +9,44 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
-from koala_adapter.scheduler.placement.ownpolicies import POLICIES, policy
+from koala_adapter.scheduler.parameters import Parameters
+from koala_adapter.scheduler.placement.policies import (
+    CloseToFiles,
+    ClusterMinimization,
+    FlexibleClusterMinimization,
+    WaitingHistory,
+    WorstFit,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from koala_adapter.dynaco.decide import AcceptanceRule
     from koala_adapter.model import Component, Job
     from koala_adapter.scheduler.malleable.policies import MalleabilityPolicy
-    from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+    from koala_adapter.scheduler.parameters import ClusterParameters
     from koala_adapter.scheduler.placement.policy import PlacementPolicy
+    from koala_adapter.sizes import AcceptanceRule
+
+
+# -- Koala's own placement policies by the names that job files and site files use ---------------------------
+
+_MAKERS: Mapping[str, Callable[[Parameters], PlacementPolicy]] = {
+    WorstFit.name: lambda _: WorstFit(),
+    CloseToFiles.name: lambda _: CloseToFiles(),
+    ClusterMinimization.name: lambda _: ClusterMinimization(),
+    FlexibleClusterMinimization.name: lambda _: FlexibleClusterMinimization(),
+    WaitingHistory.name: lambda parameters: WaitingHistory(parameters.cluster_cost),
+}
+POLICIES: Mapping[str, PlacementPolicy] = {name: make(Parameters()) for name, make in _MAKERS.items()}
+"""Each policy as it is where a site says nothing."""
+
+
+def policy(name: str, parameters: Parameters) -> PlacementPolicy:
+    """Return a policy as a site wants it. Raises KeyError when there is none of that name."""
+    return _MAKERS[name](parameters)
+
+
+# -- Knownpolicies -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

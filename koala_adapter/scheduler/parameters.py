@@ -2,21 +2,43 @@
 """The numbers that steer the scheduler, as values that travel in the journal with the events.
 
 Each is written here once. The keys of a site file that set them, their bounds, their documentation and their JSON
-Schema are made from the settings beside them (:mod:`koala_adapter.config.parametertables`). Bounds hold for site files
+Schema are made from the settings beside them (:mod:`koala_adapter.config.sitefile`). Bounds hold for site files
 only: experiments may go beyond them, and a journal is read as it was written.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from koala_adapter.model import ClusterName
-from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+class Approach(StrEnum):
+    """Job management approach."""
+
+    NONE = "none"
+    """Malleable jobs keep the size they start with, unless they ask for more themselves."""
+    PRA = "pra"
+    PWA = "pwa"
+
+    @property
+    def running_first(self) -> bool:
+        """True when free processors are offered to running jobs before the queue is scanned."""
+        return self is Approach.PRA
+
+    @property
+    def shrinks_for_waiting(self) -> bool:
+        """True when running jobs are shrunk for the head of the queue."""
+        return self is Approach.PWA
+
+
+# -- Parameters ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the scheduler knows: records of jobs, placeholders, submissions and clusters.
 
-The records change only inside ``Scheduler.handle``; what they count, and their states, only in ``ledger.py``. They are
+The records change only inside ``Scheduler.handle``; what they count, and their states, only in ``states.py``. They are
 plain data, so that a snapshot of them can be stored (``pydantic.TypeAdapter(State)``, as JSON). Nothing here is a set
 of strings or is ordered by chance: a snapshot goes on exactly as the original would have.
 """
@@ -9,11 +9,11 @@ of strings or is ordered by chance: a snapshot goes on exactly as the original w
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeVar
 
 from pydantic import PlainSerializer, PlainValidator
 
-from koala_adapter.adapters import adapter_of
 from koala_adapter.model import (
     BatchKey,
     ClusterName,
@@ -25,16 +25,348 @@ from koala_adapter.model import (
     PlaceholderId,
     TaskEnd,
 )
+from koala_adapter.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.actions import Rank
-from koala_adapter.scheduler.changes import SIZE_CHANGES_KEPT, Change, ChangePhase, SizeChange
-from koala_adapter.scheduler.clusterrecord import ClusterRecord
-from koala_adapter.scheduler.clustertable import ClusterTable
-from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
-from koala_adapter.scheduler.parameters import Parameters
-from koala_adapter.scheduler.timers import Due, TimerKind
+from koala_adapter.scheduler.malleable.policies import Step
+from koala_adapter.scheduler.parameters import (
+    ClusterParameters,
+    Parameters,
+)
+from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+
+
+# -- The timers that the scheduler sets: what is to be looked at when ----------------------------------------
+
+
+class TimerKind(StrEnum):
+    """What a timer is for; the subject says for whom."""
+
+    SCAN = "scan"
+    LIFE = "life"
+    RETAKE = "retake"
+    REGISTRATION = "registration"
+    SILENCE = "silence"
+    WALLTIME = "walltime"
+    ENDING = "ending"
+    BACKOFF = "backoff"
+    CHANGE = "change"
+    WORKERS = "workers"
+    """A malleable job may grow again whose workers had ended by themselves; or it is over, because none is left."""
+    NEAR_END = "near end"
+    """A malleable job has so little of its walltime left that it grows no more."""
+    LAST_RANKS = "last ranks"
+    """The launcher of an MPI job has ended well, and processes of it have not ended."""
+    PAUSE = "pause"
+
+
+class Due(NamedTuple):
+    """When something is to be looked at, as the record that it concerns keeps it."""
+
+    at: float
+    number: int
+    """Of those for the same time, the one that was set first comes first."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Timer:
+    """The same with its subject, as it stands in the order of time."""
+
+    at: float
+    number: int
+    kind: TimerKind = field(compare=False)
+    job_id: JobId | None = field(default=None, compare=False)
+    placeholder: PlaceholderId | None = field(default=None, compare=False)
+    cluster: ClusterName | None = field(default=None, compare=False)
+
+
+# -- Changes of size that are under way: what the records of claims and clusters keep of them ----------------
+# A change of a running malleable component goes through these phases (CoreGRID TR-0092):
+#
+# - growing: ASKED (an offer is out) → GATHERING (the accepted number of stubs is submitted as placeholders; the
+#   application keeps running) → TAKING (all are held; it takes them in) → over;
+# - shrinking: ASKED → RELEASING (it gives up processors, then their placeholders go back to the LRM) → over;
+# - growing that the application insists on: PROMISED (others are being shrunk for it) → GATHERING → TAKING → over.
+
+
+class ChangePhase(StrEnum):
+    """How far a change has come."""
+
+    ASKED = "asked"
+    PROMISED = "promised"
+    GATHERING = "gathering"
+    TAKING = "taking"
+    RELEASING = "releasing"
+
+
+@dataclass(slots=True)
+class Change:
+    """A change of the size of one claim."""
+
+    number: int
+    """Number of its message; answers repeat it."""
+    processors: int
+    """Asked from the application, or by it: positive to grow, negative to shrink."""
+    phase: ChangePhase
+    accepted: int = 0
+    """Processors that the application takes or gives up; known after ASKED."""
+    done: int = 0
+    """Processors that it gave up so far."""
+    stubs: list[PlaceholderId] = field(default_factory=list)
+    """Placeholders gathered for it that the application has not been told of."""
+    ranks: list[int] = field(default_factory=list)
+    """Ranks that it is taking in; of an adaptive component that gives up processors, those that leave."""
+    reason: str = ""
+    """What it is for, for people."""
+    in_step: bool = False
+    """The step of the cluster waits for its answer."""
+    shrunk_others: bool = False
+    """Others were asked to make room for it: that is done once."""
+    due: Due | None = None
+    """When it is given up; None: never, or that is past."""
+    adaptation: int = 0
+    """Number under which the processes of an adaptive component carry it out; 0: they do not stand at the point yet."""
+    point: int = 0
+    """The point of their progress at which they stood then."""
+    made: bool = False
+    """They have carried it out."""
+    agreement: str = ""
+    """What the application calls the negotiation that it began and that led to it; empty: koala began."""
+    asker: int | None = None
+    """Rank of the process that began it."""
+    wish: int = 0
+    """Processors that the application asked for."""
+    memory_mib: int = 0
+    """Memory that each of them comes with; 0: what all placeholders of the cluster have."""
+    submitted_again: bool = False
+    """Its stubs did not arrive at their batch system, and others were submitted: that is done once."""
+    lead: int = 0
+    """Number of the change that this one is a part of, where a wish is met on several clusters; 0: its own."""
+    least: int = 1
+    """Fewer processors than this are of no use to the application that asked for them."""
+    countered: bool = False
+    """It asked for more than that: it has been offered this part of it, which is kept for it until it answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeChange:
+    """A change of the size of a running component, as it is told afterwards."""
+
+    at: float
+    """When it was over."""
+    component: str
+    cluster: ClusterName
+    before: int
+    """Processors that the component had on this cluster."""
+    after: int
+    reason: str
+    waited: float = 0.0
+    """Seconds between the submission of its placeholders and ``at``; 0 where it has become smaller."""
+
+
+SIZE_CHANGES_KEPT = 20
+"""So many of the latest changes of a job are kept."""
+
+
+@dataclass(slots=True)
+class ClusterStep:
+    """A step of the malleability policy on a cluster."""
+
+    step: Step
+    awaited: int = 0
+    """Messages of the present round that are not settled."""
+    reason: str = ""
+    """What the processors are for, for people."""
+    value: int = 0
+    """Processors that it began with."""
+    withheld: int = 0
+    """Processors that were free, too, and more than one step may give out."""
+    lapsed: bool = False
+    """An application could not answer in time: what is left over may be wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """An application to which the scheduler owes processors of a cluster."""
+
+    job_id: JobId
+    claim: int
+    """Index among the claims of the job."""
+    polled_at: float | None = None
+    """When the cluster had last been looked at."""
+
+
+# -- A job of others in the queue of a cluster, as the record of the cluster keeps it ------------------------
+
+
+@dataclass(slots=True)
+class OthersJob:
+    """A job of others that waits in the queue of its cluster."""
+
+    processors: int
+    doubted_at: float | None = None
+    """From when on it seems to wait for something else, because so many processors are idle; None: they are not."""
+
+
+# -- What the scheduler knows of one cluster; one of its records, as those of ``records.py`` are -------------
+
+
+@dataclass(slots=True)
+class Wait:
+    """How long one submission waited in the queue of its LRM: an entry of a cluster's waiting history."""
+
+    batch: BatchKey
+    seconds: float
+    """Until the latest of its placeholders that is held by now."""
+
+
+@dataclass(slots=True)
+class ClusterRecord:
+    """A cluster as last seen, and what we ourselves have there."""
+
+    parameters: ClusterParameters
+    processors: int | None = None
+    """None until a poll has shown some."""
+    largest: int | None = None
+    """Yardstick of what can *never* run there: falls to what is seen only after an hour, as one reading may err."""
+    smaller_since: float | None = None
+    """Since when fewer than ``largest`` are seen."""
+    listed: bool = True
+    """False while the LRM answers but lists no processors at all, which is never the truth."""
+    idle: int = 0
+    ours_polled: int = 0
+    ours_left: bool = False
+    """The last poll showed fewer of ours than the one before: who waits may have been started there since it was asked
+    who waits, and before it was asked what is idle."""
+    polled_at: float | None = None
+    first_look_until: float | None = None
+    """How long its first poll is waited for before jobs are queued elsewhere; None: it is not waited for."""
+    unavailable: str | None = None
+    paused_until: float | None = None
+    pause_reason: str = ""
+    missing_in_a_row: int = 0
+    configured: bool = True
+    """False once the site file no longer lists the cluster; its placeholders are still followed."""
+    managed: int = 0
+    """Placeholders of ours that have not ended, queued ones included."""
+    queued: int = 0
+    """Those of them that wait in the LRM's queue (or are on their way there)."""
+    pending: dict[BatchKey, int] = field(default_factory=dict)
+    """The same by submission, oldest first."""
+    ending: int = 0
+    """Those of them that are on their way out: their processors come free soon."""
+    offered: int = 0
+    """Processors that are offered or promised to running jobs, so nobody else is placed on them."""
+    gathering: int = 0
+    """Placeholders submitted for running jobs that grow and have not taken them in yet."""
+    refused_answer: str = ""
+    """Why the latest answer of its malleability policy, one of the site's own, is not followed; empty when it is."""
+    step: ClusterStep | None = None
+    """Growing or shrinking of its malleable jobs that is under way."""
+    promises: list[Promise] = field(default_factory=list)
+    """Applications that insist on more processors, in the order of their requests."""
+    unwanted: int | None = None
+    """Free processors that no running job would take when they were offered last; None: something has changed since."""
+    no_growth_before: float | None = None
+    """Pause after processors for growing could not be had, or running jobs were shrunk."""
+    levelled_until: float | None = None
+    """Until when running jobs are not levelled again (equipartition) while they are the same ``levelled`` ones."""
+    levelled: int = 0
+    """Number of malleable jobs that ran when they were levelled last."""
+    no_shrink_before: float | None = None
+    """Pause after running jobs gave up less than they were asked for, or have grown."""
+    vain_shrinks: int = 0
+    """Steps in a row that were to shrink running jobs and freed nothing, while their sizes were the same."""
+    vain_sizes: list[int] = field(default_factory=list)
+    """These sizes, in the order of the start of the jobs."""
+    vain_until: float | None = None
+    """Until when running jobs of these sizes are not asked again."""
+    others_waiting: list[OthersJob] = field(default_factory=list)
+    """Jobs of others that wait in its queue, in that order, as far as running malleable jobs are shrunk for them."""
+    waits: list[Wait] = field(default_factory=list)
+    """Waiting history, oldest first, bounded (selection.py)."""
+
+    @property
+    def name(self) -> ClusterName:
+        """Its name in the site file."""
+        return self.parameters.name
+
+    @property
+    def capacity(self) -> int:
+        """Most placeholders we may ever have there: what is beyond the threshold is left to local users."""
+        return max(0, (self.processors or 0) - self.parameters.threshold)
+
+    @property
+    def largest_capacity(self) -> int | None:
+        """Most placeholders that could ever be there; None while nothing was seen."""
+        return None if self.largest is None else max(0, self.largest - self.parameters.threshold)
+
+    @property
+    def room(self) -> int:
+        """Further placeholders that may be submitted, beside those for which processors are offered."""
+        return min(self.capacity - self.managed, self.parameters.placeholders_in_flight - self.queued) - self.offered
+
+    @property
+    def load_free(self) -> int:
+        """Processors nobody else uses, less all that we have or asked for; negative when more is asked than free."""
+        return self.idle + self.ours_polled - self.managed - self.offered
+
+    @property
+    def available(self) -> int:
+        """Processors a new claim would get at once, as far as the last poll tells."""
+        return max(0, min(self.room, self.load_free))
+
+
+# -- Clustertable --------------------------------------------------------------------------------------------
+# Records by their keys, and by cluster: what is asked of one cluster costs nothing for what is on the others.
+
+
+class OnCluster(Protocol):
+    """A record of something that is on one cluster and stays there."""
+
+    @property
+    def cluster(self) -> ClusterName:
+        """Where it is."""
+
+
+Key = TypeVar("Key")
+Record = TypeVar("Record", bound=OnCluster)
+
+
+class ClusterTable(dict[Key, Record]):
+    """A table that also knows its records by their cluster. Entries are set and deleted one by one."""
+
+    __slots__ = ("_clusters",)
+
+    def __init__(self, entries: Iterable[tuple[Key, Record]] = ()) -> None:
+        """Hold these entries."""
+        super().__init__()
+        self._clusters: dict[ClusterName, dict[Key, Record]] = {}
+        for key, record in entries:
+            self[key] = record
+
+    def on(self, cluster: ClusterName) -> Mapping[Key, Record]:
+        """Return the records of a cluster, in the order in which they came."""
+        return self._clusters.get(cluster, {})
+
+    def __setitem__(self, key: Key, record: Record) -> None:
+        """Add or replace a record."""
+        super().__setitem__(key, record)
+        self._clusters.setdefault(record.cluster, {})[key] = record
+
+    def __delitem__(self, key: Key) -> None:
+        """Remove a record. Raises KeyError."""
+        cluster = self[key].cluster
+        super().__delitem__(key)
+        there = self._clusters[cluster]
+        del there[key]
+        if not there:
+            del self._clusters[cluster]
+
+
+# -- Records -------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -1,27 +1,135 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one writer of what is counted, and of the states of jobs and placeholders.
+"""The state machines of jobs and placeholders as tables: which state may follow which, and when.
 
-What a cluster, job or submission counts can be worked out from placeholders and changes of size, and is when a
-scheduler begins (:meth:`Ledger.recount`); from then on the counts follow each move that is made here. A move that the
-tables of ``transitions.py`` do not have is a defect and is refused. A test reads the source of the others: none of them
-assigns what this module keeps.
+Any other move is a defect of the scheduler and is refused where it is made (``states.py``). The tables are printed in
+docs/architecture.md by docs/reference.py.
 """
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.transitions import check_job, check_placeholder
+from koala_adapter.errors import TransitionError
+from koala_adapter.model import JobKind
+from koala_adapter.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.malleable.policies import MalleableJob, RunningJobs
+from koala_adapter.scheduler.records import ChangePhase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from koala_adapter.model import PlaceholderId
-    from koala_adapter.scheduler.changes import Change
-    from koala_adapter.scheduler.clusterrecord import ClusterRecord
-    from koala_adapter.scheduler.records import BatchRecord, Claim, JobRecord, PlaceholderRecord, State
+    from koala_adapter.model import ClusterName, Component, JobId, PlaceholderId
+    from koala_adapter.scheduler.malleable.policies import Order
+    from koala_adapter.scheduler.records import (
+        BatchRecord,
+        Change,
+        Claim,
+        ClusterRecord,
+        JobRecord,
+        PlaceholderRecord,
+        State,
+    )
+
+
+_CANCELLED = "its user cancels it"
+_STOPPED = "a process ends badly, or the walltime is over"
+_LOST = "one of its processors is lost"
+_KILLED = "a process or placeholder is cancelled in its batch system"
+
+JOB_TRANSITIONS: Mapping[JobState, Mapping[JobState, str]] = MappingProxyType(
+    {
+        JobState.WAITING: {
+            JobState.CLAIMING: "it is placed, or gets all its processors from another job",
+            JobState.CANCELLED: _CANCELLED,
+            JobState.NOT_PLACED: "its tries are used up",
+            JobState.REFUSED: "it can never run",
+        },
+        JobState.CLAIMING: {
+            JobState.WAITING: "nothing is left of its claim",
+            JobState.LAUNCHING: "all its processors are held",
+            JobState.CANCELLED: _CANCELLED,
+            JobState.NOT_PLACED: "its tries are used up",
+            JobState.REFUSED: "it can never run where it is still accepted",
+        },
+        JobState.LAUNCHING: {
+            JobState.RUNNING: "all its processes run",
+            JobState.COMPLETED: "all its processes have ended well",
+            JobState.FAILED: _STOPPED,
+            JobState.CANCELLED: f"{_CANCELLED}, or {_KILLED}",
+            JobState.LOST: _LOST,
+        },
+        JobState.RUNNING: {
+            JobState.COMPLETED: "all its processes have ended well",
+            JobState.FAILED: _STOPPED,
+            JobState.CANCELLED: f"{_CANCELLED}, or {_KILLED}",
+            JobState.LOST: _LOST,
+        },
+        JobState.COMPLETED: {},
+        JobState.FAILED: {},
+        JobState.CANCELLED: {
+            JobState.FAILED: "the batch system tells afterwards that memory or walltime were exceeded",
+            JobState.LOST: "the batch system tells afterwards that a node was lost",
+        },
+        JobState.LOST: {},
+        JobState.NOT_PLACED: {},
+        JobState.REFUSED: {},
+    }
+)
+"""For each state of a job the states that may follow it, and when they do. A new job is waiting."""
+
+_STARTS = "its batch system lists it as running"
+_REPORTS = "its agent reports"
+_UNWANTED = "it is not wanted any more, or is about to end"
+
+PLACEHOLDER_TRANSITIONS: Mapping[PlaceholderState, Mapping[PlaceholderState, str]] = MappingProxyType(
+    {
+        PlaceholderState.SUBMITTED: {
+            PlaceholderState.QUEUED: "its batch system has taken it",
+            PlaceholderState.STARTED: _STARTS,
+            PlaceholderState.HELD: _REPORTS,
+            PlaceholderState.ENDING: _UNWANTED,
+        },
+        PlaceholderState.QUEUED: {
+            PlaceholderState.STARTED: _STARTS,
+            PlaceholderState.HELD: _REPORTS,
+            PlaceholderState.ENDING: _UNWANTED,
+        },
+        PlaceholderState.STARTED: {
+            PlaceholderState.HELD: _REPORTS,
+            PlaceholderState.ENDING: "its agent does not report in time, or it is not wanted any more",
+        },
+        PlaceholderState.HELD: {
+            PlaceholderState.LAUNCHED: "its job is launched, or takes it in as it grows",
+            PlaceholderState.ENDING: _UNWANTED,
+        },
+        PlaceholderState.LAUNCHED: {
+            PlaceholderState.HELD: "its job has completed, and another job gets it",
+            PlaceholderState.ENDING: _UNWANTED,
+        },
+        PlaceholderState.ENDING: {},
+    }
+)
+"""The same for a placeholder. A new one is submitted; its record is dropped, from any state, when it is gone."""
+
+
+def check_job(job: str, source: JobState, target: JobState) -> None:
+    """Raise TransitionError unless a job may go from one state to another."""
+    if target not in JOB_TRANSITIONS[source]:
+        raise TransitionError(f"job {job} cannot go from {source.value!r} to {target.value!r}")
+
+
+def check_placeholder(placeholder: object, source: PlaceholderState, target: PlaceholderState) -> None:
+    """Raise TransitionError unless a placeholder may go from one state to another."""
+    if target not in PLACEHOLDER_TRANSITIONS[source]:
+        raise TransitionError(f"placeholder {placeholder} cannot go from {source.value!r} to {target.value!r}")
+
+
+# -- The one writer of what is counted, and of the states of jobs and placeholders ---------------------------
+# What a cluster, job or submission counts can be worked out from placeholders and changes of size, and is when a
+# scheduler begins (:meth:`Ledger.recount`); from then on the counts follow each move that is made here. A move that
+# the tables of ``transitions.py`` do not have is a defect and is refused. A test reads the source of the others: none
+# of them assigns what this module keeps.
 
 
 class Ledger:
@@ -190,3 +298,141 @@ class Ledger:
             self.state.jobs[placeholder.job_id].held += one
         elif placeholder.state is PlaceholderState.ENDING:
             self.state.clusters[placeholder.cluster].ending += one
+
+
+# -- Roster --------------------------------------------------------------------------------------------------
+# Which malleable jobs run on which cluster: the records of jobs as the malleability policies look at them.
+#
+# Like the placement queue it is made from the records when the scheduler starts, and follows them from then on.
+
+
+class RunningClaim(MalleableJob):
+    """A component of a running malleable job on its cluster."""
+
+    __slots__ = ("claim", "cluster", "job_id")
+
+    def __init__(self, record: JobRecord, number: int, cluster: ClusterName) -> None:
+        """``number``: index of its claim."""
+        claim = record.claims[number]
+        minimum, maximum = _limits(record, claim)
+        super().__init__(minimum=minimum, maximum=maximum, size=claim.processors, started_at=0.0, number=number)
+        self.order = order_of(record, number)
+        self.job_id = record.job.id
+        self.claim = number
+        self.cluster = cluster
+
+
+class Roster:
+    """All running malleable jobs, by cluster."""
+
+    def __init__(self, jobs: Iterable[JobRecord] = ()) -> None:
+        """Take those of the jobs that run according to their records."""
+        self._clusters: dict[ClusterName, RunningJobs[RunningClaim]] = {}
+        self._members: dict[tuple[JobId, int], RunningClaim] = {}
+        self.limited: dict[JobId, None] = {}
+        """Running jobs whose owners have said what size they want."""
+        self.touched: dict[JobId, None] = {}
+        """Malleable jobs to which something has happened since this was cleared."""
+        for record in jobs:
+            self.update(record)
+
+    def __len__(self) -> int:
+        """Number of running malleable components."""
+        return len(self._members)
+
+    def __contains__(self, cluster: ClusterName) -> bool:
+        """Tell whether malleable jobs run on a cluster."""
+        return cluster in self._clusters
+
+    def clusters(self) -> list[ClusterName]:
+        """Return the clusters on which malleable jobs run, in the order of their names."""
+        return sorted(self._clusters)
+
+    def on(self, cluster: ClusterName) -> RunningJobs[RunningClaim]:
+        """Return the malleable jobs of a cluster."""
+        return self._clusters.get(cluster) or RunningJobs()
+
+    def update(self, record: JobRecord) -> None:
+        """Follow what has happened to a job: it started, ended, changed, or can or cannot change any more."""
+        if record.job.kind is not JobKind.MALLEABLE:
+            return
+        self.touched[record.job.id] = None
+        runs = record.state is JobState.RUNNING
+        if record.sizes_wanted and runs:
+            self.limited[record.job.id] = None
+        else:
+            self.limited.pop(record.job.id, None)
+        for number, claim in enumerate(record.claims):
+            member = self._members.get((record.job.id, number))
+            if member is None:
+                if runs and claim.cluster is not None and not record.job.is_head(claim.component):
+                    self._add(RunningClaim(record, number, claim.cluster), busy=is_busy(record, claim))
+            elif not runs:
+                self._remove(member)
+            else:
+                self._follow(member, record, claim)
+
+    def _follow(self, member: RunningClaim, record: JobRecord, claim: Claim) -> None:
+        running, busy = self._clusters[member.cluster], is_busy(record, claim)
+        if busy:
+            running.begin(member)
+        minimum, maximum = _limits(record, claim)
+        if (minimum, maximum) == (member.minimum, member.maximum):
+            running.resize(member, claim.processors)
+        else:
+            running.rebound(member, minimum=minimum, maximum=maximum, size=claim.processors)
+        if not busy:
+            running.end(member)
+
+    def _add(self, member: RunningClaim, *, busy: bool) -> None:
+        member.busy = busy
+        self._members[member.job_id, member.claim] = member
+        self._clusters.setdefault(member.cluster, RunningJobs()).add(member)
+
+    def _remove(self, member: RunningClaim) -> None:
+        del self._members[member.job_id, member.claim]
+        running = self._clusters[member.cluster]
+        running.remove(member)
+        if not len(running):
+            del self._clusters[member.cluster]
+
+
+def is_busy(record: JobRecord, claim: Claim) -> bool:
+    """Tell whether a running malleable job is to be left alone: it changes already, or is about to end."""
+    return claim.change is not None or bool(record.ends)
+
+
+def order_of(record: JobRecord, number: int) -> Order:
+    """Return the place of a claim in the order of start. Not by the clock, which may be set back."""
+    return float(record.start_number), number
+
+
+def bounds(record: JobRecord, claim: Claim) -> tuple[int, int]:
+    """Return the fewest and most processors that a claim of a running malleable job may have.
+
+    A flexible component has a claim on each cluster, and its bounds are those of all of them together: what the others
+    are about to give up is not counted on, what they are about to get is.
+    """
+    component = record.job.component(claim.component)
+    minimum, maximum = component.minimum, record.sizes_wanted.get(component.name, component.maximum)
+    if component.flexible:
+        others = [one for one in record.claims if one.component == claim.component and one is not claim]
+        minimum -= sum(one.processors - one.leaving for one in others)
+        maximum -= sum(one.processors + one.coming for one in others)
+    if record.growth_rests:
+        maximum = min(maximum, claim.processors)
+    return max(0, minimum), max(0, maximum)
+
+
+def _limits(record: JobRecord, claim: Claim) -> tuple[int, int]:
+    """Return the bounds of a claim, wide enough for what it has: workers that are lost bring it below its minimum."""
+    minimum, maximum = bounds(record, claim)
+    if record.ends_soon:
+        maximum = 0
+    return min(minimum, claim.processors), max(maximum, claim.processors)
+
+
+def initial_size(component: Component) -> int:
+    """Return the processors with which a component of a malleable job starts, if so many are idle."""
+    wanted = component.minimum if component.initial is None else component.initial
+    return max(component.minimum, min(component.maximum, wanted))

@@ -1,21 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between agents and scheduler: decides whom the control center lets in, and turns what agents say into events."""
+"""Makes what is submitted: one-time tokens, and job scripts that carry the agent."""
 
 from __future__ import annotations
 
+import os
+import stat
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
 
-from koala_adapter.errors import ConfigurationError
-from koala_adapter.net.freeport import lasting_ports
+from koala_adapter.errors import ConfigurationError, KoalaError
+from koala_adapter.host.privatedirectory import make_directory
+from koala_adapter.host.sockets import lasting_ports
+from koala_adapter.lrm import Submission
+from koala_adapter.model import BatchKey, ClusterName
+from koala_adapter.outcome import JobState, PlaceholderState
+from koala_adapter.report.values import SampleSubmission
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.outcome import PlaceholderState
-from koala_adapter.vjm import agentevents as agents
-from koala_adapter.vjm import certificate, credentials
+from koala_adapter.scheduler.actions import SubmitPlaceholders
+from koala_adapter.service.opening import (
+    token_path,
+    words_directory,
+)
+from koala_adapter.vjm import center as agents
+from koala_adapter.vjm import certificate
+from koala_adapter.vjm import certificate as credentials
 from koala_adapter.vjm.center import ControlCenter
+from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,13 +38,132 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from koala_adapter.config.sitefile import SiteConfig
-    from koala_adapter.model import ClusterName, PlaceholderId
+    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
+    from koala_adapter.lrm import Lrm
+    from koala_adapter.model import Job, PlaceholderId
+    from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.records import State
-    from koala_adapter.service.applications import Applications
-    from koala_adapter.service.clusterdriver import ClusterDriver
+    from koala_adapter.service.applications import Applications, Archive
+    from koala_adapter.service.clusters import ClusterDriver
     from koala_adapter.service.journal import Journal
+    from koala_adapter.service.meter import ServiceMeter
+    from koala_adapter.service.sizes.jobs import Resizing
     from koala_adapter.vjm.channel import Launch, Signal
+
+
+SAMPLE_TOKEN = "THE-ONE-TIME-TOKEN-GOES-HERE"  # noqa: S105 - stands where a token would be, in what people are shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptMaker:
+    """Makes the submissions of one service: knows where its control center is and how it proves itself."""
+
+    site: SiteConfig
+    port: int
+    fingerprint: str
+    """SHA-256 of the control center's certificate, as agents pin it."""
+    directory: Path
+    """The state directory."""
+
+    def submission(self, action: SubmitPlaceholders, config: ClusterConfig, lrm: Lrm, token: str) -> Submission:
+        """Return the submission for an action of the scheduler."""
+        token_file = token_path(config, action.batch)
+        agent = AgentConfig(
+            batch=action.batch,
+            token=None if token_file else token,
+            token_file=None if token_file is None else str(token_file),
+            host=self.site.node_address(config),
+            port=self.port,
+            fingerprint=self.fingerprint,
+            lease=self.site.parameters.lease,
+            walltime=float(action.walltime),
+        )
+        script = render_job_script(
+            agent=agent,
+            array_index_variable=lrm.array_index_variable,
+            job_id_variable=lrm.job_id_variable,
+            words_directory=str(words_directory(config, self.directory)),
+        )
+        return Submission(
+            key=action.batch,
+            count=action.count,
+            script=script,
+            walltime=action.walltime,
+            queue=config.queue,
+            memory_mib=action.memory_mib or config.memory_mib,
+        )
+
+
+def sample_submissions(
+    scripts: ScriptMaker, job: Job, config: ClusterConfig, lrm: Lrm, instance: str
+) -> list[SampleSubmission]:
+    """Return exactly what would be submitted for a job to a cluster, with another text in the place of the token.
+
+    Raises LrmRejectedError when the cluster's directives cannot be applied.
+    """
+    parameters = scripts.site.parameters
+    walltime = int(job.walltime + parameters.launch_margin + parameters.placeholder_life)
+    if (limit := config.parameters.walltime_limit) is not None:
+        walltime = min(walltime, limit)
+    samples = []
+    for number, component in enumerate(job.components, start=1):
+        action = SubmitPlaceholders(
+            batch=BatchKey(f"koala-{instance}-{number}"),
+            cluster=ClusterName(config.name),
+            count=component.minimum,
+            walltime=walltime,
+        )
+        shown = lrm.render(scripts.submission(action, config, lrm, SAMPLE_TOKEN))
+        samples.append(
+            SampleSubmission(
+                component=component.name,
+                command=shown.command,
+                environment=dict(shown.environment),
+                script=shown.script,
+                note=shown.note,
+            )
+        )
+    return samples
+
+
+def leave_token(path: Path, token: str) -> None:
+    """Write a token so that nobody else can read it. Raises OSError."""
+    make_directory(path.parent)
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token)
+
+
+def words_paths(directory: Path, placeholder: PlaceholderId) -> tuple[Path, ...]:
+    """Return where the words of a placeholder can be: there, or where others can write there, one level deeper."""
+    name = f"{placeholder}.out"
+    return directory / name, directory / str(placeholder) / name
+
+
+def tidy_words(directory: Path, batch: BatchKey) -> None:
+    """Remove the files of a submission in which nothing was said. Raises OSError."""
+    for path in directory.glob(f"{batch}.*.out"):
+        if not path.lstat().st_size:
+            path.unlink(missing_ok=True)
+
+
+def last_words(path: Path, *, most: int = 500) -> str:
+    """Return the end of a placeholder's own output in one line; empty when it cannot be read or is not our own."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            return ""
+        file.seek(max(0, status.st_size - most))
+        lines = file.read(most).decode("utf-8", "replace").splitlines()
+    return " / ".join(line.strip() for line in lines if line.strip())
+
+
+# -- Reception -----------------------------------------------------------------------------------------------
+# Between agents and scheduler: decides whom the control center lets in, and turns what agents say into events.
 
 RELEASE_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL when an application is ended."""
@@ -226,3 +359,146 @@ class Reception:
             self._report(ev.PlaceholderSilent(time=self._clock(), placeholder=event.placeholder, detail=event.detail))
             if driver is not None:
                 driver.poller.poll_soon()
+
+
+# -- Carries out the scheduler's actions on real clusters and agents -----------------------------------------
+
+
+class LiveEffector:
+    """Does what the scheduler of a service wants done."""
+
+    def __init__(  # noqa: PLR0913 - all parts of a service that something can be wanted of
+        self,
+        directory: Path,
+        *,
+        journal: Journal,
+        state: Callable[[], State],
+        clock: Callable[[], float],
+        report: Callable[[ev.Event], None],
+        clusters: Mapping[ClusterName, ClusterDriver],
+        reception: Reception,
+        applications: Applications,
+        resizing: Callable[[], Resizing],
+        archive: Archive,
+        meter: ServiceMeter,
+        scripts: Callable[[], ScriptMaker | None],
+    ) -> None:
+        """``directory``: of the service's state. ``scripts``: None before the control center listens."""
+        self._report = report
+        self._clock = clock
+        self._directory = directory
+        self._journal = journal
+        self._state = state
+        self._clusters = clusters
+        self._reception = reception
+        self._applications = applications
+        self._resizing = resizing
+        self._archive = archive
+        self._meter = meter
+        self._scripts = scripts
+        self.with_secrets: set[BatchKey] = set(journal.batches_with_secrets())
+        """Submissions whose secrets are kept."""
+
+    # ---- placeholders ---------------------------------------------------------------------------------------------
+
+    def submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
+        """See Effector."""
+        driver = self._clusters[action.cluster]
+        token = credentials.new_token()
+        self._journal.set_token(action.batch, token)
+        self.with_secrets.add(action.batch)
+        scripts = self._scripts()
+        if scripts is None:
+            return
+        try:
+            path = token_path(driver.config, action.batch)
+            if path is not None:
+                leave_token(path, token)
+            driver.submit(scripts.submission(action, driver.config, driver.lrm, token))
+        except (OSError, KoalaError) as error:
+            self._report(ev.BatchRejected(time=self._clock(), batch=action.batch, reason=str(error)))
+
+    def end_placeholders(self, action: act.EndPlaceholders) -> None:
+        """See Effector."""
+        driver = self._clusters.get(action.cluster)
+        to_cancel = []
+        for placeholder, lrm_id in zip(action.placeholders, action.lrm_ids, strict=True):
+            told = self._reception.release(placeholder)
+            if action.force:
+                goes_by_itself = self._applications.files_under_way(placeholder)
+            else:
+                goes_by_itself = told or self._has_more_to_say(placeholder)
+            if lrm_id and not goes_by_itself:
+                to_cancel.append(lrm_id)
+        if driver is not None:
+            driver.cancel(to_cancel)
+            driver.poller.poll_soon()
+
+    def _has_more_to_say(self, placeholder: PlaceholderId) -> bool:
+        """Tell whether an agent that is out of contact keeps output that is still wanted.
+
+        It is then told to end when it comes back, or cancelled when that takes longer than the scheduler's patience.
+        """
+        record = self._state().placeholders.get(placeholder)
+        if record is None or record.silent_since is None:
+            return False
+        job = self._state().jobs[record.job_id]
+        return job.launched_at is not None and job.state is not JobState.CANCELLED
+
+    def read_output(self, action: act.ReadPlaceholderOutput) -> None:
+        """See Effector."""
+        driver = self._clusters.get(action.cluster)
+        if driver is None:
+            return
+        paths = words_paths(words_directory(driver.config, self._directory), action.placeholder)
+        said = next(filter(None, map(last_words, paths)), "")
+        text = said or f"nothing that can be read from here (look at {paths[0]} on its node, if it has that directory)"
+        log.warning(
+            "placeholder did not report", cluster=action.cluster, placeholder=str(action.placeholder), wrote=text
+        )
+        self._report(ev.PlaceholderSaid(time=self._clock(), cluster=action.cluster, job_id=action.job_id, text=text))
+
+    # ---- applications ---------------------------------------------------------------------------------------------
+
+    def launch_job(self, action: act.LaunchJob) -> None:
+        """See Effector."""
+        self._applications.launch(action.job_id)
+        self._meter.launched(action.job_id)
+
+    def offer_processors(self, action: act.OfferProcessors) -> None:
+        """See Effector."""
+        self._resizing().offer(action)
+
+    def request_processors(self, action: act.RequestProcessors) -> None:
+        """See Effector."""
+        self._resizing().request(action)
+
+    def take_processors(self, action: act.TakeProcessors) -> None:
+        """See Effector."""
+        self._resizing().take(action)
+
+    def withdraw_offer(self, action: act.WithdrawOffer) -> None:
+        """See Effector."""
+        log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
+        self._resizing().withdraw(action)
+
+    def grant_processors(self, action: act.GrantProcessors) -> None:
+        """See Effector."""
+        log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)
+        self._resizing().grant(action)
+
+    def finish_job(self, action: act.FinishJob) -> None:
+        """See Effector."""
+        outcome = action.outcome
+        log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
+        self._archive.ended(action.job_id)
+        self._meter.ended(action.job_id, outcome.state)
+
+    def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
+        """See Effector."""
+        log.error("a policy of this site is at fault", reason=action.reason)
+
+    def correct_outcome(self, action: act.CorrectOutcome) -> None:
+        """See Effector."""
+        log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)
+        self._archive.keep(action.job_id)

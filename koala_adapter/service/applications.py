@@ -7,28 +7,23 @@ import errno
 import os
 import shutil
 import stat
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from koala_adapter.application.libraryfile import FILE_NAME, library_file
-from koala_adapter.config.inputfiles import LARGEST_SUM
+from koala_adapter.application.shipping import FILE_NAME, library_file
+from koala_adapter.config.jobfile import LARGEST_SUM
 from koala_adapter.errors import JobRefusedError, KoalaError, ProtocolError
 from koala_adapter.model import EndReason, JobId, Launcher, MpiResize, RunnerName, TaskEnd
+from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.runners.adaptive import AdaptiveRunner
-from koala_adapter.runners.adaptivempi import AdaptiveMpiRunner
-from koala_adapter.runners.growing import GrowingRunner
-from koala_adapter.runners.mpi import LAUNCHER_TASK, MpiRunner
-from koala_adapter.runners.process import ProcessRunner
+from koala_adapter.runners.mpi import LAUNCHER_TASK, AdaptiveMpiRunner, MpiRunner
 from koala_adapter.runners.restartedmpi import RestartedMpiRunner
-from koala_adapter.runners.runner import AddressedLaunch, Application, Reaction, Runner
-from koala_adapter.runners.sending import Sending
-from koala_adapter.runners.sweep import SweepRunner
-from koala_adapter.runners.workers import WorkersRunner
+from koala_adapter.runners.runner import AddressedLaunch, Application, ProcessRunner, Reaction, Runner, Sending
+from koala_adapter.runners.workers import GrowingRunner, SweepRunner, WorkersRunner
 from koala_adapter.scheduler.events import RankEnded
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.service.results import Results
-from koala_adapter.service.unwritten import UnwrittenOutput
 from koala_adapter.vjm.channel import LaunchFile
 
 if TYPE_CHECKING:
@@ -39,9 +34,68 @@ if TYPE_CHECKING:
     from koala_adapter.runners.workers import Order
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord, State
-    from koala_adapter.service.resultstore import ResultStore
+    from koala_adapter.service.journal import Journal
+    from koala_adapter.service.results import ResultStore
     from koala_adapter.service.sweeps import Sweeps
     from koala_adapter.vjm.channel import Launch, Signal, TaskReport
+
+
+# -- Unwritten -----------------------------------------------------------------------------------------------
+# Which jobs' output cannot be written at present, and how that is told to the user and to the log.
+
+log = structlog.get_logger()
+
+
+class UnwrittenOutput:
+    """By job: the streams whose files cannot be written, and why."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._found: dict[JobId, dict[tuple[str, str], tuple[Path, str]]] = {}
+
+    def note(self, task: str, stream: str, file: Path, why: str) -> bool:
+        """Take note that a piece could not be written; tell whether that is news."""
+        job_id = _job(task)
+        found = self._found.setdefault(job_id, {})
+        news = found.get((task, stream)) != (file, why)
+        if why not in {known for _, known in found.values()}:
+            # Once for a reason: a full disk meets all ranks of a job at the same time.
+            log.error("output cannot be written; it is tried again", job=job_id, file=str(file), error=why)
+        found[task, stream] = (file, why)
+        return news
+
+    def written(self, task: str, stream: str) -> None:
+        """Take note that a piece was written."""
+        job_id = _job(task)
+        found = self._found.get(job_id)
+        if found is not None and found.pop((task, stream), None) is not None and not found:
+            del self._found[job_id]
+            log.info("output can be written again", job=job_id)
+
+    def keep_only(self, jobs: Collection[JobId]) -> None:
+        """Forget the other jobs."""
+        self._found = {job_id: found for job_id, found in self._found.items() if job_id in jobs}
+
+    def trouble(self, job_id: JobId, *, over: bool) -> str:
+        """Return what a user is to know; empty when nothing. ``over``: the job has its outcome."""
+        found = self._found.get(job_id)
+        if not found:
+            return ""
+        file, why = next(iter(found.values()))
+        others = "" if len(found) == 1 else f" and {len(found) - 1} other file{'s' if len(found) > 2 else ''}"  # noqa: PLR2004
+        if over:
+            return f"The end of its output could not be written to {file}{others}: {why}."
+        return (
+            f"Its output cannot be written to {file}{others}: {why}. Nothing is lost: it is tried again, and what "
+            "writes more than 1 MiB waits until it works."
+        )
+
+
+def _job(task: str) -> JobId:
+    return JobId(task.partition(":")[0])
+
+
+# -- Applications --------------------------------------------------------------------------------------------
 
 _RUNNERS: dict[tuple[RunnerName, Launcher], type[Runner]] = {
     (RunnerName.RANKS, Launcher.PROCESS): ProcessRunner,
@@ -51,8 +105,6 @@ _RUNNERS: dict[tuple[RunnerName, Launcher], type[Runner]] = {
     (RunnerName.ADAPTIVE, Launcher.PROCESS): AdaptiveRunner,
     (RunnerName.ADAPTIVE, Launcher.MPI): AdaptiveMpiRunner,
 }
-
-log = structlog.get_logger()
 
 
 class ApplicationListener(Protocol):
@@ -370,3 +422,68 @@ def _runner_class(job: Job) -> type[Runner]:
     if (job.runner, job.launcher) == (RunnerName.ADAPTIVE, Launcher.MPI) and restarted:
         return RestartedMpiRunner
     return _RUNNERS[job.runner, job.launcher]
+
+
+# -- Archive -------------------------------------------------------------------------------------------------
+# Keeps the reports of finished jobs: at their end, when that is corrected, and when the last of them has come in.
+
+
+class Archive:
+    """Reports of jobs that have ended, in the journal."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        state: Callable[[], State],
+        applications: Applications,
+        make_report: Callable[[JobId], str],
+        ending: Iterable[JobId],
+    ) -> None:
+        """``make_report`` returns JSON. ``ending``: jobs with an outcome whose placeholders are not all gone."""
+        self._journal = journal
+        self._state = state
+        self._applications = applications
+        self._make_report = make_report
+        self._ending = set(ending)
+        self._complete = False
+
+    def catch_up(self) -> None:
+        """Keep the reports of what had ended, or was corrected, before a kill. Raises JournalBlockedError."""
+        for job_id, record in self._state().jobs.items():
+            if record.outcome is not None and self._journal.finished.outcome(job_id) != asdict(record.outcome):
+                self.keep(job_id)
+        self._complete = True
+
+    def conclude(self, unfinished: Iterable[JobId]) -> None:
+        """Note at an orderly end that the reports of all jobs but the unfinished ones are kept.
+
+        Raises JournalBlockedError.
+        """
+        if self._complete:
+            self.close_over()
+            self._journal.leave_closing_note(unfinished)
+
+    def keep(self, job_id: JobId) -> None:
+        """Keep the report of a finished job as it is now, in place of an earlier one. Raises JournalBlockedError."""
+        record = self._state().jobs[job_id]
+        finished_at = record.finished_at or self._state().now or 0.0
+        self._journal.finished.keep(job_id, finished_at, self._make_report(job_id))
+
+    def ended(self, job_id: JobId) -> None:
+        """Keep the report of a job that has just ended. Raises JournalBlockedError."""
+        self._applications.forget(job_id)
+        self._ending.add(job_id)
+        self.keep(job_id)
+
+    def close_over(self) -> None:
+        """Keep once more what is over: until its last placeholder was gone, files of its ranks have come in.
+
+        Raises JournalBlockedError.
+        """
+        jobs = self._state().jobs
+        for job_id in [id_ for id_ in self._ending if id_ not in jobs or not jobs[id_].live]:
+            if job_id in jobs:
+                self.keep(job_id)
+            self._ending.discard(job_id)
+            self._applications.results.forget(self._applications.directory / job_id)

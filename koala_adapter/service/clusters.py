@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drives one cluster's LRM for the service: polls it, submits to it, cancels in it, and reports by events.
+"""KIS, the information service for one cluster: what it looks like now, polled with restraint.
 
-Requests of one kind go out one after the other; every answer, and every failure to answer, becomes an event.
+All who ask share one poll. When the LRM fails again and again it is left alone for growing pauses; when nothing of ours
+is unfinished it is asked four times less often; when something is about to change, or a running job would take what
+comes free, more often, at first at once, but never so often that submissions would have to wait long for the bound of
+requests.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,7 +17,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from koala_adapter.batchsystem.listing import answering
+from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import (
     LrmError,
     LrmRejectedError,
@@ -21,10 +25,10 @@ from koala_adapter.errors import (
     LrmUnreachableError,
     LrmUnsupportedError,
 )
-from koala_adapter.host.privatedirectory import make_private_directory
+from koala_adapter.lrm import Submission
+from koala_adapter.lrm.listing import Listing, Watcher, answering, possibly_ours, processors_wanted, read_listing
+from koala_adapter.lrm.rate import CircuitBreaker, PollPace
 from koala_adapter.model import BatchKey, ClusterName, LrmJobId
-from koala_adapter.plugin import ClusterContext, Submission
-from koala_adapter.plugin.commands import CommandRunner, login_name
 from koala_adapter.scheduler.events import (
     BatchAbsent,
     BatchRejected,
@@ -33,26 +37,155 @@ from koala_adapter.scheduler.events import (
     Event,
     PlaceholderEnded,
 )
-from koala_adapter.service.listingjudge import ClusterObservation, ListingJudge
-from koala_adapter.service.poller import ClusterReading, Poller
-from koala_adapter.service.requestwindows import request_window
-from koala_adapter.service.scriptmaker import remove_token, token_path, words_directory
+from koala_adapter.service.listings import ClusterObservation, ListingJudge, processors_held
+from koala_adapter.service.opening import remove_token, token_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Sequence
 
     from anyio.abc import TaskStatus
 
     from koala_adapter.config.sitefile import ClusterConfig
+    from koala_adapter.lrm import Lrm
+    from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.model import LrmJob, PlaceholderId
-    from koala_adapter.plugin import Lrm, PluginDefinition
     from koala_adapter.scheduler.records import State
 
-CLOSING = 5.0
-"""Seconds that a plugin may take to give its resources back."""
+
+IDLE_FACTOR = 4
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterReading(Listing):
+    """One poll of a cluster: of its jobs only those with names of ours that are not certainly another user's."""
+
+    of_all_users: bool = False
+    """Whether the jobs of all users were listed for it."""
+    others_waiting: tuple[int, ...] = ()
+    """Then: the processors that each waiting job of others asks for, in the order of their queue."""
+
+    @property
+    def ours(self) -> int:
+        """Processors our placeholders occupy."""
+        return processors_held(self.jobs)
+
+
+class Poller:
+    """Reads one cluster at intervals and hands each reading, or the reason why there is none, to its owner."""
+
+    def __init__(  # noqa: PLR0913 - all that it asks and tells
+        self,
+        config: ClusterConfig,
+        lrm: Lrm,
+        *,
+        name_prefix: str,
+        user: str,
+        clock: Callable[[], float],
+        on_reading: Callable[[ClusterReading], bool],
+        on_failure: Callable[[str], None],
+        others_matter: Callable[[], bool] = lambda: False,
+        busy: Callable[[], bool] = lambda: True,
+        growth_waits: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``on_reading`` returns True when the next poll should not be put off; ``clock`` gives the time.
+
+        ``name_prefix`` and ``user``: what our jobs are called there, and whose they are.
+        ``others_matter`` tells whether the next poll is to show which jobs of others wait: it lists those of all users.
+        ``busy`` tells whether a job of ours is unfinished: it is polled less often while none is.
+        ``growth_waits`` tells whether a running job would take processors that come free: it is polled more often then.
+        """
+        self._config = config
+        self._lrm = lrm
+        self._prefix = name_prefix
+        self._user = user
+        self._clock = clock
+        self._on_reading = on_reading
+        self._on_failure = on_failure
+        self._others_matter = others_matter
+        self._busy = busy
+        self._growth_waits = growth_waits
+        self._wanted = anyio.Event()
+        shortest = shortest_poll_interval(config.requests_per_minute, lrm.requests_per_poll)
+        self._pace = PollPace(shortest_interval=shortest)
+        self.breaker = CircuitBreaker(pause=config.poll_interval)
+        self._watcher = Watcher(self._read, breaker=self.breaker, on_trouble=self._note_trouble)
+        self.latest: ClusterReading | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the last poll was not answered; None when it was."""
+        return None if self._watcher.failure is None else self._watcher.failure.message
+
+    def poll_soon(self) -> None:
+        """Have the next poll come as early as the bounds allow."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            restless = await self._poll()
+            now = anyio.current_time()
+            self._pace.polled(now)
+            await anyio.sleep(min(self._config.poll_interval, self._pace.pause(now)))
+            if not restless:
+                interval = self._config.poll_interval * (1 if self._busy() else IDLE_FACTOR)
+                with anyio.move_on_after(max(0.0, now + interval - anyio.current_time())):
+                    await self._wanted.wait()
+            self._wanted = anyio.Event()
+
+    async def _poll(self) -> bool:
+        if self._watcher.resting:
+            return False
+        try:
+            reading = await self._watcher.look()
+        except LrmError as error:
+            self._on_failure(error.message)
+            return not self.breaker.open
+        self.latest = reading
+        return self._on_reading(reading) or self._growth_waits()
+
+    def _note_trouble(self, error: LrmError | None) -> None:
+        if error is None:
+            log.info("cluster answers again", cluster=self._config.name)
+        else:
+            log.warning("cluster does not answer", cluster=self._config.name, error=str(error))
+
+    async def _read(self) -> ClusterReading:
+        return await read_cluster(
+            self._config,
+            self._lrm,
+            name_prefix=self._prefix,
+            user=self._user,
+            read_at=self._clock(),
+            others=self._lrm.capabilities.lists_others and self._others_matter(),
+        )
+
+
+async def read_cluster(
+    config: ClusterConfig, lrm: Lrm, *, name_prefix: str, user: str, read_at: float, others: bool = False
+) -> ClusterReading:
+    """Read the jobs of a user with names of ours, then nodes; with ``others`` what others wait for. Raises LrmError."""
+    prefix = "" if others else name_prefix
+    listing = await read_listing(lrm, cluster=config.name, read_at=read_at, name_prefix=prefix)
+    queue, nodes = config.queue, listing.nodes
+    if queue is not None:
+        nodes = tuple(node for node in nodes if not node.queues or queue in node.queues)
+        if not nodes:
+            raise LrmUnavailableError(f"no node serves queue {queue!r}", hint="check `queue` in the site file")
+    with answering(config.name):
+        jobs = possibly_ours(listing.jobs, user=user, name_prefix=name_prefix)
+        ours = {job.id for job in jobs}
+        foreign = (job for job in listing.jobs if job.id not in ours) if others else ()
+        waiting = processors_wanted(foreign, nodes, time_of_day=time.time())
+    return ClusterReading(read_at=read_at, nodes=nodes, jobs=jobs, of_all_users=others, others_waiting=waiting)
+
+
+# -- Clusterdriver -------------------------------------------------------------------------------------------
+# Drives one cluster's LRM for the service: polls it, submits to it, cancels in it, and reports by events.
+#
+# Requests of one kind go out one after the other; every answer, and every failure to answer, becomes an event.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,37 +207,6 @@ class DriverContext:
     """Whether a job of ours is unfinished."""
     growth_waits: Callable[[ClusterName], bool] = lambda _: False
     """Whether a running job would take processors that come free on a cluster."""
-
-
-def make_lrm(
-    config: ClusterConfig, plugins: Mapping[str, PluginDefinition], directory: Path, *, owner: bool = False
-) -> tuple[Lrm, CommandRunner]:
-    """Return the LRM of a cluster, not started, and what bounds its requests.
-
-    ``directory``: the state directory, below which the plugin gets its private one. ``owner``: we own the order of all
-    jobs there, and may ask more often, unless the site says how often. Raises OSError.
-    """
-    per_minute = config.requests_as_owner if owner else config.requests_per_minute
-    window = request_window(config, plugins[config.plugin], directory)
-    commands = CommandRunner(per_minute=per_minute, shared=window)
-    private = directory / "clusters" / config.name
-    make_private_directory(private)
-    if config.output_directory is None:
-        make_private_directory(words_directory(config, directory))
-    context = ClusterContext(
-        cluster=config.cluster_name,
-        commands=commands,
-        state_directory=private,
-        directives=config.directives.to_directives(),
-        user=login_name(),
-    )
-    return plugins[config.plugin].factory(context, config.settings), commands
-
-
-async def close_lrm(lrm: Lrm) -> None:
-    """Give an LRM's resources back, also when we are being cancelled."""
-    with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING), suppress(LrmError):
-        await lrm.close()
 
 
 class ClusterDriver:

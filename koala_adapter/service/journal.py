@@ -14,30 +14,126 @@ import re
 import secrets
 import sqlite3
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from koala_adapter.adapters import adapter_of
 from koala_adapter.errors import JournalBlockedError, JournalError
 from koala_adapter.host.clock import ClockReading
 from koala_adapter.model import BatchKey, PlaceholderId
-from koala_adapter.scheduler.batchnumbers import NumberedBatch, batch_number
+from koala_adapter.scheduler.context import NumberedBatch, batch_number
 from koala_adapter.scheduler.events import EVENT_TYPES, Configured, Event
-from koala_adapter.service.closingnote import leave_closing_note, unfinished_at_close
-from koala_adapter.service.defects import SetAside, sentences
-from koala_adapter.service.finishedjobs import TABLES, FinishedJobs
-from koala_adapter.service.negotiationstore import NegotiationStore
-from koala_adapter.service.snapshots import head, restored, rows
-from koala_adapter.vjm.credentials import digest
+from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
+from koala_adapter.service.records import (
+    TABLES,
+    FinishedJobs,
+    NegotiationStore,
+    leave_closing_note,
+    unfinished_at_close,
+)
+from koala_adapter.vjm.certificate import digest
+from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Iterator
     from pathlib import Path
     from typing import Self
 
-    from koala_adapter.scheduler.records import State
+
+# -- The events on which the scheduler failed, and what an operator is told of them. Pure --------------------
+
+TOLD_FOR = 86400.0
+"""Seconds for which the operator is told of an event that was set aside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAside:
+    """An event on which the scheduler failed, and which it therefore goes on without."""
+
+    number: int
+    time: float
+    """By the service clock."""
+    event_type: str
+    event: str
+    """The event itself, as JSON."""
+    failure: str
+    """The traceback."""
+
+    @property
+    def summary(self) -> str:
+        """The last line of the traceback: what went wrong."""
+        return self.failure.strip().rpartition("\n")[2]
+
+    def sentence(self, now: float) -> str:
+        """Say it to an operator, at a time of the service clock."""
+        what, ago = f"event {self.number} ({self.event_type})", max(0.0, now - self.time) / 60
+        return f"a defect of koala: {what} was set aside {ago:.0f} min ago: {self.summary}"
+
+
+def sentences(set_aside: Iterable[SetAside], now: float) -> list[str]:
+    """Return what an operator is to be told, at a time of the service clock, of the events set aside of late."""
+    return [one.sentence(now) for one in set_aside if now - one.time <= TOLD_FOR]
+
+
+# -- Snapshots -----------------------------------------------------------------------------------------------
+# The scheduler's state in pieces: a head, and rows of records, each small enough to be written while others wait.
+#
+# Version 0.1 wrote all of it as one text; that is read, too.
+
+GROUP = 250
+"""Records in a row of a snapshot: some milliseconds' work."""
+_PARTS: dict[str, Any] = {
+    "jobs": list[JobRecord],
+    "placeholders": list[PlaceholderRecord],
+    "batches": list[BatchRecord],
+    "clusters": list[ClusterRecord],
+}
+"""Fields of the state that may be long, as their groups are written."""
+
+
+@cache
+def _group(part: str) -> TypeAdapter[list[Any]]:
+    return TypeAdapter(_PARTS[part])
+
+
+def head(state: State) -> str:
+    """Return what is left of a state without the parts that are in rows."""
+    return adapter_of(State).dump_json(state, exclude=set(_PARTS)).decode()
+
+
+def rows(state: State) -> Iterator[tuple[str, str]]:
+    """Yield the other parts group by group, each with its name. The state must not change meanwhile."""
+    for part in _PARTS:
+        records = iter(getattr(state, part).values())
+        while group := list(islice(records, GROUP)):
+            yield part, _group(part).dump_json(group).decode()
+
+
+def restored(body: str, stored: Iterable[tuple[str, str]]) -> State:
+    """Return a state from its head, or from all of it as version 0.1 wrote it, and its rows. Raises ValueError."""
+    state = adapter_of(State).validate_json(timers_in_records(body))
+    for part, group in stored:
+        for record in _group(part).validate_json(group):
+            _put(state, record)
+    return state
+
+
+def _put(state: State, record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord) -> None:
+    match record:
+        case JobRecord():
+            state.jobs[record.job.id] = record
+        case PlaceholderRecord():
+            state.placeholders[record.id] = record
+        case BatchRecord():
+            state.batches[record.key] = record
+        case ClusterRecord():
+            state.clusters[record.parameters.name] = record
+
+
+# -- Journal -------------------------------------------------------------------------------------------------
 
 SCHEMA_VERSION = 2
 _READABLE = frozenset({"1", "2"})
@@ -398,3 +494,68 @@ class Journal:
     def batches_with_secrets(self) -> list[BatchKey]:
         """Return the submissions whose secrets are kept."""
         return [BatchKey(row[0]) for row in self._execute("SELECT batch FROM tokens")]
+
+
+# -- Firstversion --------------------------------------------------------------------------------------------
+# Snapshots of version 0.1, whose timers were a list, and what they were for a field of each record, too. Pure.
+#
+# A timer was never taken off that list when it no longer held; of those with the same kind and subject, the one that
+# was set last held, if its record said that there was one.
+
+_JOB_FIELDS = {"life": "life_ends_at", "retake": "retake_at", "backoff": "not_before"}
+"""For each kind of timer the field that was empty when there was none."""
+
+
+def timers_in_records(body: str) -> str:
+    """Return a snapshot, or the head of one, with the timers in the records that they concern."""
+    if '"timers"' not in body:
+        return body
+    found = json.loads(body)
+    if not isinstance(found, dict) or "timers" not in found:
+        return body
+    latest = _latest(found.pop("timers"))
+    if found.get("scan_timer_set"):
+        found["scan_due"] = latest.get(_key("scan"))
+    for id_, job in found["jobs"].items():
+        job["timers"] = {
+            kind: due
+            for kind in (*_JOB_FIELDS, "walltime")
+            if _held(job, kind) and (due := latest.get(_key(kind, id_)))
+        }
+        for change in (claim.get("change") for claim in job["claims"]):
+            if change is not None and change.get("due_at") is not None:
+                change["due"] = latest.get(_key("change", id_, at=change["due_at"]))
+    for placeholder in found["placeholders"]:
+        subject = placeholder["id"]
+        placeholder["timers"] = {
+            kind: due
+            for kind in ("registration", "silence", "ending")
+            if _held(placeholder, kind) and (due := latest.get(_key(kind, subject)))
+        }
+    return json.dumps(found)
+
+
+def _held(record: dict[str, Any], kind: str) -> bool:
+    """Tell whether a job or placeholder awaited a timer of a kind."""
+    if kind in _JOB_FIELDS:
+        return record.get(_JOB_FIELDS[kind]) is not None
+    if kind == "silence":
+        return record.get("silent_since") is not None and record["state"] != "ending"
+    states = {"walltime": ("launching", "running"), "registration": ("started",), "ending": ("ending",)}
+    return record["state"] in states[kind]
+
+
+def _latest(timers: list[dict[str, Any]]) -> dict[str, tuple[float, int]]:
+    """Return the timer of each kind and subject that was set last; those of changes also by their time."""
+    latest: dict[str, tuple[float, int]] = {}
+    for timer in sorted(timers, key=lambda one: int(one["number"])):
+        at = timer["at"] if timer["kind"] == "change" else None
+        key = _key(timer["kind"], timer.get("job_id") or timer.get("placeholder"), at=at)
+        due = (timer["at"], timer["number"])
+        if key not in latest or latest[key][0] != due[0]:  # of two for the same time the first one held
+            latest[key] = due
+    return latest
+
+
+def _key(kind: str, subject: object = None, *, at: float | None = None) -> str:
+    return json.dumps([kind, subject, at])

@@ -6,19 +6,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from koala_adapter.metrics import catalogue as metric
-from koala_adapter.metrics.process import process_meter, watch_commands
+from koala_adapter.host import metrics as metric
+from koala_adapter.host.metrics import process_meter, watch_commands
+from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from koala_adapter.metrics.meter import Meter
+    from koala_adapter.host.metrics import Meter
+    from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.model import JobId
-    from koala_adapter.plugin.commands import CommandRunner
-    from koala_adapter.scheduler.changes import SizeChange
-    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.scheduler.records import JobRecord, SizeChange, State
 
 
 class ServiceMeter:

@@ -4,18 +4,27 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import structlog
 
 from koala_adapter.config.locations import requests_directory
-from koala_adapter.plugin.sharedwindow import prepare_directory, window_path
+from koala_adapter.errors import LrmError
+from koala_adapter.host.privatedirectory import make_private_directory
+from koala_adapter.lrm import ClusterContext
+from koala_adapter.lrm.commands import CommandRunner, login_name
+from koala_adapter.lrm.rate import prepare_directory, window_path
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from koala_adapter.config.sitefile import ClusterConfig
-    from koala_adapter.plugin import PluginDefinition
+    from koala_adapter.lrm import Lrm, PluginDefinition
+    from koala_adapter.model import BatchKey
+
 
 log = structlog.get_logger()
 
@@ -45,3 +54,56 @@ def _identity(config: ClusterConfig, definition: PluginDefinition) -> tuple[str,
         chosen = config.settings.model_dump_json(include=set(definition.identified_by))
         return (definition.name, chosen)
     return (definition.name, config.settings.model_dump_json(), config.name)
+
+
+CLOSING = 5.0
+"""Seconds that a plugin may take to give its resources back."""
+
+
+def make_lrm(
+    config: ClusterConfig, plugins: Mapping[str, PluginDefinition], directory: Path, *, owner: bool = False
+) -> tuple[Lrm, CommandRunner]:
+    """Return the LRM of a cluster, not started, and what bounds its requests.
+
+    ``directory``: the state directory, below which the plugin gets its private one. ``owner``: we own the order of all
+    jobs there, and may ask more often, unless the site says how often. Raises OSError.
+    """
+    per_minute = config.requests_as_owner if owner else config.requests_per_minute
+    window = request_window(config, plugins[config.plugin], directory)
+    commands = CommandRunner(per_minute=per_minute, shared=window)
+    private = directory / "clusters" / config.name
+    make_private_directory(private)
+    if config.output_directory is None:
+        make_private_directory(words_directory(config, directory))
+    context = ClusterContext(
+        cluster=config.cluster_name,
+        commands=commands,
+        state_directory=private,
+        directives=config.directives.to_directives(),
+        user=login_name(),
+    )
+    return plugins[config.plugin].factory(context, config.settings), commands
+
+
+async def close_lrm(lrm: Lrm) -> None:
+    """Give an LRM's resources back, also when we are being cancelled."""
+    with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING), suppress(LrmError):
+        await lrm.close()
+
+
+def token_path(config: ClusterConfig, batch: BatchKey) -> Path | None:
+    """Return where the token of a submission is left for its agents; None when it travels in the job script."""
+    return None if config.token_directory is None else Path(config.token_directory) / f"{batch}.token"
+
+
+def words_directory(config: ClusterConfig, directory: Path) -> Path:
+    """Return where placeholders keep what they say, on nodes that see it; by default in the state directory."""
+    if config.output_directory is not None:
+        return Path(config.output_directory)
+    return directory / "clusters" / config.name / "output"
+
+
+def remove_token(path: Path) -> None:
+    """Remove a token that was left; no error when it is gone."""
+    with suppress(FileNotFoundError):
+        path.unlink()

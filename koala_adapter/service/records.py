@@ -1,14 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the journal that keeps what applications and koala said to each other in negotiations."""
+"""What was said in a negotiation, as it is kept: texts that nobody has read. Who never negotiates imports no more."""
 
 from __future__ import annotations
 
+import json
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
+from koala_adapter.errors import JournalBlockedError, JournalError
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Callable, Iterable
+
+    from koala_adapter.model import JobId
+    from koala_adapter.negotiation.serviceside.template import Side, Template
+    from koala_adapter.scheduler.records import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message."""
+
+    at: float
+    """By the service clock."""
+    sender: str
+    """A side."""
+    template: str
+    """As it was written: XML."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptNegotiation:
+    """One negotiation from its first message on."""
+
+    number: int = 0
+    """What people call it."""
+    job_id: str
+    component: str
+    rank: int
+    """Of the process that negotiated."""
+    initiator: str
+    """The side that began."""
+    agreement_id: str
+    messages: tuple[Message, ...] = field(default=())
+
+
+# -- Negotiationstore ----------------------------------------------------------------------------------------
+# The part of the journal that keeps what applications and koala said to each other in negotiations.
 
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS negotiations (
@@ -107,3 +148,149 @@ class NegotiationStore:
             (negotiation,),
         )
         return tuple(Message(at=at, sender=sender, template=template) for at, sender, template in rows)
+
+
+# -- Closingnote ---------------------------------------------------------------------------------------------
+# What a service notes in its journal at an orderly end, so that who asks afterwards need not replay it.
+
+_KEY = "closing"
+_LATEST = "SELECT seq FROM sqlite_sequence WHERE name = 'events'"
+
+
+def leave_closing_note(execute: Execute, unfinished: Iterable[str]) -> None:
+    """Note which jobs are not over; of all others the last reports are kept. The next event makes the note void.
+
+    Raises JournalBlockedError.
+    """
+    body = json.dumps({"event": _latest_event(execute), "unfinished": list(unfinished)})
+    execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (_KEY, body))
+
+
+def unfinished_at_close(execute: Execute) -> tuple[str, ...] | None:
+    """Return the jobs that are not over; None: nobody has noted that, or something has happened since."""
+    row = execute("SELECT value FROM meta WHERE key = ?", (_KEY,)).fetchone()
+    if row is None:
+        return None
+    note = json.loads(row[0])
+    return tuple(note["unfinished"]) if note["event"] == _latest_event(execute) else None
+
+
+def _latest_event(execute: Execute) -> int:
+    """Return the number of the latest event, whether a snapshot stands for it by now or not; 0: there was none."""
+    row = execute(_LATEST).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+# -- The part of the journal that keeps reports of jobs that have ended, until they are cleaned away ---------
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT NULL, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS cleaned (id TEXT PRIMARY KEY, cleaned_at REAL NOT NULL);
+"""
+
+
+class FinishedJobs:
+    """Reports (JSON), by jobs. Each method raises JournalError when the journal cannot be used."""
+
+    def __init__(self, execute: Execute, negotiations: NegotiationStore) -> None:
+        """``negotiations`` of a job are cleaned away with its report."""
+        self._execute = execute
+        self._negotiations = negotiations
+
+    def keep(self, job_id: str, finished_at: float, body: str) -> None:
+        """Keep the report of a finished job."""
+        self._execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?)", (job_id, finished_at, body))
+
+    def report(self, job_id: str) -> str | None:
+        """Return the report of a job; None: it has not ended, or was cleaned away."""
+        row = self._execute("SELECT body FROM finished WHERE id = ?", (job_id,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def outcome(self, job_id: str) -> dict[str, object] | None:
+        """Return how a job ended, as its report says it; None: it has not, or was cleaned away."""
+        outcome = "CASE WHEN json_valid(body) THEN json_extract(body, '$.outcome') END"
+        row = self._execute(f"SELECT {outcome} FROM finished WHERE id = ?", (job_id,)).fetchone()  # noqa: S608 - a constant
+        found: dict[str, object] | None = None if row is None or row[0] is None else json.loads(row[0])
+        return found
+
+    def latest(self, limit: int) -> list[str]:
+        """Return the reports of the jobs that finished last, newest first."""
+        rows = self._execute("SELECT body FROM finished ORDER BY finished_at DESC LIMIT ?", (limit,))
+        return [str(row[0]) for row in rows]
+
+    def before(self, limit: float) -> list[tuple[str, int]]:
+        """Return id and length of the report of each job that finished before ``limit``, oldest first."""
+        rows = self._execute(
+            "SELECT id, length(CAST(body AS BLOB)) FROM finished WHERE finished_at < ? ORDER BY finished_at", (limit,)
+        )
+        return [(str(row[0]), int(row[1])) for row in rows]
+
+    def since(self, limit: float) -> list[str]:
+        """Return the reports of the jobs that finished at ``limit`` or later."""
+        return [str(row[0]) for row in self._execute("SELECT body FROM finished WHERE finished_at >= ?", (limit,))]
+
+    def clean(self, job_ids: Iterable[str], now: float) -> None:
+        """Drop what is kept of finished jobs, but for the fact that it was. Raises JournalBlockedError."""
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            for job_id in job_ids:
+                self._execute("INSERT OR REPLACE INTO cleaned VALUES (?, ?)", (job_id, now))
+                self._execute("DELETE FROM finished WHERE id = ?", (job_id,))
+                self._negotiations.drop(job_id)
+            self._execute("COMMIT")
+        except JournalError:
+            with suppress(JournalError):
+                self._execute("ROLLBACK")
+            raise
+
+    def cleaned_at(self, job_id: str) -> float | None:
+        """Return when what was kept of a job was dropped; None: it was not, or there is no such job."""
+        # An earlier version left a journal without this table, which is not made while it is only read.
+        if self._execute("SELECT 1 FROM sqlite_master WHERE name = 'cleaned'").fetchone() is None:
+            return None
+        row = self._execute("SELECT cleaned_at FROM cleaned WHERE id = ?", (job_id,)).fetchone()
+        return None if row is None else float(row[0])
+
+
+# -- Takes note of every template that passes between koala and applications, in the journal -----------------
+
+MOST_WAITING = 10_000
+"""Messages that are remembered while the journal cannot be written."""
+
+
+class NegotiationKeeper:
+    """Keeps messages as they pass; those that cannot be written are written with a later one."""
+
+    def __init__(self, store: NegotiationStore, *, state: Callable[[], State], clock: Callable[[], float]) -> None:
+        """``state`` tells which component a process belongs to."""
+        self._store = store
+        self._state = state
+        self._clock = clock
+        self._waiting: deque[tuple[KeptNegotiation, Message]] = deque(maxlen=MOST_WAITING)
+
+    def keep(self, job_id: JobId, rank: int, sender: Side, template: Template, payload: bytes) -> None:
+        """Keep a template that a side has said, and as it has written it."""
+        record = self._state().jobs.get(job_id)
+        known = record is not None and 0 <= rank < len(record.ranks)
+        component = record.ranks[rank].component if record is not None and known else ""
+        kept = KeptNegotiation(
+            job_id=job_id,
+            component=component,
+            rank=rank,
+            initiator=template.initiator.value,
+            agreement_id=template.agreement_id,
+        )
+        self._waiting.append((kept, Message(at=self._clock(), sender=sender.value, template=payload.decode())))
+        self._write()
+
+    def recalled(self, job_id: JobId, initiator: Side, agreement_id: str) -> KeptNegotiation | None:
+        """Return the latest negotiation that a side has begun under a name; None: none is known."""
+        return self._store.recalled(job_id, initiator.value, agreement_id)
+
+    def _write(self) -> None:
+        try:
+            while self._waiting:
+                self._store.keep(*self._waiting[0])
+                self._waiting.popleft()
+        except JournalBlockedError:
+            return  # the service has noticed by what it writes itself, and says so

@@ -7,53 +7,341 @@ replays the journal, and then compares with what the LRMs and the agents say. Al
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
+import structlog
 
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL, EventLoop
-from koala_adapter.driver.recovery import doubts, rebuilt, tellers
-from koala_adapter.dynaco.sizerules import SizeRules
-from koala_adapter.errors import JournalBlockedError, KoalaError, ServiceUnavailableError
+from koala_adapter.driver.store import doubts, rebuilt, tellers
+from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
+from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import JobId
-from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.events import Configured, JobSubmitted
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.service.applications import Applications
-from koala_adapter.service.archive import Archive
-from koala_adapter.service.askingagain import AskingAgain
-from koala_adapter.service.clusterdriver import ClusterDriver, DriverContext, make_lrm
-from koala_adapter.service.driverstart import drivers_needed, start_drivers
+from koala_adapter.service.agents import LiveEffector, Reception, ScriptMaker, tidy_words
+from koala_adapter.service.applications import Applications, Archive
+from koala_adapter.service.clusters import ClusterDriver, DriverContext
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.liveeffector import LiveEffector
-from koala_adapter.service.neededpolicies import WithPolicies, check_policies
-from koala_adapter.service.reception import Reception
-from koala_adapter.service.resizing import resizable
-from koala_adapter.service.resultstore import ResultStore
-from koala_adapter.service.scriptmaker import ScriptMaker
-from koala_adapter.service.servicemeter import ServiceMeter
-from koala_adapter.service.siteparameters import configuration
-from koala_adapter.service.sizechanges import SizeChanges
-from koala_adapter.service.sizesurroundings import Surroundings
+from koala_adapter.service.meter import ServiceMeter
+from koala_adapter.service.opening import make_lrm, words_directory
+from koala_adapter.service.results import ResultStore
+from koala_adapter.service.sizes import SizeChanges
+from koala_adapter.service.sizes.jobs import Surroundings, resizable
 from koala_adapter.service.sweeps import Sweeps
-from koala_adapter.service.upkeep import Upkeep
+from koala_adapter.sizes import SizeRules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from anyio.abc import TaskStatus
+    from anyio.abc import TaskGroup, TaskStatus
 
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
+    from koala_adapter.driver.store import EventStore
     from koala_adapter.host.clock import HostClocks
+    from koala_adapter.lrm import PluginDefinition
     from koala_adapter.model import ClusterName, Job, PlaceholderId
-    from koala_adapter.plugin import PluginDefinition
+    from koala_adapter.scheduler.context import NumberedBatch
+    from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
     from koala_adapter.vjm.channel import Launch, Signal
+
+
+# -- What a site file means for the scheduler ----------------------------------------------------------------
+
+
+def configuration(site: SiteConfig, instance: str, now: float) -> Configured:
+    """Return the event that tells the scheduler of a site."""
+    parameters = replace(site.parameters, instance=instance)
+    clusters = tuple(cluster.parameters for cluster in site.enabled_clusters)
+    return Configured(time=now, parameters=parameters, clusters=clusters)
+
+
+# -- Neededpolicies ------------------------------------------------------------------------------------------
+# What policies must be here: before a journal is replayed, those its events were decided with; those of new jobs.
+
+
+def check_policies(job: Job, policies: Policies, rules: SizeRules) -> None:
+    """Raise JobRefusedError when a policy that a new job names, or a rule for its sizes, is not here."""
+    if job.placement not in policies.placement_names:
+        known = ", ".join(sorted(policies.placement_names))
+        message = f"the service has no placement policy {job.placement!r}; it has {known}"
+        raise JobRefusedError(message, hint="restart it if the policy has been installed meanwhile")
+    for component in job.components:
+        if not rules.known(component.sizes):
+            message = f"component {component.name!r}: the service has no rule {component.sizes!r} for sizes"
+            raise JobRefusedError(message, hint="restart it if the rule has been installed meanwhile")
+
+
+class WithPolicies:
+    """A journal that refuses to be replayed without the policies that it needs.
+
+    Without them, jobs would be refused in the replay that waited or ran in truth. Nothing is written by then.
+    """
+
+    def __init__(self, store: EventStore, policies: Policies) -> None:
+        """``policies``: those that there are."""
+        self._store = store
+        self._policies = policies
+
+    def recover(self) -> tuple[State | None, Generator[tuple[int, Event], None, None]]:
+        """Return the latest snapshot, or None, and the numbered events after it.
+
+        Raises ConfigurationError when a policy is gone that a job needs which has not ended; so do the events, before
+        the first that would be decided otherwise than it was.
+        """
+        state, events = self._store.recover()
+        for record in state.jobs.values() if state is not None else ():
+            if not record.state.final:
+                self._policies.require_placement(record.job)
+        return state, self._checked(state, events)
+
+    def _checked(
+        self, state: State | None, events: Generator[tuple[int, Event], None, None]
+    ) -> Generator[tuple[int, Event], None, None]:
+        configured = state is None
+        with closing(events):
+            for number, event in events:
+                if isinstance(event, Configured):
+                    self._policies.require_malleability(event.parameters, *event.clusters)
+                elif isinstance(event, JobSubmitted):
+                    self._policies.require_placement(event.job)
+                if not configured and state is not None and not isinstance(event, Configured):
+                    clusters = [record.parameters for record in state.clusters.values() if record.configured]
+                    self._policies.require_malleability(state.parameters, *clusters)
+                configured = True
+                yield number, event
+
+    def set_aside(self, number: int, event: Event, failure: str) -> None:
+        """Leave an event out from now on."""
+        self._store.set_aside(number, event, failure)
+
+    def note_batch(self, batch: NumberedBatch) -> None:
+        """Keep which submission has a name."""
+        self._store.note_batch(batch)
+
+    def batches(self) -> list[NumberedBatch]:
+        """Return the submissions that were noted."""
+        return self._store.batches()
+
+    def largest_batch_number(self) -> int:
+        """Return the largest number in the name of a submission."""
+        return self._store.largest_batch_number()
+
+
+# -- Askingagain ---------------------------------------------------------------------------------------------
+# Asks agents again for what they told in an event that was set aside: they are cut off, come back, and tell all.
+#
+# A defect that shows each time would cut them off for ever. So each further time that a kind of event fails, what it
+# told is asked for after a longer pause; meanwhile they stay connected.
+
+FIRST_PAUSE = 1.0
+"""Seconds before what a kind of event told is asked for that has failed before; doubled with each further time."""
+LONGEST_PAUSE = 300.0
+FORGOTTEN_AFTER = 3600.0
+"""Seconds without a failure of its kind after which one counts as the first."""
+
+
+class AskingAgain:
+    """Whose agents are to be asked again, and when."""
+
+    def __init__(self, *, clock: Callable[[], float], disconnect: Callable[[PlaceholderId, str], None]) -> None:
+        """``disconnect`` cuts an agent off, if it is connected, for a reason."""
+        self._clock = clock
+        self._disconnect = disconnect
+        self._failed: dict[type[Event], tuple[float, float]] = {}
+        """For each kind of event when it failed last, and the pause before what the next tells is asked for."""
+        self._due: dict[PlaceholderId, float] = {}
+        self._more = anyio.Event()
+
+    def ask(self, event: Event, placeholders: Iterable[PlaceholderId]) -> None:
+        """Ask agents for what they told in an event: at once, if it is the first of its kind."""
+        now, kind = self._clock(), type(event)
+        failed_at, pause = self._failed.get(kind, (now, 0.0))
+        if now - failed_at > FORGOTTEN_AFTER:
+            pause = 0.0
+        self._failed[kind] = now, min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * pause))
+        for placeholder in placeholders:
+            self._due.setdefault(placeholder, now + pause)
+        self._ask_due()
+        self._more.set()
+
+    def _ask_due(self) -> None:
+        now = self._clock()
+        for placeholder in [one for one, at in self._due.items() if at <= now]:
+            del self._due[placeholder]
+            self._disconnect(placeholder, "an event was set aside: tell again how things stand")
+
+    async def run(self) -> None:
+        """Ask when it is time, until cancelled."""
+        while True:
+            await self._more.wait()
+            while self._due:
+                await anyio.sleep(max(0.0, min(self._due.values()) - self._clock()))
+                self._ask_due()
+            self._more = anyio.Event()
+
+
+# -- Driverstart ---------------------------------------------------------------------------------------------
+# Which clusters are driven when a service starts, and for how long it waits for their first answers.
+
+FIRST_ANSWERS = 2.0
+"""Seconds within which a cluster that is well has answered for the first time; one that hangs must not keep the others
+waiting."""
+
+log = structlog.get_logger()
+
+
+def drivers_needed(drivers: Iterable[ClusterDriver], state: State) -> list[ClusterDriver]:
+    """Return those to be started: a cluster that is not enabled is left alone, unless something of ours is there."""
+    left_there = {record.parameters.name for record in state.clusters.values() if record.managed}
+    return [one for one in drivers if one.config.enabled or one.name in left_there]
+
+
+async def start_drivers(drivers: Sequence[ClusterDriver], tasks: TaskGroup) -> None:
+    """Drive the clusters within ``tasks``; return when all have been tried, or those that hang are late."""
+    tried = anyio.Event()
+    untried = {driver.name for driver in drivers}
+
+    async def start(driver: ClusterDriver) -> None:
+        await tasks.start(driver.run)
+        untried.discard(driver.name)
+        if not untried:
+            tried.set()
+
+    for driver in drivers:
+        tasks.start_soon(start, driver)
+    with anyio.move_on_after(FIRST_ANSWERS):
+        await tried.wait()
+    if untried:
+        log.warning("clusters that have not answered yet are not waited for", clusters=sorted(untried))
+
+
+# -- Upkeep --------------------------------------------------------------------------------------------------
+# What a service does beside handling events: wakes the scheduler, writes snapshots, tries the journal, tidies up.
+
+FIRST_PAUSE_OF_UPKEEP = 0.5
+"""Seconds before the journal is tried again; doubled with each try."""
+LONGEST_PAUSE_OF_UPKEEP = 15.0
+LONGEST_WAIT = 60.0
+"""Seconds after which the clock is looked at again: a wait does not count the time for which the machine sleeps."""
+
+
+class Upkeep:
+    """Looks after the loop, the journal and the clusters of a service."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        loop: EventLoop,
+        journal: Journal,
+        clock: ServiceClock,
+        clusters: Mapping[ClusterName, ClusterDriver],
+        effector: LiveEffector,
+        changed: Callable[[], anyio.Event],
+        tell: Callable[[], None],
+    ) -> None:
+        """``directory``: of the service's state.
+
+        ``changed``: what is set at the next change; ``tell``: something has changed.
+        """
+        self._directory = directory
+        self._loop = loop
+        self._journal = journal
+        self._clock = clock
+        self._clusters = clusters
+        self._effector = effector
+        self._changed = changed
+        self._tell = tell
+        self._halted = anyio.Event()
+        self._snapshot_begun = anyio.Event()
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Begin, within ``tasks``."""
+        for work in (self._keep_trying, self._keep_time, self._write_snapshots, self._tidy):
+            tasks.start_soon(work)
+
+    def halted(self) -> None:
+        """Hear that the journal cannot be written."""
+        self._halted.set()
+
+    def snapshot_begun(self) -> None:
+        """Hear that a snapshot is to be written."""
+        self._snapshot_begun.set()
+
+    def watch_time_of_day(self) -> None:
+        """Note it when somebody sets the time of day, or the next boot would take that for time that has passed."""
+        step = self._clock.step()
+        if step:
+            log.warning("the time of day of this machine was set", seconds=round(step, 1))
+            with suppress(JournalBlockedError):
+                self._journal.note_clock(self._clock.reading())
+
+    async def _keep_trying(self) -> None:
+        """Try the journal, while it cannot be written, until that works; then see what happened on the clusters."""
+        while True:
+            await self._halted.wait()
+            pause = FIRST_PAUSE_OF_UPKEEP
+            while self._loop.trouble:
+                await anyio.sleep(pause)
+                pause = min(LONGEST_PAUSE_OF_UPKEEP, 2 * pause)
+                self._loop.try_again()
+            self._halted = anyio.Event()
+            log.info("the journal can be written again")
+            self._tell()
+            for driver in self._clusters.values():
+                driver.poller.poll_soon()
+
+    async def _write_snapshots(self) -> None:
+        """Write each snapshot group by group; in between whoever asks is answered, and agents are heard."""
+        while True:
+            await self._snapshot_begun.wait()
+            self._snapshot_begun = anyio.Event()
+            while self._loop.write_snapshot_group():
+                await anyio.lowlevel.checkpoint()
+            for driver in self._clusters.values():
+                driver.look_again()
+
+    async def _keep_time(self) -> None:
+        while True:
+            at = None if self._loop.holding else self._loop.scheduler.next_wakeup
+            changed = self._changed()
+            self.watch_time_of_day()
+            if at is not None and at <= self._clock.now():
+                self._loop.post(ev.TimeReached(time=self._clock.now()))
+                await anyio.lowlevel.checkpoint()
+                continue
+            left = LONGEST_WAIT if at is None else at - self._clock.now()
+            with anyio.move_on_after(min(LONGEST_WAIT, max(0.0, left))):
+                await changed.wait()
+
+    async def _tidy(self) -> None:
+        """Drop the secrets of submissions that are over."""
+        while True:
+            await self._changed().wait()
+            if len(self._effector.with_secrets) > len(self._loop.scheduler.state.batches) and not self._loop.trouble:
+                with suppress(JournalBlockedError):  # at the next change
+                    self._forget_secrets()
+
+    def _forget_secrets(self) -> None:
+        for batch in [key for key in self._effector.with_secrets if key not in self._loop.scheduler.state.batches]:
+            self._journal.forget_batch(batch)
+            self._effector.with_secrets.discard(batch)
+            for driver in self._clusters.values():
+                driver.forget(batch)
+                with suppress(OSError):
+                    tidy_words(words_directory(driver.config, self._directory), batch)
+
+
+# -- Service -------------------------------------------------------------------------------------------------
 
 
 class Service:

@@ -7,42 +7,441 @@ was; and it lies where nobody gets a port by chance meanwhile.
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
 import secrets
-from typing import TYPE_CHECKING
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import anyio
 import structlog
 
 from koala_adapter.errors import JobRefusedError, KoalaError
+from koala_adapter.host.sockets import lasting_ports
 from koala_adapter.model import EndReason, RunnerName, TaskEnd
-from koala_adapter.net.freeport import lasting_ports
-from koala_adapter.pull.nodefiles import node_files
-from koala_adapter.pull.server import TOKEN_BYTES
+from koala_adapter.outcome import JobState
+from koala_adapter.report.values import MOST_NAMED, SweepProgress, said
 from koala_adapter.scheduler.events import RankEnded
-from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.service.runningsweep import RunningSweep
-from koala_adapter.service.sweepfiles import FOLDER, Contact, SweepFiles, first_job, recorded_progress
-from koala_adapter.sweeps.launcher import SETTINGS
-from koala_adapter.sweeps.progress import said
+from koala_adapter.tasks.launcher import SETTINGS
+from koala_adapter.tasks.server import TOKEN_BYTES, Puller, PullServer, listening_socket, node_files, send
+from koala_adapter.tasks.sweep import Assignment, Book, Entry, Expansion, Pace, filled, lines_of
 from koala_adapter.vjm import certificate
 from koala_adapter.vjm.channel import LaunchFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from koala_adapter.config.sitefile import SiteConfig
-    from koala_adapter.model import Job, JobId
+    from koala_adapter.model import Job, JobId, Sweep
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
-    from koala_adapter.sweeps.progress import SweepProgress
+    from koala_adapter.vjm.certificate import Certificate
+
+
+# -- Sweepfiles ----------------------------------------------------------------------------------------------
+# What is kept of a sweep in its directory: its job, what became of each task, and what the tasks printed.
+#
+# ``results.jsonl`` has a line for each entry of the book, and is all that the book is made from again. A line is
+# written when the output of its task is, so that it never speaks of what is not there; half a line, of a service that
+# was killed in the middle of it, is dropped. A power failure may cost the latest lines: then these tasks are done
+# again.
+
+FOLDER = "sweep"
+RESULTS = "results.jsonl"
+JOB = "job.json"
+PROGRESS = "progress.json"
+CONTACT = "contact.json"
+IN_A_FOLDER = 1000
+"""Tasks whose output is in one directory."""
+
+
+def first_job(job: Job) -> JobId:
+    """Return the first of the jobs of a sweep, whose directory has all that belongs to it."""
+    return job.id if job.sweep is None or job.sweep.continues is None else job.sweep.continues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contact:
+    """Where launchers find who hands out tasks, and what they show there."""
+
+    port: int
+    token: str
+
+
+class SweepFiles:
+    """The directory of one sweep."""
+
+    def __init__(self, directory: Path) -> None:
+        """``directory``: there or not."""
+        self.directory = directory
+        self.resumed_by: set[str] = set()
+        """Jobs that went on with the sweep, as far as is written down."""
+        self._ledger: IO[bytes] | None = None
+
+    # ---- what was submitted -----------------------------------------------------------------------------------------
+
+    def keep(self, job: Job) -> None:
+        """Keep the job, and the values that stand in files. Raises OSError, with ``filename``."""
+        if job.sweep is None:
+            return
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        axes = []
+        for number, axis in enumerate(job.sweep.axes):
+            kept = self.directory / f"values-{number}"
+            if axis.file is not None and axis.file != str(kept):
+                kept.write_bytes(Path(axis.file).read_bytes())
+            axes.append(axis if axis.file is None else replace(axis, file=str(kept)))
+        kept_job = replace(job, sweep=replace(job.sweep, axes=tuple(axes)))
+        own = self.directory.parent.parent / job.id / FOLDER
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _replace(own / JOB, json.dumps(asdict(kept_job), ensure_ascii=False))
+
+    def expansion(self, sweep: Sweep) -> Expansion:
+        """Return the tasks, with the values as they were kept. Raises OSError and ConfigurationError."""
+        lines = {
+            axis.file: lines_of((self.directory / f"values-{number}").read_text(encoding="utf-8"))
+            for number, axis in enumerate(sweep.axes)
+            if axis.file is not None
+        }
+        return Expansion(sweep, lines)
+
+    # ---- what became of the tasks -----------------------------------------------------------------------------------
+
+    def open(self) -> list[tuple[int, Entry]]:
+        """Return all entries, and be ready for further ones. Raises OSError, and KoalaError for what is no entry."""
+        path = self.directory / RESULTS
+        data = path.read_bytes() if path.exists() else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            os.truncate(path, len(whole))
+        try:
+            lines = [json.loads(line) for line in whole.splitlines()]
+            found = [(int(one["task"]), Entry(one["state"])) for one in lines]
+        except (ValueError, KeyError, TypeError) as error:
+            raise KoalaError(
+                f"{path} has a line that is no entry: {error}", hint="move it away: all tasks are done anew"
+            ) from error
+        self.resumed_by = {str(one["job"]) for one in lines if one["state"] == Entry.RESUMED}
+        self._ledger = path.open("ab", buffering=0)
+        return found
+
+    def write(self, task: int, entry: Entry, more: dict[str, Any]) -> None:
+        """Write an entry down. Raises OSError, and nothing is written then."""
+        if self._ledger is None:
+            raise AssertionError("it was not opened")
+        line = json.dumps({"task": task, "state": entry.value, **more}, ensure_ascii=False).encode() + b"\n"
+        before = self._ledger.tell()
+        try:
+            _write_whole(self._ledger, line)
+        except OSError:
+            os.ftruncate(self._ledger.fileno(), before)
+            raise
+
+    def keep_output(self, task: int, out: bytes, err: bytes) -> dict[str, str | None]:
+        """Keep what a task has printed; return where, below the directory. Raises OSError."""
+        kept: dict[str, str | None] = {"stdout": None, "stderr": None}
+        if not out and not err:
+            return kept
+        folder = Path("tasks") / f"{task // IN_A_FOLDER:03}"
+        for name, suffix, data in (("stdout", "out", out), ("stderr", "err", err)):
+            path = self.directory / folder / f"{task}.{suffix}"
+            if data:
+                try:
+                    path.write_bytes(data)
+                except FileNotFoundError:
+                    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    path.write_bytes(data)
+                kept[name] = str(folder / path.name)
+        return kept
+
+    def close(self, progress: SweepProgress, job_id: JobId) -> None:
+        """Close the entries, and keep how far the sweep is, and was with this job, for who reads it later.
+
+        Raises OSError.
+        """
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None
+        for name in (PROGRESS, _progress_with(job_id)):
+            _replace(self.directory / name, json.dumps(asdict(progress)))
+
+    # ---- how to get here --------------------------------------------------------------------------------------------
+
+    def contact(self) -> Contact | None:
+        """Return what launchers were told; None: none ever was."""
+        try:
+            return Contact(**json.loads((self.directory / CONTACT).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def keep_contact(self, contact: Contact) -> None:
+        """Keep what launchers are told. Raises OSError."""
+        _replace(self.directory / CONTACT, json.dumps(asdict(contact)))
+
+
+def _write_whole(file: IO[bytes], data: bytes) -> None:
+    if file.write(data) != len(data):
+        raise OSError(errno.ENOSPC, "there was room for half a line only")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a private file, all of it or none."""
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    temporary.replace(path)
+
+
+def _progress_with(job_id: JobId) -> str:
+    """Return the name of the file that says how far a sweep was when this job left it."""
+    return f"progress-{job_id}.json"
+
+
+def progress_in(directory: Path, name: str = PROGRESS) -> SweepProgress | None:
+    """Return how far the sweep of a directory is by what is written there; None: nothing is."""
+    try:
+        last = SweepProgress(**json.loads((directory / name).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+    return replace(last, first_failed=tuple(last.first_failed), running=0, seconds_left=None)
+
+
+def recorded_progress(jobs: Path, job: Job) -> SweepProgress | None:
+    """Return how far a job has brought its sweep by what is written below the directory of all jobs.
+
+    A later job may have gone on with it. None: it has none.
+    """
+    if job.sweep is None:
+        return None
+    directory = jobs / first_job(job) / FOLDER
+    return progress_in(directory, _progress_with(job.id)) or progress_in(directory)
+
+
+def latest_progress(jobs: Path, job: Job) -> SweepProgress | None:
+    """Return how far the sweep of a job is by now, whichever job went on with it; None: it has none."""
+    return None if job.sweep is None else progress_in(jobs / first_job(job) / FOLDER)
+
+
+def kept_job(jobs: Path, job_id: JobId) -> dict[str, Any]:
+    """Return the fields of the job of a sweep as it was kept. Raises OSError and ValueError."""
+    found: dict[str, Any] = json.loads((jobs / job_id / FOLDER / JOB).read_bytes())
+    return found
+
+
+def entries_in(directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a sweep, as they are written down. Raises OSError."""
+    with (directory / RESULTS).open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+
+
+# -- One sweep while its job runs: its book, its files, and the launchers that pull its tasks ----------------
+
+LARGEST_FRAME = 80 * 1024 * 1024
+"""Bytes; an answer has what a launcher keeps of two streams."""
+OVER = json.dumps({"over": True}).encode()
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Launcher:
+    """What a connection has told of itself, and what it is at."""
+
+    cluster: str
+    host: str
+    given: Assignment | None = None
+
+
+@dataclass(slots=True)
+class _Answer:
+    given: Assignment
+    status: int
+    seconds: float
+    out: bytes = field(repr=False)
+    err: bytes = field(repr=False)
+
+
+class RunningSweep:
+    """Hands out the tasks of a sweep and takes in what becomes of them."""
+
+    def __init__(self, job: Job, files: SweepFiles, expansion: Expansion, *, changed: Callable[[], None]) -> None:
+        """``changed`` hears of each task that is over. Raises OSError, KoalaError."""
+        if job.sweep is None:
+            raise AssertionError("a job with a sweep")
+        self._job_id = job.id
+        self._command = job.components[0].command
+        self._files = files
+        self._expansion = expansion
+        self._changed = changed
+        self._pace = Pace()
+        self._book = Book(len(expansion), job.sweep.repeats)
+        self._book.restored(files.open())
+        if job.sweep.continues is not None and job.id not in files.resumed_by:
+            self._enter(0, Entry.RESUMED, {"job": job.id, "at": now()})
+        self._server: PullServer | None = None
+        self._saved = False
+
+    # ---- as the service sees it -------------------------------------------------------------------------------------
+
+    def listen(self, host: str, contact: Contact, certificate: Certificate) -> None:
+        """Be there for launchers. Raises OSError when the port is taken."""
+        listening = listening_socket(host, contact.port)
+        self._server = PullServer(self, bytes.fromhex(contact.token), largest_frame=LARGEST_FRAME)
+        self._server.listen(listening, certificate, asyncio.get_running_loop())
+
+    def save(self) -> None:
+        """Take in nothing more, and keep how far the sweep is."""
+        if not self._saved:
+            self._saved = True
+            try:
+                self._files.close(self.progress, self._job_id)
+            except OSError as error:
+                log.warning("how far a sweep is cannot be kept", directory=str(self._files.directory), error=str(error))
+
+    async def close(self) -> None:
+        """Be there no more."""
+        self.save()
+        if self._server is not None:
+            await self._server.close()
+
+    @property
+    def over(self) -> bool:
+        """Whether every task is done, or has failed for good."""
+        return self._book.over
+
+    @property
+    def progress(self) -> SweepProgress:
+        """How far the sweep is."""
+        book = self._book
+        launchers = 0 if self._server is None else len(self._server.pullers)
+        return SweepProgress(
+            total=book.total,
+            done=book.done,
+            failed=len(book.failed),
+            running=book.out,
+            first_failed=tuple(task for task, _ in zip(book.failed, range(MOST_NAMED), strict=False)),
+            seconds_left=self._pace.left(tasks=book.left, launchers=launchers),
+            directory=str(self._files.directory),
+        )
+
+    # ---- as the launchers see it: see Board -------------------------------------------------------------------------
+
+    def came(self, puller: Puller) -> None:
+        """See Board; it says who it is first."""
+
+    def work_for(self, puller: Puller) -> bytes | None:
+        """See Board."""
+        launcher = puller.work
+        given = self._book.take()
+        if given is None or not isinstance(launcher, _Launcher):
+            return None
+        launcher.given = given
+        argv = list(filled(self._command, self._expansion.row(given.task)))
+        return json.dumps({"task": given.task, "attempt": given.attempt, "argv": argv}).encode()
+
+    def heard(self, puller: Puller, frame: bytes) -> None:
+        """See Board. Raises ConnectionError, which ends the conversation, where it cannot be understood or kept."""
+        launcher = puller.work
+        if self._saved:
+            raise ConnectionError("the sweep is closed")
+        try:
+            if not isinstance(launcher, _Launcher):
+                said = json.loads(frame)
+                puller.work = launcher = _Launcher(cluster=str(said["cluster"]), host=str(said["host"]))
+            else:
+                self._answered(launcher, _answer(frame))
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            log.warning("the answer of a launcher is not taken", directory=str(self._files.directory), error=str(error))
+            raise ConnectionError(str(error)) from error
+        # One that returns with the answer of a task of before has been given the next one when it said who it is.
+        if not self.over and self._server is not None and launcher.given is None:
+            self._server.free(puller)
+
+    def _answered(self, launcher: _Launcher, answer: _Answer) -> None:
+        """Take in what became of a task: of the one that it was given, or of one before the connection was lost."""
+        good = answer.status == 0
+        given = answer.given
+        entry = self._book.entry_of_success(given.task) if good else self._book.entry_of_failure(given)
+        if entry is not None:
+            told = {
+                "parameters": self._expansion.row(given.task),
+                "status": answer.status,
+                "seconds": answer.seconds,
+                "attempt": given.attempt,
+                "cluster": launcher.cluster,
+                "host": launcher.host,
+                "at": now(),
+                **self._files.keep_output(given.task, answer.out, answer.err),
+            }
+            self._enter(given.task, entry, told)
+            self._pace.note(answer.seconds)
+        if launcher.given == given:
+            launcher.given = None
+        self._report()
+
+    def gone(self, puller: Puller) -> None:
+        """See Board."""
+        launcher = puller.work
+        if self._saved:
+            return
+        if not isinstance(launcher, _Launcher) or launcher.given is None:
+            self._report()
+            return
+        given, launcher.given = launcher.given, None
+        entry = None if puller.leaving else self._book.entry_of_loss(given)
+        if entry is None:
+            self._book.given_back(given)
+        else:
+            told: dict[str, Any] = {
+                "attempt": given.attempt, "cluster": launcher.cluster, "host": launcher.host, "at": now(),
+            }  # fmt: skip
+            try:
+                self._enter(given.task, entry, {"parameters": self._expansion.row(given.task), **told})
+            except OSError as error:
+                log.warning("a loss cannot be written down", directory=str(self._files.directory), error=str(error))
+                self._book.given_back(given)
+        self._report()
+
+    def _enter(self, task: int, entry: Entry, more: dict[str, Any]) -> None:
+        self._files.write(task, entry, more)
+        self._book.note(task, entry)
+
+    def _report(self) -> None:
+        if self.over and self._server is not None:
+            for puller in self._server.pullers:
+                send(puller, OVER)
+        elif self._server is not None:
+            self._server.dispatch()
+        self._changed()
+
+
+def now() -> float:
+    """Return the time of day as it is written down: seconds since the epoch, in thousandths."""
+    return round(time.time(), 3)
+
+
+def _answer(frame: bytes) -> _Answer:
+    """Return what a launcher says of a task. Raises ValueError, KeyError or TypeError for what makes no sense."""
+    head, _, output = frame.partition(b"\n")
+    said = json.loads(head)
+    given = Assignment(int(said["task"]), int(said["attempt"]))
+    size = int(said["out"])
+    if size + int(said["err"]) != len(output):
+        raise ValueError("the output is not as long as was said")
+    return _Answer(given, int(said["status"]), float(said["seconds"]), output[:size], output[size:])
+
+
+# -- Sweeps --------------------------------------------------------------------------------------------------
 
 PROGRAM = "koala_sweep.py"
 TELLING = 0.5
 """Seconds between two times that who watches is told of further tasks."""
-
-log = structlog.get_logger()
 
 
 class Sweeps:
@@ -102,7 +501,7 @@ class Sweeps:
             "grace": job.components[0].retirement.grace,
             "patience": max(60.0, self._site.parameters.lease),
         }
-        files = {**node_files("koala_adapter.sweeps", "launcher", PROGRAM), SETTINGS: json.dumps(settings).encode()}
+        files = {**node_files("koala_adapter.tasks", "launcher", PROGRAM), SETTINGS: json.dumps(settings).encode()}
         if sweep.over:
             self._note_change()
         return tuple(LaunchFile(target=name, mode=0o600, content=content) for name, content in files.items())

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from math import log
 from typing import TYPE_CHECKING
 
-from koala_adapter.dynaco.decide import AnySize, PowerOfTwo
+from koala_adapter.sizes import AnySize, PowerOfTwo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from koala_adapter.dynaco.decide import AcceptanceRule
+    from koala_adapter.model import Component
+    from koala_adapter.sizes import AcceptanceRule
 
 
 class SpeedUp(ABC):
@@ -104,3 +105,84 @@ def gadget2(cost: ReconfigurationCost = FREE) -> Application:
     """Return GADGET-2 likewise: 600 s on 2 processors, best 240 s, taken to be at its maximum of 46; any size."""
     curve = Interpolated(((2, 600.0), (46, 240.0)))
     return Application(name="GADGET-2", speed_up=curve, minimum=2, maximum=46, cost=cost)
+
+
+# -- Jobs of a multicluster simulation: what is submitted, and what came out ---------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedJob:
+    """A job as it is submitted.
+
+    Without ``components`` it is one component that runs on any one cluster, of ``initial`` processors at its start.
+    With them it is co-allocated: each component runs on one cluster, and the application on all of them together.
+    """
+
+    number: int
+    """Unique in its workload."""
+    submitted_at: float
+    application: Application
+    initial: int
+    """Processors with which it starts."""
+    malleable: bool = False
+    """Whether it grows and shrinks between the minimum and the maximum of its application."""
+    work: float = 1.0
+    """Its work, as a multiple of what the execution times of the application stand for."""
+    components: tuple[Component, ...] = ()
+    placement: str = "worst-fit"
+    """Name of the placement policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """What became of a job. Times in seconds."""
+
+    job: SimulatedJob
+    started_at: float
+    ended_at: float
+    clusters: tuple[str, ...]
+    average_processors: float
+    """Mean over its execution."""
+    maximum_processors: int
+    grown: int
+    """Times it accepted processors."""
+    shrunk: int
+    """Times it gave processors up."""
+    restarts: int
+    """Times it began again because a node failed."""
+
+    @property
+    def wait(self) -> float:
+        """From submission to start."""
+        return self.started_at - self.job.submitted_at
+
+    @property
+    def execution(self) -> float:
+        """From start to end."""
+        return self.ended_at - self.started_at
+
+    @property
+    def response(self) -> float:
+        """From submission to end."""
+        return self.ended_at - self.job.submitted_at
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What a simulation has given so far."""
+
+    jobs: list[JobResult] = field(default_factory=list)
+    """In the order of their ends; empty when results go elsewhere."""
+    refused: list[tuple[SimulatedJob, str]] = field(default_factory=list)
+    """Jobs that can never run on the platform, and why."""
+    unfinished: int = 0
+    """Jobs that still wait or run."""
+    used: list[tuple[float, int, int]] = field(default_factory=list)
+    """Time, processors of managed jobs and of local users from then on."""
+    messages: list[tuple[float, int, int]] = field(default_factory=list)
+    """Time, messages to grow and to shrink sent at that time."""
+    grow_messages: int = 0
+    shrink_messages: int = 0
+    failed_claims: int = 0
+    """Placements for which processors turned out to be taken by local users."""
+    ended_at: float = 0.0

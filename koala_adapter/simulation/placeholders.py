@@ -8,34 +8,259 @@ what the live program would do; ``tests/test_live_equals_simulated.py`` holds th
 
 from __future__ import annotations
 
+import heapq
 import random
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from koala_adapter.driver.fixedsize import FixedSizeApplications
+import structlog
+
 from koala_adapter.driver.loop import EventLoop
-from koala_adapter.driver.memorystore import MemoryStore
+from koala_adapter.driver.store import MemoryStore
 from koala_adapter.errors import SimulationError
 from koala_adapter.model import EndReason, JobId, LrmJobId, PlaceholderId, TaskEnd
+from koala_adapter.outcome import PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN
-from koala_adapter.scheduler.outcome import PlaceholderState
-from koala_adapter.simulation.simulated_batch_system import QueuedJob
+from koala_adapter.simulation.world import FIRST, LAST, local_users
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from koala_adapter.errors import KoalaError
     from koala_adapter.model import ClusterName, Job
+    from koala_adapter.outcome import JobOutcome
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.knownpolicies import Policies
-    from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
     from koala_adapter.scheduler.records import JobRecord, State
-    from koala_adapter.simulation.engine import Engine
-    from koala_adapter.simulation.simulated_batch_system import BatchSystem
+    from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
+    from koala_adapter.simulation.world import Engine, EventHandle, LocalUse
+
+
+# -- Fixedsize -----------------------------------------------------------------------------------------------
+# What an effector answers for applications that cannot grow and shrink, so that the scheduler goes on without.
+
+log = structlog.get_logger()
+
+
+class FixedSizeApplications:
+    """The part of an effector that concerns the size of running applications: it declines, and says so in the log.
+
+    No runner can tell a live application to grow or shrink yet.
+    """
+
+    def __init__(self, *, report: Callable[[ev.Event], None], clock: Callable[[], float]) -> None:
+        """``report`` takes the answers in."""
+        self._report = report
+        self._clock = clock
+
+    def offer_processors(self, action: act.OfferProcessors) -> None:
+        """Decline to grow."""
+        self._decline(action)
+
+    def request_processors(self, action: act.RequestProcessors) -> None:
+        """Decline to shrink."""
+        self._decline(action)
+
+    def _decline(self, action: act.OfferProcessors | act.RequestProcessors) -> None:
+        log.warning("declined, as applications keep their size", job=action.job_id, asked=type(action).__name__)
+        self._report(ev.OfferAnswered(time=self._clock(), job_id=action.job_id, number=action.number, accepted=0))
+
+    def take_processors(self, action: act.TakeProcessors) -> None:
+        """Give processors that come nevertheless back at once; the application goes on as it is."""
+        log.warning("gave back, as applications keep their size", job=action.job_id, processors=len(action.ranks))
+        for rank in action.ranks:
+            self._report(ev.RankStarted(time=self._clock(), job_id=action.job_id, rank=rank.rank))
+        going = tuple(rank.placeholder for rank in action.ranks)
+        self._report(ev.ProcessorsReleased(time=self._clock(), job_id=action.job_id, placeholders=going))
+
+    def withdraw_offer(self, action: act.WithdrawOffer) -> None:
+        """Say so in the log only: no application was told of an offer."""
+        log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
+
+    def grant_processors(self, action: act.GrantProcessors) -> None:
+        """Say so in the log only: what is granted is given back when it comes."""
+        log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)
+
+
+# -- Simulated batch system ----------------------------------------------------------------------------------
+# A simulated batch system, seen from outside: a queue in strict order, processors, users of whom some go first.
+#
+# Nothing passes the head of the queue, as in a site that runs first come, first served. So processors may be idle
+# while a placeholder waits: what a meta-scheduler sees of a cluster is not what it would get.
+
+
+@dataclass(slots=True, eq=False)
+class QueuedJob:
+    """A job of a batch system; compared by identity."""
+
+    user: str
+    processors: int
+    walltime: float
+    """Seconds after which it is ended."""
+    on_start: Callable[[QueuedJob], None]
+    on_end: Callable[[QueuedJob, EndReason], None]
+    submitted_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+    places: tuple[int, ...] = ()
+    """Numbers of its processors while it runs."""
+    timer: EventHandle | None = None
+
+    @property
+    def running(self) -> bool:
+        """True between start and end."""
+        return self.started_at is not None and self.ended_at is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupation:
+    """Who had a processor, and when: a bar of a timeline."""
+
+    place: int
+    who: str
+    begins_at: float
+    ends_at: float
+
+
+class BatchSystem:
+    """One cluster."""
+
+    def __init__(
+        self, engine: Engine, name: ClusterName, processors: int, *, priorities: Mapping[str, int] | None = None
+    ) -> None:
+        """``priorities``: of users; higher goes first, who is not in it has 0."""
+        self.engine = engine
+        self.name = name
+        self.processors = processors
+        self.priorities = dict(priorities or {})
+        self.occupations: list[Occupation] | None = None
+        """Who had which processor, of jobs that ended; None: nobody wants to know."""
+        self._free = list(range(processors))
+        self._down: set[int] = set()
+        self._queue: list[tuple[int, int, QueuedJob]] = []
+        self._running: dict[int, QueuedJob] = {}
+        """By the number of the processor."""
+        self._entered = 0
+        self._wanted = False
+
+    @property
+    def idle(self) -> int:
+        """Processors that nobody uses."""
+        return len(self._free)
+
+    @property
+    def running(self) -> Mapping[int, QueuedJob]:
+        """Jobs that run, by the number of each processor."""
+        return self._running
+
+    def submit(self, job: QueuedJob) -> None:
+        """Put a job into the queue."""
+        self._entered += 1
+        job.submitted_at = self.engine.now
+        heapq.heappush(self._queue, (-self.priorities.get(job.user, 0), self._entered, job))
+        self._schedule_soon()
+
+    def cancel(self, job: QueuedJob) -> None:
+        """End a job, or take it out of the queue."""
+        self.end(job, EndReason.CANCELLED)
+
+    def end(self, job: QueuedJob, reason: EndReason) -> None:
+        """End a job by itself or from outside; nothing happens to one that has ended."""
+        if job.ended_at is not None:
+            return
+        job.ended_at = self.engine.now
+        if job.timer is not None:
+            job.timer.cancel()
+        for place in job.places:
+            del self._running[place]
+            if place not in self._down:
+                heapq.heappush(self._free, place)
+        if job.started_at is not None and self.occupations is not None:
+            who = job.user
+            self.occupations += [
+                Occupation(place=place, who=who, begins_at=job.started_at, ends_at=self.engine.now)
+                for place in job.places
+            ]
+        self._schedule_soon()
+        job.on_end(job, reason)
+
+    def fail(self, place: int, seconds: float) -> None:
+        """Lose a processor, with the job on it, for so many seconds."""
+        if place in self._down:
+            return
+        self._down.add(place)
+        job = self._running.get(place)
+        if job is not None:
+            self.end(job, EndReason.NODE_LOST)
+        else:
+            self._free.remove(place)
+            heapq.heapify(self._free)
+        self.engine.after(seconds, lambda: self._repair(place), rank=FIRST)
+
+    def _repair(self, place: int) -> None:
+        self._down.discard(place)
+        heapq.heappush(self._free, place)
+        self._schedule_soon()
+
+    def _schedule_soon(self) -> None:
+        """Start jobs when all else that happens now has happened."""
+        if not self._wanted:
+            self._wanted = True
+            self.engine.after(0.0, self._schedule, rank=LAST)
+
+    def _schedule(self) -> None:
+        self._wanted = False
+        while self._queue:
+            job = self._queue[0][2]
+            if job.ended_at is None and job.processors > len(self._free):
+                return
+            heapq.heappop(self._queue)
+            if job.ended_at is None:
+                self._start(job)
+
+    def _start(self, job: QueuedJob) -> None:
+        job.started_at = self.engine.now
+        job.places = tuple(heapq.heappop(self._free) for _ in range(job.processors))
+        for place in job.places:
+            self._running[place] = job
+        job.timer = self.engine.after(job.walltime, lambda: self.end(job, EndReason.WALLTIME), rank=FIRST)
+        job.on_start(job)
+
+
+def local_job(user: str, processors: int, seconds: float, system: BatchSystem) -> QueuedJob:
+    """Return a job of a local user that runs for so many seconds."""
+
+    def start(job: QueuedJob) -> None:
+        system.engine.after(seconds, lambda: system.end(job, EndReason.EXITED), rank=FIRST)
+
+    return QueuedJob(user, processors, 1e12, start, lambda _job, _reason: None)
+
+
+def submit_local(engine: Engine, system: BatchSystem, uses: Iterator[LocalUse]) -> None:
+    """Have the local users of a cluster submit their jobs, one after the other, as long as there are any."""
+    use = next(uses, None)
+    if use is None:
+        return
+
+    def submit() -> None:
+        system.submit(local_job("local", use.processors, use.run, system))
+        submit_local(engine, system, uses)
+
+    engine.at(use.submitted_at, submit)
+
+
+def with_local_users(engine: Engine, model: ClusterModel, load: BackgroundLoad, seed: int) -> BatchSystem:
+    """Return the batch system of a cluster whose local users are going to submit their jobs."""
+    system = BatchSystem(engine, model.cluster, model.processors)
+    submit_local(engine, system, local_users(model, load, seed))
+    return system
+
+
+# -- Placeholders --------------------------------------------------------------------------------------------
 
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 

@@ -1,32 +1,199 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``koala check`` looks at in one cluster, from the outside in."""
+"""What is being looked at in one cluster, and what it keeps waiting for."""
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
+import sys
+import tempfile
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from koala_adapter.config.sitemodel import shortest_poll_interval
+from koala_adapter import __version__
+from koala_adapter.api.statedirectory import socket_path
+from koala_adapter.config.sitefile import ANY_ADDRESS, shortest_poll_interval
 from koala_adapter.errors import KoalaError, LrmError
-from koala_adapter.plugin import CheckResult
-from koala_adapter.plugin.commands import login_name
-from koala_adapter.plugin.limits import URGENT_SHARE, WINDOW
-from koala_adapter.service.clusterdriver import close_lrm, make_lrm
-from koala_adapter.service.poller import read_cluster
-from koala_adapter.sitecheck.progress import Progress
-from koala_adapter.sitecheck.trialplaceholder import Trial
+from koala_adapter.lrm import CheckResult
+from koala_adapter.lrm.commands import login_name
+from koala_adapter.lrm.rate import URGENT_SHARE, WINDOW
+from koala_adapter.service.clusters import read_cluster
+from koala_adapter.service.opening import close_lrm, make_lrm
+from koala_adapter.sitesetup.trial import Trial, TrialCenter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-    from koala_adapter.config.sitefile import ClusterConfig
+    from anyio.abc import TaskGroup
+
+    from koala_adapter.api.client import Client
+    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
+    from koala_adapter.lrm import Lrm, PluginDefinition
+    from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.model import Queue
-    from koala_adapter.plugin import Lrm, PluginDefinition
-    from koala_adapter.plugin.commands import CommandRunner
-    from koala_adapter.sitecheck.trialcenter import TrialCenter
+
+
+SOON = 2.0
+"""Seconds without an answer from which on that is told."""
+TOLD_EVERY = 1.0
+"""Seconds."""
+
+
+class Progress:
+    """Tells a person how the check of a cluster gets on."""
+
+    def __init__(self, tell: Callable[[str], None], commands: CommandRunner) -> None:
+        """``commands``: whose requests are waited for."""
+        self._tell = tell
+        self._commands = commands
+        self._step = ""
+
+    def __call__(self, step: str) -> None:
+        """Tell what is being looked at from now on."""
+        self._step = step
+        self._tell(step)
+
+    async def tell_waits(self) -> None:
+        """Tell which request has no answer yet and for how long, until cancelled."""
+        while True:
+            await anyio.sleep(TOLD_EVERY)
+            awaited = self._commands.awaited
+            if awaited is not None and awaited[1] >= SOON:
+                name, seconds = awaited
+                self._tell(f"{self._step}: no answer of {name} for {seconds:.0f} s")
+
+
+# -- What ``koala check`` looks at on this host: all that needs no cluster -----------------------------------
+
+OLDEST_PYTHON = (3, 11)
+
+
+class Installation(Protocol):
+    """What is checked. Each part is looked up when it is asked for, and then may be refused with a KoalaError."""
+
+    @property
+    def plugins(self) -> Mapping[str, PluginDefinition]:
+        """The installed plugins."""
+
+    @property
+    def directory(self) -> Path:
+        """The state directory, there or not."""
+
+    @property
+    def site_file(self) -> Path:
+        """Where the site file is."""
+
+    @property
+    def site(self) -> SiteConfig:
+        """What it says."""
+
+    @property
+    def client(self) -> Client:
+        """The service, whether it runs or not."""
+
+
+def check_host(installation: Installation) -> Iterator[CheckResult]:
+    """Check everything that needs no cluster; what builds on a failure is left out."""
+    yield _python()
+    yield _package()
+    plugins = _guarded("plugins", lambda: ", ".join(sorted(dict(installation.plugins))))
+    yield plugins
+    directory = _guarded("state directory", lambda: _state_directory(installation))
+    yield directory
+    if directory.ok:
+        yield _service(installation)
+    if plugins.ok:
+        site = _guarded("site file", lambda: _site_file(installation))
+        yield site
+        if site.ok:
+            yield _address(installation.site)
+
+
+def _python() -> CheckResult:
+    version = ".".join(map(str, sys.version_info[:3]))
+    ok = sys.version_info >= OLDEST_PYTHON
+    return CheckResult(
+        subject="Python", ok=ok, found=f"{version} in {sys.executable}", remedy="install Python 3.11 or newer"
+    )
+
+
+def _package() -> CheckResult:
+    try:
+        installed = metadata.version("koala-adapter")
+    except metadata.PackageNotFoundError:
+        remedy = "pip install koala-adapter: without its metadata no plugin is found"
+        return CheckResult(subject="koala-adapter", ok=False, found=f"{__version__}, not installed", remedy=remedy)
+    ok = installed == __version__
+    found = __version__ if ok else f"{__version__}, but its metadata say {installed}"
+    return CheckResult(subject="koala-adapter", ok=ok, found=found, remedy="install it again: pip install ...")
+
+
+def _guarded(subject: str, look: Callable[[], str]) -> CheckResult:
+    """Make a result of what ``look`` returns or raises."""
+    try:
+        return CheckResult(subject=subject, ok=True, found=look())
+    except KoalaError as error:
+        return CheckResult(subject=subject, ok=False, found=error.message, remedy=error.hint)
+    except OSError as error:
+        return CheckResult(subject=subject, ok=False, found=str(error))
+
+
+def _state_directory(installation: Installation) -> str:
+    directory = installation.directory
+    socket_path(directory)
+    if not directory.exists():
+        return f"{directory} (not there yet; made when needed)"
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & 0o077:
+        raise KoalaError(f"{directory} is open to others (mode {mode:o})", hint=f"chmod 700 {directory}")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise KoalaError(f"{directory} is not writable", hint=f"chmod 700 {directory}")
+    return f"{directory} (private)"
+
+
+def _service(installation: Installation) -> CheckResult:
+    pid = installation.client.pid()
+    found = "none runs; `koala run` and `koala submit` need none" if pid is None else f"runs (pid {pid})"
+    return CheckResult(subject="service", ok=True, found=found)
+
+
+def _site_file(installation: Installation) -> str:
+    names = ", ".join(cluster.name for cluster in installation.site.enabled_clusters)
+    return f"{installation.site_file} ({names or 'no cluster takes jobs of koala'})"
+
+
+def _address(site: SiteConfig) -> CheckResult:
+    """Check that the names by which nodes are to find this host mean something, at least here."""
+    center = site.control_center
+    addresses = dict.fromkeys(site.node_address(cluster) for cluster in site.enabled_clusters)
+    for address in addresses:
+        try:
+            found = {str(entry[4][0]) for entry in socket.getaddrinfo(address, None)}
+        except OSError as error:
+            remedy = "set control_center.address to a name or address of this host that nodes can reach"
+            said = f"{address!r} has no address here: {error.strerror or error}"
+            return CheckResult(subject="address for nodes", ok=False, found=said, remedy=remedy)
+        if center.listen in ANY_ADDRESS and found <= {"127.0.0.1", "127.0.1.1", "::1"} and not _all_local(site):
+            remedy = "set control_center.address to an address of this host that nodes can reach"
+            said = f"{address!r} is {', '.join(sorted(found))}, where every node finds only itself"
+            return CheckResult(subject="address for nodes", ok=False, found=said, remedy=remedy)
+    port = str(center.port) if center.port else "a port that is chosen once"
+    found_ = f"{', '.join(addresses) or 'none needed'}; listens on {center.listen}, {port}"
+    return CheckResult(subject="address for nodes", ok=True, found=found_)
+
+
+def _all_local(site: SiteConfig) -> bool:
+    return all(cluster.plugin == "local" for cluster in site.enabled_clusters)
+
+
+# -- What ``koala check`` looks at in one cluster, from the outside in ---------------------------------------
 
 LISTINGS_AS_OWNER = 30
 """In a minute, by whoever starts all jobs."""
@@ -199,3 +366,92 @@ def _said(error: BaseException) -> str:
 
 def _hint(error: BaseException) -> str:
     return error.hint if isinstance(error, KoalaError) else "is the batch system up?"
+
+
+# -- Sidebyside ----------------------------------------------------------------------------------------------
+# Checks all clusters of a site side by side, and tells what was found in the order of the site file.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """What a user wants to know."""
+
+    timeout: float | None
+    """Seconds that a placeholder may take to report; None: none is submitted."""
+    outside: bool
+    """Look also at what an outside scheduler needs."""
+    only: tuple[str, ...] = ()
+    """Names of the clusters to be looked at; empty: all that are in use."""
+
+
+async def check_clusters(
+    installation: Installation,
+    options: CheckOptions,
+    *,
+    tell: Callable[[Mapping[str, str]], None],
+    found: Callable[[str, Sequence[CheckResult]], None],
+) -> None:
+    """Check the clusters side by side.
+
+    ``tell`` hears what is being looked at in each cluster that is not checked yet. ``found`` gets the results of each
+    cluster when those before it are there; and, without the name of a cluster, what keeps placeholders from being
+    tried at all.
+    """
+    progress: dict[str, str] = {}
+    done: dict[str, list[CheckResult]] = {}
+    clusters = [config for config in installation.site.clusters if _is_checked(installation, config, options)]
+    awaited = [config.name for config in clusters]
+
+    def show(name: str, text: str) -> None:
+        progress[name] = text
+        tell(progress)
+
+    async def one(check: ClusterCheck, name: str) -> None:
+        done[name] = await check.run()
+        progress.pop(name, None)
+        while awaited and awaited[0] in done:
+            found(awaited[0], done[awaited.pop(0)])
+
+    async with AsyncExitStack() as stack:
+        center_tasks = await stack.enter_async_context(anyio.create_task_group())
+        center: TrialCenter | None = None
+        if options.timeout is not None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="koala-check-")))
+            center, trouble = await _listen(installation, directory, center_tasks)
+            if trouble is not None:
+                found("", [trouble])
+        async with anyio.create_task_group() as tasks:
+            for config in clusters:
+                check = ClusterCheck(
+                    config=config,
+                    plugins=installation.plugins,
+                    directory=installation.directory,
+                    tell=partial(show, config.name),
+                    center=center,
+                    timeout=options.timeout or 0.0,
+                    outside=options.outside,
+                )
+                tasks.start_soon(one, check, config.name)
+        center_tasks.cancel_scope.cancel()
+
+
+def _is_checked(installation: Installation, config: ClusterConfig, options: CheckOptions) -> bool:
+    """Tell whether it is asked for, or in use.
+
+    Where nothing can be submitted it is not enabled, and yet scheduled from outside.
+    """
+    if options.only:
+        return config.name in options.only
+    return config.enabled or not installation.plugins[config.plugin].capabilities.submit
+
+
+async def _listen(
+    installation: Installation, directory: Path, tasks: TaskGroup
+) -> tuple[TrialCenter | None, CheckResult | None]:
+    """Return a control center that listens, or why it cannot."""
+    center = TrialCenter(installation.site, directory, state=installation.directory)
+    try:
+        await center.serve(tasks)
+    except KoalaError as error:
+        return None, CheckResult(subject="control center", ok=False, found=error.message, remedy=error.hint)
+    return center, None

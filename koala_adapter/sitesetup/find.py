@@ -1,28 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tries what was found: whether it answers, takes jobs, and which queue and limits a site file should name."""
+"""Asks all plugins what they find here, side by side, and gives each find a name of its own."""
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
+import json
 import math
+import os
+import re
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
+from anyio.from_thread import start_blocking_portal
 
-from koala_adapter.config.sitemodel import ClusterConfig, shortest_poll_interval
-from koala_adapter.errors import KoalaError, LrmError
-from koala_adapter.plugin import LeftOut
-from koala_adapter.plugin.commands import login_name
-from koala_adapter.service.clusterdriver import close_lrm, make_lrm
-from koala_adapter.service.poller import read_cluster
+from koala_adapter.api.statedirectory import prepare_directory
+from koala_adapter.config.sitefile import ClusterConfig, load_site_text, shortest_poll_interval
+from koala_adapter.config.tomlfile import printable, show_duration, toml_text
+from koala_adapter.errors import ConfigurationError, KoalaError, LrmError, PluginError
+from koala_adapter.lrm import Discovery, LeftOut, Surroundings, readable_text
+from koala_adapter.lrm.commands import login_name
+from koala_adapter.service.clusters import read_cluster
+from koala_adapter.service.opening import close_lrm, make_lrm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from koala_adapter.discovery.candidates import Candidate
+    from koala_adapter.lrm import FoundCluster, Lrm, PluginDefinition
     from koala_adapter.model import Queue
-    from koala_adapter.plugin import Lrm, PluginDefinition
+
+
+LONGEST_NAME = 63
+UNNAMED = "cluster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A batch system that a plugin found, under the name that it would have in a site file."""
+
+    name: str
+    plugin: str
+    found: FoundCluster
+
+    @property
+    def described(self) -> str:
+        """What it is, for a person."""
+        return f"{self.name} ({self.found.described})"
+
+
+def find_candidates(
+    plugins: Mapping[str, PluginDefinition], around: Surroundings
+) -> tuple[tuple[Candidate, ...], tuple[LeftOut, ...]]:
+    """Return what the installed plugins find, in the order of the plugins' names, and what they leave out.
+
+    A plugin that cannot be loaded, or whose search fails, is left out.
+    """
+    names = sorted(plugins)
+    with ThreadPoolExecutor(max_workers=max(1, len(names))) as searches:
+        found = list(searches.map(lambda name: _search(plugins, name, around), names))
+    candidates: list[Candidate] = []
+    for plugin, discovery in zip(names, found, strict=True):
+        for cluster in discovery.clusters:
+            name = unique_name(cluster.name, (one.name for one in candidates))
+            candidates.append(Candidate(name=name, plugin=plugin, found=cluster))
+    return tuple(candidates), tuple(left for discovery in found for left in discovery.left_out)
+
+
+def unique_name(wanted: str, taken: Iterable[str]) -> str:
+    """Return a name that a site file allows and that is not taken, as near to the wanted one as possible."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", wanted).strip("-")
+    plain = (plain if plain[:1].isalpha() else f"{UNNAMED}-{plain}".strip("-"))[:LONGEST_NAME]
+    others = set(taken)
+    name, number = plain, 1
+    while name in others:
+        number += 1
+        end = f"-{number}"
+        name = plain[: LONGEST_NAME - len(end)] + end
+    return name
+
+
+def _search(plugins: Mapping[str, PluginDefinition], name: str, around: Surroundings) -> Discovery:
+    try:
+        discover = plugins[name].discover
+    except PluginError as error:
+        return Discovery(left_out=(LeftOut(what=f"plugin {name}", why=error.message, remedy=error.hint),))
+    if discover is None:
+        return Discovery()
+    try:
+        return discover(around)
+    except Exception as error:  # noqa: BLE001 - a stranger's code must not keep the others from being found
+        why = f"its search failed: {type(error).__name__}: {error}"
+        return Discovery(left_out=(LeftOut(what=f"plugin {name}", why=why, remedy="report it to its authors"),))
+
+
+# -- Probing -------------------------------------------------------------------------------------------------
+# Tries what was found: whether it answers, takes jobs, and which queue and limits a site file should name.
 
 PROBE_TIME = 90.0
 """Seconds that the questions to one batch system may take together."""
@@ -121,3 +199,268 @@ def _chosen(queues: Sequence[Queue]) -> Queue | None:
     if default is not None and default.up:
         return default
     return max((queue for queue in queues if queue.up), key=lambda queue: queue.processors, default=None)
+
+
+# -- Sitetext ------------------------------------------------------------------------------------------------
+# The site file of what was found, with comments that say what each line is and what else could be said. Pure.
+
+COLUMN = 40
+"""Where the comments behind values begin."""
+QUEUES_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """How the nodes reach the control center on this host."""
+
+    listen: str
+    address: str = ""
+    """Empty: the name of this host."""
+
+
+def site_text(clusters: Sequence[UsableCluster], left_out: Sequence[LeftOut], address: Address, *, made: str) -> str:
+    """Return the text of a site file. ``made``: by what and when, for its first line."""
+    blocks = [
+        _head(made),
+        [*_control_center(address)],
+        *([*_cluster(cluster)] for cluster in clusters),
+        [*_left_out(left_out)],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _head(made: str) -> list[str]:
+    return [
+        f"# Site file of koala-adapter, {printable(made)}.",
+        "#",
+        "# `koala check` tries it; `koala conf site` shows every key, `koala docs site-file` the manual.",
+    ]
+
+
+def _control_center(address: Address) -> Iterator[str]:
+    yield "[control_center]"
+    yield _line("listen", toml_text(address.listen), "the addresses of this host where placeholders report")
+    if address.address:
+        yield _line("address", toml_text(address.address), "by which nodes reach this host")
+    else:
+        yield _line('#address = "login1.example.org"', "", "by which nodes reach this host; without it: its name")
+    yield _line("#port = 8899", "", "fixed, for a firewall's rule; without it: one is chosen and kept")
+
+
+def _cluster(cluster: UsableCluster) -> Iterator[str]:
+    found = cluster.candidate.found
+    yield f"# {printable(found.described)}: {printable(cluster.version)}, {_count(cluster.nodes, 'node')}, " + _count(
+        cluster.processors, "processor"
+    )
+    yield "[[clusters]]"
+    yield _line("name", toml_text(cluster.candidate.name), "in job files and reports: change it as you like")
+    yield _line("plugin", toml_text(cluster.candidate.plugin))
+    yield from _queue(cluster)
+    yield _line("threshold", "0", "idle processors always left to local users")
+    yield _line("#placeholders_in_flight = 500", "", "most of ours waiting here; keep below the limit of your account")
+    if cluster.poll_interval is not None:
+        interval = f"{cluster.poll_interval:g}"
+        yield _line(
+            "poll_interval", interval, "seconds between looks; shorter ones cost more than 60 requests a minute"
+        )
+    yield ""
+    yield "[clusters.settings]"
+    for key, value in found.settings.items():
+        yield _line(key, toml_text(value) if isinstance(value, str) else str(value).lower())
+
+
+def _queue(cluster: UsableCluster) -> Iterator[str]:
+    names = [_described(queue) for queue in cluster.queues[:QUEUES_SHOWN]]
+    more = len(cluster.queues) - len(names)
+    if names:
+        yield f"# queues: {', '.join(names)}{f' and {more} more' if more > 0 else ''}"
+    if cluster.queue is not None:
+        yield _line("queue", toml_text(cluster.queue), "there is no default")
+    elif cluster.queues:
+        yield _line(f"#queue = {toml_text(cluster.queues[0].name)}", "", "without it: the default")
+    if cluster.walltime_limit is not None:
+        limit = toml_text(show_duration(cluster.walltime_limit))
+        yield _line("walltime_limit", limit, "the longest that its queue grants")
+
+
+def _described(queue: Queue) -> str:
+    words = [f"{queue.processors} processors"] if queue.processors else []
+    if queue.walltime_limit is not None:
+        words.append(f"at most {show_duration(queue.walltime_limit)}")
+    words += [] if queue.up else ["closed"]
+    words += ["default"] if queue.default else []
+    return printable(queue.name) + (f" ({', '.join(words)})" if words else "")
+
+
+def _left_out(left_out: Sequence[LeftOut]) -> Iterator[str]:
+    if left_out:
+        yield "# Seen and left out:"
+    for one in left_out:
+        remedy = f"; {one.remedy}" if one.remedy else ""
+        yield f"# - {printable(one.what)}: {printable(one.why)}{printable(remedy)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _line(key: str, value: str, comment: str = "") -> str:
+    said = f"{key} = {value}" if value else key
+    return f"{said:<{COLUMN}} # {comment}" if comment else said
+
+
+# -- Addresses -----------------------------------------------------------------------------------------------
+# By which address the nodes reach this host: its name where that leads to it, else that of its network.
+
+ANYWHERE = "192.0.2.1"
+"""An address that no host has (RFC 5737): the route there is the one to other hosts. Nothing is sent."""
+
+
+def find_address() -> Address:
+    """Return how the control center is reached.
+
+    A host whose name leads to itself only, as Debian sets it up, gives the address of its network; one without any
+    network serves the nodes that run on it.
+    """
+    if any(not _is_loopback(address) for address in _addresses_of_name()):
+        return Address(listen="0.0.0.0")  # noqa: S104 - agents prove themselves with a token; nodes are anywhere
+    outside = _outside()
+    if outside:
+        return Address(listen="0.0.0.0", address=outside)  # noqa: S104 - likewise
+    return Address(listen="127.0.0.1")
+
+
+def _addresses_of_name() -> set[str]:
+    try:
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    except OSError:
+        return set()
+
+
+def _outside() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((ANYWHERE, 9))
+        except OSError:
+            return ""
+        address = str(probe.getsockname()[0])
+    return "" if _is_loopback(address) else address
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+# -- The whole search: what is here, what of it works, and the site file that says so ------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search found."""
+
+    clusters: tuple[UsableCluster, ...]
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def described(self) -> str:
+        """What is usable, for a person."""
+        return ", ".join(cluster.candidate.described for cluster in self.clusters)
+
+    def text(self, *, made: str) -> str:
+        """Return the site file; there must be clusters. ``made``: by what and when."""
+        return site_text(self.clusters, self.left_out, find_address(), made=made)
+
+
+def our_surroundings() -> Surroundings:
+    """Return where plugins look: the variables of this process, the files of this host."""
+    return Surroundings(environment=os.environ)
+
+
+def search(
+    plugins: Mapping[str, PluginDefinition],
+    directory: Path,
+    *,
+    around: Surroundings | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Found:
+    """Find what is here and try it. ``directory``: the state directory, which is there. Takes seconds.
+
+    ``tell`` hears what is being done.
+    """
+    tell("looking for batch systems")
+    candidates, unusable = find_candidates(plugins, our_surroundings() if around is None else around)
+    return try_candidates(candidates, unusable, plugins, directory, tell=tell)
+
+
+def try_candidates(
+    candidates: Sequence[Candidate],
+    unusable: Sequence[LeftOut],
+    plugins: Mapping[str, PluginDefinition],
+    directory: Path,
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Found:
+    """Try what was found; ``unusable``: what need not be tried."""
+    with start_blocking_portal() as portal:  # in a thread: the caller may have an event loop running in this one
+        clusters, failing = portal.call(partial(probe_all, candidates, plugins, directory, tell=tell))
+    found = Found(clusters=clusters, left_out=(*unusable, *failing))
+    if clusters:
+        # Whatever a plugin told us, what is written can be read.
+        load_site_text(found.text(made="found"), plugins)
+    return found
+
+
+# -- Standin -------------------------------------------------------------------------------------------------
+# The site file that stands in for one that nobody has written: kept in the state directory while nothing has changed.
+#
+# What is here is looked at each time, which takes a moment; that all of it answers and takes jobs, once a day.
+
+FILE_NAME = "found-site.toml"
+KEPT = 86_400.0
+"""Seconds after which all is tried again."""
+
+
+def standin_site_file(
+    plugins: Mapping[str, PluginDefinition], directory: Path, *, around: Surroundings | None = None
+) -> tuple[Path, str]:
+    """Return the site file of what ``koala init`` would find, and what that is, for a person.
+
+    ``directory``: the state directory. Raises ConfigurationError when there is nothing that can be used.
+    """
+    path = directory / FILE_NAME
+    candidates, unusable = find_candidates(plugins, our_surroundings() if around is None else around)
+    mark = f"# of {_fingerprint(candidates)}\n"
+    if _is_fresh(path) and readable_text(path).endswith(mark):
+        return path, ", ".join(one.described for one in candidates)
+    prepare_directory(directory)
+    found = try_candidates(candidates, unusable, plugins, directory)
+    if not found.clusters:
+        raise nothing_found(found.left_out)
+    text = found.text(made=f"made because there was none, {time.strftime('%Y-%m-%d %H:%M')}")
+    # What did not answer may do so next time: nothing is kept then.
+    complete = len(found.clusters) == len(candidates)
+    path.write_text(text + (mark if complete else ""), encoding="utf-8")
+    return path, found.described
+
+
+def nothing_found(left_out: Sequence[LeftOut]) -> ConfigurationError:
+    """Return what is said where no batch system can be used."""
+    seen = "".join(f"\n  {one.what}: {one.why}{f'; {one.remedy}' if one.remedy else ''}" for one in left_out)
+    hint = (
+        "set SLURM_CONF, SGE_ROOT or PBS_CONF_FILE, or write a site file by hand: `koala conf` lists examples; "
+        "`koala demo` needs none"
+    )
+    what = "no batch system can be used from here:" if seen else "no batch system was found on this host"
+    return ConfigurationError(f"{what}{seen}", hint=hint)
+
+
+def _fingerprint(candidates: Sequence[Candidate]) -> str:
+    told = [[one.name, one.plugin, sorted(one.found.settings.items())] for one in candidates]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def _is_fresh(path: Path) -> bool:
+    try:
+        return 0 <= time.time() - path.stat().st_mtime < KEPT
+    except OSError:
+        return False

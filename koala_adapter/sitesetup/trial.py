@@ -1,48 +1,211 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real placeholders in one cluster, to see whether its nodes reach this host: the proof behind ``koala check``.
-
-Two are submitted, because a batch system may tell all of a submission the same number, and a job of several would never
-be complete then. One is used. They go through the same scripts, certificate and channel as those of jobs, to a control
-center of its own, so that they need no service and disturb none.
-"""
+"""What the MPI of a cluster's nodes can do, found out in a placeholder: a small program is built there and spawns."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.config.sitemodel import shortest_poll_interval
-from koala_adapter.errors import KoalaError, LrmError
-from koala_adapter.model import BatchKey, LrmJobState, PlaceholderId
-from koala_adapter.plugin import CheckResult
-from koala_adapter.plugin.attribution import attribute
-from koala_adapter.plugin.commands import login_name
-from koala_adapter.plugin.limits import PollPace
+from koala_adapter.config.sitefile import shortest_poll_interval
+from koala_adapter.errors import ConfigurationError, KoalaError, LrmError
+from koala_adapter.lrm import CheckResult
+from koala_adapter.lrm.commands import login_name
+from koala_adapter.lrm.listing import attribute
+from koala_adapter.lrm.rate import PollPace
+from koala_adapter.model import BatchKey, LrmJobState, MpiResize, PlaceholderId
 from koala_adapter.scheduler.actions import SubmitPlaceholders
-from koala_adapter.scheduler.claiming.holds import HOLDERS
-from koala_adapter.service.scriptmaker import (
-    last_words,
-    leave_token,
-    remove_token,
-    token_path,
-    words_directory,
-    words_paths,
-)
-from koala_adapter.sitecheck import mpiprobe
-from koala_adapter.vjm import channel
+from koala_adapter.scheduler.reports import HOLDERS
+from koala_adapter.service.agents import ScriptMaker, last_words, leave_token, words_paths
+from koala_adapter.service.opening import remove_token, token_path, words_directory
+from koala_adapter.vjm import center as agentevents
+from koala_adapter.vjm import certificate, channel
+from koala_adapter.vjm import certificate as credentials
+from koala_adapter.vjm.center import ControlCenter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from koala_adapter.config.sitefile import ClusterConfig
+    from anyio.abc import TaskGroup
+
+    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
+    from koala_adapter.lrm import Lrm
     from koala_adapter.model import LrmJob, LrmJobId, TaskEnd
-    from koala_adapter.plugin import Lrm
-    from koala_adapter.sitecheck.trialcenter import TrialCenter
+
+
+SUBJECT = "MPI"
+PROBE_TIME = 60.0
+"""Seconds that building and running it may take."""
+
+_PROGRAM = r"""
+#include <mpi.h>
+#include <stdio.h>
+int main(int argc, char **argv) {
+    MPI_Comm parent, children;
+    int sum, one = 1;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_get_parent(&parent);
+    if (parent == MPI_COMM_NULL)
+        MPI_Comm_spawn(argv[0], MPI_ARGV_NULL, 1, MPI_INFO_NULL, 0, MPI_COMM_SELF, &children, MPI_ERRCODES_IGNORE);
+    else
+        children = parent;
+    MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, children);
+    if (parent == MPI_COMM_NULL && sum == 1) puts("it spawns");
+    MPI_Comm_disconnect(&children);
+    MPI_Finalize();
+    return 0;
+}
+"""
+_SCRIPT = r"""
+command -v mpiexec.hydra >/dev/null || { echo "no mpiexec.hydra"; exit 0; }
+command -v mpicc >/dev/null || { echo "no mpicc"; exit 0; }
+directory=$(mktemp -d) || exit 1
+trap 'rm -rf "$directory"' EXIT
+printf '%s' "$1" >"$directory/probe.c"
+mpicc -o "$directory/probe" "$directory/probe.c" >/dev/null 2>&1 || { echo "mpicc failed"; exit 0; }
+timeout 30 mpiexec.hydra -launcher fork -n 1 "$directory/probe" 2>/dev/null </dev/null
+exit 0
+"""
+PROBE = ("/bin/sh", "-c", _SCRIPT, "koala-mpi-probe", _PROGRAM)
+"""Command of the placeholder."""
+_UNTRIED = {
+    "no mpiexec.hydra": "no mpiexec.hydra on the node's PATH: jobs of launcher mpi must name one in their environment",
+    "no mpicc": "whether it can spawn was not tried: no mpicc on the node's PATH",
+    "mpicc failed": "whether it can spawn was not tried: mpicc does not compile there",
+}
+
+
+def judged(end: TaskEnd | None, printed: str, said: MpiResize) -> CheckResult:
+    """Return what is to be told of a probe. ``said``: what the site file says of the cluster."""
+    if end is None or not end.ok:
+        return _result("not tried: the probe did not come to its end", said)
+    for words, found in _UNTRIED.items():
+        if words in printed:
+            return _result(found, said)
+    if "it spawns" not in printed:
+        found = "cannot spawn: malleable MPI programs are started anew with each change"
+        if said is MpiResize.RESTART:
+            return _result(found, said)
+        remedy = 'set mpi_resize = "restart" for this cluster'
+        return CheckResult(subject=SUBJECT, ok=False, found=f"{found}; the site file says that it can", remedy=remedy)
+    advice = '; say mpi_resize = "spawn" in the site file, so that koala knows it'
+    return _result(f"can spawn{advice if said is MpiResize.RESTART else ''}", said)
+
+
+def _result(found: str, said: MpiResize) -> CheckResult:
+    return CheckResult(subject=SUBJECT, ok=True, found=f'{found} (mpi_resize = "{said}")')
+
+
+# -- Trialcenter ---------------------------------------------------------------------------------------------
+# The control center to which placeholders on trial report: one of its own, for ``koala check`` alone.
+
+LEASE = 60.0
+"""Should we be killed, a placeholder ends by itself so many seconds later."""
+HEARTBEAT = 5.0
+
+
+@dataclass(slots=True)
+class Visit:
+    """What is known of one placeholder."""
+
+    token: str
+    registered: anyio.Event = field(default_factory=anyio.Event)
+    agent: agentevents.AgentRegistered | None = None
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    end: TaskEnd | None = None
+    session: str | None = None
+
+
+class TrialCenter:
+    """A control center for trials only."""
+
+    def __init__(self, site: SiteConfig, directory: Path, *, state: Path) -> None:
+        """``directory``: private and temporary; ``state``: the service's. Nothing listens before :meth:`serve`."""
+        self.state = state
+        self._site = site
+        self._directory = directory
+        self._visits: dict[PlaceholderId, Visit] = {}
+        self.rejected: list[str] = []
+        """Peers that connected and did not prove themselves: address and fault."""
+        own = certificate.load_or_create(directory / "certificate")
+        self._fingerprint = own.fingerprint
+        self.center = ControlCenter(
+            ssl_context=certificate.server_context(own),
+            authenticate=lambda id_, token: (
+                id_ in self._visits and secrets.compare_digest(self._visits[id_].token, token)
+            ),
+            sessions=self,
+            on_event=self._on_event,
+            output_path=lambda placeholder, task: directory / f"{placeholder}.{task}",
+            lease=LEASE,
+            heartbeat=HEARTBEAT,
+            on_rejected=lambda address, fault: self.rejected.append(f"{address}: {fault}"),
+        )
+        self.port = 0
+
+    def bound_session(self, placeholder: PlaceholderId) -> str | None:
+        """See SessionRegistry."""
+        return self._visits[placeholder].session
+
+    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
+        """See SessionRegistry."""
+        self._visits[placeholder].session = session_hash
+
+    async def serve(self, tasks: TaskGroup) -> None:
+        """Listen where the service would, on its own port if that is free, else on another.
+
+        Raises ConfigurationError when it cannot listen at all.
+        """
+        settings = self._site.control_center
+        try:
+            self.port = await tasks.start(self.center.serve, settings.listen, settings.port)
+        except ConfigurationError:
+            if not settings.port:
+                raise
+            self.port = await tasks.start(self.center.serve, settings.listen, 0)
+
+    def expect(self, *placeholders: PlaceholderId) -> list[Visit]:
+        """Make a token for the placeholders of a submission and let them in."""
+        token = credentials.new_token()
+        visits = [Visit(token=token) for _ in placeholders]
+        self._visits.update(zip(placeholders, visits, strict=True))
+        return visits
+
+    @property
+    def scripts(self) -> ScriptMaker:
+        """What makes job scripts that report here."""
+        return ScriptMaker(site=self._site, port=self.port, fingerprint=self._fingerprint, directory=self.state)
+
+    def printed(self, placeholder: PlaceholderId, task: str) -> str:
+        """Return what a command in a placeholder printed."""
+        try:
+            return (self._directory / f"{placeholder}.{task}.out").read_text(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def _on_event(self, event: agentevents.AgentEvent) -> None:
+        visit = self._visits.get(event.placeholder)
+        if visit is None:
+            return
+        if isinstance(event, agentevents.AgentRegistered):
+            visit.agent = event
+            visit.registered.set()
+        elif isinstance(event, agentevents.AgentTaskEnded):
+            visit.end = event.end
+            visit.ended.set()
+
+
+# -- Trialplaceholder ----------------------------------------------------------------------------------------
+# Real placeholders in one cluster, to see whether its nodes reach this host: the proof behind ``koala check``.
+#
+# Two are submitted, because a batch system may tell all of a submission the same number, and a job of several would
+# never be complete then. One is used. They go through the same scripts, certificate and channel as those of jobs, to a
+# control center of its own, so that they need no service and disturb none.
 
 COMMAND_TIME = 60.0
 """Seconds that a command in the placeholder may take, there and back."""
@@ -50,7 +213,7 @@ GOING_TIME = 60.0
 """Seconds that a placeholder may take to go once it was told to; a listing that was asked for later decides."""
 LEAVING_TIME = 30.0
 """The same when we must go ourselves; its lease ends what is slower."""
-PROBE = ("/bin/sh", "-c", 'exec "$(readlink /proc/$PPID/exe)" --version 2>&1')
+PROBE_OF_TRIALPLACEHOLDER = ("/bin/sh", "-c", 'exec "$(readlink /proc/$PPID/exe)" --version 2>&1')
 """Asks the interpreter that runs the agent for its version."""
 COUNT = 2
 """Placeholders of a trial."""
@@ -145,7 +308,7 @@ class Trial:
 
     async def _submit(self) -> tuple[LrmJobId, ...]:
         limit = self._config.parameters.walltime_limit
-        walltime = int(self._timeout + COMMAND_TIME + mpiprobe.PROBE_TIME + GOING_TIME)
+        walltime = int(self._timeout + COMMAND_TIME + PROBE_TIME + GOING_TIME)
         action = SubmitPlaceholders(
             batch=self._batch,
             cluster=self._config.cluster_name,
@@ -241,7 +404,7 @@ class Trial:
             raise LrmError("the placeholder has not reported")
         where = f"{agent.host} ({agent.address}) reported {waited:.1f} s after its submission"
         sent = time.monotonic()
-        end = await self._run(placeholder, "probe", PROBE, COMMAND_TIME)
+        end = await self._run(placeholder, "probe", PROBE_OF_TRIALPLACEHOLDER, COMMAND_TIME)
         taken, python = (time.monotonic() - sent) * 1000, self._center.printed(placeholder, "probe")
         if end is None or not end.ok:
             said = "did not come back" if end is None else f"ended badly: {end.reason.value} {end.detail} {python}"
@@ -262,8 +425,8 @@ class Trial:
     async def _try_mpi(self, placeholder: PlaceholderId) -> CheckResult:
         """Find out whether MPI programs can spawn processes there."""
         self._tell("trying what MPI can do there")
-        end = await self._run(placeholder, "mpi", mpiprobe.PROBE, mpiprobe.PROBE_TIME)
-        return mpiprobe.judged(end, self._center.printed(placeholder, "mpi"), self._config.mpi_resize)
+        end = await self._run(placeholder, "mpi", PROBE, PROBE_TIME)
+        return judged(end, self._center.printed(placeholder, "mpi"), self._config.mpi_resize)
 
     async def _leave(self) -> CheckResult:
         """See the placeholders gone. The bound of requests may put looks off: what they show decides, not when."""

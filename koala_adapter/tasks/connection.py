@@ -11,8 +11,10 @@ import ssl
 import struct
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from typing import Optional
+
 
 LEAVING = b""
 """The frame that says that no more work is wanted."""

@@ -15,13 +15,15 @@ import sys
 import tempfile
 import time
 
-from koala_adapter.pull.connection import LEAVING, connected, received, sent
+from koala_adapter.tasks.connection import LEAVING, connected, received, sent
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     import ssl
     from types import FrameType
     from typing import IO, Any, Dict, List, Optional
+
 
 SETTINGS = "sweep.json"
 GIVING_UP = 75  # exit status: nobody was found to get tasks from

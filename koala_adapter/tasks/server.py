@@ -13,12 +13,30 @@ import ssl
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import resources
 from typing import TYPE_CHECKING, Protocol
 
-from koala_adapter.pull.connection import LEAVING, LENGTH
+from koala_adapter import tasks as pull
+from koala_adapter.tasks.connection import LEAVING, LENGTH
 
 if TYPE_CHECKING:
     from koala_adapter.vjm.certificate import Certificate
+
+
+# -- The files with which a program on a node pulls work: itself, and beside it the connection ---------------
+
+CONNECTION_FILE = "koala_pull.py"
+
+
+def node_files(package: str, module: str, name: str) -> dict[str, bytes]:
+    """Return the text of a module of a package as file ``name``, and that of the connection, by their names."""
+    text = resources.files(package).joinpath(f"{module}.py").read_text(encoding="utf-8")
+    alone = text.replace("koala_adapter.tasks.connection", CONNECTION_FILE.removesuffix(".py"))
+    connection = resources.files(pull).joinpath("connection.py").read_bytes()
+    return {CONNECTION_FILE: connection, name: alone.encode()}
+
+
+# -- Server --------------------------------------------------------------------------------------------------
 
 TOKEN_BYTES = 32
 CLOSING_STEPS = 5

@@ -10,13 +10,20 @@ from __future__ import annotations
 import pytest
 
 # Before the imports: pytest explains failed assertions only in modules that it rewrites on import.
-for _part in ("control", "description", "failures", "life", "strangers", "submission", "trial"):
+for _part in ("jobs", "conformance", "jobs", "jobs", "submission", "submission", "trial"):
     pytest.register_assert_rewrite(f"{__name__}.{_part}")
 
 from koala_adapter.testing.conformance import LrmConformance  # noqa: E402
-from koala_adapter.testing.recording import RecordedCommand, RecordingRunner  # noqa: E402
-from koala_adapter.testing.secretwatcher import SecretWatcher  # noqa: E402
-from koala_adapter.testing.trial import Batch, LrmUnderTest, Trial, eventually, new_context  # noqa: E402
+from koala_adapter.testing.trial import (  # noqa: E402
+    Batch,
+    LrmUnderTest,
+    RecordedCommand,
+    RecordingRunner,
+    SecretWatcher,
+    Trial,
+    eventually,
+    new_context,
+)
 
 __all__ = [
     "Batch",

@@ -1,25 +1,157 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: S101 - these are tests
 """The base class that a plugin's tests inherit from: all conformance tests, and the fixtures they use."""
 
 from __future__ import annotations
 
+import re
 import secrets
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
-from koala_adapter.testing.control import ControlTests
-from koala_adapter.testing.description import DescriptionTests
-from koala_adapter.testing.failures import FailureTests
-from koala_adapter.testing.life import LifeTests
-from koala_adapter.testing.strangers import StrangerTests
-from koala_adapter.testing.submission import CANARY, SubmissionTests
+from koala_adapter.lrm import Capabilities, Lrm
+from koala_adapter.model import LrmJobState, NodeState
+from koala_adapter.testing.jobs import ControlTests, FailureTests, LifeTests
+from koala_adapter.testing.submission import CANARY, StrangerTests, SubmissionTests
 from koala_adapter.testing.trial import Trial
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from koala_adapter.testing.trial import LrmUnderTest
+
+
+# -- Conformance of what a plugin says: about itself, about the LRM, and about a submission to come ----------
+
+
+class DescriptionTests:
+    """Tests that start no job."""
+
+    async def test_settings_are_closed_and_described(self, under_test: LrmUnderTest) -> None:
+        """The settings model refuses unknown keys and describes every field for the manual."""
+        model = under_test.definition.settings
+        assert model.model_config.get("extra") == "forbid", "set extra='forbid', or misspelt keys go unnoticed"
+        with pytest.raises(ValidationError):
+            model.model_validate({**under_test.settings.model_dump(), "koala_no_such_key": 1})
+        bare = _undescribed(model)
+        assert not bare, f"settings without a description: {', '.join(bare)}"
+
+    async def test_definition_and_lrm_agree(self, under_test: LrmUnderTest) -> None:
+        """An LRM can do no more than its definition says (it may find that it can do less)."""
+        stated, actual = under_test.definition.capabilities, under_test.lrm.capabilities
+        more = [f.name for f in fields(Capabilities) if getattr(actual, f.name) and not getattr(stated, f.name)]
+        assert isinstance(under_test.lrm, Lrm)
+        assert not more, f"capabilities that the PluginDefinition does not state: {', '.join(more)}"
+        nameless = "it can submit and cannot find its submissions by name: an uncertain one would be sent again"
+        assert actual.find_by_name or not actual.submit, nameless
+        assert under_test.definition.name == under_test.definition.name.lower()
+        assert under_test.definition.summary
+        for variable in (under_test.lrm.array_index_variable, under_test.lrm.job_id_variable):
+            assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable), f"{variable!r} is no environment variable"
+        assert under_test.lrm.requests_per_poll >= 1
+
+    async def test_version(self, trial: Trial) -> None:
+        """The version is one line with a number in it."""
+        version = await trial.lrm.version()
+        assert re.search(r"\d", version), version
+        assert version.splitlines() == [version.strip()]
+
+    async def test_nodes_add_up(self, trial: Trial) -> None:
+        """Node names are unique, numbers are possible, and at least the promised processors are there."""
+        nodes = await trial.lrm.nodes()
+        assert len({node.name for node in nodes}) == len(nodes)
+        assert all(node.name and node.processors >= 0 and node.processors_used >= 0 for node in nodes)
+        up = [node for node in nodes if node.state is NodeState.UP]
+        assert sum(node.processors for node in up) >= trial.under_test.processors
+        if trial.lrm.capabilities.observes_nodes:
+            assert sum(node.processors_idle for node in up) >= trial.under_test.processors
+
+    async def test_queues(self, trial: Trial) -> None:
+        """Queue names are unique, at most one is the default, and nodes name only queues that exist."""
+        queues = await trial.lrm.queues()
+        names = {queue.name for queue in queues}
+        assert queues
+        assert len(names) == len(queues)
+        assert sum(queue.default for queue in queues) <= 1
+        assert all(queue.walltime_limit is None or queue.walltime_limit > 0 for queue in queues)
+        assert max(queue.processors for queue in queues) >= trial.under_test.processors
+        assert {name for node in await trial.lrm.nodes() for name in node.queues} <= names
+
+    async def test_foreign_job_is_seen(self, trial: Trial) -> None:
+        """A job of somebody else is listed, is not taken for ours, and its processors are not idle."""
+        make, lrm = trial.under_test.foreign_job, trial.lrm
+        if make is None:
+            pytest.skip("the LRM under test offers no foreign job")
+
+        async def idle() -> int:
+            return sum(node.processors_idle for node in await lrm.nodes())
+
+        before = await idle()
+        async with make(1):
+            running = [job for job in await lrm.jobs() if job.state is LrmJobState.RUNNING]
+            assert sum(job.processors for job in running) >= 1
+            # The ends of earlier tests' jobs may still be listed.
+            ours = await lrm.jobs(name_prefix="kk")
+            assert [job for job in ours if job.state is not LrmJobState.ENDED] == []
+            if lrm.capabilities.observes_nodes:
+                await trial.until(idle, lambda now: now == before - 1, what="one processor less is idle")
+        if lrm.capabilities.observes_nodes:
+            await trial.until(idle, lambda now: now == before, what="the processor is idle again")
+
+    async def test_poll_stays_within_its_bound(self, trial: Trial) -> None:
+        """One listing of nodes and one of jobs cost no more requests than the plugin states, each time."""
+        for _ in range(3):
+            before = trial.requests()
+            await trial.lrm.nodes()
+            await trial.lrm.jobs()
+            assert trial.requests() - before <= trial.lrm.requests_per_poll
+
+    async def test_check_is_content(self, trial: Trial) -> None:
+        """``check`` reports at least one subject, and nothing to mend while the LRM is well."""
+        results = await trial.lrm.check()
+        assert results
+        assert all(result.subject and result.found for result in results)
+        assert [result for result in results if not result.ok] == []
+
+    async def test_render_is_pure(self, trial: Trial) -> None:
+        """Rendering asks nobody, is repeatable, holds the whole script, and keeps it off the command line."""
+        trial.need("submit")
+        secret = secrets.token_hex(16)
+        submission = trial.prepare(count=2, body=f": {secret}").submission
+        before = trial.requests()
+        rendered = trial.lrm.render(submission)
+        assert trial.lrm.render(submission) == rendered
+        assert trial.requests() == before
+        body = submission.script.partition("\n")[2]
+        assert body in rendered.script
+        assert rendered.script.startswith("#!/bin/sh\n")
+        assert rendered.command
+        shown = [*rendered.command, *(text for pair in rendered.environment for text in pair)]
+        assert not [text for text in shown if secret in text]
+
+    async def test_render_names_the_submission(self, trial: Trial) -> None:
+        """What is rendered carries the key, which is the only way to find the submission again."""
+        trial.need("submit")
+        submission = trial.prepare().submission
+        rendered = trial.lrm.render(submission)
+        environment = [text for pair in rendered.environment for text in pair]
+        assert any(submission.key in text for text in (*rendered.command, rendered.script, *environment))
+
+
+def _undescribed(model: type[BaseModel], path: str = "") -> list[str]:
+    found: list[str] = []
+    for name, field in model.model_fields.items():
+        if not (field.description or "").strip():
+            found.append(f"{path}{name}")
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found += _undescribed(field.annotation, f"{path}{name}.")
+    return found
+
+
+# -- Conformance ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.anyio

@@ -3,29 +3,119 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
+import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 import pytest
 
 from koala_adapter.errors import LrmError
+from koala_adapter.lrm import ClusterContext, Submission
+from koala_adapter.lrm.commands import DEFAULT_TIMEOUT, CommandResult, CommandRunner, login_name
 from koala_adapter.model import BatchKey, ClusterName, LrmJobId, LrmJobState
-from koala_adapter.plugin import ClusterContext, Submission
-from koala_adapter.plugin.commands import login_name
-from koala_adapter.testing.recording import RecordingRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
+    from types import TracebackType
 
     from pydantic import BaseModel
 
+    from koala_adapter.lrm import Lrm, PluginDefinition
     from koala_adapter.model import LrmJob
-    from koala_adapter.plugin import Lrm, PluginDefinition
+
+
+# -- Recording -----------------------------------------------------------------------------------------------
+# A command runner that remembers what it ran, so that a test can compare it with what was promised.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCommand:
+    """One command as it was run."""
+
+    argv: tuple[str, ...]
+    stdin: bytes
+    environment: tuple[tuple[str, str], ...]
+    """What the caller added for this command."""
+
+
+class RecordingRunner(CommandRunner):
+    """Runs commands like its parent and keeps a list of them."""
+
+    def __init__(self, *, per_minute: int = 60_000, environment: Mapping[str, str] | None = None) -> None:
+        """The bound is generous, because a test asks far more often than the service does."""
+        super().__init__(per_minute=per_minute, environment=environment)
+        self.commands: list[RecordedCommand] = []
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        environment: Mapping[str, str] | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        urgent: bool = False,
+    ) -> CommandResult:
+        """Record the command, then run it; see :meth:`koala_adapter.lrm.commands.CommandRunner.run`."""
+        added = tuple((environment or {}).items())
+        self.commands.append(RecordedCommand(argv=tuple(argv), stdin=stdin, environment=added))
+        return await super().run(argv, stdin=stdin, environment=environment, timeout=timeout, urgent=urgent)
+
+
+# -- Secretwatcher -------------------------------------------------------------------------------------------
+# Looking for a secret where other users could see it: in the arguments and environments of processes.
+
+
+class SecretWatcher:
+    """Scans ``/proc/*/cmdline`` and ``/proc/*/environ`` without a pause while the ``with`` block runs."""
+
+    def __init__(self, secret: str) -> None:
+        """``secret`` must be long and random: it is looked for literally."""
+        self.leaks: set[str] = set()
+        """Where the secret was seen: ``PID cmdline`` or ``PID environ``, with the program's name."""
+        self._secret = secret.encode()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="secret-watcher", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin to watch."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Look a last time and end."""
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            last = self._ended.is_set()
+            self._scan()
+            if last:
+                return
+
+    def _scan(self) -> None:
+        with os.scandir("/proc") as entries:
+            pids = [entry.name for entry in entries if entry.name.isdigit() and int(entry.name) != os.getpid()]
+        for pid in pids:
+            for part in ("cmdline", "environ"):
+                try:
+                    seen = Path("/proc", pid, part).read_bytes()
+                    name = Path("/proc", pid, "comm").read_text(errors="replace").strip()
+                except OSError:
+                    continue
+                if self._secret in seen:
+                    self.leaks.add(f"{pid} ({name}) {part}")
+
+
+# -- Trial ---------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 

@@ -13,20 +13,18 @@ import ipaddress
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import anyio
 from anyio.abc import SocketAttribute, SocketListener
 from anyio.streams.tls import TLSStream
 
 from koala_adapter.errors import ConfigurationError, JournalBlockedError, ProtocolError
+from koala_adapter.host.accepting import Admission, accepted
 from koala_adapter.model import BatchKey, PlaceholderId
-from koala_adapter.net.accepting import accepted
-from koala_adapter.net.admission import Admission
-from koala_adapter.vjm import agentevents, channel
-from koala_adapter.vjm.agentconnection import LOST, AgentConnection
-from koala_adapter.vjm.credentials import digest, matches
-from koala_adapter.vjm.taskoutput import FILES, FIRST_RETRY, LONGEST_RETRY, OutputFiles, TaskOutput
+from koala_adapter.vjm import channel
+from koala_adapter.vjm.certificate import digest, matches
+from koala_adapter.vjm.output import FILES, FIRST_RETRY, LONGEST_RETRY, LOST, AgentConnection, OutputFiles, TaskOutput
 
 if TYPE_CHECKING:
     import ssl
@@ -36,7 +34,104 @@ if TYPE_CHECKING:
 
     from anyio.abc import SocketStream, TaskGroup, TaskStatus
 
-    from koala_adapter.vjm.channel import AgentMessage, CenterMessage, Decoder
+    from koala_adapter.model import EndReason, TaskEnd
+    from koala_adapter.vjm.channel import AgentMessage, CenterMessage, Decoder, TaskReport
+
+
+# -- What the control center tells the service: values, given to its ``on_event`` one after another ----------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRegistered:
+    """An agent proved itself, for the first time or again after a lost connection. It can be launched into now."""
+
+    placeholder: PlaceholderId
+    lrm_id: str
+    """Id of the LRM job as the LRM told it inside the job; may be empty."""
+    host: str
+    """The node's own name."""
+    address: str
+    """IP address of the node: its own word, or what we see when that is none."""
+    ends_in: float | None
+    """Seconds until the walltime of the placeholder ends; None: not known."""
+    tasks: tuple[TaskReport, ...]
+    """Everything that this agent ever ran (the newest, when there were very many)."""
+    first: bool
+    """False when it comes back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDisconnected:
+    """The connection is gone; the agent may come back within its lease."""
+
+    placeholder: PlaceholderId
+    detail: str
+    closed: bool
+    """The agent closed it. One that was lost, or ended here, says nothing of the agent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRefused:
+    """Somebody with the right token but another session asked for a placeholder that is taken.
+
+    Either the LRM ran the same placeholder twice, or the token is stolen.
+    """
+
+    placeholder: PlaceholderId
+    host: str
+    address: str
+    """As we see it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentTaskStarted:
+    """The process of a task runs. May be told more than once."""
+
+    placeholder: PlaceholderId
+    task: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentTaskEnded:
+    """A task is over and all of its output is in its files. May be told more than once."""
+
+    placeholder: PlaceholderId
+    task: str
+    end: TaskEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplicationSaid:
+    """The process of a task says something to koala."""
+
+    placeholder: PlaceholderId
+    task: str
+    frame: bytes
+    """One whole frame, as the agent has cut it; what is in it is not checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEnding:
+    """The placeholder is about to go, and its tasks with it; their ends follow."""
+
+    placeholder: PlaceholderId
+    reason: EndReason
+    detail: str
+
+
+AgentEvent: TypeAlias = (
+    AgentRegistered
+    | AgentDisconnected
+    | AgentRefused
+    | AgentTaskStarted
+    | AgentTaskEnded
+    | ApplicationSaid
+    | AgentEnding
+)
+
+
+# -- Center --------------------------------------------------------------------------------------------------
 
 APPLICANTS = 512
 """Peers that may be connected without having proved themselves."""
@@ -107,7 +202,7 @@ class ControlCenter:
         ssl_context: ssl.SSLContext,
         authenticate: Callable[[PlaceholderId, str], bool],
         sessions: SessionRegistry,
-        on_event: Callable[[agentevents.AgentEvent], None],
+        on_event: Callable[[AgentEvent], None],
         output_path: Callable[[PlaceholderId, str], Path | None],
         lease: float,
         heartbeat: float,
@@ -263,7 +358,7 @@ class ControlCenter:
             return "not accepted"
         bound = self._sessions.bound_session(placeholder)
         if bound is not None and not matches(hello.session, bound):
-            refused = agentevents.AgentRefused(placeholder=placeholder, host=hello.host, address=peer.address)
+            refused = AgentRefused(placeholder=placeholder, host=hello.host, address=peer.address)
             self._on_event(refused)
             return "not accepted"
         return ""
@@ -280,7 +375,7 @@ class ControlCenter:
         self._connected[placeholder] = connection
         connection.post(self._welcome)
         self._on_event(
-            agentevents.AgentRegistered(
+            AgentRegistered(
                 placeholder=placeholder,
                 lrm_id=hello.lrm_id,
                 host=hello.host,
@@ -311,9 +406,7 @@ class ControlCenter:
         if self._is_current(connection):
             del self._connected[placeholder]
             detail = detail or connection.fault or f"silent for {self._silence:g} s"
-            self._on_event(
-                agentevents.AgentDisconnected(placeholder=placeholder, detail=detail, closed=connection.closed)
-            )
+            self._on_event(AgentDisconnected(placeholder=placeholder, detail=detail, closed=connection.closed))
 
     def _handle(self, agent: _Agent, message: AgentMessage) -> None:  # noqa: C901 - one plain line per kind of message
         connection, output = agent.connection, agent.output
@@ -329,15 +422,15 @@ class ControlCenter:
             case channel.TaskFiles():
                 self._conclude(agent, message)
             case channel.TaskStarted(task=task, pid=pid):
-                self._on_event(agentevents.AgentTaskStarted(placeholder=placeholder, task=task, pid=pid))
+                self._on_event(AgentTaskStarted(placeholder=placeholder, task=task, pid=pid))
             case channel.Resending(task=task, stream=stream):
                 output.resending(task, stream)
             case channel.TaskEnded():
                 self._task_ended(agent, message)
             case channel.Application(task=task, data=frame):
-                self._on_event(agentevents.ApplicationSaid(placeholder=placeholder, task=task, frame=frame))
+                self._on_event(ApplicationSaid(placeholder=placeholder, task=task, frame=frame))
             case channel.Ending(reason=reason, detail=detail):
-                self._on_event(agentevents.AgentEnding(placeholder=placeholder, reason=reason, detail=detail))
+                self._on_event(AgentEnding(placeholder=placeholder, reason=reason, detail=detail))
             case channel.Hello():
                 raise ProtocolError("a second Hello")
 
@@ -345,7 +438,7 @@ class ControlCenter:
         if agent.output.is_behind(ended.task):
             return  # it will be told again, after the output that is still to come
         placeholder = agent.connection.placeholder
-        self._on_event(agentevents.AgentTaskEnded(placeholder=placeholder, task=ended.task, end=ended.end))
+        self._on_event(AgentTaskEnded(placeholder=placeholder, task=ended.task, end=ended.end))
 
     def _conclude(self, agent: _Agent, files: channel.TaskFiles) -> None:
         """Keep what an agent says of a task's files, and tell it: now or later."""

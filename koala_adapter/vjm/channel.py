@@ -8,30 +8,72 @@ The agent is a file of its own and speaks the same lines from its own few functi
 
 from __future__ import annotations
 
+import base64
+import binascii
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic import EncodedBytes, EncoderProtocol, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError, PydanticSerializationError
 
-from koala_adapter.adapters import adapter_of
 from koala_adapter.errors import ProtocolError
-from koala_adapter.model import EndReason, TaskEnd  # noqa: TC001 - pydantic reads the annotations
-from koala_adapter.vjm.channelfields import (  # noqa: TC001 - likewise
-    Count,
-    Data,
-    Duration,
-    FileNumber,
-    Frame,
-    Name,
-    Offset,
-    OutputData,
-    Seconds,
-    StreamName,
-    Text,
-    Word,
+from koala_adapter.model import (
+    EndReason,  # noqa: TC001 - pydantic reads the annotations
+    TaskEnd,  # noqa: TC001 - pydantic reads the annotations
 )
+from koala_adapter.wire.messages import adapter_of
+
+# -- Channelfields -------------------------------------------------------------------------------------------
+# What a member of a message between an agent and the control center may hold: bounds, and bytes as text. Pure.
+
+OUTPUT_LIMIT = 128 * 1024
+"""Most bytes of output in one message."""
+
+LARGEST_FRAME = 9 + 65_536
+"""Most bytes of what an application says at once: a frame, with its header."""
+
+FILES_LIMIT = 10_000
+"""Most output files of one task."""
+
+
+class StrictBase64(EncoderProtocol):
+    """RFC 4648 base64 with nothing else between: Python's default skips what it does not know."""
+
+    @classmethod
+    def decode(cls, data: bytes) -> bytes:
+        """Return the bytes that ``data`` stands for."""
+        try:
+            return base64.b64decode(data, validate=True)
+        except (binascii.Error, ValueError):
+            raise PydanticCustomError("base64", "not base64") from None
+
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        """Return ``value`` in base64."""
+        return base64.b64encode(value)
+
+    @classmethod
+    def get_json_format(cls) -> str:
+        """Name of the encoding in a JSON schema."""
+        return "base64"
+
+
+Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\A[!-~]+\z")]
+Word: TypeAlias = Annotated[str, Field(max_length=255, pattern=r"\A[!-~]*\z")]
+Text: TypeAlias = Annotated[str, Field(max_length=2000)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Duration: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Offset: TypeAlias = Annotated[int, Field(ge=0, le=2**50)]
+Data: TypeAlias = Annotated[bytes, EncodedBytes(encoder=StrictBase64)]
+OutputData: TypeAlias = Annotated[Data, Field(max_length=OUTPUT_LIMIT)]
+Frame: TypeAlias = Annotated[Data, Field(min_length=1, max_length=LARGEST_FRAME)]
+StreamName: TypeAlias = Literal["out", "err"]
+FileNumber: TypeAlias = Annotated[int, Field(ge=1, le=FILES_LIMIT)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=2**50)]
+
+
+# -- Channel -------------------------------------------------------------------------------------------------
 
 VERSION = 1
 """Version of these messages; an agent that speaks another one is refused."""

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes in the output that tasks write: into files, and told on; what cannot be written now is tried again.
+"""Files of the ranks' output: each byte once, in order, readable by the user alone.
 
-The agent keeps its output until it is acknowledged. So of a stream whose file cannot be written only the first piece is
-kept here; when that is in the file, the agent is asked for what came after it.
+The size of a file is the whole state: what agents send again after a lost connection, or after a restart of ours, is
+recognized by its offset. Files are opened for each piece, since thousands of ranks would not fit into the descriptors.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,16 +16,165 @@ import anyio
 
 from koala_adapter.errors import ProtocolError
 from koala_adapter.vjm import channel
-from koala_adapter.vjm.outputstore import OutputStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from anyio.abc import TaskGroup
+    from anyio.streams.tls import TLSStream
 
     from koala_adapter.model import PlaceholderId
-    from koala_adapter.vjm.agentconnection import AgentConnection
+    from koala_adapter.vjm.channel import AgentMessage, CenterMessage, Decoder
+
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class OutputStore:
+    """Writes pieces of streams to files of mode 0600 in directories of mode 0700."""
+
+    def append(self, path: Path, offset: int, data: bytes) -> int:
+        """Add ``data``, which begins ``offset`` bytes after the start of the stream, and return the new size.
+
+        What the file has already is left out. Raises ProtocolError when something between is missing, and OSError when
+        the file cannot be written (no space, or not a plain file of ours).
+        """
+        descriptor = self._open(path)
+        try:
+            size = os.fstat(descriptor).st_size
+            if offset > size:
+                raise ProtocolError(f"{path}: bytes {size} to {offset} of the stream are missing")
+            return _write(descriptor, size, data[size - offset :])
+        finally:
+            os.close(descriptor)
+
+    def skip(self, path: Path, offset: int) -> int:
+        """Make the file at least ``offset`` bytes long and return its size: NUL bytes stand for what is lost.
+
+        That is what any program sees whose output file is emptied by somebody while it writes on.
+        """
+        descriptor = self._open(path)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size < offset:
+                os.ftruncate(descriptor, offset)
+            return max(size, offset)
+        finally:
+            os.close(descriptor)
+
+    def _open(self, path: Path) -> int:
+        try:
+            descriptor = os.open(path, _FLAGS, 0o600)
+        except FileNotFoundError:
+            _make_directories(path.parent)
+            descriptor = os.open(path, _FLAGS, 0o600)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            os.close(descriptor)
+            raise PermissionError(f"{path} is not a plain file of our own")
+        return descriptor
+
+
+def _write(descriptor: int, size: int, data: bytes) -> int:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, size)
+        size += written
+        view = view[written:]
+    return size
+
+
+def _make_directories(directory: Path) -> None:
+    """Like mkdir -p, but every directory that is made has mode 0700 (``Path.mkdir`` gives it to the last one only)."""
+    missing = []
+    while not directory.exists():
+        missing.append(directory)
+        directory = directory.parent
+    for new in reversed(missing):
+        new.mkdir(mode=0o700, exist_ok=True)
+
+
+# -- Agentconnection -----------------------------------------------------------------------------------------
+# The connection of an agent that has proved itself: messages go out in order, and bounded, without anybody waiting.
+
+LOST = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+"""What reading from or writing to a peer may raise that is no fault of ours."""
+
+PIECE = 16 * 1024
+"""Bytes written at once: one TLS record, so that buffers of a connection never grow with the size of a message."""
+
+UNREAD = 10_000
+"""Messages that may wait for one agent to read them."""
+
+
+class AgentConnection:
+    """What is said to and by one agent."""
+
+    def __init__(
+        self, placeholder: PlaceholderId, stream: TLSStream, decoder: Decoder[AgentMessage], tasks: TaskGroup
+    ) -> None:
+        """``tasks``: within which messages are written."""
+        self.placeholder = placeholder
+        self.scope = anyio.CancelScope()
+        """In which it is followed; cancelled to end it."""
+        self.fault = ""
+        """Why ``scope`` was cancelled, when somebody did that."""
+        self.closed = False
+        """The agent has closed it."""
+        self._stream = stream
+        self._decoder = decoder
+        self._decoder.limit = channel.AGENT_LINE_LIMIT
+        self._tasks = tasks
+        self._outgoing: list[bytes] = []
+        self._writing = False
+
+    def drop(self, fault: str) -> None:
+        """End the connection."""
+        self.fault = fault
+        self.scope.cancel()
+
+    async def receive(self) -> Sequence[AgentMessage]:
+        """Return the messages that have come. Raises ProtocolError when it breaks the rules, or is lost."""
+        try:
+            data = await self._stream.receive()
+        except anyio.EndOfStream:
+            self.closed = True
+            raise ProtocolError("closed by the agent") from None
+        except LOST as error:
+            raise ProtocolError(f"connection lost: {error.__cause__ or error}") from None
+        return self._decoder.feed(data)
+
+    def post(self, message: CenterMessage) -> None:
+        """Send a message after those before it. An agent that does not read is dropped.
+
+        Raises ProtocolError when the message cannot be sent to any agent, such as for its size.
+        """
+        if len(self._outgoing) >= UNREAD:
+            self.drop("does not read")
+            return
+        self._outgoing.append(channel.encode(message))
+        if not self._writing:
+            self._writing = True
+            self._tasks.start_soon(self._write)
+
+    async def _write(self) -> None:
+        try:
+            while self._outgoing:
+                data = b"".join(self._outgoing)
+                self._outgoing.clear()
+                for start in range(0, len(data), PIECE):
+                    await self._stream.send(data[start : start + PIECE])
+            self._writing = False
+        except LOST as error:
+            self.drop(f"connection lost: {error.__cause__ or error}")
+
+
+# -- Taskoutput ----------------------------------------------------------------------------------------------
+# Takes in the output that tasks write: into files, and told on; what cannot be written now is tried again.
+#
+# The agent keeps its output until it is acknowledged. So of a stream whose file cannot be written only the first piece
+# is kept here; when that is in the file, the agent is asked for what came after it.
 
 FIRST_RETRY = 0.5
 """Seconds before output that could not be written is tried again; doubled with each try."""

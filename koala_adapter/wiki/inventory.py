@@ -8,27 +8,248 @@ Records are built when something changes and kept as bytes, so that a poll costs
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeVar
 
 from koala_adapter.errors import WikiError
+from koala_adapter.lrm.starts import Patience
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, NodeState
-from koala_adapter.wiki.codec.hostlists import check_id
-from koala_adapter.wiki.codec.listings import Prepared
-from koala_adapter.wiki.codec.records import build_job, build_node
-from koala_adapter.wiki.codec.words import Dialect, HostFormat
-from koala_adapter.wiki.inventoryentries import JobEntry, NodeEntry, Promise, array_of, chosen, vanished
-from koala_adapter.wiki.naming import node_names, wire_name
-from koala_adapter.wiki.offers import Host
-from koala_adapter.wiki.recordbuilder import ACTIVE, MOST_CLASSES, WAITING, ReportingRules, job_record, node_record
-from koala_adapter.wiki.setbacks import Setback, Setbacks
-from koala_adapter.wiki.tasklists import host_counts, next_task_list
+from koala_adapter.wiki.codec.frames import REQUEST_SKEW
+from koala_adapter.wiki.codec.records import Prepared, build_job, build_node
+from koala_adapter.wiki.codec.words import Dialect, HostFormat, check_id
+from koala_adapter.wiki.reporting import (
+    ACTIVE,
+    MOST_CLASSES,
+    WAITING,
+    Host,
+    ReportingRules,
+    job_record,
+    node_names,
+    node_record,
+    wire_name,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from koala_adapter.model import Node
     from koala_adapter.wiki.sources import Place, SourceListing
+
+
+# -- Setbacks ------------------------------------------------------------------------------------------------
+# Jobs whose starts were refused or did not come about, and for how long each is kept from being offered again. Pure.
+#
+# After a refused start Maui leaves out the other starts of that iteration: a job that is refused again and again would
+# keep all others waiting.
+
+NO_ROOM_TRIES = 3
+"""So often in a row a job may find its nodes taken meanwhile, which a peer that polls cannot always know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setback:
+    """One job's failed starts."""
+
+    failures: int
+    reason: str
+    until: float
+    """It is not offered before."""
+
+
+class Setbacks:
+    """The failed starts of all jobs; times are of one clock that nobody sets."""
+
+    def __init__(self, patience: Patience | None = None) -> None:
+        """``patience``: how long a job is left alone after so many failures."""
+        self._patience = patience or Patience()
+        self._known: dict[str, Setback] = {}
+
+    def note(self, job: str, reason: str, now: float, *, refused: bool) -> Setback:
+        """Take note of a failed start. ``refused``: the job itself is the reason, not the moment."""
+        former = self._known.get(job)
+        failures = 1 if former is None else former.failures + 1
+        counted = failures if refused else failures - NO_ROOM_TRIES + 1
+        pause = self._patience.after(counted, refused=refused) if counted > 0 else 0.0
+        self._known[job] = found = Setback(failures=failures, reason=reason, until=now + pause)
+        return found
+
+    def of(self, job: str, now: float) -> Setback | None:
+        """Return why a job is not offered now; None when it may be."""
+        found = self._known.get(job)
+        return found if found is not None and now < found.until else None
+
+    def forget(self, job: str) -> None:
+        """Drop what is known of a job that runs, or is over."""
+        self._known.pop(job, None)
+
+
+# -- Tasklists -----------------------------------------------------------------------------------------------
+# The order of a running job's task list, in which Maui must notice every change of its size. Pure.
+#
+# Maui compares the new list with the one it knows entry by entry, up to the length of the *new* list, and only looks
+# further at the first difference (WIKI.md 6.4, seen): a list that shrinks to a beginning of itself keeps the freed
+# nodes charged for ever. So new hosts come first, and a list that shrinks is turned until its first entry differs.
+
+
+def next_task_list(before: Sequence[str], counts: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the list to report next for a job that has ``counts`` tasks on each host, and was reported ``before``.
+
+    Equal hosts are adjacent. The same counts give the same list again. Where all that is left lies on one host no order
+    makes a difference, and Maui cannot notice.
+    """
+    counts = {host: count for host, count in counts.items() if count > 0}
+    known = list(dict.fromkeys(before))
+    old = {host: before.count(host) for host in known}
+    if old == counts:
+        return tuple(before)
+    new = [host for host in counts if counts[host] > old.get(host, 0)]
+    kept = [host for host in known if host in counts and host not in new]
+    order = new + kept
+    listed = _written(order, counts)
+    if _is_beginning(listed, before):
+        turned = order[1:] + order[:1]
+        listed = _written(turned, counts)
+    return listed
+
+
+def _written(order: Sequence[str], counts: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(host for host in order for _ in range(counts[host]))
+
+
+def _is_beginning(listed: Sequence[str], before: Sequence[str]) -> bool:
+    return len(listed) <= len(before) and tuple(before[: len(listed)]) == tuple(listed)
+
+
+def host_counts(tasks: Sequence[str]) -> dict[str, int]:
+    """Return the number of tasks on each host, in order of first appearance."""
+    counts: dict[str, int] = {}
+    for host, same in groupby(tasks):
+        counts[host] = counts.get(host, 0) + len(list(same))
+    return counts
+
+
+# -- What a WIKI resource manager needs to know about its peers, its limits and its memory. Pure -------------
+
+DEFAULT_PORT = 7321
+"""Slurm's SchedulerPort, which guides and configurations of Maui name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Settings of one server. Times are in seconds, sizes in bytes."""
+
+    dialect: Dialect = Dialect.WIKI
+    listen: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    """0: any free one."""
+    peers: tuple[str, ...] = ("127.0.0.1", "::1")
+    """Addresses and networks (10.0.0.0/24) whose requests are heard."""
+    user: str = "koala"
+    """What we call ourselves in AUTH=; nobody checks it."""
+    cache: float = 2.0
+    """How old a listing of the LRM may be that is answered from."""
+    retention: float = 300.0
+    """How long a finished job is reported, at least, and until two polls have seen it."""
+    reply_within: float = 8.0
+    """Every request is answered within this time: below Maui's TIMEOUT (9 by default)."""
+    oldest: float = 120.0
+    """How old a listing may be that is answered from while the next one takes longer than an answer may."""
+    start_within: float = 20.0
+    """A released job that does not run within this time is held again."""
+    read_within: float = 10.0
+    """A request must be complete so long after the connection was made."""
+    skew: float = float(REQUEST_SKEW)
+    largest_request: int = 1_000_000
+    connections: int = 512
+    """At once; beyond it the oldest that has not sent its request is closed."""
+    requests_per_minute: int = 1200
+    """Of each peer address."""
+    user_holds: bool = False
+    """Jobs held by their owners are ours to start, too: where the LRM cannot tell whose hold it is."""
+    event_host: str = ""
+    """Where events go (WIKI2); empty: to whoever sent INITIALIZE."""
+    event_port: int = 0
+    """0: no events until INITIALIZE names a port."""
+    event_interval: float = 10.0
+    """Shortest time between two events of one kind."""
+
+
+# -- What a WIKI resource manager keeps of each node and job, and of what it has promised. Pure --------------
+
+Entry = TypeVar("Entry", "NodeEntry", "JobEntry")
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeEntry:
+    """A node as it was last seen."""
+
+    name: str
+    place: Place
+    node: Node
+    used: int
+    hidden: int
+    """Of these, used by nobody whose job is listed."""
+    changed_at: int
+    record: Prepared
+
+
+@dataclass(slots=True, kw_only=True)
+class JobEntry:
+    """A job as it was last seen."""
+
+    job: LrmJob
+    listed: LrmJob | None
+    """As it stood in the listing; None when it was not there any more."""
+    changed_at: int
+    record: Prepared
+    tasks: tuple[str, ...] = ()
+    """Its task list as last reported."""
+    ended_at: float | None = None
+    """When it was first seen to have ended, by the clock that nobody sets."""
+    polls: int = 0
+    """Full listings that have told of its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What a peer was told of a job, and must see until the LRM shows it, or for so long."""
+
+    until: float
+    """By the clock that nobody sets."""
+    places: tuple[Place, ...] = ()
+    """Where it starts."""
+    cancelled: bool = False
+
+
+def array_of(job: LrmJob) -> str:
+    """Return what the elements of an array have in common in their ids."""
+    return job.id.rstrip("0123456789")
+
+
+def vanished(job: LrmJob, now: float) -> LrmJob:
+    """Return the job as ended: how, the LRM does not say any more; one that never ran was removed."""
+    end = EndReason.CANCELLED if job.state in WAITING else job.end
+    return replace(job, state=LrmJobState.ENDED, end=end, ends_at=now, hold=None)
+
+
+def chosen(
+    entries: dict[str, Entry], names: Sequence[str] | None, since: int, record: Callable[[Entry], Prepared]
+) -> list[Prepared]:
+    """Return the records of those called ``names``, or of all, that have changed since; entries are in that order."""
+    if names is not None:
+        wanted: Iterator[Entry] = (entries[name] for name in dict.fromkeys(names) if name in entries)
+        return [record(entry) for entry in wanted if entry.changed_at >= since]
+    found: list[Prepared] = []
+    for entry in reversed(entries.values()):
+        if entry.changed_at < since:
+            break
+        found.append(record(entry))
+    found.reverse()
+    return found
+
+
+# -- Inventory -----------------------------------------------------------------------------------------------
 
 POLLS_NEEDED = 2
 """Full listings of jobs that must have told of an end before it is forgotten."""

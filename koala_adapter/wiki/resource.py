@@ -3,45 +3,417 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
 
-from koala_adapter.batchsystem.starter import Starter
-from koala_adapter.batchsystem.starts import Patience, Starts
-from koala_adapter.errors import WikiError
-from koala_adapter.model import LrmJobState
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmUnsupportedError, WikiError
+from koala_adapter.host import metrics as metric
+from koala_adapter.host.metrics import process_meter
+from koala_adapter.lrm.starts import Patience, Starter, Starts
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_adapter.wiki.codec.frames import LARGEST_SIZE, MAUI_LARGEST_SIZE, open_request, seal, signature_size
-from koala_adapter.wiki.codec.listings import fit_records, join_records
-from koala_adapter.wiki.codec.replies import build_answer, build_initialized, build_refusal, build_start_info
-from koala_adapter.wiki.codec.requestreading import parse_request
-from koala_adapter.wiki.codec.requests import GetJobs, GetNodes, Initialize, WillRun
-from koala_adapter.wiki.codec.words import Dialect, Event, HostFormat, Status
-from koala_adapter.wiki.freshinventory import FreshInventory
-from koala_adapter.wiki.inventory import Inventory
-from koala_adapter.wiki.jobstarts import JobStarts
-from koala_adapter.wiki.notifier import Notifier
-from koala_adapter.wiki.recordbuilder import ReportingRules
-from koala_adapter.wiki.startchecks import estimate_start
-from koala_adapter.wiki.verbs import Verbs, refusing
-from koala_adapter.wiki.wikimeter import WikiMeter
+from koala_adapter.wiki.codec.records import fit_records, join_records
+from koala_adapter.wiki.codec.verbs import (
+    AddTasks,
+    CancelJob,
+    GetJobs,
+    GetNodes,
+    Initialize,
+    ModifyJob,
+    NotifyJob,
+    ReleaseTasks,
+    RequeueJob,
+    ResumeJob,
+    SignalJob,
+    StartJob,
+    SuspendJob,
+    WillRun,
+    build_answer,
+    build_event,
+    build_initialized,
+    build_refusal,
+    build_start_info,
+    done,
+    parse_request,
+)
+from koala_adapter.wiki.codec.words import CancelType, Dialect, Event, HostFormat, Status
+from koala_adapter.wiki.inventory import Inventory, Promise
+from koala_adapter.wiki.reporting import ACTIVE, WAITING, ReportingRules
+from koala_adapter.wiki.starts import FreshInventory, JobStarts, estimate_start, require_active, require_job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
-    from koala_adapter.batchsystem.startlog import StartLog
-    from koala_adapter.wiki.codec.checksum import Key
-    from koala_adapter.wiki.codec.listings import Prepared
-    from koala_adapter.wiki.codec.requests import Request
-    from koala_adapter.wiki.options import ServerOptions
-    from koala_adapter.wiki.runningjobsfile import RunningJobsFile
+    from koala_adapter.lrm.starts import StartLog
+    from koala_adapter.wiki.codec.frames import Key
+    from koala_adapter.wiki.codec.records import Prepared
+    from koala_adapter.wiki.codec.verbs import Request
+    from koala_adapter.wiki.codec.words import Verb
+    from koala_adapter.wiki.inventory import ServerOptions
     from koala_adapter.wiki.sources import Source
+
+
+# -- What a WIKI server counts for whoever watches it --------------------------------------------------------
+
+UNREADABLE = "unreadable"
+"""Verb of a request whose own cannot be read."""
+
+
+@dataclass(slots=True)
+class AskedRequest:
+    """A request that is being answered."""
+
+    verb: Verb | None = None
+    """None until it is known."""
+
+
+class WikiMeter:
+    """Counts requests and refusals."""
+
+    def __init__(self) -> None:
+        """Nothing is counted yet."""
+        self.meter = process_meter("wiki")
+
+    @contextmanager
+    def request(self) -> Iterator[AskedRequest]:
+        """Count the request that is answered meanwhile."""
+        asked, begun, answered = AskedRequest(), time.monotonic(), False
+        try:
+            yield asked
+            answered = True
+        finally:
+            verb = UNREADABLE if asked.verb is None else str(asked.verb)
+            self.meter.observe(metric.WIKI_SECONDS, verb, seconds=time.monotonic() - begun)
+            if not answered:
+                self.meter.add(metric.WIKI_REFUSALS, verb)
+
+
+# -- Runningjobsfile -----------------------------------------------------------------------------------------
+# Which jobs were running when a server last looked, kept on disk: their ends must be told also after a restart.
+#
+# Grid Engine forgets a job at its end, and Maui never forgets one whose end it is not told (WIKI.md 6.3). A note that
+# is lost or damaged costs such an end, nothing else, so it is not forced to disk.
+
+log = structlog.get_logger()
+
+
+class RunningJobsFile:
+    """The running jobs of one server, in one file of mode 0600."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is read yet."""
+        self._path = path
+
+    def save(self, jobs: Iterable[LrmJob]) -> None:
+        """Keep these jobs instead of the ones before; that it fails is logged."""
+        rows = [
+            [job.id, job.user, job.processors, job.walltime, job.submitted_at, job.started_at, list(job.layout)]
+            for job in jobs
+        ]
+        temporary = self._path.with_suffix(".new")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(rows, file)
+            temporary.replace(self._path)
+        except OSError as error:
+            log.warning("running jobs cannot be kept for a restart", path=str(self._path), error=str(error))
+
+    def load(self) -> tuple[LrmJob, ...]:
+        """Return the jobs that were kept; none when there are none, or they cannot be read."""
+        try:
+            rows = json.loads(self._path.read_text())
+            return tuple(
+                LrmJob(
+                    id=LrmJobId(str(id_)),
+                    name="",
+                    state=LrmJobState.RUNNING,
+                    user=str(user),
+                    processors=int(processors),
+                    walltime=walltime,
+                    submitted_at=submitted_at,
+                    started_at=started_at,
+                    layout=tuple((str(node), int(count)) for node, count in layout),
+                )
+                for id_, user, processors, walltime, submitted_at, started_at, layout in rows
+            )
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError, TypeError) as error:
+            log.warning("the running jobs of an earlier server are not known", path=str(self._path), error=str(error))
+            return ()
+
+
+# -- Notifier ------------------------------------------------------------------------------------------------
+# Tells a scheduler's event port that something has changed (WIKI2): five bytes on a connection of their own.
+#
+# Slurm drops what comes too soon after another event, so that a job could wait a whole polling interval; here it is
+# sent when the interval is over. A port that does not answer is tried again later, and never holds anything up.
+
+CONNECT_WITHIN = 5.0
+PAUSE_AFTER_FAILURE = 30.0
+
+
+class Notifier:
+    """Sends events, each kind at most once in an interval."""
+
+    def __init__(self, options: ServerOptions, *, clock: Callable[[], float]) -> None:
+        """``clock``: monotonic seconds."""
+        self._host = options.event_host
+        self.port = options.event_port
+        """0: nobody wants events."""
+        self._interval = options.event_interval
+        self._clock = clock
+        self._wanted: set[Event] = set()
+        self._sent: dict[Event, float] = {}
+        self._changed = anyio.Event()
+
+    def send_to(self, host: str, port: int) -> None:
+        """Send events there from now on; port 0: to nobody."""
+        self._host, self.port = host, port
+        self._sent.clear()
+
+    def tell(self, event: Event) -> None:
+        """Have an event sent as soon as the interval allows."""
+        self._wanted.add(event)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Send events until cancelled."""
+        self.tell(Event.CONFIGURATION)
+        while True:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+            while self._wanted and self.port:
+                event = min(self._wanted, key=self._due)
+                await anyio.sleep(max(0.0, self._due(event) - self._clock()))
+                self._wanted.discard(event)
+                if not await self._send(event):
+                    self._wanted.add(event)
+                    await anyio.sleep(PAUSE_AFTER_FAILURE)
+            self._wanted.clear()
+
+    def _due(self, event: Event) -> float:
+        return self._sent.get(event, float("-inf")) + self._interval
+
+    async def _send(self, event: Event) -> bool:
+        self._sent[event] = self._clock()
+        if not (self.port and self._host):
+            return True
+        try:
+            with anyio.fail_after(CONNECT_WITHIN):
+                async with await anyio.connect_tcp(self._host, self.port) as stream:
+                    await stream.send(build_event(event))
+        except (OSError, TimeoutError, anyio.BrokenResourceError) as error:
+            log.info("the event port does not answer", host=self._host, port=self.port, error=str(error))
+            return False
+        return True
+
+
+# -- Carries out the requests of a scheduler that change something: checked before, logged always ------------
+
+PROMISED = 30.0
+"""Seconds that a peer sees what it was told, should the LRM show it later."""
+FIRST_LOOK, SLOWEST_LOOK = 0.05, 0.5
+"""Seconds between two looks at what a request has done."""
+HIGHEST_SIGNAL = 64
+LONGEST_LIMIT = 10_000_000
+"""Minutes that a TIMELIMIT may be."""
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turn what an LRM says into the refusal that a scheduler understands."""
+    try:
+        yield
+    except LrmUnsupportedError as error:
+        raise WikiError(error.message, status=Status.UNSUPPORTED) from error
+    except LrmNotFoundError as error:
+        raise WikiError(f"No such job: {error.message}", status=Status.REFUSED) from error
+    except LrmError as error:
+        raise WikiError(str(error), status=Status.REFUSED) from error
+
+
+class Verbs:
+    """The state-changing requests on one source."""
+
+    def __init__(
+        self,
+        source: Source,
+        inventory: Inventory,
+        readings: FreshInventory,
+        starts: JobStarts,
+        *,
+        options: ServerOptions,
+        steady: Callable[[], float],
+    ) -> None:
+        """``steady``: a clock that nobody sets."""
+        self._source = source
+        self._inventory = inventory
+        self._readings = readings
+        self._starts = starts
+        self._options = options
+        self._steady = steady
+        self._acts: Mapping[type, Callable[..., Awaitable[str]]] = {
+            StartJob: self._start,
+            CancelJob: self._cancel,
+            SuspendJob: self._suspend,
+            ResumeJob: self._resume,
+            RequeueJob: self._requeue,
+            SignalJob: self._signal,
+            ModifyJob: self._modify,
+            NotifyJob: self._notify,
+            AddTasks: self._add_tasks,
+            ReleaseTasks: self._release_tasks,
+        }
+
+    async def act(self, request: Request, peer: str) -> str:
+        """Carry out a request and return the text of the answer. Raises WikiError with a status."""
+        what, job = str(request.verb), getattr(request, "job", "")
+        begun = anyio.current_time()
+        try:
+            text = await self._acts[type(request)](request)
+        except WikiError as error:
+            log.warning("refused", verb=what, job=job, peer=peer, status=int(error.status or 0), reason=error.message)
+            raise
+        log.info("done", verb=what, job=job, peer=peer, seconds=round(anyio.current_time() - begun, 3), result=text)
+        return text
+
+    async def _start(self, request: StartJob) -> str:
+        await self._know(request.job)
+        return await self._starts.start(request)
+
+    # -- the others ---------------------------------------------------------------------------------------------------
+
+    async def _cancel(self, request: CancelJob) -> str:
+        await self._know(request.job)
+        known = self._inventory.job(request.job) is not None
+        try:
+            job = require_job(self._inventory, request.job).state
+        finally:
+            if not known and self._options.dialect is Dialect.WIKI:
+                # Maui takes it for a job that runs, and would ask for this again and again.
+                self._inventory.end_unknown(request.job)
+        if request.type is not CancelType.ADMIN and job not in ACTIVE:
+            raise WikiError("Job is pending execution: it has no time to run out of", status=Status.REFUSED)
+        with refusing():
+            await self._source.cancel(LrmJobId(request.job))
+        self._inventory.promise(request.job, Promise(until=self._steady() + PROMISED, cancelled=True))
+        self._readings.invalidate()
+        return done(request.verb, request.job)
+
+    async def _suspend(self, request: SuspendJob) -> str:
+        if await self._look(request.job) is LrmJobState.SUSPENDED:
+            raise WikiError("Job is already suspended", status=Status.REFUSED)
+        return await self._change(request, self._source.suspend, frozenset({LrmJobState.SUSPENDED}))
+
+    async def _resume(self, request: ResumeJob) -> str:
+        if await self._look(request.job) is not LrmJobState.SUSPENDED:
+            raise WikiError("Job is not suspended", status=Status.REFUSED)
+        return await self._change(request, self._source.resume, ACTIVE - {LrmJobState.SUSPENDED})
+
+    async def _requeue(self, request: RequeueJob) -> str:
+        await self._look(request.job)
+        return await self._change(request, self._source.requeue, WAITING)
+
+    async def _signal(self, request: SignalJob) -> str:
+        await self._look(request.job)
+        if request.signal > HIGHEST_SIGNAL:
+            raise WikiError(f"Invalid signal: there is no {request.signal}", status=Status.REFUSED)
+        with refusing():
+            await self._source.signal(LrmJobId(request.job), request.signal)
+        return done(request.verb, request.job)
+
+    async def _modify(self, request: ModifyJob) -> str:
+        await self._look(request.job, active=False)
+        changes = dict(request.changes)
+        limit = changes.pop("TIMELIMIT", None)
+        if changes:
+            raise WikiError(f"MODIFYJOB cannot change {', '.join(sorted(changes))} here", status=Status.UNSUPPORTED)
+        if limit is None or not limit.isascii() or not limit.isdecimal() or not 0 < int(limit[:9]) <= LONGEST_LIMIT:
+            raise WikiError("Invalid TIMELIMIT value: whole minutes are wanted", status=Status.BAD_REQUEST)
+        with refusing():
+            await self._source.set_walltime(LrmJobId(request.job), 60 * int(limit))
+        self._readings.invalidate()
+        return done(request.verb, request.job)
+
+    async def _notify(self, request: NotifyJob) -> str:
+        await self._look(request.job)
+        with refusing():
+            await self._source.notify(LrmJobId(request.job), request.message)
+        return done(request.verb, request.job)
+
+    async def _add_tasks(self, request: AddTasks) -> str:
+        await self._look(request.job)
+        unknown = [host for host in request.hosts if host not in self._inventory.nodes]
+        if unknown:
+            raise WikiError(f"Invalid ARG value: no node {unknown[0]}", status=Status.REFUSED)
+        places = [self._inventory.nodes[host].place for host in request.hosts]
+        with refusing():
+            await self._source.add_tasks(LrmJobId(request.job), places)
+        self._readings.invalidate()
+        return f"{len(places)} tasks added"
+
+    async def _release_tasks(self, request: ReleaseTasks) -> str:
+        await self._look(request.job)
+        tasks = self._inventory.jobs[request.job].tasks
+        if any(index >= len(tasks) for index in request.tasks):
+            raise WikiError(f"Invalid ARG value: tasks are 0 to {len(tasks) - 1}", status=Status.REFUSED)
+        places = [self._inventory.nodes[tasks[index]].place for index in dict.fromkeys(request.tasks)]
+        with refusing():
+            await self._source.release_tasks(LrmJobId(request.job), places)
+        self._readings.invalidate()
+        return f"{len(places)} tasks removed"
+
+    async def _know(self, job: str) -> None:
+        with refusing():
+            await self._readings.latest()
+            if self._inventory.job(job) is None:
+                # It may have come in since.
+                await self._readings.fresh(now=True)
+
+    async def _look(self, job: str, *, active: bool = True) -> LrmJobState:
+        await self._know(job)
+        return (require_active if active else require_job)(self._inventory, job).state
+
+    async def _change(
+        self,
+        request: SuspendJob | ResumeJob | RequeueJob,
+        change: Callable[[LrmJobId], Awaitable[None]],
+        seen: frozenset[LrmJobState],
+    ) -> str:
+        """Have a job's state changed, and return once it shows, or after half of the time that an answer may take."""
+        with refusing():
+            await change(LrmJobId(request.job))
+            self._readings.invalidate()
+            with anyio.move_on_after(self._options.reply_within / 2):
+                await self._see(request.job, seen)
+        return done(request.verb, request.job)
+
+    async def _see(self, job: str, states: frozenset[LrmJobState]) -> None:
+        """Return when a job is in one of these states, or over. Raises LrmError."""
+        pause = FIRST_LOOK
+        while True:
+            await self._readings.fresh(now=True)
+            found = self._inventory.job(job)
+            if found is None or found.state in states or found.state is LrmJobState.ENDED:
+                return
+            await anyio.sleep(pause)
+            pause = min(SLOWEST_LOOK, 2 * pause)
+
+
+# -- Resource ------------------------------------------------------------------------------------------------
 
 NUL = b"\0"
 """Slurm ends its replies with one; it counts and is not signed."""
-
-log = structlog.get_logger()
 
 
 class WikiResource:

@@ -3,25 +3,164 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
+from anyio.abc import SocketAttribute
 
-from koala_adapter.errors import LrmError
-from koala_adapter.net.loopback import is_loopback
+from koala_adapter.errors import ConfigurationError, LrmError, ServiceRunningError, WikiError
+from koala_adapter.host.accepting import serve_streams
+from koala_adapter.host.sockets import is_loopback
+from koala_adapter.lrm.rate import RequestWindow
+from koala_adapter.wiki.codec.frames import FrameReader
 from koala_adapter.wiki.codec.words import Dialect
-from koala_adapter.wiki.listener import Listener
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskStatus
+    from collections.abc import Awaitable, Callable, Iterable
 
+    from anyio.abc import SocketStream, TaskStatus
+
+    from koala_adapter.wiki.inventory import ServerOptions
     from koala_adapter.wiki.resource import WikiResource
 
-LONGEST_PAUSE = 60.0
+
+# -- Listener ------------------------------------------------------------------------------------------------
+# Listens for schedulers: one request and one reply for each connection, with bounds on everything a peer can do.
+#
+# Nobody waits for anybody else: a peer that is slow or silent costs a descriptor for a few seconds. When there are too
+# many of them, the one that has been silent longest goes.
+
+if TYPE_CHECKING:
+    Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+    Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+CHUNK = 65_536
+WRITE_WITHIN = 30.0
+"""Seconds in which a peer must have taken its reply."""
+MOST_PEERS = 1000
+"""Peers whose number of requests is counted; of networks, so many addresses may ask at once."""
 
 log = structlog.get_logger()
+
+
+def networks(peers: Iterable[str]) -> tuple[Network, ...]:
+    """Return the addresses and networks of a list of peers. Raises ConfigurationError."""
+    found = []
+    for peer in peers:
+        try:
+            found.append(ipaddress.ip_network(peer, strict=False))
+        except ValueError as error:
+            message = f"{peer!r} is no address or network of peers: {error}"
+            raise ConfigurationError(
+                message, hint="such as 127.0.0.1 or 10.1.0.0/16; names are not looked up"
+            ) from None
+    return tuple(found)
+
+
+class Listener:
+    """Accepts connections, reads a frame from each, and has it answered."""
+
+    def __init__(self, options: ServerOptions, answer: Callable[[bytes, str], Awaitable[bytes | None]]) -> None:
+        """``answer`` takes a payload and the peer's address. Raises ConfigurationError."""
+        self._options = options
+        self._answer = answer
+        self._peers = networks(options.peers)
+        self._windows: OrderedDict[str, RequestWindow] = OrderedDict()
+        self._silent: OrderedDict[int, anyio.CancelScope] = OrderedDict()
+        """Connections whose request is not complete, the oldest first."""
+        self._number = 0
+        self.port = 0
+        """Where it listens, once it does."""
+
+    async def serve(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled; the port is told when it is open. Raises ServiceRunningError when it is taken."""
+        options = self._options
+        try:
+            listeners = await anyio.create_tcp_listener(
+                local_host=options.listen, local_port=options.port, reuse_port=False, backlog=1024
+            )
+        except OSError as error:
+            message = f"cannot listen on {options.listen} port {options.port}: {error.strerror or error}"
+            raise ServiceRunningError(message, hint="is another server there? give another --port") from error
+        async with listeners:
+            self.port = listeners.extra(SocketAttribute.local_port)
+            task_status.started(self.port)
+            await serve_streams(listeners, self._handle)
+
+    async def _handle(self, stream: SocketStream) -> None:
+        async with stream:
+            with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await self._exchange(stream)
+
+    async def _exchange(self, stream: SocketStream) -> None:
+        peer = str(stream.extra(SocketAttribute.remote_address)[0])
+        if not self._is_heard(peer):
+            return
+        payload = await self._receive(stream, peer)
+        if payload is None:
+            return
+        reply = await self._answer(payload, peer)
+        if reply is not None:
+            with anyio.move_on_after(WRITE_WITHIN):
+                await stream.send(reply)
+
+    def _is_heard(self, peer: str) -> bool:
+        address = _plain(peer)
+        if address is None or not any(address in network for network in self._peers):
+            log.warning("a connection from an address that is not allowed", peer=peer)
+            return False
+        window = self._windows.setdefault(peer, RequestWindow(self._options.requests_per_minute))
+        self._windows.move_to_end(peer)
+        while len(self._windows) > MOST_PEERS:
+            self._windows.popitem(last=False)
+        now = anyio.current_time()
+        if window.wait(now, urgent=True) > 0:
+            log.warning("too many connections in a minute", peer=peer, bound=window.per_minute)
+            return False
+        window.record(now)
+        return True
+
+    async def _receive(self, stream: SocketStream, peer: str) -> bytes | None:
+        """Return the payload of a request; None: it did not come, or is none."""
+        reader = FrameReader(limit=self._options.largest_request)
+        self._number += 1
+        number = self._number
+        with anyio.move_on_after(self._options.read_within) as scope:
+            self._silent[number] = scope
+            if len(self._silent) > self._options.connections:
+                self._silent.popitem(last=False)[1].cancel()
+            try:
+                while True:
+                    payload = reader.feed(await stream.receive(CHUNK))
+                    if payload is not None:
+                        return payload
+            except anyio.EndOfStream:
+                return None
+            except WikiError as error:
+                log.warning("what came in is no request", peer=peer, reason=error.message)
+                return None
+            finally:
+                self._silent.pop(number, None)
+        log.warning("a request did not come in time", peer=peer)
+        return None
+
+
+def _plain(peer: str) -> Address | None:
+    try:
+        address = ipaddress.ip_address(peer.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+# -- Server --------------------------------------------------------------------------------------------------
+
+LONGEST_PAUSE = 60.0
 
 
 async def serve(resource: WikiResource, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:

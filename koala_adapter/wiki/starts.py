@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""STARTJOB: the job is released and that is answered; what becomes of it is seen in the background.
+"""Whether a STARTJOB may be tried, checked before anything is done; and when a job could start (JOBWILLRUN). Pure.
 
-From the moment at which a start is admitted its job is reported as starting, and its processors as taken. A peer asks
-for one start after the other, so each answer comes as soon as the batch system has taken the start, and not when the
-job runs, which Slurm looks at once a second. What does not start is held again, and reported with the reason.
+The account of room is ours: processors that were promised a moment ago are gone, whatever the LRM still shows. Codes
+and first words of the refusals are Slurm's, which schedulers know; what follows them is for the administrator.
 """
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
 
-from koala_adapter.batchsystem.startlog import OriginalRequest, Pin
-from koala_adapter.batchsystem.starts import OVER, Stage
 from koala_adapter.errors import (
     JournalError,
     LrmError,
@@ -26,25 +25,348 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
     WikiError,
 )
-from koala_adapter.model import LrmJobId, LrmJobState
-from koala_adapter.wiki.codec.replies import done
+from koala_adapter.lrm.listing import Watcher
+from koala_adapter.lrm.rate import CircuitBreaker
+from koala_adapter.lrm.starts import OVER, OriginalRequest, Pin, Stage, up_for_us
+from koala_adapter.model import HoldOwner, LrmJobId, LrmJobState, NodeState
+from koala_adapter.wiki.codec.verbs import StartInfo, done, not_started
 from koala_adapter.wiki.codec.words import Status, WaitReason
-from koala_adapter.wiki.inventoryentries import Promise
-from koala_adapter.wiki.recordbuilder import WAITING
-from koala_adapter.wiki.startchecks import admit_start, refused, require_job
-from koala_adapter.wiki.tasklists import host_counts
+from koala_adapter.wiki.inventory import SETBACK, Promise, host_counts
+from koala_adapter.wiki.reporting import ACTIVE, WAITING, dealt, is_startable, lacks, offer, tasks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from koala_adapter.batchsystem.starter import Starter
-    from koala_adapter.wiki.codec.requests import StartJob
-    from koala_adapter.wiki.freshinventory import FreshInventory
-    from koala_adapter.wiki.inventory import Inventory
-    from koala_adapter.wiki.options import ServerOptions
-    from koala_adapter.wiki.sources import Place
+    from koala_adapter.lrm.listing import Look
+    from koala_adapter.lrm.starts import Failure, Starter, StartLog
+    from koala_adapter.model import LrmJob
+    from koala_adapter.wiki.codec.verbs import StartJob, WillRun
+    from koala_adapter.wiki.inventory import Inventory, ServerOptions
+    from koala_adapter.wiki.sources import Place, Source, SourceListing
+
+
+def refused(job: str, hosts: Sequence[str], reason: WaitReason, why: str) -> WikiError:
+    """Return the refusal of a start, with Slurm's words and ours."""
+    error = not_started(job, hosts, reason)
+    return WikiError(f"{error.message}: {why}" if why else error.message, status=error.status)
+
+
+def require_job(inventory: Inventory, id_: str) -> LrmJob:
+    """Return a job that has not ended. Raises WikiError."""
+    job = inventory.job(id_)
+    if job is None or job.state is LrmJobState.ENDED:
+        raise WikiError("No such job" if job is None else "Job has already finished", status=Status.REFUSED)
+    return job
+
+
+def require_active(inventory: Inventory, id_: str) -> LrmJob:
+    """Return a job that runs or is suspended. Raises WikiError."""
+    job = require_job(inventory, id_)
+    if job.state not in ACTIVE:
+        raise WikiError("Job is pending execution", status=Status.REFUSED)
+    return job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A start that may be tried: one place for each processor."""
+
+    taken: tuple[Place, ...]
+    """All that was listed; more than the job needs where that does not come out even, or it has nodes for itself."""
+    given: tuple[Place, ...]
+    """What the job itself is to have."""
+
+
+def admit_start(inventory: Inventory, request: StartJob, *, now: float) -> Admission:
+    """Return the places of a start that may be tried. Raises WikiError with the right code."""
+    job = require_job(inventory, request.job)
+    if job.state not in WAITING:
+        raise WikiError("Job not pending, can't start", status=Status.REFUSED)
+    hosts = request.tasks or _choose(inventory, job)
+    unknown = [host for host in dict.fromkeys(hosts) if host not in inventory.nodes]
+    if unknown:
+        raise WikiError(f"Invalid TASKLIST: no node {', '.join(unknown[:5])}", status=Status.REFUSED)
+    _require_ours(inventory, job, hosts, now)
+    _require_shape(inventory, job, hosts)
+    _require_room(inventory, job, hosts)
+    return Admission(taken=_places(inventory, job, hosts), given=_places(inventory, job, dealt(job, hosts)))
+
+
+def _places(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> tuple[Place, ...]:
+    """Return one place for each processor of these tasks."""
+    return tuple(
+        inventory.nodes[host].place
+        for host, tasks in host_counts(hosts).items()
+        for _ in range(tasks * job.processors_per_task)
+    )
+
+
+def _require_ours(inventory: Inventory, job: LrmJob, hosts: Sequence[str], now: float) -> None:
+    if job.dependent:
+        raise refused(job.id, hosts, WaitReason.DEPENDENCY, "it waits for other jobs")
+    if job.eligible_at is not None and job.eligible_at > now:
+        raise refused(job.id, hosts, WaitReason.BEGIN_TIME, f"not before {int(job.eligible_at)}")
+    if job.obstacle and not job.obstacle.startswith(SETBACK):
+        raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, job.obstacle)
+    if is_startable(job, user_holds=inventory.words.user_holds):
+        return
+    if job.state is LrmJobState.HELD:
+        if job.tied:
+            raise refused(
+                job.id, hosts, WaitReason.HELD, "it was queued again, and still has the nodes of an earlier start"
+            )
+        whose = "its user" if job.hold is HoldOwner.USER else "somebody else" if job.hold else "the batch system"
+        raise refused(job.id, hosts, WaitReason.HELD, f"held by {whose}, not by the site")
+    raise refused(job.id, hosts, WaitReason.PRIORITY, "it is not held: the batch system itself starts it")
+
+
+def _require_shape(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> None:
+    told = offer(job, inventory.offered, one_node=inventory.words.one_node)
+    if len(hosts) not in {tasks_of(job), told.tasks}:
+        why = f"{len(hosts)} tasks are listed, and it has {tasks_of(job)}"
+        raise refused(job.id, hosts, WaitReason.RESOURCES, why)
+    counts = host_counts(dealt(job, hosts))
+    least, most = job.node_bounds
+    if not least <= len(counts) <= (most or len(counts)):
+        why = f"{len(counts)} nodes are listed, and it insists on {job.nodes_asked}"
+        raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, why)
+    if job.tasks_per_node is not None and max(counts.values()) > job.tasks_per_node:
+        why = f"it wants at most {job.tasks_per_node} tasks on a node"
+        raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, why)
+    places = {inventory.nodes[host].place.node: host for host in counts}
+    if not set(job.requested_nodes) <= places.keys():
+        missing = ", ".join(sorted(set(job.requested_nodes) - places.keys()))
+        raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, f"it must run on {missing}")
+    offered = {host.wire: host for host in inventory.offered}
+    for host in counts:
+        lacking = lacks(job, offered[host])
+        if lacking:
+            raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, f"{host} {lacking}")
+
+
+def _require_room(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> None:
+    for host, tasks in host_counts(hosts).items():
+        entry = inventory.nodes[host]
+        if entry.node.state is NodeState.DRAINING:
+            raise refused(job.id, hosts, WaitReason.RESOURCES, f"{host} is draining")
+        if entry.node.state is not NodeState.UP:
+            raise WikiError(f"TASKLIST includes non-responsive node: {host}", status=Status.REFUSED)
+        wanted, free = tasks * job.processors_per_task, entry.node.processors - entry.used
+        if wanted > free:
+            why = f"{host} has {max(0, free)} free processors, and {wanted} are wanted"
+            raise refused(job.id, hosts, WaitReason.RESOURCES, why)
+
+
+def _choose(inventory: Inventory, job: LrmJob) -> tuple[str, ...]:
+    """Return hosts for a start whose TASKLIST is empty: as many tasks as fit, on one node after another."""
+    hosts: list[str] = []
+    for name, entry in sorted(inventory.nodes.items()):
+        usable = entry.node.state is NodeState.UP and set(job.features) <= set(entry.node.features)
+        if not usable or entry.place.node in job.excluded_nodes:
+            continue
+        free = (entry.node.processors - entry.used) // job.processors_per_task
+        free = min(free, job.tasks_per_node or free)
+        hosts += [name] * max(0, min(free, tasks_of(job) - len(hosts)))
+        if len(hosts) == tasks_of(job):
+            return tuple(hosts)
+    raise refused(job.id, (), WaitReason.RESOURCES, "there is no room for it now")
+
+
+def estimate_start(inventory: Inventory, request: WillRun, *, now: float) -> StartInfo | None:
+    """Return when and where a job could start if nothing else is started before it; None: never on these nodes.
+
+    Jobs end at their walltimes. Raises WikiError.
+    """
+    job = require_job(inventory, request.job)
+    if job.state not in WAITING:
+        raise WikiError("Job not pending", status=Status.NO_WILLRUN)
+    names = request.nodes or tuple(sorted(inventory.nodes))
+    unknown = [name for name in names if name not in inventory.nodes]
+    if unknown:
+        raise WikiError(f"Invalid NODES value: no node {', '.join(unknown[:5])}", status=Status.NO_WILLRUN)
+    earliest = max(now, job.eligible_at or now, float(request.not_before or 0))
+    usable = {name: inventory.nodes[name] for name in names if inventory.nodes[name].node.state is NodeState.UP}
+    free = {
+        name: entry.node.processors - entry.used
+        for name, entry in usable.items()
+        if set(job.features) <= set(entry.node.features) and entry.place.node not in job.excluded_nodes
+    }
+    ends = sorted(_releases(inventory, free, request.preempt, now), key=lambda release: release[0])
+    while True:
+        for moment, name, processors in [release for release in ends if release[0] <= earliest]:
+            free[name] += processors
+            ends.remove((moment, name, processors))
+        hosts = _fitted(free, job)
+        if hosts:
+            nodes = tuple(dict.fromkeys(hosts))
+            start = int(earliest)
+            return StartInfo(
+                job=str(job.id), tasks=tasks_of(job), start=start, nodes=nodes, preempt=request.preempt, old=request.old
+            )
+        if not ends:
+            return None
+        earliest = ends[0][0]
+
+
+def _releases(
+    inventory: Inventory, free: Mapping[str, int], preempted: Sequence[str], now: float
+) -> list[tuple[float, str, int]]:
+    names = {inventory.nodes[name].place.node: name for name in free}
+    found: list[tuple[float, str, int]] = []
+    for entry in inventory.jobs.values():
+        job = entry.job
+        if job.state not in ACTIVE or job.state is LrmJobState.SUSPENDED:
+            continue
+        end = now if str(job.id) in preempted else job.ends_at
+        if end is not None:
+            found += [(max(now, end), names[node], count) for node, count in job.layout if node in names]
+    return found
+
+
+def _fitted(free: Mapping[str, int], job: LrmJob) -> tuple[str, ...]:
+    hosts: list[str] = []
+    for name in sorted(free, key=lambda name: -free[name]):
+        tasks = max(0, free[name]) // job.processors_per_task
+        tasks = min(tasks, job.tasks_per_node or tasks, tasks_of(job) - len(hosts))
+        hosts += [name] * tasks
+    return tuple(hosts) if len(hosts) == tasks_of(job) else ()
+
+
+# -- Freshinventory ------------------------------------------------------------------------------------------
+# The inventory, kept as fresh as its readers need it: one look for all who poll, none older than our last change.
+
+LONGEST_REST = 15.0
+"""Seconds at most that a source which fails again and again is left alone: peers poll about as often."""
+
+log = structlog.get_logger()
+
+
+class FreshInventory:
+    """Keeps an inventory as fresh as its readers need it, with as few questions as possible."""
+
+    def __init__(
+        self,
+        source: Source,
+        inventory: Inventory,
+        starter: Starter,
+        *,
+        options: ServerOptions,
+        clock: Callable[[], float],
+        steady: Callable[[], float],
+        on_change: Callable[[], None],
+    ) -> None:
+        """``on_change`` is called when a job came, started or ended.
+
+        ``starter`` judges its starts by each reading, before anybody sees that. ``clock``: the time of day; ``steady``:
+        a clock that nobody sets.
+        """
+        self._source = source
+        self._inventory = inventory
+        self._starter = starter
+        self._cache = options.cache
+        self._oldest = options.oldest
+        self.patience = options.reply_within
+        """Seconds for which a poll waits for a reading."""
+        self._clock = clock
+        self._steady = steady
+        self._on_change = on_change
+        breaker = CircuitBreaker(pause=min(options.cache, LONGEST_REST), longest_pause=LONGEST_REST)
+        self._watcher = Watcher(self._read, breaker=breaker, on_trouble=self._note_trouble)
+        self._waited_for: Look[None] | None = None
+        """The reading for which somebody has waited as long as an answer may take."""
+
+    @property
+    def under_way(self) -> Look[None] | None:
+        """The reading that is being made."""
+        return self._watcher.under_way
+
+    def invalidate(self) -> None:
+        """Say that something was done to the source: no reading begun before now will do."""
+        self._watcher.invalidate()
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Have readings outlive those who ask for them, until cancelled: a slow source could not be read otherwise."""
+        await self._watcher.run(task_status=task_status)
+
+    async def fresh(self, *, within: float | None = None, now: bool = False) -> None:
+        """Return when the inventory is fresh enough: read within so many seconds, None: as polls need it.
+
+        ``now``: as it is at this moment. All who wait at the same time share one reading. Raises LrmError.
+        """
+        await self._watcher.fresh(within=self._cache if within is None else within, now=now)
+
+    async def latest(self) -> None:
+        """Return when the inventory is fresh enough for polls, or the source has been waited for as long as it may be.
+
+        While one reading takes longer than that, what the last one showed will do, within the bound for its age; that
+        is waited for once, not for each request. Raises LrmError.
+        """
+        patience = 0.0 if self._is_waited_for else self.patience
+        with anyio.move_on_after(patience) as scope:
+            await self.fresh()
+        if not scope.cancelled_caught:
+            return
+        age = anyio.current_time() - self._watcher.begun_at
+        if age > self._oldest:
+            raise LrmUnavailableError(f"{self._source.name} did not answer in time")
+        if not self._is_waited_for:
+            self._waited_for = self.under_way
+            log.warning(
+                "the cluster is slow: peers are told what it showed earlier",
+                cluster=self._source.name,
+                age=round(age, 1),
+            )
+
+    @property
+    def _is_waited_for(self) -> bool:
+        return self._waited_for is not None and self._waited_for is self.under_way
+
+    async def _read(self) -> None:
+        # What was promised meanwhile cannot show in a reading that takes long: by its beginning is judged what is late.
+        begun = self._steady()
+        survey, taken_back = await self._settled()
+        if taken_back:
+            with suppress(LrmError):
+                begun, (survey, _) = self._steady(), await self._settled()
+        if self._inventory.learn(survey, self._clock(), steady=begun):
+            self._on_change()
+
+    def _note_trouble(self, error: LrmError | None) -> None:
+        if error is None:
+            log.info("cluster answers again", cluster=self._source.name)
+        else:
+            log.warning("cluster does not answer", cluster=self._source.name, error=str(error))
+
+    def _note_failure(self, job_id: LrmJobId, failure: Failure) -> None:
+        """Tell of a job whose start has failed what is shown of it, and keep it back for a while."""
+        if self._inventory.withdraw(job_id):
+            self._inventory.pinned.add(job_id)
+            setback = self._inventory.set_back(job_id, failure.reason, refused=failure.refused)
+            pause = round(setback.until - self._steady(), 1)
+            log.warning("not started", job=job_id, reason=failure.reason, failures=setback.failures, kept_back=pause)
+
+    async def _settled(self) -> tuple[SourceListing, bool]:
+        """Read, and have the starts judged; tell whether jobs were taken back, which the reading does not show."""
+        read_at = anyio.current_time()
+        survey = await self._source.read()
+        in_hand = self._starter.starts.in_hand(read_at)
+        taken_back, failures = await self._starter.settle(survey.jobs, read_at)
+        for job_id, failure in failures.items():
+            self._note_failure(job_id, failure)
+        nodes = {cluster: up_for_us(listed, in_hand) for cluster, listed in survey.nodes.items()}
+        return replace(survey, nodes=nodes), taken_back
+
+
+# -- Jobstarts -----------------------------------------------------------------------------------------------
+# STARTJOB: the job is released and that is answered; what becomes of it is seen in the background.
+#
+# From the moment at which a start is admitted its job is reported as starting, and its processors as taken. A peer
+# asks for one start after the other, so each answer comes as soon as the batch system has taken the start, and not
+# when the job runs, which Slurm looks at once a second. What does not start is held again, and reported with the
+# reason.
 
 PROMISED = 10.0
 """Seconds for which a peer sees what it was told after the last moment at which the start could show."""
@@ -54,8 +376,6 @@ MOMENTS = (0.1, 0.2, 0.4, 0.8)
 """Seconds between the looks at an element of an array that seems not to be held."""
 SHAPE_REASONS = frozenset({WaitReason.BAD_CONSTRAINTS, WaitReason.DEPENDENCY})
 """Refusals that nothing but another request, or another job, can change."""
-
-log = structlog.get_logger()
 
 
 class JobStarts:
@@ -241,3 +561,31 @@ class JobStarts:
         if any(starts.is_tied(pin.job_id) for pin in self._resumed):
             raise LrmUnavailableError("jobs whose start was interrupted cannot be put in hold yet")
         self._resumed.clear()
+
+
+# -- Notes of starts that a server of version 0.1 left: one small file for each job in a directory -----------
+
+SUFFIX = ".start"
+
+
+def take_over_notes(directory: Path, starts: StartLog) -> None:
+    """Put what is noted in a directory on record, and remove the notes. Raises JournalError.
+
+    A note that cannot be read was never acted upon.
+    """
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        try:
+            note = json.loads(path.read_text())
+            nodes = [str(node) for node in note["nodes"]]
+            pin = Pin(
+                job_id=LrmJobId(str(note["job"])),
+                submitted_at=None,
+                nodes=tuple(host_counts(nodes).items()),
+                wishes=OriginalRequest(processors=len(nodes)),
+                at=float(note["at"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        else:
+            starts.note(pin)
+        path.unlink(missing_ok=True)

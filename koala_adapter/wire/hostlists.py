@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
 MAXIMUM_HOSTS = 100_000
 """A listing that claims more is nonsense, and would otherwise fill the memory."""
 

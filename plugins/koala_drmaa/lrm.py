@@ -7,30 +7,258 @@ of which only our own jobs count as used; jobs of others are not seen.
 
 from __future__ import annotations
 
+import string
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from koala_adapter.errors import LrmUnsupportedError
-from koala_adapter.model import LrmJobState, Node, NodeState, Queue
-from koala_adapter.plugin import Capabilities, CheckResult, Lrm, PluginDefinition
-from koala_adapter.plugin.commands import login_name
-from koala_drmaa.client import DrmaaClient
-from koala_drmaa.environment import HelperLaunch
-from koala_drmaa.libraries import INDEX_VARIABLE
-from koala_drmaa.native import index_variable, is_bulk, job_id_variable, native_options
-from koala_drmaa.protocol import ControlAction
-from koala_drmaa.scripts import ScriptStore
-from koala_drmaa.settings import DrmaaSettings
-from koala_drmaa.states import ON_A_NODE, jobs_of_batch, unknown_key
-from koala_drmaa.template import apply_directives
-from koala_drmaa.transport import DrmaaTransport, raise_for, version_of
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from koala_adapter.errors import LrmRejectedError, LrmUnsupportedError
+from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition
+from koala_adapter.lrm.commands import login_name
+from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
+from koala_adapter.lrm.drmaa.libraries import INDEX_VARIABLE
+from koala_adapter.lrm.drmaa.protocol import ControlAction, JobStatus
+from koala_adapter.lrm.drmaa.transport import (
+    DrmaaTransport,
+    ScriptDelivery,
+    ScriptStore,
+    apply_directives,
+    raise_for,
+    version_of,
+)
+from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from koala_adapter.model import BatchKey, LrmJob, LrmJobId
-    from koala_adapter.plugin import ClusterContext, RenderedSubmission, Submission
+    from koala_adapter.lrm import ClusterContext, RenderedSubmission, Submission
+    from koala_adapter.lrm.drmaa.libraries import Library
+    from koala_adapter.lrm.drmaa.protocol import ListedBatch, ListedJob
+    from koala_adapter.model import BatchKey
+
+
+# -- The ``[clusters.settings]`` table of a cluster whose plugin is ``drmaa`` --------------------------------
+
+FIELDS = frozenset({"walltime", "walltime_minutes", "queue", "memory_mib"})
+
+
+class DrmaaSettings(BaseModel):
+    """Settings of one cluster that is reached through DRMAA 1.0 alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    library: Path | None = Field(
+        default=None,
+        description="libdrmaa of this cluster's batch system; without it the dynamic loader looks for libdrmaa.so.",
+    )
+    processors: int = Field(ge=1, description="Processors that this cluster has for us: DRMAA tells nothing of nodes.")
+    contact: str = Field(default="", description="DRMAA contact string; empty for the library's default.")
+    environment: dict[str, str] = Field(
+        default_factory=dict,
+        description="Variables for the library that choose the cluster, such as SGE_ROOT or SLURM_CONF. No secrets.",
+    )
+    queue: str | None = Field(default=None, description="Queue of all placeholders; none for the default one.")
+    native_specification: str | None = Field(
+        default=None,
+        description="Options of the batch system for every placeholder, such as '-r n'; by default those that keep it "
+        "from being started twice.",
+    )
+    walltime_specification: str | None = Field(
+        default=None,
+        description="Native option that asks for the walltime, by default that of the library: "
+        "'-l h_rt={walltime}' (seconds) for Grid Engine, '--time=0:{walltime_minutes}' for Slurm, "
+        "'-l walltime={walltime}' for PBS.",
+    )
+    queue_specification: str | None = Field(
+        default=None,
+        description="Native option that names a queue, such as '-q {queue}' or '--partition={queue}'; by default that "
+        "of the library.",
+    )
+    memory_specification: str | None = Field(
+        default=None,
+        description="Native option that asks for memory, such as '-l h_vmem={memory_mib}M'; by default that of the "
+        "library, empty to ask for none.",
+    )
+    submission: Literal["auto", "bulk", "single"] = Field(
+        default="auto",
+        description="How several placeholders are submitted: as one 'bulk', or each as a 'single' job with KOALA_INDEX "
+        "in its environment; 'auto': as the library does it rightly.",
+    )
+    script_delivery: ScriptDelivery = Field(
+        default=ScriptDelivery.PRIVATE,
+        description="'private': nodes read the script from script_directory. 'copied': the batch system copies it at "
+        "submission (Grid Engine: add '-b n' to native_specification); other users of a node may then read it.",
+    )
+    script_directory: Path | None = Field(
+        default=None,
+        description="Where scripts are kept (mode 0700), seen by the nodes under the same path; default: in the "
+        "state directory.",
+    )
+    array_index_variable: str | None = Field(
+        default=None, description="Variable in which a job of a bulk finds its index; by default that of the library."
+    )
+    job_id_variable: str | None = Field(
+        default=None, description="Variable in which a job finds its id; by default that of the library."
+    )
+    request_timeout: float = Field(
+        default=20.0, gt=0, description="Seconds after which a call into the library counts as hung."
+    )
+
+    @field_validator("walltime_specification", "queue_specification", "memory_specification")
+    @classmethod
+    def _known_fields(cls, value: str | None) -> str | None:
+        """Refuse fields that nobody fills in, at the time the site file is read."""
+        for _, name, _, _ in string.Formatter().parse(value or ""):
+            if name is not None and name not in FIELDS:
+                message = f"unknown field {{{name}}}; known are {', '.join(sorted(FIELDS))}"
+                raise ValueError(message)
+        return value
+
+
+# -- Native --------------------------------------------------------------------------------------------------
+# How a submission is asked for through a library: its native options, and where its placeholders find their numbers.
+#
+# What the settings of a cluster leave open is as the library has it. Pure.
+
+ELEMENTS_JOB = {"SLURM_JOB_ID": "SLURM_ARRAY_JOB_ID"}
+"""Where an element of a bulk finds the id that its own begins with, if not where a job finds its own."""
+
+
+def is_bulk(settings: DrmaaSettings, library: Library) -> bool:
+    """Tell whether several placeholders go as one bulk."""
+    return library.bulk if settings.submission == "auto" else settings.submission == "bulk"
+
+
+def index_variable(settings: DrmaaSettings, library: Library) -> str:
+    """Return where a placeholder finds its number."""
+    if not is_bulk(settings, library):
+        return INDEX_VARIABLE
+    return settings.array_index_variable or library.index_variable or INDEX_VARIABLE
+
+
+def job_id_variable(settings: DrmaaSettings, library: Library) -> str:
+    """Return where a placeholder finds its id, or the beginning of it."""
+    if settings.job_id_variable is not None:
+        return settings.job_id_variable
+    own = library.job_id_variable
+    return ELEMENTS_JOB.get(own, own) if is_bulk(settings, library) else own
+
+
+def native_options(settings: DrmaaSettings, submission: Submission, library: Library) -> tuple[str, ...]:
+    """Return native options as the settings, or else the library, spell them.
+
+    Raises LrmRejectedError for a queue that cannot be expressed.
+    """
+    values = {
+        "walltime": str(submission.walltime),
+        "walltime_minutes": str(-(-submission.walltime // 60)),
+        "queue": submission.queue or settings.queue or "",
+        "memory_mib": str(submission.memory_mib or ""),
+    }
+    options = [
+        *(library.native if settings.native_specification is None else (settings.native_specification,)),
+        _chosen(settings.walltime_specification, library.walltime).format_map(values),
+    ]
+    if values["queue"]:
+        specification = _chosen(settings.queue_specification, library.queue)
+        if not specification:
+            message = f"queue {values['queue']!r} cannot be asked for: no queue_specification"
+            raise LrmRejectedError(message, hint="set queue_specification in the cluster's settings")
+        options.append(specification.format_map(values))
+    if submission.memory_mib is not None:
+        options.append(_chosen(settings.memory_specification, library.memory).format_map(values))
+    return tuple(option for option in options if option)
+
+
+def _chosen(given: str | None, usual: str) -> str:
+    return usual if given is None else given
+
+
+# -- From DRMAA's word for a job's state, and from what it says of a job's end, to our words. Pure -----------
+
+STATES: Mapping[JobStatus, LrmJobState] = {
+    JobStatus.UNDETERMINED: LrmJobState.UNKNOWN,
+    JobStatus.QUEUED_ACTIVE: LrmJobState.QUEUED,
+    JobStatus.SYSTEM_ON_HOLD: LrmJobState.HELD,
+    JobStatus.USER_ON_HOLD: LrmJobState.HELD,
+    JobStatus.USER_SYSTEM_ON_HOLD: LrmJobState.HELD,
+    JobStatus.RUNNING: LrmJobState.RUNNING,
+    JobStatus.SYSTEM_SUSPENDED: LrmJobState.SUSPENDED,
+    JobStatus.USER_SUSPENDED: LrmJobState.SUSPENDED,
+    JobStatus.USER_SYSTEM_SUSPENDED: LrmJobState.SUSPENDED,
+    JobStatus.DONE: LrmJobState.ENDED,
+    JobStatus.FAILED: LrmJobState.ENDED,
+    JobStatus.GONE: LrmJobState.ENDED,
+}
+"""Grid Engine's library says RUNNING already while a job is being transferred to its node."""
+
+ON_A_NODE = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED})
+UNKNOWN_ID_PREFIX = "unknown:"
+
+
+def jobs_of_batch(batch: ListedBatch, *, user: str, node: str, queue: str) -> tuple[LrmJob, ...]:
+    """Return the jobs of a batch. Those without ids are reported in state UNKNOWN, never as absent."""
+    known = (
+        _job(batch, job, index, user=user, node=node, queue=queue) for index, job in enumerate(batch.jobs, start=1)
+    )
+    return (*known, *(_unknown(batch, index, user) for index in range(len(batch.jobs) + 1, batch.count + 1)))
+
+
+def _unknown(batch: ListedBatch, index: int, user: str) -> LrmJob:
+    return LrmJob(
+        id=LrmJobId(f"{UNKNOWN_ID_PREFIX}{batch.key}.{index}"),
+        name=batch.key,
+        state=LrmJobState.UNKNOWN,
+        user=user,
+        processors=1,
+        array_index=index,
+        reason="the outcome of the submission is not known",
+        submitted_at=batch.submitted_at,
+    )
+
+
+def _job(batch: ListedBatch, job: ListedJob, index: int, *, user: str, node: str, queue: str) -> LrmJob:
+    state = STATES[job.status]
+    return LrmJob(
+        id=LrmJobId(job.id),
+        name=batch.key,
+        state=state,
+        user=user,
+        processors=1,
+        array_index=index,
+        nodes=(node,) if state in ON_A_NODE else (),
+        queue=queue,
+        end=end_of(job),
+        exit_code=job.exit_code,
+        signal=job.signal,
+        submitted_at=batch.submitted_at,
+        ends_at=job.ended_at,
+        raw_state=job.status.value,
+    )
+
+
+def end_of(job: ListedJob) -> EndReason | None:
+    """Return why a job ended, as far as DRMAA can be believed: it does not tell a walltime from a kill."""
+    if job.signal is not None and not job.aborted:
+        return None if job.signal == SIGKILL else EndReason.SIGNALLED
+    return EndReason.EXITED if job.exit_code is not None else None
+
+
+SIGKILL = 9
+"""Sent by the LRM itself at the end of the walltime or on cancellation, so it says nothing about the reason."""
+
+
+def unknown_key(id_: LrmJobId) -> str | None:
+    """Return the key in an id that we made for a job of unknown outcome; None for a real id."""
+    if not id_.startswith(UNKNOWN_ID_PREFIX):
+        return None
+    return id_.removeprefix(UNKNOWN_ID_PREFIX).rpartition(".")[0]
+
+
+# -- Lrm -----------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(observes_nodes=False, lists_queues=False, lists_others=False, hold=True, suspend=True)
 LEDGER_NAME = "drmaa-ledger.jsonl"

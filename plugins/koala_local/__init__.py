@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from koala_adapter.plugin import PluginDefinition
+    from koala_adapter.lrm import PluginDefinition
 
 __all__ = ["PLUGIN"]
 

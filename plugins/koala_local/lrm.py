@@ -3,26 +3,229 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
 
-from koala_adapter.errors import LrmError, LrmRejectedError
+import anyio
+from anyio.abc import SocketAttribute
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+import koala_adapter
+from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, ProtocolError
+from koala_adapter.host.privatedirectory import make_private_directory
+from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
+from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import LrmJobId, Node, NodeState, Queue
-from koala_adapter.plugin import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
-from koala_adapter.plugin.commands import login_name
-from koala_local import process
-from koala_local.client import DaemonClient
-from koala_local.layout import QUEUE
-from koala_local.record import JobRecord
-from koala_local.settings import LocalSettings
+from koala_local import processes as process
+from koala_local.daemon import LAYOUT_NAME, LOG_NAME
+from koala_local.jobs import (
+    KILL_WAIT,
+    LONGEST_MESSAGE,
+    QUEUE,
+    JobRecord,
+    Layout,
+    NodeSlots,
+    decode,
+    encode,
+    peer_user,
+    raise_failure,
+    short_path,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from anyio.abc import SocketStream
+
+    from koala_adapter.lrm import ClusterContext, Submission
+    from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.model import LrmJob
-    from koala_adapter.plugin import ClusterContext, Submission
-    from koala_local.protocol import Json
+    from koala_local.jobs import Fields, Json
+
+
+# -- Settings ------------------------------------------------------------------------------------------------
+# What a site file may say about a local cluster, and the description of the cluster that follows from it.
+
+NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+
+class LocalSettings(BaseModel):
+    """The ``[clusters.settings]`` table of a cluster with ``plugin = "local"``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    processors: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="Processors (slots) of the whole cluster, on one simulated node. Default: as this host has.",
+    )
+    nodes: int | None = Field(
+        default=None, ge=1, le=10_000, description="Number of simulated nodes, called n1, n2 and so on."
+    )
+    node_names: tuple[NodeName, ...] = Field(
+        default=(), description="Names of the simulated nodes, in place of their number."
+    )
+    processors_per_node: int | None = Field(
+        default=None, ge=1, le=10_000, description="Processors (slots) of each simulated node. Default: 1."
+    )
+    walltime_limit: int | None = Field(
+        default=None, ge=1, description="Longest walltime of a job in seconds. Default: no limit."
+    )
+    idle_seconds: float = Field(
+        default=600.0,
+        gt=0,
+        description="Seconds without jobs and without requests after which the cluster's daemon ends by itself.",
+    )
+    remember_seconds: float = Field(
+        default=600.0, ge=0, description="Seconds for which ended jobs stay listed, with the way they ended."
+    )
+    kill_wait: float = Field(
+        default=KILL_WAIT,
+        ge=0,
+        description="Seconds from SIGTERM, with which a job is ended, to SIGKILL for what does not listen.",
+    )
+    answer_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="Seconds within which the daemon must answer; otherwise the cluster counts as out of reach.",
+    )
+
+    @model_validator(mode="after")
+    def _one_way_to_say_it(self) -> Self:
+        if self.processors is not None and (self.nodes or self.node_names or self.processors_per_node):
+            message = "give processors alone, or nodes (or node_names) with processors_per_node"
+            raise ValueError(message)
+        if self.nodes is not None and self.node_names:
+            message = "give nodes or node_names, not both"
+            raise ValueError(message)
+        if len(set(self.node_names)) != len(self.node_names):
+            message = "node_names must be different from each other"
+            raise ValueError(message)
+        return self
+
+    @property
+    def layout(self) -> Layout:
+        """The cluster that these settings describe."""
+        if self.nodes is None and not self.node_names and self.processors_per_node is None:
+            each = self.processors or os.cpu_count() or 1
+        else:
+            each = self.processors_per_node or 1
+        names: tuple[str, ...] = self.node_names
+        names = names or tuple(f"n{number}" for number in range(1, (self.nodes or 1) + 1))
+        return Layout(
+            nodes=tuple(NodeSlots(name=name, processors=each) for name in names),
+            walltime_limit=self.walltime_limit,
+            idle_seconds=self.idle_seconds,
+            remember_seconds=self.remember_seconds,
+            kill_wait=self.kill_wait,
+        )
+
+
+# -- The plugin's side of the socket: asks the daemon, and starts it when it does not run --------------------
+
+START_SECONDS = 60.0
+"""Bound on the time in which a new daemon must answer; it takes about 0.2 s, and more where a machine is busy."""
+
+
+class _NoDaemonError(LrmUnavailableError):
+    """Nobody listens: the request was not sent, so it can be sent again without harm."""
+
+
+class DaemonClient:
+    """One cluster's daemon as its plugin sees it. Holds no connection: each request makes its own."""
+
+    def __init__(self, directory: Path, layout: Layout, commands: CommandRunner, *, seconds: float) -> None:
+        """``seconds``: the time within which the daemon must answer."""
+        self._directory = directory
+        self._layout = layout
+        self._commands = commands
+        self._seconds = seconds
+
+    def prepare(self) -> None:
+        """Make the private directory and write down what the daemon must know. Raises LrmUnavailableError."""
+        try:
+            make_private_directory(self._directory)
+            new = self._directory / f"{LAYOUT_NAME}.{os.getpid()}"
+            new.write_bytes(encode(self._layout.to_json()))
+            new.replace(self._directory / LAYOUT_NAME)
+        except OSError as error:
+            hint = "give the state directory to the user who runs koala"
+            raise LrmUnavailableError(f"cannot use {self._directory}: {error.strerror}", hint=hint) from error
+
+    async def ask(self, operation: str, fields: Mapping[str, Json] | None = None, *, urgent: bool = False) -> Fields:
+        """Send one request, to a new daemon when none runs, and return the answer.
+
+        Raises the LrmError that the daemon answers with, and LrmUnavailableError when it does not answer.
+        """
+        await self._commands.admit(urgent=urgent)
+        request = encode({"operation": operation, **(fields or {})})
+        with self._commands.timed(operation):
+            try:
+                answer = await self._exchange(request)
+            except _NoDaemonError:
+                await self._start()
+                answer = await self._exchange(request)
+            raise_failure(answer)
+        return answer
+
+    async def _exchange(self, request: bytes) -> Fields:
+        try:
+            with anyio.fail_after(self._seconds):
+                async with self._connection() as stream:
+                    await stream.send(request)
+                    await stream.send_eof()
+                    return decode(await _receive_all(stream))
+        except TimeoutError:
+            message = f"the daemon of {self._directory} did not answer within {self._seconds:g} s"
+            raise LrmUnavailableError(message, hint="it is asked again later") from None
+        except (OSError, anyio.BrokenResourceError, ProtocolError) as error:
+            message = f"the daemon of {self._directory} does not answer: {error}"
+            raise LrmUnavailableError(message, hint=f"see {self._directory / LOG_NAME}") from error
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[SocketStream]:
+        try:
+            descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                stream = await anyio.connect_unix(short_path(descriptor))
+            finally:
+                os.close(descriptor)
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise _NoDaemonError(f"no daemon runs for {self._directory}") from error
+        async with stream:
+            connection = stream.extra_attributes[SocketAttribute.raw_socket]()
+            if peer_user(connection) not in {0, os.geteuid()}:
+                raise PermissionError("the daemon's socket belongs to somebody else")
+            yield stream
+
+    async def _start(self) -> None:
+        self.prepare()
+        roots = dict.fromkeys(str(Path(file or "").parent.parent) for file in (__file__, koala_adapter.__file__))
+        # -P: nothing is imported from the current directory.
+        argv = [sys.executable, "-P", "-m", "koala_local.daemon", str(self._directory)]
+        done = await self._commands.run(argv, environment={"PYTHONPATH": os.pathsep.join(roots)}, timeout=START_SECONDS)
+        if done.returncode != 0:
+            message = f"the daemon of {self._directory} does not start: {done.complaint}"
+            raise LrmUnavailableError(message, hint=f"see {self._directory / LOG_NAME}")
+
+
+async def _receive_all(stream: SocketStream) -> bytes:
+    raw = bytearray()
+    while True:
+        try:
+            raw += await stream.receive(1 << 20)
+        except anyio.EndOfStream:
+            return bytes(raw)
+        if len(raw) > LONGEST_MESSAGE:
+            raise ProtocolError("the answer is too long")
+
+
+# -- Lrm -----------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(
     hold=True, pin=True, tells_holders=False, suspend=True, requeue=True, signal=True, modify=True

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from koala_adapter.plugin import PluginDefinition
-from koala_pbs.discovery import discover
+from koala_adapter.lrm import PluginDefinition
 from koala_pbs.lrm import CAPABILITIES, PbsLrm, make_lrm
-from koala_pbs.settings import PbsSettings
+from koala_pbs.settings import PbsSettings, discover
 
 __all__ = ["PLUGIN", "PbsLrm", "PbsSettings"]
 

@@ -3,25 +3,117 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, TypeVar
 
-from koala_adapter.errors import LrmRejectedError
-from koala_adapter.plugin.commandsystem import CommandSystem, parsed
-from koala_pbs import control
-from koala_pbs.dialects import DIALECTS, OPENPBS, SET_TORQUE, require_release
-from koala_pbs.jobs import parse_held_by_operator, parse_jobs, parse_requests, servers_of
-from koala_pbs.nodes import parse_nodes
+from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
+from koala_adapter.lrm.commands import CommandSystem, parsed, portions
+from koala_adapter.model import LrmJobState
+from koala_pbs.jobs import comment_of, parse_held_by_operator, parse_jobs, parse_nodes, parse_requests, servers_of
 from koala_pbs.queues import parse_queues, parse_server
-from koala_pbs.refusals import COMPLAINTS, UNKNOWN_JOB_STATUS, says_usage
+from koala_pbs.settings import DIALECTS, OPENPBS, SET_TORQUE, TORQUE, require_release
+from koala_pbs.words import COMPLAINTS, UNKNOWN_JOB_STATUS, array_index, array_of, checked, is_array, says_usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from koala_adapter.errors import LrmError
-    from koala_adapter.model import LrmJob, Node
-    from koala_adapter.plugin.commands import CommandResult, CommandRunner
+    from koala_adapter.lrm.commands import CommandResult, CommandRunner
+    from koala_adapter.model import LrmJob, LrmJobId, Node
+    from koala_pbs.jobs import Assignment
     from koala_pbs.queues import QueueConfig, ServerConfig
-    from koala_pbs.settings import PbsSettings
+    from koala_pbs.settings import Dialect, PbsSettings
+
+
+# -- The command lines of PBS, but for qsub. Pure ------------------------------------------------------------
+# Listings are of everything, never of several ids: of these the development head of OpenPBS shows the first alone.
+# qdel gets one id: of several, two of them finished, 23.06 crashes and deletes none.
+
+UTC = {"TZ": "UTC"}
+"""Environment of listings: they tell the time as their host has it."""
+
+_VERSION = re.compile(r"(?:pbs_version\s*=|version:)\s*(\S+)", re.IGNORECASE)
+
+
+def show_job(job: str, dialect: Dialect) -> tuple[str, ...]:
+    """Return the listing of one job, or element; of one that has moved to another server, as that shows it."""
+    return (*dialect.list_jobs, checked(job))
+
+
+def show_all(dialect: Dialect, at: str = "") -> tuple[str, ...]:
+    """Return the listing of all jobs, of another server ``at`` than ours if that is given."""
+    return (*dialect.list_jobs, *((f"@{at}",) if at else ()))
+
+
+def show_ended(job: str, at: str = "") -> tuple[str, ...]:
+    """Return the listing of one job, or of all elements of an array, that may have ended; ``at`` as above."""
+    name = f"{checked(job)}@{at}" if at else checked(job)
+    return ("qstat", "-x", *(("-t",) if is_array(job) else ()), "-f", "-F", "json", name)
+
+
+def cancel(argument: str) -> tuple[str, ...]:
+    """Return the command line that deletes a job, an array, or a range of its elements."""
+    return ("qdel", argument)
+
+
+def hold(jobs: Sequence[str], kinds: str) -> tuple[str, ...]:
+    """Return the command line that puts jobs in hold: ``u`` of the user, ``o`` of an operator."""
+    return ("qhold", "-h", kinds, *jobs)
+
+
+def release(jobs: Sequence[str], kinds: str) -> tuple[str, ...]:
+    """Return the command line that takes holds from jobs."""
+    return ("qrls", "-h", kinds, *jobs)
+
+
+def signal(jobs: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return the command line that signals running jobs; ``suspend`` and ``resume`` are signals, too."""
+    return ("qsig", "-s", name, *jobs)
+
+
+def requeue(jobs: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line that stops running jobs and queues them again."""
+    return ("qrerun", *jobs)
+
+
+def make_rerunnable(jobs: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line that allows jobs to be queued again."""
+    return ("qalter", "-r", "y", *jobs)
+
+
+def set_walltime(job: str, seconds: int) -> tuple[str, ...]:
+    """Return the command line that changes a job's walltime."""
+    return ("qalter", "-l", f"walltime={int(seconds)}", checked(job))
+
+
+def set_selection(job: str, select: str, place: str) -> tuple[str, ...]:
+    """Return the command line that changes which chunks a waiting job asks for, and how they are arranged."""
+    return ("qalter", "-l", f"select={select}", *(("-l", f"place={place}") if place else ()), checked(job))
+
+
+def annotate(jobs: Sequence[str], text: str) -> tuple[str, ...]:
+    """Return the command line that sets the comment of jobs, and arrays; operators may. An empty one has no effect."""
+    return ("qalter", "-W", f"comment={comment_of(text) or ' '}", *jobs)
+
+
+def run_on(job: str, assignment: Assignment, dialect: Dialect) -> tuple[str, ...]:
+    """Return the command line that starts a job at once, be it held. OpenPBS does not look whether there is room."""
+    return ("qrun", "-H", assignment.hosts if dialect is TORQUE else assignment.destination, checked(job))
+
+
+def notify(job: str, text: str) -> tuple[str, ...]:
+    """Return the command line that writes a line to a job's standard error."""
+    line = "".join(character if character.isprintable() else " " for character in text).strip() or "(no text)"
+    return ("qmsg", "-E", line if not line.startswith("-") else f" {line}", checked(job))
+
+
+def parse_version(text: str) -> str | None:
+    """Return the version in ``pbs_version = 23.06.06``; None when there is none."""
+    found = _VERSION.search(text)
+    return found[1] if found else None
+
+
+# -- Client --------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 
@@ -49,7 +141,7 @@ class PbsCommands(CommandSystem):
     async def jobs(self, *, at: str = "") -> tuple[LrmJob, ...]:
         """Return all jobs that are listed, elements of arrays singly; ``at``: by another server than ours."""
         read, there = self.dialect.read, f" of {at}" if at else ""
-        command = control.show_all(self.dialect, at)
+        command = show_all(self.dialect, at)
         return await self._list(
             command, lambda text: parse_jobs(text, read, moved=bool(at)), action=f"listing of jobs{there}"
         )
@@ -64,7 +156,7 @@ class PbsCommands(CommandSystem):
         def parse(text: str) -> tuple[LrmJob, ...]:
             return parse_jobs(text, read, moved=home not in servers_of(text, read))
 
-        return await self._list(control.show_job(job, self.dialect), parse, action="looking for a job")
+        return await self._list(show_job(job, self.dialect), parse, action="looking for a job")
 
     async def job(self, job: str) -> tuple[tuple[LrmJob, ...], Mapping[str, tuple[str, str, str]]]:
         """Return what is listed of one job, or element, and of it select, place and holds."""
@@ -73,7 +165,7 @@ class PbsCommands(CommandSystem):
         def parse(text: str) -> tuple[tuple[LrmJob, ...], Mapping[str, tuple[str, str, str]]]:
             return parse_jobs(text, read), parse_requests(text, read)
 
-        return await self._list(control.show_job(job, self.dialect), parse, action="looking at a job")
+        return await self._list(show_job(job, self.dialect), parse, action="looking at a job")
 
     async def held_by_operator(self) -> tuple[LrmJob, ...]:
         """Return the jobs that are not over and have an operator's hold, whoever holds them beside."""
@@ -84,9 +176,7 @@ class PbsCommands(CommandSystem):
 
     async def ended(self, job: str, *, at: str = "") -> tuple[LrmJob, ...]:
         """Return what the history says of one job, or of all elements of an array; ``at``: that of another server."""
-        return await self._list(
-            control.show_ended(job, at), lambda text: parse_jobs(text, moved=bool(at)), action="history"
-        )
+        return await self._list(show_ended(job, at), lambda text: parse_jobs(text, moved=bool(at)), action="history")
 
     async def nodes(self, *, queues: Collection[str] = ()) -> tuple[Node, ...]:
         """Return the vnodes that have processors; ``queues``: all execution queues."""
@@ -120,8 +210,61 @@ class PbsCommands(CommandSystem):
 
     async def release(self) -> str:
         """Return the version of the commands; of Torque, of the server."""
-        return await self.version(self.dialect.show_version, control.parse_version)
+        return await self.version(self.dialect.show_version, parse_version)
 
     async def _list(self, command: Sequence[str], parse: Callable[[str], T], *, action: str) -> T:
-        text = await self.read(command, action=action, environment=control.UTC)
+        text = await self.read(command, action=action, environment=UTC)
         return parsed(parse, text, source=command[0])
+
+
+# -- Holding -------------------------------------------------------------------------------------------------
+# Holds of PBS jobs: a user's own and an operator's. Waiting elements of an array are held and released together.
+
+ARGUMENTS_PER_COMMAND = 100
+
+
+class Holding:
+    """Holds and releases the jobs of one server."""
+
+    def __init__(self, commands: PbsCommands, *, operator: bool) -> None:
+        """``operator``: we are an operator of PBS, whose holds users cannot take away."""
+        self._commands = commands
+        self._operator = operator
+
+    async def hold(self, ids: Sequence[LrmJobId]) -> None:
+        """Put jobs in user hold, or in an operator's if that is what we are; arrays as a whole only."""
+        kinds = "o" if self._operator else "u"
+        for part in portions(await self._holdable(ids), ARGUMENTS_PER_COMMAND):
+            await self._commands.change(hold(part, kinds), action="hold")
+
+    async def release(self, ids: Sequence[LrmJobId]) -> None:
+        """Take our hold and the user's from jobs; from arrays as a whole only."""
+        await self._release(await self._holdable(ids), "uo" if self._operator else "u")
+
+    async def give_back(self, ids: Sequence[LrmJobId]) -> None:
+        """Take the operator's hold from jobs, and leave their users'; from arrays as a whole."""
+        await self._release(list(dict.fromkeys(map(array_of, ids))), "o")
+
+    async def _release(self, jobs: Sequence[str], kinds: str) -> None:
+        for part in portions(jobs, ARGUMENTS_PER_COMMAND):
+            await self._commands.change(release(part, kinds), action="release")
+
+    async def _holdable(self, ids: Sequence[LrmJobId]) -> list[str]:
+        """Return jobs, and arrays all of whose waiting elements are named.
+
+        Raises LrmNotFoundError for an element that is not there, and LrmRejectedError for a part of an array.
+        """
+        elements = [job for job in ids if array_index(checked(job)) is not None]
+        if not elements or not self._commands.dialect.only_whole_arrays:
+            return list(ids)
+        listed = await self._commands.jobs()
+        there = {job.id for job in listed if job.state is not LrmJobState.ENDED}
+        waiting = {job.id for job in listed if job.state in {LrmJobState.QUEUED, LrmJobState.HELD}}
+        for job in elements:
+            if job not in there:
+                raise LrmNotFoundError(f"job {job} has gone", hint="it has ended, or never was")
+            left_out = {other for other in waiting if array_of(other) == array_of(job)} - set(elements)
+            if left_out:
+                message = f"PBS holds and releases whole job arrays only, and {min(left_out)} is not among the jobs"
+                raise LrmRejectedError(message, hint="submit jobs singly that are to be held singly")
+        return list(dict.fromkeys(map(array_of, ids)))

@@ -7,22 +7,405 @@ and ends is the array's.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
-from koala_pbs.documents import mapping_of, read_entries, value_of
-from koala_pbs.jobids import array_index, array_of, is_array, is_job_id
-from koala_pbs.jobnotes import note_in
-from koala_pbs.selection import parse_exec_vnode, parse_select, placement_of
-from koala_pbs.states import MOVED, MOVED_LETTER, hold_owner, job_end, job_state
-from koala_pbs.values import mebibytes_of, moment_of, number_of, seconds_of
+from koala_adapter.errors import LrmRejectedError
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node
+from koala_pbs.words import (
+    EXCLUSIVE,
+    MOVED,
+    MOVED_LETTER,
+    array_index,
+    array_of,
+    hold_owner,
+    is_array,
+    is_job_id,
+    job_end,
+    job_state,
+    mebibytes_of,
+    moment_of,
+    node_state,
+    number_of,
+    seconds_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from koala_pbs.documents import Attributes, Reader
-    from koala_pbs.selection import Chunk
+
+# -- Reading what qstat and pbsnodes print as JSON, which often is none. Pure --------------------------------
+# Values come as text, whatever PBS takes them for: 23.06 prints a job called 1e5 as the number 100000.0, and 007 as a
+# number that JSON does not have. Older releases leave quotes and backslashes in values as they are, and put an
+# attribute there twice. So what is no JSON is read line by line: all releases print each attribute on a line of its
+# own, and the indentation tells where an entry begins. An entry that is there twice, or cannot be read, is refused by
+# its name: then nothing is believed.
+
+Attributes: TypeAlias = "Mapping[str, str | Mapping[str, str]]"
+"""The attributes of one job, node or queue; resources and variables are mappings themselves."""
+
+Reader: TypeAlias = "Callable[[str, str], dict[str, Attributes]]"
+"""Returns the entries of a section of what was printed: :func:`read_entries`, or another with its words and errors."""
+
+_OPENING = re.compile(r'(?P<indent>[ \t]*)"(?P<name>.+)"[ \t]*:[ \t]*\{[ \t]*(?P<closed>\}?),?[ \t\r]*')
+_CLOSING = re.compile(r"(?P<indent>[ \t]*)\},?[ \t\r]*")
+_PAIR = re.compile(r'(?P<indent>[ \t]*)"(?P<name>[^"]+)"[ \t]*:[ \t]*(?P<value>.*?),?[ \t\r]*')
+_ESCAPED = re.compile(r'\\(["\\/])')
+
+
+def read_entries(text: str, section: str) -> dict[str, Attributes]:
+    """Return the entries of a section, such as the jobs in "Jobs"; none when there is no such section.
+
+    Raises ValueError for what is no such document at all, and for an entry, which is named, that cannot be read.
+    """
+    start = text.find("{")
+    if start < 0:
+        raise ValueError("there is no object")
+    try:
+        document = json.loads(
+            text[start:], strict=False, parse_int=str, parse_float=str, parse_constant=str, object_pairs_hook=_once
+        )
+    except (ValueError, RecursionError):
+        return _read_lines(text[start:].split("\n"), section)
+    if not isinstance(document, dict):
+        raise ValueError("there is no object")  # noqa: TRY004 - what is printed has no type of ours
+    entries = document.get(section, {})
+    if not isinstance(entries, dict):
+        raise ValueError(f"{section} is {str(entries)[:40]!r}")  # noqa: TRY004 - what is printed has no type of ours
+    return {str(name): _attributes(name, entry) for name, entry in entries.items()}
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        # The same job or node twice: one of the two is not what it says.
+        if name in found and isinstance(value, dict) and "Resource_List" in value:
+            raise ValueError(f"{name} is there twice")
+        found[name] = value
+    return found
+
+
+def _attributes(name: object, entry: object) -> Attributes:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{name} is {str(entry)[:40]!r}")  # noqa: TRY004 - what is printed has no type of ours
+    return {
+        key: {inner: _text(one) for inner, one in value.items()} if isinstance(value, dict) else _text(value)
+        for key, value in entry.items()
+    }
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def value_of(attributes: Attributes, name: str) -> str:
+    """Return an attribute as text; empty when it is not there, or is a mapping."""
+    value = attributes.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def mapping_of(attributes: Attributes, name: str) -> Mapping[str, str]:
+    """Return an attribute that is a mapping; empty when it is not there, or is none."""
+    value = attributes.get(name, {})
+    return {} if isinstance(value, str) else value
+
+
+# -- what is no JSON -------------------------------------------------------------------------------------------------
+
+
+def _read_lines(lines: Iterable[str], section: str) -> dict[str, Attributes]:
+    entries: dict[str, Attributes] = {}
+    for name, block in _blocks(lines, section):
+        if name in entries:
+            raise ValueError(f"{name} is there twice")
+        entries[name] = _block_attributes(block)
+    return entries
+
+
+def _blocks(lines: Iterable[str], section: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the entries of a section with their lines. Raises ValueError when the last one is cut short."""
+    within, indent, name, block = False, "", "", list[str]()
+    for line in lines:
+        opened, closed = _OPENING.fullmatch(line), _CLOSING.fullmatch(line)
+        if not within:
+            within = bool(opened and opened["name"] == section and not opened["closed"])
+            outer = opened["indent"] if opened else ""
+        elif not name and opened:
+            name, indent, block = opened["name"], opened["indent"], []
+            if opened["closed"]:
+                yield name, block
+                name = ""
+        elif name and closed and closed["indent"] == indent:
+            yield name, block
+            name = ""
+        elif name:
+            block.append(line)
+        elif closed and closed["indent"] == outer:
+            return
+    if name or within:
+        raise ValueError(f"{name or section} is cut short")
+    raise ValueError(f"it is no JSON, and has no {section}")
+
+
+def _block_attributes(block: list[str]) -> Attributes:
+    attributes: dict[str, str | Mapping[str, str]] = {}
+    inner: dict[str, str] | None = None
+    depth = ""
+    for line in block:
+        opened, closed, pair = _OPENING.fullmatch(line), _CLOSING.fullmatch(line), _PAIR.fullmatch(line)
+        if inner is None and opened:
+            depth, fresh = opened["indent"], dict[str, str]()
+            attributes[opened["name"]] = fresh
+            inner = None if opened["closed"] else fresh
+        elif inner is not None and closed and closed["indent"] == depth:
+            inner = None
+        elif pair and inner is not None:
+            inner.setdefault(pair["name"], _bare(pair["value"]))
+        elif pair:
+            attributes.setdefault(pair["name"], _bare(pair["value"]))
+    return attributes
+
+
+def _bare(value: str) -> str:
+    if value.startswith("["):
+        return ",".join(part.strip().strip('"') for part in value.strip("[]").split(",") if part.strip())
+    if len(value) > 1 and value.startswith('"') and value.endswith('"'):
+        value = value[1:-1]
+    return _ESCAPED.sub(r"\1", value)
+
+
+# -- Nodes ---------------------------------------------------------------------------------------------------
+# Nodes from ``pbsnodes -a -v -F json``: the vnodes, because without ``-v`` those of one host are added up. Pure.
+
+
+def parse_nodes(text: str, *, queues: Collection[str] = (), read: Reader = read_entries) -> tuple[Node, ...]:
+    """Return the vnodes that have processors. Raises ValueError.
+
+    ``queues``: all execution queues. One that has vnodes of its own uses no others, and these serve no other queue.
+    """
+    entries = read(text, "nodes")
+    owned = {name: _queues(attributes) for name, attributes in entries.items()}
+    others = _others(owned, queues)
+    nodes = (_node(name, attributes, owned[name] or others) for name, attributes in entries.items())
+    # The vnode that stands for the host where that is divided into several has none.
+    return tuple(node for node in nodes if node.processors)
+
+
+def _others(owned: Mapping[str, tuple[str, ...]], queues: Collection[str]) -> tuple[str, ...]:
+    taken = {name for names in owned.values() for name in names}
+    return tuple(name for name in queues if name not in taken) if taken else ()
+
+
+def _queues(attributes: Attributes) -> tuple[str, ...]:
+    queue = value_of(attributes, "queue")
+    return (queue,) if queue else ()
+
+
+def _node(name: str, attributes: Attributes, queues: tuple[str, ...]) -> Node:
+    available, assigned = (mapping_of(attributes, f"resources_{word}") for word in ("available", "assigned"))
+    word = value_of(attributes, "state")
+    processors = number_of(available.get("ncpus", "0"))
+    # It has no key for what is not assigned at all.
+    used = processors if set(word.split(",")) & EXCLUSIVE else number_of(assigned.get("ncpus", "0"))
+    return Node(
+        name=name,
+        state=node_state(word),
+        processors=processors,
+        processors_used=used,
+        memory_mib=mebibytes_of(available.get("mem", "")) or None,
+        queues=queues,
+        raw_state=word,
+        reason=value_of(attributes, "comment"),
+        architecture=available.get("arch", ""),
+        memory_used_mib=mebibytes_of(assigned.get("mem", "0kb")),
+    )
+
+
+# -- Selection -----------------------------------------------------------------------------------------------
+# What a job asks for in chunks (``-l select=2:ncpus=4:mem=1gb``), where it may go, and where it runs. Pure.
+#
+# Processors of one chunk stay together; chunks are what can be put on one vnode or another (pbs_resources(7B)).
+
+LARGEST_SELECTION = 100_000
+"""Chunks of one job: more is nonsense, and would fill the memory."""
+
+_PARTS = {"+": re.compile(r'(?:"[^"]*"|\'[^\']*\'|[^+"\'])+'), ":": re.compile(r'(?:"[^"]*"|\'[^\']*\'|[^:"\'])+')}
+_CONSUMABLE = re.compile(r"[0-9]+(?:\.[0-9]+)?[kmgtp]?[bw]?", re.ASCII | re.IGNORECASE)
+_VNODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\[\]-]*", re.ASCII)
+PLACES = frozenset({"vnode", "host"})
+NOT_CONSUMED = frozenset({"mpiprocs", "ompthreads", *PLACES})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One chunk; those of a selection are listed singly."""
+
+    processors: int
+    resources: tuple[tuple[str, str], ...]
+    """All resources in their order, ``ncpus`` among them where the job names it."""
+
+    def value(self, name: str) -> str:
+        """Return the value of a resource; empty when it is not asked for."""
+        return next((value for key, value in self.resources if key == name), "")
+
+    @property
+    def vnode(self) -> str:
+        """The vnode or host that it must be on; empty: any."""
+        return self.value("vnode") or self.value("host")
+
+    def on(self, vnode: str) -> str:
+        """Return the chunk, once, tied to a vnode."""
+        pairs = (f"{name}={value}" for name, value in self.resources if name not in PLACES)
+        return ":".join(("1", *pairs, f"vnode={vnode}"))
+
+    def taken_from(self, vnode: str) -> str:
+        """Return what it takes from a vnode, as ``qrun -H`` wants it."""
+        used = (
+            f"{name}={value}"
+            for name, value in self.resources
+            if name not in {"ncpus", *NOT_CONSUMED} and _CONSUMABLE.fullmatch(value)
+        )
+        return f"({':'.join((vnode, f'ncpus={self.processors}', *used))})"
+
+
+def parse_select(text: str) -> tuple[Chunk, ...]:
+    """Return the chunks of ``2:ncpus=4:mem=1gb+1:ncpus=2``, each singly. Raises ValueError."""
+    chunks: list[Chunk] = []
+    for part in _PARTS["+"].findall(text):
+        words = _PARTS[":"].findall(part)
+        count = int(words.pop(0)) if words and words[0].isdecimal() else 1
+        pairs = tuple((name, value) for name, _, value in (word.partition("=") for word in words))
+        ncpus = dict(pairs).get("ncpus", "1")
+        chunk = Chunk(processors=number_of(ncpus, 1), resources=pairs)
+        if count + len(chunks) > LARGEST_SELECTION:
+            raise ValueError(f"select={text[:60]} has too many chunks")
+        chunks += [chunk] * count
+    return tuple(chunks)
+
+
+def placement_of(place: str) -> str:
+    """Return how chunks are arranged: ``free``, ``pack``, ``scatter`` or ``vscatter``."""
+    words = place.split(":")
+    return next((word for word in ("pack", "vscatter", "scatter") if word in words), "free")
+
+
+def parse_exec_vnode(text: str) -> tuple[tuple[str, int], ...]:
+    """Return vnodes with their processors of ``(n3:ncpus=2)+(n4:ncpus=1)``, or of the form that ``qrun -H`` leaves."""
+    found: dict[str, int] = {}
+    for part in text.replace("(", "").replace(")", "").split("+"):
+        name, *resources = part.split(":")
+        processors = dict(word.partition("=")[::2] for word in resources).get("ncpus", "0")
+        if name:
+            found[name] = found.get(name, 0) + number_of(processors)
+    return tuple(found.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Chunks and the vnodes that they are to run on, in the order of the job's chunks."""
+
+    pairs: tuple[tuple[Chunk, str], ...]
+
+    @property
+    def select(self) -> str:
+        """The selection that ties the job to them."""
+        return "+".join(_merged([chunk.on(vnode) for chunk, vnode in self.pairs]))
+
+    @property
+    def destination(self) -> str:
+        """The same for ``qrun -H``."""
+        return "+".join(chunk.taken_from(vnode) for chunk, vnode in self.pairs)
+
+    @property
+    def hosts(self) -> str:
+        """The same for Torque's ``qrun -H``: ``n1:ppn=2+n2:ppn=1``."""
+        return "+".join(f"{node}:ppn={count}" for node, count in self.processors.items())
+
+    @property
+    def processors(self) -> Mapping[str, int]:
+        """Processors on each vnode."""
+        counts: dict[str, int] = {}
+        for chunk, vnode in self.pairs:
+            counts[vnode] = counts.get(vnode, 0) + chunk.processors
+        return counts
+
+
+def _merged(parts: Sequence[str]) -> Iterator[str]:
+    """Yield equal neighbours as one chunk with a count."""
+    count = 0
+    for number, part in enumerate(parts):
+        count += 1
+        if number + 1 == len(parts) or parts[number + 1] != part:
+            yield f"{count}{part[1:]}"
+            count = 0
+
+
+def tied_place(place: str) -> str:
+    """Return the arrangement of a job that is tied to vnodes: free, and what it says of sharing as it was."""
+    return ":".join(("free", *(word for word in place.split(":") if word in {"excl", "exclhost", "shared"})))
+
+
+def assign(job: str, select: str, nodes: Sequence[str]) -> Assignment:
+    """Return which chunk of a job goes to which of the nodes, of which there is one entry for each processor.
+
+    Raises LrmRejectedError when its chunks cannot be divided so.
+    """
+    for node in nodes:
+        if not _VNODE.fullmatch(node):
+            raise LrmRejectedError(f"{node!r} is no node name", hint="name vnodes that pbsnodes -av shows")
+    counts: dict[str, int] = {}
+    for node in nodes:
+        counts[node] = counts.get(node, 0) + 1
+    try:
+        chunks = parse_select(select)
+    except ValueError as error:
+        raise LrmRejectedError(f"job {job}: {error}") from error
+    chosen = _divide(chunks, counts)
+    if chosen is None:
+        wanted = f"{len(chunks)} chunks of {', '.join(sorted({str(one.processors) for one in chunks}))} processors"
+        given = ", ".join(f"{count} on {node}" for node, count in counts.items()) or "none"
+        message = f"job {job} asks for {wanted}, which cannot be divided as {given}"
+        raise LrmRejectedError(message, hint="the processors of one chunk (select) stay together")
+    return Assignment(pairs=tuple(zip(chunks, chosen, strict=True)))
+
+
+TRIES = 10_000
+"""Places for chunks of different sizes that are tried before a division is given up."""
+
+
+def _divide(chunks: Sequence[Chunk], counts: Mapping[str, int]) -> list[str] | None:
+    """Return a vnode for each chunk so that all counts are used up; None when that cannot be (or is not found)."""
+    if sum(chunk.processors for chunk in chunks) != sum(counts.values()) or not chunks:
+        return None
+    # Those that insist on a place first, then the largest: the rest fits around them.
+    order = sorted(range(len(chunks)), key=lambda number: (not chunks[number].vnode, -chunks[number].processors))
+    left, chosen, begun = dict(counts), [""] * len(chunks), list(counts)
+    tries = 0
+    stack: list[tuple[int, Iterator[str]]] = []
+    position = 0
+    while position < len(order):
+        if len(stack) == position:
+            stack.append((position, iter(begun)))
+        chunk = chunks[order[position]]
+        for vnode in stack[position][1]:
+            if left[vnode] >= chunk.processors and chunk.vnode in {"", vnode}:
+                left[vnode] -= chunk.processors
+                chosen[order[position]] = vnode
+                position += 1
+                break
+        else:
+            stack.pop()
+            position -= 1
+            tries += 1
+            if position < 0 or tries > TRIES:
+                return None
+            left[chosen[order[position]]] += chunks[order[position]].processors
+    return chosen
+
+
+# -- Jobs ----------------------------------------------------------------------------------------------------
 
 INDEX_VARIABLE = "PBS_ARRAY_INDEX"
 """Set by PBS for elements of arrays, and by us for single placeholders."""
@@ -216,3 +599,19 @@ def _required(attributes: Attributes, name: str) -> str:
     if not text:
         raise ValueError(f"it has no {name}")
     return text
+
+
+# -- Jobnotes ------------------------------------------------------------------------------------------------
+# Notes of an outside scheduler in the comments of jobs, in which only PBS itself and operators write. Pure.
+
+_BEGINNING = "koala: "
+
+
+def comment_of(note: str) -> str:
+    """Return the comment that says a note; a comma would end it (``qalter -W``). An empty note is none."""
+    return f"{_BEGINNING}{note.replace(',', ';')}" if note else ""
+
+
+def note_in(comment: str) -> str:
+    """Return the note in a comment; empty when it is none of ours."""
+    return comment.removeprefix(_BEGINNING).replace(";", ",") if comment.startswith(_BEGINNING) else ""

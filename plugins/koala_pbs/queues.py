@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import Queue
-from koala_pbs.documents import mapping_of, read_entries, value_of
-from koala_pbs.values import number_of, seconds_of
+from koala_pbs.jobs import mapping_of, read_entries, value_of
+from koala_pbs.words import number_of, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from koala_adapter.model import Node
-    from koala_pbs.documents import Attributes, Reader
+    from koala_pbs.jobs import Attributes, Reader
 
 DEFAULT_MAX_ARRAY_SIZE = 10_000
 TRUE = "True"

@@ -3,13 +3,90 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from koala_drmaa.transportsettings import TransportSettings
-from koala_pbs.dialects import DIALECTS, TORQUE_NAME
+from koala_adapter.errors import LrmRejectedError
+from koala_adapter.lrm import Discovery, FoundCluster, LeftOut, readable_text
+from koala_adapter.lrm.drmaa.choice import TransportSettings
+from koala_pbs.jobs import read_entries
+from koala_pbs.torque import read_torque
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from koala_adapter.lrm import Surroundings
+    from koala_pbs.jobs import Reader
+
+
+# -- The two forms of PBS's commands: those of OpenPBS and PBS Professional, and Torque's. Pure --------------
+
+OPENPBS_NAME, TORQUE_NAME = "openpbs", "torque"
+
+FIRST_OPENPBS_RELEASE = 13
+"""PBS Professional 13, later OpenPBS; Torque ends with 7."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How one form of the commands lists, and what it is asked with."""
+
+    name: str
+    list_jobs: tuple[str, ...]
+    """Jobs and elements of arrays; an id behind it narrows it."""
+    list_nodes: tuple[str, ...]
+    list_queues: tuple[str, ...]
+    show_server: tuple[str, ...]
+    show_version: tuple[str, ...]
+    read: Reader
+    server_variable: str
+    """Environment variable that names the server's host."""
+    only_whole_arrays: bool
+    """Waiting elements can be held and released only with their whole array."""
+
+
+_JSON = ("-F", "json")
+OPENPBS = Dialect(
+    name=OPENPBS_NAME,
+    list_jobs=("qstat", "-t", "-f", *_JSON),
+    list_nodes=("pbsnodes", "-a", "-v", *_JSON),
+    list_queues=("qstat", "-Q", "-f", *_JSON),
+    show_server=("qstat", "-B", "-f", *_JSON),
+    show_version=("qstat", "--version"),
+    read=read_entries,
+    server_variable="PBS_SERVER",
+    only_whole_arrays=True,
+)
+TORQUE = Dialect(
+    name=TORQUE_NAME,
+    list_jobs=("qstat", "-t", "-x"),
+    list_nodes=("pbsnodes", "-x"),
+    list_queues=("qstat", "-Q", "-f"),
+    show_server=("qstat", "-B", "-f"),
+    # qstat --version speaks to standard error, and of the client alone.
+    show_version=("qstat", "-B", "-f"),
+    read=read_torque,
+    server_variable="PBS_DEFAULT",
+    only_whole_arrays=False,
+)
+DIALECTS = {dialect.name: dialect for dialect in (OPENPBS, TORQUE)}
+
+SET_TORQUE = f'is this Torque? then set dialect = "{TORQUE_NAME}" in the settings of this cluster'
+SET_OPENPBS = "leave dialect out of the settings of this cluster"
+
+
+def require_release(dialect: Dialect, version: str) -> None:
+    """Raise LrmRejectedError when a server of this version speaks another dialect than it is spoken to."""
+    major = version.partition(".")[0]
+    if dialect is TORQUE and major.isdecimal() and int(major) >= FIRST_OPENPBS_RELEASE:
+        raise LrmRejectedError(f"this is OpenPBS or PBS Professional {version}, not Torque", hint=SET_OPENPBS)
+
+
+# -- Settings ------------------------------------------------------------------------------------------------
 
 
 def _absolute(path: Path) -> Path:
@@ -98,3 +175,55 @@ class PbsSettings(TransportSettings):
             if self.dialect == TORQUE_NAME and getattr(self, name) is not None:
                 raise ValueError(f"Torque has no {name}: {instead}")
         return self
+
+
+# -- Discovery -----------------------------------------------------------------------------------------------
+# Which PBS server this host can reach: by ``PBS_CONF_FILE`` or ``/etc/pbs.conf``, or by Torque's ``server_name``.
+
+CONF_VARIABLE = "PBS_CONF_FILE"
+USUAL_CONF = "/etc/pbs.conf"
+TORQUE_SERVER_NAMES = ("/var/spool/torque/server_name", "/var/lib/torque/server_name", "/etc/torque/server_name")
+
+_PAIR = re.compile(r"^\s*(?:export\s+)?(\w+)\s*=\s*(\S*)\s*$", re.MULTILINE)
+
+
+def discover(around: Surroundings) -> Discovery:
+    """Return the server that pbs.conf names, else Torque's."""
+    named = around.environment.get(CONF_VARIABLE, "")
+    conf = around.path(named or USUAL_CONF)
+    if conf.is_file():
+        by = f"${CONF_VARIABLE}" if named else USUAL_CONF
+        return Discovery(clusters=(_openpbs(around, conf, by),))
+    if named:
+        why = f"${CONF_VARIABLE} is {named}, and there is no such file"
+        return Discovery(left_out=(LeftOut(what="PBS", why=why, remedy=f"correct or unset {CONF_VARIABLE}"),))
+    return Discovery(clusters=_torque(around))
+
+
+def parse_conf(text: str) -> Mapping[str, str]:
+    """Return the values of a pbs.conf (pbs.conf(8B))."""
+    return dict(_PAIR.findall(text))
+
+
+def _openpbs(around: Surroundings, conf: Path, by: str) -> FoundCluster:
+    values = parse_conf(readable_text(conf))
+    settings: dict[str, str | int | bool] = {"conf": str(conf)}
+    server = around.environment.get(OPENPBS.server_variable, "")
+    if server:
+        settings["server"] = server
+    programs = around.path(values["PBS_EXEC"]) / "bin" if "PBS_EXEC" in values else None
+    if programs is not None and (programs / "qstat").is_file():
+        settings["bin_directory"] = str(programs)
+    name = (server or values.get("PBS_SERVER", "")).partition(".")[0]
+    return FoundCluster(name=name or "pbs", described=f"PBS, by {by}", settings=settings)
+
+
+def _torque(around: Surroundings) -> tuple[FoundCluster, ...]:
+    server = around.environment.get(TORQUE.server_variable, "")
+    names = [(f"${TORQUE.server_variable}", server)]
+    names += [(path, readable_text(around.path(path)).strip()) for path in TORQUE_SERVER_NAMES]
+    by, name = next(((by, name) for by, name in names if name), ("", ""))
+    if not name or around.program("qstat") is None:
+        return ()
+    settings = {"dialect": TORQUE_NAME, "server": name}
+    return (FoundCluster(name=name.partition(".")[0], described=f"Torque, by {by}", settings=settings),)

@@ -9,27 +9,105 @@ what is free, so we do.
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
-from koala_adapter.model import LrmJobState
-from koala_pbs import control
-from koala_pbs.jobids import array_index, array_of
-from koala_pbs.jobs import shape_of
-from koala_pbs.selection import assign, tied_place
-from koala_pbs.states import hold_owner
-from koala_pbs.tiednotes import TiedNote
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnreachableError
+from koala_adapter.lrm import CheckResult
+from koala_adapter.lrm.commands import only_id
+from koala_adapter.model import HoldOwner, LrmJobState
+from koala_pbs import client as control
+from koala_pbs.jobs import assign, shape_of, tied_place
+from koala_pbs.settings import TORQUE
+from koala_pbs.words import BEING_DELETED, SUBMITTED, array_index, array_of, hold_owner, submission_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from koala_adapter.model import LrmJob
     from koala_pbs.client import PbsCommands
-    from koala_pbs.tiednotes import TiedNotes
+    from koala_pbs.settings import PbsSettings
+
+
+# -- What a job asked for before it was tied to vnodes, on disk as long as it is tied ------------------------
+# PBS keeps only what a job asks for now; one that ran and is queued again comes back tied.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiedNote:
+    """One note."""
+
+    job: str
+    select: str
+    place: str
+    holds: str
+    """Kinds of hold that it was in."""
+    submitted_at: float | None = None
+
+    def is_of(self, job: LrmJob) -> bool:
+        """Tell whether a job is the one of this note, and not a later one with its number."""
+        return self.submitted_at in {None, job.submitted_at}
+
+
+class TiedNotes:
+    """The notes of one server, each a file of mode 0600."""
+
+    def __init__(self, directory: Path) -> None:
+        """The directory is made with the first note."""
+        self._directory = directory
+        self._notes = {note.job: note for note in _read(directory)}
+
+    @property
+    def notes(self) -> Mapping[str, TiedNote]:
+        """The notes by job."""
+        return self._notes
+
+    def write(self, note: TiedNote) -> None:
+        """Put a note on disk, for certain. Raises LrmUnreachableError: then nothing may be changed."""
+        path = self._path(note.job)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(json.dumps(asdict(note)).encode())
+                file.flush()
+                os.fsync(descriptor)
+            path.with_suffix(".new").replace(path)
+        except OSError as error:
+            message = f"cannot note the start of job {note.job} in {self._directory}: {error.strerror}"
+            raise LrmUnreachableError(message, hint="is the disk full?") from error
+        self._notes[note.job] = note
+
+    def remove(self, job: str) -> None:
+        """Remove a note; harmless when there is none."""
+        if self._notes.pop(job, None) is not None:
+            with suppress(OSError):
+                self._path(job).unlink(missing_ok=True)
+
+    def _path(self, job: str) -> Path:
+        return self._directory / f"{job}.json"
+
+
+def _read(directory: Path) -> list[TiedNote]:
+    """Return the notes on disk; one that cannot be read was never acted upon, and is removed."""
+    found: list[TiedNote] = []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            found.append(TiedNote(**json.loads(path.read_text())))
+        except (OSError, ValueError, TypeError):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+    return found
+
+
+# -- Starting ------------------------------------------------------------------------------------------------
 
 WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 OURS = "u"
@@ -180,3 +258,90 @@ class ByOperator:
     def as_asked(self, jobs: Iterable[LrmJob]) -> tuple[LrmJob, ...]:
         """See Starting: nothing is tied."""
         return tuple(jobs)
+
+
+# -- Outsidechecks -------------------------------------------------------------------------------------------
+# ``koala check --outside`` of a PBS server: whether ordinary jobs come in held for us, and we may start them.
+
+WEEK = 7 * 86_400
+SUBMIT_BY_HAND = (
+    "submit such a job by hand (echo true | qsub) as the user that koala runs as, and mend what it complains about"
+)
+SCRIPT = b"#!/bin/sh\nexit 0\n"
+
+
+class OutsideChecks:
+    """One run of the checks."""
+
+    def __init__(self, commands: PbsCommands, settings: PbsSettings, *, user: str, uid: int) -> None:
+        """``user`` and ``uid``: who we are for PBS."""
+        self._commands = commands
+        self._settings = settings
+        self._user = user
+        self._uid = uid
+
+    async def run(self) -> tuple[CheckResult, ...]:
+        """Return whether jobs come in held, whether we may start them, and who starts them then."""
+        try:
+            return (await self._rights(), *await self._trial())
+        except LrmError as error:
+            remedy = error.hint or "see `koala docs wiki`"
+            return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
+
+    async def _rights(self) -> CheckResult:
+        config = await self._commands.server()
+        subject = "who starts jobs"
+        if self._settings.operator:
+            found = f"koala, as {self._user}, by qrun; managers are {config.managers or 'root of the server'}"
+            ok = config.may_operate(user=self._user, uid=self._uid) is not False
+            remedy = f"qmgr -c 'set server operators += {self._user}@*'"
+            return CheckResult(subject=subject, ok=ok, found=found, remedy=remedy)
+        found = "PBS's scheduler, when koala has tied and released them"
+        if not config.scheduling:
+            remedy = "qmgr -c 'set server scheduling=True', or set operator = true in the settings of this cluster"
+            return CheckResult(subject=subject, ok=False, found=f"{found}; it is off", remedy=remedy)
+        return CheckResult(subject=subject, ok=True, found=found)
+
+    @property
+    def _small(self) -> tuple[str, ...]:
+        if self._commands.dialect is TORQUE:
+            return ("-l", "nodes=1:ppn=1")
+        return ("-f", "-l", "select=1:ncpus=1")
+
+    async def _trial(self) -> tuple[CheckResult, ...]:
+        # For next week, so that it never runs if nobody holds it.
+        begin = time.strftime("%Y%m%d%H%M", time.localtime(time.time() + WEEK))
+        options = (*self._small, "-N", "koala-check", "-l", "walltime=60", "-o", "/dev/null")
+        result = await self._commands.run(("qsub", *options, "-j", "oe", "-a", begin), stdin=SCRIPT)
+        if result.returncode:
+            error = submission_error(result)
+            found = f"an ordinary submission is refused: {error.message}"
+            remedy = error.hint or SUBMIT_BY_HAND
+            return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy=remedy),)
+        job = only_id(result.text, SUBMITTED)
+        try:
+            listed, _ = await self._commands.job(job)
+            return (self._held(next((one for one in listed if one.id == job), None)), await self._released(job))
+        finally:
+            await self._commands.cancel(control.cancel(job), gone=BEING_DELETED)
+
+    def _held(self, seen: LrmJob | None) -> CheckResult:
+        ok = seen is not None and seen.state is LrmJobState.HELD and seen.hold is HoldOwner.OPERATOR
+        found = "yes, in an operator's hold" if ok else "no, they go to PBS's own scheduler"
+        if seen is not None and seen.state is LrmJobState.HELD and not ok:
+            found = f"held, but as by {seen.hold or 'nobody'}, whom koala leaves the release to"
+        remedy = "import what `koala conf pbs_queuejob.py` prints as a queuejob hook: its first lines say how"
+        if self._commands.dialect is TORQUE:
+            remedy = "Torque has no hook for it: an operator must hold jobs when they have come in (qhold -h o)"
+        return CheckResult(subject="jobs come in held", ok=ok, found=found, remedy=remedy)
+
+    async def _released(self, job: str) -> CheckResult:
+        if self._commands.dialect is TORQUE:
+            # It refuses to release what is not held.
+            await self._commands.run(control.hold([job], "o"))
+        error = self._commands.changing_error(
+            await self._commands.run(control.release([job], "o")), action="releasing a job"
+        )
+        found = "yes" if error is None else error.message
+        remedy = f"qmgr -c 'set server operators += {self._user}@*'"
+        return CheckResult(subject="we may start them", ok=error is None, found=found, remedy=remedy)

@@ -1,19 +1,284 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PBS's complaints mean: try again later, never, or no such job. One table, searched from the top.
-
-The texts are those of the server and of the commands in OpenPBS 19 to 23 and PBS Professional; Torque's are among them.
-"""
+"""Times, sizes and words as PBS writes them (pbs_resources(7B)). Pure."""
 
 from __future__ import annotations
 
+import calendar
+import re
+from time import strptime
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
-from koala_adapter.plugin.commandsystem import ComplaintTable, complaints
+from koala_adapter.lrm.commands import ComplaintTable, complaints
+from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from koala_adapter.errors import LrmError
-    from koala_adapter.plugin.commands import CommandResult
+    from koala_adapter.lrm.commands import CommandResult
+
+
+_DURATION = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+)(?:\.\d*)?", re.ASCII)
+_SIZE = re.compile(r"(\d+)([kmgtp]?)([bw]?)", re.ASCII | re.IGNORECASE)
+_WORD_BYTES = 8
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+
+
+def seconds_of(text: str) -> int | None:
+    """Return the seconds of ``00:10:00``, ``10:00`` or ``600``; None for what is no duration."""
+    match = _DURATION.fullmatch(text.strip())
+    if not match:
+        return None
+    hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return hours * 3600 + minutes * 60 + seconds
+
+
+def mebibytes_of(text: str) -> int | None:
+    """Return the whole MiB of ``4gb``, ``204800kb`` or ``100mw``, rounded up; None for what is no size."""
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        return None
+    number, power, unit = match.groups()
+    size: int = int(number) * 1024 ** _POWERS[power.lower()] * (_WORD_BYTES if unit.lower() == "w" else 1)
+    return -(-size // 1024**2)
+
+
+def moment_of(text: str) -> float | None:
+    """Return seconds since the epoch of ``Sun Nov 22 04:15:45 2026`` in UTC, or of a number; None otherwise.
+
+    The commands must run with TZ=UTC: they tell the time as their own host has it.
+    """
+    text = text.strip()
+    if text.isdecimal():
+        return float(text)
+    try:
+        return float(calendar.timegm(strptime(text, "%a %b %d %H:%M:%S %Y")))
+    except ValueError:
+        return None
+
+
+def number_of(text: str, default: int = 0) -> int:
+    """Return a whole number, which PBS may print as ``1e3`` or ``2.0``; ``default`` for what is none."""
+    try:
+        return int(text)
+    except ValueError:
+        try:
+            return int(float(text))
+        except (ValueError, OverflowError):
+            return default
+
+
+# -- Jobids --------------------------------------------------------------------------------------------------
+# PBS job ids: ``123.server`` for a job, ``123[].server`` for an array, ``123[4].server`` for an element. Pure.
+#
+# Every id of ours that goes onto a command line passes through here, so that it is an id and nothing else.
+
+SUBMITTED = re.compile(r"[0-9]{1,12}(\[\])?(\.[A-Za-z0-9][A-Za-z0-9._-]*)?", re.ASCII)
+"""What qsub prints."""
+
+_ID = re.compile(
+    r"(?P<number>[0-9]{1,12})(?:\[(?P<element>[0-9]{0,10})\])?(?P<server>(?:\.[A-Za-z0-9][A-Za-z0-9._-]*)?)", re.ASCII
+)
+
+
+def _match(job: str) -> re.Match[str]:
+    match = _ID.fullmatch(job)
+    if not match:
+        raise LrmNotFoundError(f"{job!r} is no PBS job id", hint="PBS job ids look like 123.server or 123[4].server")
+    return match
+
+
+def checked(job: str) -> str:
+    """Return ``job``. Raises LrmNotFoundError when it has not the form of a PBS job id, so no such job can exist."""
+    _match(job)
+    return job
+
+
+def is_job_id(text: str) -> bool:
+    """Tell whether a text has the form of an id of a job, an array or an element."""
+    return _ID.fullmatch(text) is not None
+
+
+def is_array(job: str) -> bool:
+    """Tell whether an id is that of a whole array."""
+    match = _ID.fullmatch(job)
+    return bool(match and match["element"] == "")
+
+
+def array_index(job: str) -> int | None:
+    """Return the element number in an id; None when it names no array element."""
+    match = _ID.fullmatch(job)
+    return int(match["element"]) if match and match["element"] else None
+
+
+def array_of(job: str) -> str:
+    """Return the id of the array that an element belongs to; other ids as they are. Raises LrmNotFoundError."""
+    match = _match(job)
+    return job if match["element"] is None else f"{match['number']}[]{match['server']}"
+
+
+def array_of_range(argument: str) -> str:
+    """Return the id of the array of a range of elements (``123[1-4].server``); ids of jobs as they are."""
+    number, opening, rest = argument.partition("[")
+    return f"{number}[]{rest.partition(']')[2]}" if opening else argument
+
+
+def server_in(job: str) -> str:
+    """Return the server that gave a job its id; empty when the id does not say. Raises LrmNotFoundError."""
+    return _match(job)["server"].removeprefix(".")
+
+
+def element_ids(array: str, numbers: Iterable[int]) -> tuple[LrmJobId, ...]:
+    """Return the ids of elements of an array."""
+    match = _match(array)
+    return tuple(LrmJobId(f"{match['number']}[{number}]{match['server']}") for number in numbers)
+
+
+def compacted(jobs: Iterable[str], *, whole: Iterable[str] = ()) -> Iterator[str]:
+    """Yield the fewest arguments that name these jobs: adjacent elements of an array as ``123[1-4].server``.
+
+    ``whole``: arrays all of whose elements are named. qdel takes no lists of elements, only such ranges. Raises
+    LrmNotFoundError for an id of wrong form.
+    """
+    arrays = set(whole)
+    groups: dict[tuple[str, str], set[int]] = {}
+    for job in jobs:
+        match = _match(job)
+        if match["element"]:
+            groups.setdefault((match["number"], match["server"]), set()).add(int(match["element"]))
+        else:
+            yield job
+    for (number, server), elements in groups.items():
+        if f"{number}[]{server}" in arrays:
+            yield f"{number}[]{server}"
+        else:
+            yield from (f"{number}[{text}]{server}" for text in _ranges(sorted(elements)))
+
+
+def _ranges(numbers: list[int]) -> Iterator[str]:
+    first = previous = numbers[0]
+    for number in (*numbers[1:], None):
+        if number is not None and number == previous + 1:
+            previous = number
+            continue
+        yield str(first) if first == previous else f"{first}-{previous}"
+        if number is not None:
+            first = previous = number
+
+
+# -- States --------------------------------------------------------------------------------------------------
+# PBS's letters and numbers for states and ends (qstat(1B), pbs_job_attributes(7B)) in our words. Pure.
+
+JOB_STATES = {
+    "Q": LrmJobState.QUEUED,
+    "H": LrmJobState.HELD,
+    "W": LrmJobState.QUEUED,
+    "T": LrmJobState.QUEUED,
+    "R": LrmJobState.RUNNING,
+    "S": LrmJobState.SUSPENDED,
+    "U": LrmJobState.SUSPENDED,
+    "E": LrmJobState.ENDING,
+    "X": LrmJobState.ENDED,
+    "F": LrmJobState.ENDED,
+    "C": LrmJobState.ENDED,
+}
+"""W waits for its time, T moves between queues, U stands still for the owner of a workstation, X is an element that has
+ended, C is Torque's."""
+
+MOVED_LETTER = "M"
+"""It was moved to another server. What became of it there is told by its substate."""
+
+TERMINATED, FINISHED, MOVED = "91", "92", "94"
+"""Substates; a job that was moved is FINISHED when it has ended on the other server."""
+
+SIGNAL_BASE = 256
+"""``Exit_status`` of a job whose shell was killed by a signal is 256 and the signal."""
+LARGEST_SIGNAL = 64
+
+NEGATIVE_ENDS = {
+    -29: EndReason.WALLTIME,
+    -28: EndReason.WALLTIME,
+    -27: EndReason.MEMORY,
+    -26: EndReason.MEMORY,
+    -25: EndReason.CANCELLED,
+    -24: EndReason.CANCELLED,
+    -20: EndReason.NODE_LOST,
+    -19: EndReason.CANCELLED,
+    -6: EndReason.NODE_LOST,
+    -5: EndReason.NODE_LOST,
+    -4: EndReason.NODE_LOST,
+}
+"""Below zero PBS itself ended the job, such as one that used more processors than it had asked for (-24, -25); what is
+not here kept it from starting."""
+
+RERUN = frozenset({-3, -11, -12, -14, -15, -16, -18})
+"""It was queued again; if it has ended since, somebody deleted it."""
+
+
+def job_state(letter: str, substate: str = "") -> LrmJobState:
+    """Return the state of a job; UNKNOWN for letters that are not known, and for one that lives on another server."""
+    if letter == MOVED_LETTER and substate == FINISHED:
+        return LrmJobState.ENDED
+    return JOB_STATES.get(letter, LrmJobState.UNKNOWN)
+
+
+def hold_owner(holds: str) -> HoldOwner | None:
+    """Return whose hold a job is in, of ``Hold_Types``; the user's counts first, because only he knows why."""
+    for letter, owner in (("u", HoldOwner.USER), ("o", HoldOwner.OPERATOR), ("s", HoldOwner.SYSTEM)):
+        if letter in holds and holds != "n":
+            return owner
+    return None
+
+
+def job_end(status: int | None, substate: str) -> tuple[EndReason | None, int | None, int | None]:
+    """Return reason, exit code and signal of a job that has ended, of its ``Exit_status`` and substate."""
+    if substate == TERMINATED:
+        return EndReason.CANCELLED, None, None
+    if status is None:
+        return None, None, None
+    if status < 0:
+        return (None if status in RERUN else NEGATIVE_ENDS.get(status, EndReason.LAUNCH_FAILED)), None, None
+    if SIGNAL_BASE < status <= SIGNAL_BASE + LARGEST_SIGNAL:
+        return EndReason.SIGNALLED, None, status - SIGNAL_BASE
+    return EndReason.EXITED, status, None
+
+
+NODE_STATES = {
+    "free": NodeState.UP,
+    "job-busy": NodeState.UP,
+    "job-exclusive": NodeState.UP,
+    "job-sharing": NodeState.UP,
+    "busy": NodeState.DRAINING,
+    "offline": NodeState.DRAINING,
+    "offline_by_mom": NodeState.DRAINING,
+    "maintenance": NodeState.DRAINING,
+    "provisioning": NodeState.DRAINING,
+    "wait-provisioning": NodeState.DRAINING,
+    "resv-exclusive": NodeState.DRAINING,
+    "reserve": NodeState.DRAINING,
+    "sleep": NodeState.DRAINING,
+    "down": NodeState.DOWN,
+    "stale": NodeState.DOWN,
+    "unresolvable": NodeState.DOWN,
+}
+EXCLUSIVE = frozenset({"job-exclusive"})
+"""A job has the whole vnode, however few of its processors it uses."""
+
+_WORST_FIRST = (NodeState.DOWN, NodeState.UNKNOWN, NodeState.DRAINING, NodeState.UP)
+
+
+def node_state(text: str) -> NodeState:
+    """Return the state of a vnode from words such as ``offline,down``: the worst of them counts."""
+    states = {NODE_STATES.get(word.strip(), NodeState.UNKNOWN) for word in text.split(",") if word.strip()}
+    return next((state for state in _WORST_FIRST if state in states), NodeState.UNKNOWN)
+
+
+# -- Refusals ------------------------------------------------------------------------------------------------
+# What PBS's complaints mean: try again later, never, or no such job. One table, searched from the top.
+#
+# The texts are those of the server and of the commands in OpenPBS 19 to 23 and PBS Professional; Torque's are among
+# them.
 
 _NO_SERVER = "pbs_server does not answer; it is asked again later"
 _LIMIT = "a limit on jobs or resources of the queue or server; lower the threshold of this cluster, or wait"

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.plugin import PluginDefinition
-from koala_sge.discovery import discover
+from koala_adapter.lrm import PluginDefinition
 from koala_sge.lrm import CAPABILITIES, SgeLrm
-from koala_sge.settings import SgeSettings
-from koala_sge.wrapper import behind_wrapper
+from koala_sge.settings import SgeSettings, behind_wrapper, discover
 
 if TYPE_CHECKING:
-    from koala_adapter.plugin import ClusterContext
+    from koala_adapter.lrm import ClusterContext
 
 __all__ = ["PLUGIN", "SgeLrm", "SgeSettings"]
 

@@ -7,24 +7,352 @@ same; and once for each job what stands in its context.
 
 from __future__ import annotations
 
+import re
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from koala_adapter.errors import LrmNotFoundError
+from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
+from koala_adapter.lrm.drmaa.transport import ScriptDelivery
 from koala_adapter.model import LrmJobState
-from koala_drmaa.classify import kind_of_text
-from koala_drmaa.protocol import FailureKind
-from koala_sge import requests
-from koala_sge.contexts import JobContext, parse_contexts
-from koala_sge.queues import has_access_lists, parse_limits
-from koala_sge.wishes import PLAIN_QUEUE, Wishes, instances_on, nodes_of, parse_instances, parse_wishes
+from koala_sge.listing import has_access_lists, parse_limits, parse_xml, seconds_of, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from lxml.etree import _Element
+
+    from koala_adapter.lrm import Submission
+    from koala_adapter.lrm.drmaa.protocol import Template
     from koala_adapter.model import LrmJob, LrmJobId
-    from koala_sge.client import GridEngineCommands
+    from koala_sge.listing import GridEngineCommands
     from koala_sge.settings import SgeSettings
+
+
+# -- Wishes --------------------------------------------------------------------------------------------------
+# What jobs ask of the queue instances on which they may run, and which Grid Engine itself says have it. Pure.
+
+WALLTIMES = frozenset({"h_rt", "s_rt"})
+_INSTANCE = re.compile(r"[^\s@]+@\S+")
+PLAIN_QUEUE = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
+"""The name of one cluster queue, and no pattern."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """The hard requests of one job, as qselect takes them."""
+
+    user: str = ""
+    resources: tuple[tuple[str, str], ...] = ()
+    queues: tuple[str, ...] = ()
+    """Names or patterns of queues, of which any will do; empty: all."""
+    master_queues: tuple[str, ...] = ()
+    environment: str = ""
+    """Of a parallel job."""
+    walltime: int | None = None
+
+    @property
+    def selected(self) -> Wishes:
+        """Return what of them is asked of qselect: jobs have too many walltimes to ask for each."""
+        kept = tuple((name, value) for name, value in self.resources if name not in WALLTIMES)
+        return replace(self, resources=kept, walltime=None)
+
+    @property
+    def in_words(self) -> str:
+        """Return them as qsub was given them."""
+        resources = ",".join(f"{name}={value}" for name, value in self.resources)
+        given = (
+            ("-l", resources),
+            ("-q", ",".join(self.queues)),
+            ("-masterq", ",".join(self.master_queues)),
+            ("-pe", self.environment),
+        )
+        return " ".join(f"{option} {value}" for option, value in given if value)
+
+
+def parse_wishes(raw: bytes) -> dict[str, Wishes]:
+    """Return what each job of ``qstat -xml -r`` asks for, by its number. Raises LrmUnavailableError."""
+    root = parse_xml(raw, root="job_info", source="qstat")
+    return {text_of(element, "JB_job_number"): _wishes(element) for element in root.iter("job_list")}
+
+
+def _wishes(element: _Element) -> Wishes:
+    resources = {request.get("name") or "": _text(request) for request in element.iterfind("hard_request")}
+    environment = element.find("requested_pe")
+    return Wishes(
+        walltime=seconds_of(resources.get("h_rt", "")),
+        user=text_of(element, "JB_owner"),
+        resources=tuple(sorted(resources.items())),
+        queues=_texts(element, "hard_req_queue"),
+        master_queues=_texts(element, "master_hard_req_queue"),
+        environment="" if environment is None else environment.get("name") or "",
+    )
+
+
+def _texts(element: _Element, tag: str) -> tuple[str, ...]:
+    return tuple(sorted(filter(None, map(_text, element.iterfind(tag)))))
+
+
+def _text(element: _Element) -> str:
+    return (element.text or "").strip()
+
+
+def parse_instances(text: str) -> frozenset[str]:
+    """Return the queue instances that qselect printed."""
+    return frozenset(line.strip() for line in text.splitlines() if _INSTANCE.fullmatch(line.strip()))
+
+
+def nodes_of(instances: Iterable[str], *, by_queue: bool) -> frozenset[str]:
+    """Return the nodes on which queue instances are."""
+    return frozenset(name if by_queue else name.partition("@")[2] for name in instances)
+
+
+def instances_on(node: str, instances: Collection[str], *, by_queue: bool) -> tuple[str, ...]:
+    """Return the instances of one node."""
+    return tuple(sorted(name for name in instances if node in nodes_of([name], by_queue=by_queue)))
+
+
+# -- Contexts ------------------------------------------------------------------------------------------------
+# What stands in the contexts of jobs (``qalter -ac``) for an outside scheduler, as ``qstat -j`` shows them. Pure.
+#
+# The context is the only place of a job in which a submission verifier and a scheduler can leave a word that nobody
+# else takes for something.
+
+USER_HOLD = "koala_user_hold"
+"""Set by conf/sge_jsv.sh for a job that its user held, too."""
+QUEUES = "koala_queues"
+"""The queues that a job asked for before it was pinned to others."""
+NOTE = "koala"
+"""What an outside scheduler tells the user of a job that waits."""
+ANY_QUEUE = "*"
+BETWEEN_QUEUES = "+"
+"""A comma ends a value, and no name of a queue has a plus sign."""
+
+_NUMBER = re.compile(r"job_number:\s+(?P<number>[0-9]+)")
+_CONTEXT = re.compile(r"context:\s+(?P<context>\S.*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobContext:
+    """What is left of a job for an outside scheduler."""
+
+    user_hold: bool = False
+    queues: tuple[str, ...] | None = None
+    """The queues that it asked for before it was pinned; empty: any, None: it is not pinned."""
+    note: str = ""
+
+
+def parse_contexts(text: str) -> dict[str, JobContext]:
+    """Return the contexts of ``qstat -j``, by the numbers of the jobs; those without any included."""
+    found: dict[str, JobContext] = {}
+    number = ""
+    for line in text.splitlines():
+        if job := _NUMBER.match(line):
+            number = job["number"]
+            found[number] = JobContext()
+        elif number and (context := _CONTEXT.match(line)):
+            words = dict(word.partition("=")[::2] for word in context["context"].strip().split(","))
+            note = words.get(NOTE, "").replace(";", ",")
+            found[number] = JobContext(user_hold=USER_HOLD in words, queues=_queues(words.get(QUEUES)), note=note)
+    return found
+
+
+def noted(queues: Sequence[str]) -> str:
+    """Return the word in which a context keeps the queues that a job asked for."""
+    return f"{QUEUES}={BETWEEN_QUEUES.join(queues) or ANY_QUEUE}"
+
+
+def note_word(text: str) -> str:
+    """Return the word in which a context keeps a note: a comma would end it."""
+    return f"{NOTE}={text.replace(',', ';')}"
+
+
+def _queues(word: str | None) -> tuple[str, ...] | None:
+    if word is None:
+        return None
+    return () if word == ANY_QUEUE else tuple(word.split(BETWEEN_QUEUES))
+
+
+# -- Requests ------------------------------------------------------------------------------------------------
+# What is asked of Grid Engine: qsub options of a submission, and the command lines of all other requests. Pure.
+
+LARGEST_EXPLANATION = 200
+"""Jobs asked for in one request for all about them."""
+LARGEST_ACCOUNTING_REQUEST = 20
+"""Arrays asked for in one history request: qacct reads the whole file for each."""
+
+
+def native_options(settings: SgeSettings, submission: Submission) -> tuple[str, ...]:
+    """Return the qsub options of a submission, each as one text, before the site's changes."""
+    private = settings.script_delivery is ScriptDelivery.PRIVATE
+    queue = submission.queue or settings.queue
+    options = [
+        # -shell n: start /bin/sh on our file, not the user's login shell that starts it.
+        *(("-b y", "-shell n") if private else ("-b n", "-S /bin/sh")),
+        # A placeholder that starts twice would show up as a stranger.
+        "-r n",
+        f"-l h_rt={submission.walltime}",
+    ]
+    if submission.memory_mib is not None:
+        options.append(f"-l {settings.memory_resource}={submission.memory_mib}M")
+    if queue:
+        options.append(f"-q {queue}")
+    if settings.native_specification:
+        options.append(settings.native_specification)
+    return tuple(options)
+
+
+def equivalent_qsub(settings: SgeSettings, template: Template, count: int) -> tuple[str, ...]:
+    """Return the qsub command that would do the same as the DRMAA call."""
+    return (
+        settings.command("qsub"),
+        "-N",
+        template.name,
+        "-t",
+        f"1-{count}",
+        "-wd",
+        template.working_directory,
+        "-o",
+        template.output_path.replace("{index}", "$TASK_ID"),
+        "-j",
+        "y",
+        *(("-h",) if template.held else ()),
+        *template.native_specification.split(),
+        template.remote_command,
+        *template.arguments,
+    )
+
+
+def list_jobs(settings: SgeSettings) -> tuple[str, ...]:
+    """All jobs of all users, with whole names and requested walltimes."""
+    return (settings.command("qstat"), "-xml", "-r", "-u", "*")
+
+
+def list_held(settings: SgeSettings, user: str, kind: str) -> tuple[str, ...]:
+    """Return the request for a user's jobs, or all users' (``*``), in hold of a kind.
+
+    It is ``u`` of the user, ``o`` of an operator, ``s`` of the system (a manager).
+    """
+    return (settings.command("qstat"), "-xml", "-u", user, "-s", f"h{kind}")
+
+
+def list_slots(settings: SgeSettings) -> tuple[str, ...]:
+    """All jobs of all users, with a row for each slot of a parallel job."""
+    return (settings.command("qstat"), "-xml", "-g", "t", "-r", "-u", "*")
+
+
+def list_nodes(settings: SgeSettings) -> tuple[str, ...]:
+    """All hosts with their queues and the slots that the hosts have left."""
+    return (settings.command("qhost"), "-xml", "-q", "-F", "slots")
+
+
+def list_queues(settings: SgeSettings) -> tuple[str, ...]:
+    """All cluster queues with their slots."""
+    return (settings.command("qstat"), "-xml", "-g", "c")
+
+
+def show_queues(settings: SgeSettings) -> tuple[str, ...]:
+    """Configuration of all cluster queues."""
+    return (settings.command("qconf"), "-sq", "*")
+
+
+def explain_jobs(settings: SgeSettings, numbers: Iterable[str]) -> tuple[str, ...]:
+    """All about these jobs, with the reason of an error state."""
+    return (settings.command("qstat"), "-j", ",".join(numbers))
+
+
+def give_back(settings: SgeSettings, numbers: Iterable[str]) -> tuple[str, ...]:
+    """Take the hold of users from these jobs, which is the only one that a submission verifier can set."""
+    return (settings.command("qrls"), *numbers)
+
+
+def account(settings: SgeSettings, number: str) -> tuple[str, ...]:
+    """Ends of all tasks of one job."""
+    return (settings.command("qacct"), "-j", number)
+
+
+def select_instances(settings: SgeSettings, wishes: Wishes, queues: Sequence[str]) -> tuple[str, ...]:
+    """Queue instances, in these queues, that have what a job asks for; whether they are free now does not matter."""
+    given = (
+        ("-l", ",".join(f"{name}={value}" for name, value in wishes.resources)),
+        ("-pe", wishes.environment),
+        ("-q", ",".join(queues)),
+        ("-U", wishes.user),
+    )
+    return (settings.command("qselect"), *(word for pair in given if pair[1] for word in pair))
+
+
+def pin(
+    settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "", noted: bool = False
+) -> tuple[str, ...]:
+    """Let a job start in these queue instances only. Works on whole jobs, not on tasks. ``context`` is added to its.
+
+    ``noted``: it has a note, which is taken away.
+    """
+    added, dropped = ("-ac", context) if context else (), ("-dc", NOTE) if noted else ()
+    return (settings.command("qalter"), "-q", ",".join(queues), *added, *dropped, number)
+
+
+def pin_and_release(
+    settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "", noted: bool = False
+) -> tuple[str, ...]:
+    """Do that, and take the hold of its user from a job that is no array, in the same request."""
+    *pinned, _ = pin(settings, number, queues, context=context, noted=noted)
+    return (*pinned, "-h", "U", number)
+
+
+def unpin(settings: SgeSettings, number: str, queues: Sequence[str]) -> tuple[str, ...]:
+    """Let a job start in the queues that it had asked for, and forget that it was pinned."""
+    return (settings.command("qalter"), "-q", ",".join(queues) or ANY_QUEUE, "-dc", QUEUES, number)
+
+
+def annotate(settings: SgeSettings, numbers: Sequence[str], text: str) -> tuple[str, ...]:
+    """Leave a note in the contexts of jobs, or take it away when it is empty; the rest of them stays."""
+    return (settings.command("qalter"), *(("-ac", note_word(text)) if text else ("-dc", NOTE)), *numbers)
+
+
+def trigger_scheduler(settings: SgeSettings) -> tuple[str, ...]:
+    """Run the scheduler now; a refusal is printed with exit code 0 (seen with 8.1.9)."""
+    return (settings.command("qconf"), "-tsm")
+
+
+def show_version(settings: SgeSettings) -> tuple[str, ...]:
+    """Usage, whose first line is the version; does not ask the qmaster."""
+    return (settings.command("qstat"), "-help")
+
+
+def job_number(id_: LrmJobId) -> str:
+    """Return the job of a task id such as ``123.4``. Raises LrmNotFoundError for what is no id of Grid Engine."""
+    number = id_.partition(".")[0]
+    if not number.isdigit():
+        message = f"{id_!r} is no job id of Grid Engine"
+        raise LrmNotFoundError(message, hint="ids are numbers, tasks of an array are NUMBER.TASK")
+    return number
+
+
+# -- Which jobs are in hold for an outside scheduler, and which their users hold. Pure -----------------------
+# Grid Engine has one bit for the hold of a submission verifier and for that of the user; the context tells them apart.
+
+_ACTIVE = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED})
+
+
+def possibly_hook_holds(jobs: Iterable[LrmJob], in_user_hold: Collection[str]) -> list[LrmJob]:
+    """Return the jobs with the hold that a verifier sets: those that wait, and those that would wait again."""
+    return [
+        job
+        for job in jobs
+        if (job.state is LrmJobState.HELD and job.id in in_user_hold) or (job.state in _ACTIVE and "h" in job.raw_state)
+    ]
+
+
+def without_users(jobs: Iterable[LrmJob], contexts: Mapping[str, JobContext]) -> tuple[LrmJob, ...]:
+    """Return jobs but for those that their users hold; ``contexts`` by the numbers of jobs."""
+    users = {number for number, context in contexts.items() if context.user_hold}
+    return tuple(job for job in jobs if job.id.partition(".")[0] not in users)
+
+
+# -- Heldjobs ------------------------------------------------------------------------------------------------
 
 SELECTIONS_KEPT = 60.0
 """Seconds for which it is believed which queue instances have something: load values are among what is asked for."""
@@ -58,7 +386,7 @@ class HeldJobs:
 
     async def described(self, listing: bytes, jobs: Sequence[LrmJob]) -> list[LrmJob]:
         """Return jobs, those in hold with the nodes on which they may run and what keeps them. Raises LrmError."""
-        held = {requests.job_number(job.id) for job in jobs if job.state is LrmJobState.HELD}
+        held = {job_number(job.id) for job in jobs if job.state is LrmJobState.HELD}
         if not held:
             self._contexts, self._wishes = {}, {}
             return list(jobs)
@@ -71,23 +399,23 @@ class HeldJobs:
 
     def queues(self, job: LrmJobId) -> tuple[str, ...]:
         """Return the queues that a job in hold asked for before it was pinned; empty: any."""
-        wishes = self._wishes.get(requests.job_number(job))
+        wishes = self._wishes.get(job_number(job))
         return () if wishes is None else wishes.queues
 
     def instances(self, job: LrmJobId, node: str) -> tuple[str, ...] | None:
         """Return the queue instances of a node that a job may have; None when that is not known."""
-        found = self._instances(requests.job_number(job))
+        found = self._instances(job_number(job))
         return None if found is None else instances_on(node, found, by_queue=self._by_queue)
 
     def note_pin(self, job: LrmJobId) -> None:
         """Take note that a job was pinned, and keeps in its context what it had asked for."""
-        number = requests.job_number(job)
+        number = job_number(job)
         if number in self._contexts:
             self._contexts[number] = replace(self._contexts[number], queues=self.queues(job))
 
     def has_note(self, job: LrmJobId) -> bool:
         """Tell whether a job in hold has a note in its context, as far as that is known."""
-        return bool(self._contexts.get(requests.job_number(job), JobContext()).note)
+        return bool(self._contexts.get(job_number(job), JobContext()).note)
 
     def note(self, number: str, text: str) -> None:
         """Take note that a job has a note, or none, in its context."""
@@ -96,8 +424,8 @@ class HeldJobs:
 
     async def context(self, job: LrmJobId) -> JobContext:
         """Return the context of a job as it is now. Raises LrmError."""
-        number = requests.job_number(job)
-        shown = await self._commands.run(requests.explain_jobs(self._settings, [number]))
+        number = job_number(job)
+        shown = await self._commands.run(explain_jobs(self._settings, [number]))
         return parse_contexts(shown.text).get(number, JobContext())
 
     async def _ask_contexts(self, held: set[str]) -> None:
@@ -105,14 +433,14 @@ class HeldJobs:
         # A hold of its user may be taken back.
         asked = {number for number in held if number not in self._contexts or self._contexts[number].user_hold}
         if asked:
-            numbers = sorted(asked, key=int)[: requests.LARGEST_EXPLANATION]
-            shown = await self._commands.run(requests.explain_jobs(self._settings, numbers))
+            numbers = sorted(asked, key=int)[:LARGEST_EXPLANATION]
+            shown = await self._commands.run(explain_jobs(self._settings, numbers))
             self._contexts.update(parse_contexts(shown.text))
 
     async def _ask_queues(self) -> None:
         now = time.monotonic()
         if self._queues_asked_at is None or now > self._queues_asked_at + SELECTIONS_KEPT:
-            shown = await self._commands.run(requests.show_queues(self._settings))
+            shown = await self._commands.run(show_queues(self._settings))
             if not shown.stderr.strip():
                 self._limits = parse_limits(shown.text, names=("h_rt",))
                 self._of_users = has_access_lists(shown.text)
@@ -136,7 +464,7 @@ class HeldJobs:
         found: list[frozenset[str]] = []
         # The first task of a parallel job is on the same node as all others: a start is on one node.
         for queues in (wishes.queues, wishes.master_queues) if wishes.master_queues else (wishes.queues,):
-            result = await self._commands.run(requests.select_instances(self._settings, wishes, queues))
+            result = await self._commands.run(select_instances(self._settings, wishes, queues))
             # What the cell does not know, nothing has.
             if result.stderr.strip() and kind_of_text(result.complaint) is FailureKind.UNAVAILABLE:
                 return None
@@ -159,7 +487,7 @@ class HeldJobs:
         return frozenset(name for name, limit in limits.items() if limit is None or (wishes.walltime or 0) <= limit)
 
     def _described(self, job: LrmJob) -> LrmJob:
-        number = requests.job_number(job.id)
+        number = job_number(job.id)
         wishes, found = self._wishes.get(number, Wishes()), self._instances(number)
         context = self._contexts.get(number)
         plain = len(wishes.queues) == 1 and PLAIN_QUEUE.fullmatch(wishes.queues[0])

@@ -1,24 +1,373 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs from ``qstat -xml -r -u '*'``. Pure."""
+"""Times and sizes as Grid Engine writes them (sge_types(1)). Pure."""
 
 from __future__ import annotations
 
 import calendar
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from time import strptime
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState
-from koala_sge.states import job_reason, job_state
-from koala_sge.values import seconds_of
-from koala_sge.xml import number_of, parse_xml, text_of
+from lxml import etree
+
+from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm.commands import CommandSystem, ComplaintTable, complaints
+from koala_adapter.lrm.drmaa.libraries import (
+    NOT_FOUND_PHRASES,
+    REJECTED_PHRASES,
+    UNAVAILABLE_PHRASES,
+    FailureKind,
+    error_of,
+    kind_of_text,
+)
+from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from lxml.etree import _Element
+
+    from koala_adapter.errors import LrmError
+    from koala_adapter.lrm.commands import CommandResult, CommandRunner
+    from koala_sge.settings import SgeSettings
+
+
+_UNITS = {"": 1 / 2**20, "k": 1000 / 2**20, "K": 1 / 2**10, "m": 1e6 / 2**20, "M": 1.0}
+_UNITS |= {"g": 1e9 / 2**20, "G": 2.0**10, "t": 1e12 / 2**20, "T": 2.0**20}
+
+
+def seconds_of(text: str) -> int | None:
+    """Return the seconds of ``3600``, ``1:00:00``, ``:5:`` or ``3600.000``; None for INFINITY and what is no time."""
+    parts = text.strip().split(":")
+    try:
+        if len(parts) == 1:
+            return int(float(parts[0]))
+        hours, minutes, seconds = (int(part or 0) for part in parts)
+    except (ValueError, OverflowError):
+        return None
+    return hours * 3600 + minutes * 60 + seconds
+
+
+def mebibytes_of(text: str) -> int | None:
+    """Return the MiB of ``23.5G``, ``476.6M`` or ``1024``; None for ``-`` and what is no size."""
+    text = text.strip()
+    number, unit = (text[:-1], text[-1]) if text and text[-1].isalpha() else (text, "")
+    try:
+        return int(float(number) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        return None
+
+
+# -- Xml -----------------------------------------------------------------------------------------------------
+# Reading Grid Engine's XML: no entities, no network, a bound on the size, and no exception but our own. Pure.
+
+LARGEST_DOCUMENT = 256 * 1024 * 1024
+"""Bytes; 100,000 jobs in one listing are about 60 MiB."""
+
+_FORBIDDEN = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+"""Characters that XML 1.0 does not allow, but that Grid Engine prints when they stand in a job's name."""
+
+
+def parse_xml(raw: bytes, *, root: str, source: str) -> _Element:
+    """Return the root element of a document, which must be called ``root``.
+
+    Raises LrmUnavailableError when the document is too large, is not well formed, or is another one; then nothing is
+    known.
+    """
+    hint = "the listing is asked for again; if this stays, report it with what the command prints"
+    if len(raw) > LARGEST_DOCUMENT:
+        message = f"{source} printed {len(raw)} bytes, more than the {LARGEST_DOCUMENT} that are read"
+        raise LrmUnavailableError(message, hint=hint)
+    parser = etree.XMLParser(
+        resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False, huge_tree=True
+    )
+    try:
+        element = etree.fromstring(_FORBIDDEN.sub(b"?", raw), parser)
+    except (etree.XMLSyntaxError, ValueError) as error:
+        message = f"{source} printed no well-formed XML: {error}"
+        raise LrmUnavailableError(message, hint=hint) from None
+    if element.getroottree().docinfo.doctype:
+        message = f"{source} printed a document type, which Grid Engine never does"
+        raise LrmUnavailableError(message, hint=hint)
+    if element.tag != root:
+        message = f"{source} printed <{element.tag!s}>, not <{root}>"
+        raise LrmUnavailableError(message, hint=hint)
+    return element
+
+
+def text_of(element: _Element, tag: str) -> str:
+    """Return the stripped text of the first child of that name; empty when there is none."""
+    return (element.findtext(tag) or "").strip()
+
+
+def number_of(text: str, default: int = 0) -> int:
+    """Return a whole number that may be written as ``3`` or ``3.000000``; ``default`` for anything else."""
+    try:
+        return int(float(text))
+    except (ValueError, OverflowError):
+        return default
+
+
+# -- Grid Engine's letters for states of jobs and queues (qstat(1)) in our words. Pure -----------------------
+
+JOB_LETTERS = frozenset("dEhrRsStTNPwqz")
+
+HOLD = frozenset("h")
+WAITING = frozenset("q")
+
+_TELLING = (
+    (frozenset("z"), LrmJobState.ENDED),
+    (frozenset("d"), LrmJobState.ENDING),
+    (frozenset("E"), LrmJobState.HELD),
+    (frozenset("sSTNP"), LrmJobState.SUSPENDED),
+    (HOLD, LrmJobState.HELD),
+    (WAITING, LrmJobState.QUEUED),
+    (frozenset("t"), LrmJobState.STARTING),
+    (frozenset("r"), LrmJobState.RUNNING),
+)
+"""The first row of which a letter is present decides."""
+
+CLOSED_BY_ADMIN = frozenset("dDsSC")
+"""Queue is disabled or suspended, by somebody, by its calendar or by another queue."""
+
+CLOSED_BY_LOAD = frozenset("aA")
+"""Queue is over a load or suspend threshold: it takes no jobs until the load falls."""
+
+BROKEN = frozenset("uEoc")
+"""Host not heard of, error state, orphaned, ambiguous configuration."""
+
+
+def job_state(letters: str) -> LrmJobState:
+    """Return the state of a job from its letters, such as ``hqw`` or ``dr``; UNKNOWN for letters that are not known.
+
+    An error state (``Eqw``) is HELD: like a held job it does not start until somebody acts.
+    """
+    seen = set(letters)
+    if not seen <= JOB_LETTERS:
+        return LrmJobState.UNKNOWN
+    for telling, state in _TELLING:
+        # A hold on a running job (hr) counts when it is started again, not now.
+        if seen & telling and not (state is LrmJobState.HELD and telling == HOLD and not seen & WAITING):
+            return state
+    return LrmJobState.UNKNOWN
+
+
+def job_reason(letters: str) -> str:
+    """Return why a job waits or ends, as far as its letters tell."""
+    if "E" in letters:
+        return f"error state {letters}: Grid Engine could not start it and will not try again"
+    if "h" in letters and "q" in letters:
+        return "held"
+    return "deleted from Grid Engine" if "d" in letters else ""
+
+
+def queue_instance_state(letters: str) -> NodeState:
+    """Return what a queue instance can be used for, from the letters of its state (empty: all is well)."""
+    seen = set(letters)
+    if seen & BROKEN:
+        return NodeState.DOWN
+    if seen & (CLOSED_BY_ADMIN | CLOSED_BY_LOAD):
+        return NodeState.DRAINING
+    # P (preempted) and whatever a later version may add.
+    return NodeState.UNKNOWN if seen else NodeState.UP
+
+
+# -- Why jobs are in error state, from ``qstat -j``. Pure ----------------------------------------------------
+
+_NUMBER = re.compile(r"job_number:\s+(\d+)")
+_REASON = re.compile(r"error reason\s+(\d+):\s+(.*\S)")
+_ORIGIN = re.compile(r"^\S+ \S+ \[\d+:\d+\]: (?:error: )?")
+"""Date, time, and [user:process] of the shepherd that complained."""
+
+
+def parse_error_reasons(text: str) -> dict[str, str]:
+    """Return error reasons by task, under the ids ``NUMBER.TASK``, and under ``NUMBER`` the first of each job."""
+    reasons: dict[str, str] = {}
+    number = ""
+    for line in text.splitlines():
+        if job := _NUMBER.match(line):
+            number = job.group(1)
+        elif (found := _REASON.match(line)) and number:
+            reason = _ORIGIN.sub("", found.group(2))
+            reasons[f"{number}.{found.group(1)}"] = reason
+            reasons.setdefault(number, reason)
+    return reasons
+
+
+# -- Nodes from ``qhost -xml -q -F slots``. Pure -------------------------------------------------------------
+# What counts are slots, because Grid Engine gives out nothing else: those of queue instances that run batch jobs, and,
+# where the admin set them, those of the host as a whole.
+
+GLOBAL = "global"
+"""Pseudo host that holds settings for all."""
+
+BATCH = "B"
+
+_USABILITY = (NodeState.UP, NodeState.DRAINING, NodeState.UNKNOWN, NodeState.DOWN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueInstance:
+    """A queue on a host."""
+
+    queue: str
+    kind: str
+    """Letters: B batch, I interactive, P parallel."""
+    slots: int
+    slots_used: int
+    slots_reserved: int
+    letters: str
+
+    @property
+    def state(self) -> NodeState:
+        """What it can be used for."""
+        return queue_instance_state(self.letters)
+
+
+def parse_nodes(raw: bytes, *, queue: str | None = None, by_queue: bool = False) -> tuple[Node, ...]:
+    """Return the nodes that run batch jobs, in ``queue`` if one is given. Raises LrmUnavailableError.
+
+    ``by_queue``: each queue instance is a node, called QUEUE@HOST.
+    """
+    root = parse_xml(raw, root="qhost", source="qhost")
+    hosts = [host for host in root.iterfind("host") if host.get("name") != GLOBAL]
+    if not by_queue:
+        return tuple(_node(host, instances) for host in hosts if (instances := _instances(host, queue)))
+    return tuple(
+        replace(_node(host, (instance,)), name=f"{instance.queue}@{host.get('name') or ''}")
+        for host in hosts
+        for instance in _instances(host, queue)
+    )
+
+
+def _instances(host: _Element, queue: str | None) -> tuple[QueueInstance, ...]:
+    return tuple(
+        instance
+        for instance in map(_instance, host.iterfind("queue"))
+        if BATCH in instance.kind and queue in {None, instance.queue}
+    )
+
+
+def _node(host: _Element, instances: Sequence[QueueInstance]) -> Node:
+    # A node is as usable as its most usable queue, and then only that one's slots count.
+    state = min((instance.state for instance in instances), key=_USABILITY.index)
+    usable = [instance for instance in instances if instance.state is state]
+    processors, used = _slots(usable, _host_slots(host))
+    values = {value.get("name"): (value.text or "").strip() for value in host.iterfind("hostvalue")}
+    return Node(
+        name=host.get("name") or "",
+        state=state,
+        processors=processors,
+        processors_used=used,
+        memory_mib=mebibytes_of(values.get("mem_total", "")),
+        load=_load(values.get("load_avg", "")),
+        queues=tuple(instance.queue for instance in instances),
+        architecture=values.get("arch_string", ""),
+        raw_state=",".join(dict.fromkeys(instance.letters for instance in instances if instance.letters)),
+    )
+
+
+def _slots(instances: Sequence[QueueInstance], host_free: int | None) -> tuple[int, int]:
+    processors = sum(instance.slots for instance in instances)
+    used = sum(instance.slots_used + instance.slots_reserved for instance in instances)
+    if host_free is not None:
+        # Jobs in other queues take from the host's slots too.
+        used = max(used, processors - host_free)
+    return processors, min(processors, used)
+
+
+def _instance(element: _Element) -> QueueInstance:
+    values = {value.get("name"): (value.text or "").strip() for value in element.iterfind("queuevalue")}
+    return QueueInstance(
+        queue=element.get("name") or "",
+        kind=values.get("qtype_string", ""),
+        slots=number_of(values.get("slots", "")),
+        slots_used=number_of(values.get("slots_used", "")),
+        slots_reserved=number_of(values.get("slots_resv", "")),
+        letters=values.get("state_string", ""),
+    )
+
+
+def _host_slots(host: _Element) -> int | None:
+    """Return the slots that the host as a whole has left; None when its admin set no such limit."""
+    for value in host.iterfind("resourcevalue"):
+        if value.get("name") == "slots" and (value.get("dominance") or "").startswith(("h", "g")):
+            return max(0, number_of((value.text or "").strip()))
+    return None
+
+
+def _load(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+# -- Cluster queues from ``qstat -xml -g c`` and their walltime limits from ``qconf -sq '*'``. Pure ----------
+
+LIMITS = ("s_rt", "h_rt")
+"""Soft and hard limit of the run time (queue_conf(5)); the soft one already ends a job that does not catch SIGUSR1."""
+
+ACCESS_LISTS = frozenset({"user_lists", "xuser_lists"})
+
+_OVERRIDE = re.compile(r"\[[^=\]]+=([^\]]*)\]")
+
+
+def parse_queues(raw: bytes, limits: Mapping[str, int | None], *, default: str | None) -> tuple[Queue, ...]:
+    """Return cluster queues; ``limits`` as from :func:`parse_limits`. Raises LrmUnavailableError."""
+    root = parse_xml(raw, root="job_info", source="qstat -g c")
+    summaries = list(root.iterfind("cluster_queue_summary"))
+    names = [text_of(summary, "name") for summary in summaries]
+    preferred = default or (names[0] if len(names) == 1 else None)
+    queues = []
+    for name, summary in zip(names, summaries, strict=True):
+        total, closed = (number_of(text_of(summary, tag)) for tag in ("total", "manual_intervention"))
+        queues.append(
+            Queue(
+                name=name,
+                up=total > closed,
+                processors=total,
+                walltime_limit=limits.get(name),
+                default=name == preferred,
+            )
+        )
+    return tuple(queues)
+
+
+def parse_limits(text: str, *, names: Collection[str] = LIMITS) -> dict[str, int | None]:
+    """Return the walltime limit of each queue in seconds; None where there is none. ``names`` of those that count.
+
+    Where hosts differ it is the longest: a job within it can run somewhere.
+    """
+    limits: dict[str, int | None] = {}
+    name = ""
+    for line in text.replace("\\\n", " ").splitlines():
+        word, _, value = line.strip().partition(" ")
+        if word == "qname":
+            name = value.strip()
+            limits[name] = None
+        elif word in names and name:
+            limit, known = _longest(value), limits[name]
+            if limit is not None:
+                limits[name] = limit if known is None else min(known, limit)
+    return limits
+
+
+def _longest(value: str) -> int | None:
+    common = value.strip().partition(",")[0]
+    values = [seconds_of(text) for text in (common, *_OVERRIDE.findall(value))]
+    return None if None in values else max((limit for limit in values if limit is not None), default=None)
+
+
+def has_access_lists(text: str) -> bool:
+    """Tell whether any queue, of ``qconf -sq '*'``, may be used by some users only."""
+    lines = (line.split(None, 1) for line in text.replace("\\\n", " ").splitlines())
+    return any(len(words) > 1 and words[0] in ACCESS_LISTS and words[1].strip() != "NONE" for words in lines)
+
+
+# -- Jobs from ``qstat -xml -r -u '*'``. Pure ----------------------------------------------------------------
 
 LONGEST_EXPANSION = 10_000
 """Waiting tasks of one array that are listed singly; what a user submits beyond that is one entry for all."""
@@ -145,3 +494,155 @@ def moment_of(text: str) -> float | None:
         return float(calendar.timegm(strptime(text[:19], "%Y-%m-%dT%H:%M:%S")))
     except ValueError:
         return None
+
+
+# -- Ends of jobs from ``qacct -j``. Pure --------------------------------------------------------------------
+
+NOT_STARTED = frozenset({1, 3, 4, 6, 7, 8, 9, 10, 11, 26, 27, 28, 29, 33, 36, 38})
+"""Codes of sge_status(5) with which the job never began to run."""
+
+LIMIT_ENFORCED = 37
+"""``failed 37: qmaster enforced h_rt, h_cpu, or h_vmem limit``."""
+
+WALLTIME_SLACK = 1
+"""Seconds: execd looks at limits that seldom, and times are whole seconds."""
+
+SIGKILL = 9
+SIGNAL_BASE = 128
+LARGEST_SIGNAL = 64
+_SEPARATOR = re.compile(r"^=+$", re.MULTILINE)
+
+
+def parse_accounting(text: str) -> tuple[LrmJob, ...]:
+    """Return the ended jobs of a ``qacct -j`` listing. A job that ran several times counts with its last end.
+
+    Numbers of jobs are used again: the jobs of one number but another user or name are other jobs. Times are read as
+    UTC: the command must run with TZ=UTC.
+    """
+    jobs: dict[tuple[LrmJobId, str, str], LrmJob] = {}
+    for block in _SEPARATOR.split(text):
+        record = {
+            word: value.strip() for word, _, value in (line.partition(" ") for line in block.splitlines()) if word
+        }
+        if record.get("jobnumber", "").isdigit():
+            job = _job_of_accounting(record)
+            identity = (job.id, job.user, job.name)
+            known = jobs.get(identity)
+            if known is None or (known.ends_at or 0) <= (job.ends_at or 0):
+                jobs[identity] = job
+    return tuple(jobs.values())
+
+
+def _job_of_accounting(record: Mapping[str, str]) -> LrmJob:
+    number, task = record["jobnumber"], record.get("taskid", "")
+    index = int(task) if task.isdigit() else None
+    started, ended = _moment(record.get("start_time", "")), _moment(record.get("end_time", ""))
+    host = record.get("hostname", "")
+    failed = number_of(record.get("failed", "").partition(":")[0])
+    status = number_of(record.get("exit_status", "").partition("(")[0])
+    end, code, signal = _end(record, failed, status, started, ended)
+    return LrmJob(
+        id=LrmJobId(f"{number}.{index}" if index is not None else number),
+        name=record.get("jobname", ""),
+        state=LrmJobState.ENDED,
+        user=record.get("owner", ""),
+        processors=max(1, number_of(record.get("slots", ""), 1)),
+        array_index=index,
+        nodes=(host,) if host and started is not None else (),
+        queue=record.get("qname", ""),
+        reason=_reason(record.get("failed", "")),
+        end=end,
+        exit_code=code,
+        signal=signal,
+        submitted_at=_moment(record.get("qsub_time", "")),
+        started_at=started,
+        ends_at=ended,
+        raw_state=f"failed {failed}, exit_status {status}",
+    )
+
+
+def _end(
+    record: Mapping[str, str], failed: int, status: int, started: float | None, ended: float | None
+) -> tuple[EndReason | None, int | None, int | None]:
+    """Return reason, exit code and signal. Grid Engine tells a kill, but not whose: at its walltime, or by qdel."""
+    signal = status - SIGNAL_BASE if SIGNAL_BASE < status <= SIGNAL_BASE + LARGEST_SIGNAL else None
+    if failed in NOT_STARTED:
+        return EndReason.LAUNCH_FAILED, None, None
+    if failed == 0:
+        return EndReason.EXITED, status, None
+    if signal is None:
+        return None, None, None
+    category = record.get("category", "")
+    limit = _requested_walltime(category)
+    if limit is not None and started is not None and ended is not None and ended - started >= limit - WALLTIME_SLACK:
+        return EndReason.WALLTIME, None, signal
+    if failed == LIMIT_ENFORCED and "_vmem=" in category:
+        return EndReason.MEMORY, None, signal
+    # SIGKILL is what qdel and the job itself have in common.
+    return (None if signal == SIGKILL else EndReason.SIGNALLED), None, signal
+
+
+def _requested_walltime(category: str) -> int | None:
+    found = re.search(r"\bh_rt=([0-9:.]+)", category)
+    return seconds_of(found.group(1)) if found else None
+
+
+def _reason(failed: str) -> str:
+    code, _, words = failed.partition(":")
+    return f"failed {code.strip()}: {words.strip()}" if words.strip() else ""
+
+
+def _moment(text: str) -> float | None:
+    """Return seconds since the epoch of ``Sat Nov 21 11:04:38 2026`` or ``11/21/2026 11:04:38.000`` in UTC."""
+    for form in ("%a %b %d %H:%M:%S %Y", "%m/%d/%Y %H:%M:%S"):
+        try:
+            return float(calendar.timegm(strptime(text.strip().partition(".")[0], form)))
+        except ValueError:
+            continue
+    return None
+
+
+# -- Client --------------------------------------------------------------------------------------------------
+# Running Grid Engine's own commands. Their exit status says nothing: a refused qconf -tsm exits with 0.
+
+COMPLAINTS = ComplaintTable(
+    system="Grid Engine",
+    known=(
+        *complaints(LrmUnavailableError, dict.fromkeys(UNAVAILABLE_PHRASES, "it is asked again later")),
+        *complaints(LrmNotFoundError, dict.fromkeys(NOT_FOUND_PHRASES, "it has ended, or never was")),
+        *complaints(LrmRejectedError, dict.fromkeys(REJECTED_PHRASES, "")),
+    ),
+)
+"""The same phrases as DRMAA's classification, in the same order."""
+
+
+class GridEngineCommands(CommandSystem):
+    """The commands of one cell; which directory they are in is in the requests already."""
+
+    def __init__(self, runner: CommandRunner, settings: SgeSettings) -> None:
+        """Nothing is run yet."""
+        super().__init__(runner, COMPLAINTS, environment=settings.variables(), timeout=settings.request_timeout)
+
+    async def document(self, command: Sequence[str]) -> bytes:
+        """Return what a listing command printed. Raises what its complaint means when it printed nothing."""
+        result = await self.run(command)
+        if result.stdout.strip():
+            return result.stdout
+        complaint = result.complaint or f"exit code {result.returncode} and no output"
+        raise error_of(kind_of_text(complaint), f"{result.argv[0]}: {complaint}")
+
+    async def first_line(self, command: Sequence[str]) -> str:
+        """Return the first line of text that a command printed."""
+        result = await self.run(command)
+        lines = [line.strip() for line in result.text.splitlines() if line.strip()]
+        if not lines:
+            raise error_of(FailureKind.UNAVAILABLE, f"{result.argv[0]}: {result.complaint or 'no output'}")
+        return lines[0]
+
+    def changing_error(self, result: CommandResult, *, action: str) -> LrmError | None:  # noqa: ARG002 - the program says it
+        """See CommandSystem: by the text alone, in the words of DRMAA's classification."""
+        complaint = result.complaint
+        kind = kind_of_text(complaint, FailureKind.UNSUPPORTED)
+        if kind is not FailureKind.UNSUPPORTED:
+            return error_of(kind, f"{result.argv[0]}: {complaint}")
+        return error_of(FailureKind.UNAVAILABLE, f"{result.argv[0]}: {complaint}") if result.returncode else None

@@ -6,43 +6,207 @@ Status is never taken from an exit code: qstat -xml of an unknown job and a refu
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm import Capabilities, CheckResult, Lrm, RenderedSubmission
+from koala_adapter.lrm.commands import login_name, portions
+from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
+from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of, kind_of_text
+from koala_adapter.lrm.drmaa.protocol import ControlAction
+from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptStore, apply_directives, raise_for
 from koala_adapter.model import HoldOwner, LrmJobState
-from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
-from koala_adapter.plugin.commands import login_name
-from koala_adapter.plugin.commandsystem import portions
-from koala_drmaa.classify import error_of, kind_of_text
-from koala_drmaa.client import DrmaaClient
-from koala_drmaa.environment import HelperLaunch
-from koala_drmaa.libraries import GRID_ENGINE
-from koala_drmaa.protocol import ControlAction, FailureKind
-from koala_drmaa.scripts import ScriptStore
-from koala_drmaa.template import apply_directives
-from koala_drmaa.transport import DrmaaTransport, raise_for
-from koala_sge import requests
-from koala_sge.accounting import parse_accounting
-from koala_sge.checks import run_checks
-from koala_sge.client import GridEngineCommands
-from koala_sge.contexts import JobContext, noted, parse_contexts
-from koala_sge.heldjobs import HeldJobs
-from koala_sge.hookholds import possibly_hook_holds, without_users
-from koala_sge.hosts import parse_nodes
-from koala_sge.jobs import parse_jobs, parse_layouts, with_layout
-from koala_sge.outside import check_outside
-from koala_sge.queues import parse_limits, parse_queues
-from koala_sge.reasons import parse_error_reasons
+from koala_sge import heldjobs as requests
+from koala_sge.heldjobs import HeldJobs, JobContext, noted, parse_contexts, possibly_hook_holds, without_users
+from koala_sge.listing import (
+    GridEngineCommands,
+    parse_accounting,
+    parse_error_reasons,
+    parse_jobs,
+    parse_layouts,
+    parse_limits,
+    parse_nodes,
+    parse_queues,
+    with_layout,
+)
+from koala_sge.settings import smallest_user
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from koala_adapter.lrm import ClusterContext, Submission
+    from koala_adapter.lrm.commands import CommandResult
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
-    from koala_adapter.plugin import CheckResult, ClusterContext, Submission
     from koala_sge.settings import SgeSettings
+
+
+# -- Checks --------------------------------------------------------------------------------------------------
+# What ``koala check`` says about a Grid Engine cell: each thing that can be wrong, and what to do about it.
+
+
+async def run_checks(
+    lrm: Lrm, commands: GridEngineCommands, transport: DrmaaTransport, settings: SgeSettings
+) -> tuple[CheckResult, ...]:
+    """Check from the outside in, so that the first complaint is the one to mend first.
+
+    Without a qmaster the rest is left out.
+    """
+    results = [_root(settings), await _commands(lrm, settings)]
+    try:
+        results.append(await _nodes(lrm, settings))
+    except LrmUnavailableError as error:
+        # Each further question would wait for the qmaster until its time-out.
+        return (*results, _no_nodes(error))
+    results.append(await _queue(lrm, settings))
+    return (*results, *await transport.check(), await check_user(commands, settings))
+
+
+async def check_user(commands: GridEngineCommands, settings: SgeSettings) -> CheckResult:
+    """Check that Grid Engine takes jobs of this user at all: Debian's takes none of root."""
+    subject, user = "user", os.geteuid()
+    try:
+        least = smallest_user((await commands.run((settings.command("qconf"), "-sconf"))).text)
+    except LrmError as error:
+        return CheckResult(subject=subject, ok=False, found=error.message, remedy=error.hint)
+    found = f"jobs of users with an id of {least} or more are taken (min_uid), yours is {user}"
+    remedy = "use koala as an ordinary user, or lower min_uid (qconf -mconf)"
+    return CheckResult(subject=subject, ok=user >= least, found=found, remedy=remedy)
+
+
+def _root(settings: SgeSettings) -> CheckResult:
+    common = settings.root / settings.cell / "common"
+    subject = f"cell {settings.cell} in {settings.root}"
+    if not (common / "act_qmaster").is_file():
+        return CheckResult(
+            subject=subject,
+            ok=False,
+            found=f"no {common}/act_qmaster",
+            remedy="correct root and cell (SGE_ROOT, SGE_CELL)",
+        )
+    return CheckResult(subject=subject, ok=True, found=str(common))
+
+
+async def _commands(lrm: Lrm, settings: SgeSettings) -> CheckResult:
+    subject = f"command {settings.command('qstat')}"
+    try:
+        return CheckResult(subject=subject, ok=True, found=await lrm.version())
+    except LrmError as error:
+        remedy = "install gridengine-client, or set bin_directory"
+        return CheckResult(subject=subject, ok=False, found=error.message, remedy=remedy)
+
+
+def _no_nodes(error: LrmError) -> CheckResult:
+    remedy = "start sge_qmaster, correct qmaster_port, or make this a submit host (qconf -as HOST)"
+    return CheckResult(subject="qmaster", ok=False, found=error.message, remedy=remedy)
+
+
+async def _nodes(lrm: Lrm, settings: SgeSettings) -> CheckResult:
+    """Raises LrmUnavailableError when the qmaster does not answer."""
+    subject = "qmaster"
+    try:
+        nodes = await lrm.nodes()
+    except LrmUnavailableError:
+        raise
+    except LrmError as error:
+        return _no_nodes(error)
+    slots = sum(node.processors for node in nodes)
+    if not slots:
+        where = f"queue {settings.queue}" if settings.queue else "any batch queue"
+        return CheckResult(
+            subject=subject, ok=False, found=f"answers, but there are no slots in {where}", remedy="correct queue"
+        )
+    idle = sum(node.processors_idle for node in nodes)
+    counted = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+    return CheckResult(subject=subject, ok=True, found=f"answers: {counted}, {slots} slots, {idle} idle")
+
+
+async def _queue(lrm: Lrm, settings: SgeSettings) -> CheckResult:
+    subject = f"queue {settings.queue}" if settings.queue else "queues"
+    try:
+        queues = await lrm.queues()
+    except LrmError as error:
+        remedy = "make this a submit host (qconf -as HOST)"
+        return CheckResult(subject=subject, ok=False, found=error.message, remedy=remedy)
+    names = ", ".join(queue.name for queue in queues)
+    if settings.queue and settings.queue not in {queue.name for queue in queues}:
+        return CheckResult(subject=subject, ok=False, found=f"there are {names}", remedy="correct queue")
+    return CheckResult(subject=subject, ok=True, found=names or "none")
+
+
+# -- Outside -------------------------------------------------------------------------------------------------
+# ``koala check --outside`` of a Grid Engine cell: whether ordinary jobs come in held, and we may start them.
+
+if TYPE_CHECKING:
+    Run = Callable[[Sequence[str]], Awaitable[CommandResult]]
+
+_NUMBER = re.compile(r"^([0-9]+)$", re.MULTILINE)
+_ALLOWED = re.compile(r"^jsv_allowed_mod\s+(\S+)", re.MULTILINE)
+_JSV = re.compile(r"^jsv_url\s+(\S+)", re.MULTILINE)
+
+
+async def check_outside(run: Run, settings: SgeSettings, *, user: str) -> tuple[CheckResult, ...]:
+    """Return whether jobs come in held, whether we are a manager, and what would keep us from pinning and starting."""
+    try:
+        return (await _held(run, settings), await _manager(run, settings, user), await _pinning(run, settings))
+    except LrmError as error:
+        remedy = error.hint or "see `koala docs wiki`"
+        return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
+
+
+def submission_remedy(complaint: str) -> str:
+    """Return what to do about an ordinary submission that was refused."""
+    if "minimum" in complaint.lower():
+        return (
+            "Grid Engine takes no jobs of users with so small an id, such as root (min_uid in qconf -sconf, 1000 on "
+            "Debian): run koala as an ordinary user that is made a manager (qconf -am USER)"
+        )
+    return "submit such a job by hand (qsub -b y true) as the user that koala runs as, and mend what it complains about"
+
+
+async def _held(run: Run, settings: SgeSettings) -> CheckResult:
+    subject = "jobs come in held"
+    remedy = "set jsv_url to what `koala conf sge_jsv.sh` prints (qconf -mconf), or put -h into sge_request of the cell"
+    # For the end of the year, so that it never runs if nobody holds it.
+    options = ("-terse", "-a", "12312359", "-N", "koala-check", "-wd", "/", "-o", "/dev/null", "-j", "y", "-b", "y")
+    submitted = await run((settings.command("qsub"), *options, "true"))
+    number = _NUMBER.search(submitted.text)
+    if number is None:
+        found = f"an ordinary submission is refused: {submitted.complaint}"
+        return CheckResult(subject=subject, ok=False, found=found, remedy=submission_remedy(submitted.complaint))
+    try:
+        listing = await run(requests.list_jobs(settings))
+        seen = next((job for job in parse_jobs(listing.stdout) if job.id == number[1]), None)
+    finally:
+        await run((settings.command("qdel"), number[1]))
+    ok = seen is not None and seen.state is LrmJobState.HELD
+    found = "yes" if ok else "no, they go to Grid Engine's own scheduler"
+    return CheckResult(subject=subject, ok=ok, found=found, remedy=remedy)
+
+
+async def _manager(run: Run, settings: SgeSettings, user: str) -> CheckResult:
+    managers = (await run((settings.command("qconf"), "-sm"))).text.split()
+    ok = user in managers
+    found = f"we are {user}; managers are {', '.join(managers)}"
+    remedy = f"make it one (qconf -am {user}): others' jobs can be pinned and released by managers only"
+    return CheckResult(subject="rights of a manager", ok=ok, found=found, remedy=remedy)
+
+
+async def _pinning(run: Run, settings: SgeSettings) -> CheckResult:
+    subject, shown = "starting at once", (await run((settings.command("qconf"), "-sconf"))).text
+    jsv, allowed = _JSV.search(shown), _ALLOWED.search(shown)
+    if jsv and jsv[1] != "none" and allowed and "q_hard" not in allowed[1].split(","):
+        remedy = "add q_hard,q_soft to jsv_allowed_mod (qconf -mconf)"
+        return CheckResult(subject=subject, ok=False, found="qalter -q is forbidden by jsv_allowed_mod", remedy=remedy)
+    remedy = "set trigger_scheduler = true in the settings of this cluster: else a start takes a schedule_interval"
+    found = "qconf -tsm after each start" if settings.trigger_scheduler else "only at the next schedule_interval"
+    return CheckResult(subject=subject, ok=settings.trigger_scheduler, found=found, remedy=remedy)
+
+
+# -- Lrm -----------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(
     hold=True,

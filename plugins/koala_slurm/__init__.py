@@ -6,10 +6,9 @@ Every command is a pure pair: a function that builds its command line, and one t
 
 from __future__ import annotations
 
-from koala_adapter.plugin import PluginDefinition
-from koala_slurm.discovery import discover
+from koala_adapter.lrm import PluginDefinition
 from koala_slurm.lrm import CAPABILITIES, make_lrm
-from koala_slurm.settings import SlurmSettings
+from koala_slurm.settings import SlurmSettings, discover
 
 __all__ = ["PLUGIN", "SlurmSettings"]
 

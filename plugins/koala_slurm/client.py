@@ -5,14 +5,96 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.plugin.commandsystem import CommandSystem
-from koala_slurm.control import control_error
-from koala_slurm.refusals import COMPLAINTS, reading_error
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm.commands import CommandSystem
+from koala_slurm.listing import ENVIRONMENT, NODE_COMMAND, parse_jobs, parse_nodes, squeue_command
+from koala_slurm.words import COMPLAINTS, checked, minutes, reading_error
 
 if TYPE_CHECKING:
-    from koala_adapter.errors import LrmError
-    from koala_adapter.plugin.commands import CommandResult, CommandRunner
+    from collections.abc import Sequence
+
+    from koala_adapter.lrm.commands import CommandResult, CommandRunner
+    from koala_adapter.model import LrmJob, Node
     from koala_slurm.settings import SlurmSettings
+
+
+# -- Control -------------------------------------------------------------------------------------------------
+# Commands that act on jobs: scancel(1) and scontrol(1), as command lines, and their complaints as errors.
+
+_GONE = ("invalid job id", "already completing or completed", "job has already finished", "no job found")
+"""Complaints of scancel about jobs that need no cancelling any more."""
+
+
+def cancel_command(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line that cancels jobs; without any filter scancel sends each argument as one request."""
+    return ("scancel", *arguments)
+
+
+def signal_command(arguments: Sequence[str], signal: int) -> tuple[str, ...]:
+    """Return the command line that signals the script of each running job and all its processes (scancel --full).
+
+    Without --state scancel tries for a minute and a half to signal a job that waits.
+    """
+    return ("scancel", "--full", "--state=RUNNING", f"--signal={int(signal)}", *arguments)
+
+
+def job_command(verb: str, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line of a scontrol verb that takes a list of jobs."""
+    return ("scontrol", verb, ",".join(arguments))
+
+
+def requeueable_command(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line that lets jobs be requeued in spite of --no-requeue; their owner may do that."""
+    return ("scontrol", "update", f"JobId={','.join(arguments)}", "Requeue=1")
+
+
+def walltime_command(job: str, walltime: int) -> tuple[str, ...]:
+    """Return the command line that changes a job's walltime (seconds, rounded up to minutes)."""
+    return ("scontrol", "update", f"JobId={checked(job)}", f"TimeLimit={minutes(walltime)}")
+
+
+def notify_command(job: str, text: str) -> tuple[str, ...]:
+    """Return the command line that passes a message to a job, as one line of printable text."""
+    line = "".join(character if character.isprintable() else " " for character in text).strip() or "(no text)"
+    return ("scontrol", "notify", checked(job), line)
+
+
+def show_command(job: str) -> tuple[str, ...]:
+    """Return the command line that shows a job; it complains about one that does not exist."""
+    return ("scontrol", "--oneliner", "show", "job", job)
+
+
+def is_ambiguous(result: CommandResult) -> bool:
+    """Tell whether a complaint may mean an unknown job as well as no answer: so says ``scontrol suspend``."""
+    return "unexpected message received for job" in result.complaint.lower()
+
+
+def control_error(result: CommandResult, *, action: str) -> LrmError | None:
+    """Return the error of a scontrol that changes jobs; None when it did not complain."""
+    complaint = result.complaint if result.returncode or result.stderr.strip() else ""
+    if not complaint and not result.returncode:
+        return None
+    return COMPLAINTS.error(complaint, action=action, otherwise=LrmRejectedError)
+
+
+def cancel_error(result: CommandResult) -> LrmError | None:
+    """Return the worst error among what scancel says of each job; None when all are cancelled or were gone.
+
+    No answer is worse than a refusal: after it nothing is known.
+    """
+    lines = [line.strip() for line in result.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+    serious = [line for line in lines if "error" in line.lower() and not any(text in line.lower() for text in _GONE)]
+    errors = [COMPLAINTS.error(line, action="cancellation", otherwise=LrmUnavailableError) for line in serious]
+    errors = [error for error in errors if not isinstance(error, LrmNotFoundError)]
+    unanswered = (error for error in errors if isinstance(error, LrmUnavailableError))
+    if errors:
+        return next(unanswered, errors[0])
+    if result.returncode and not lines:
+        return COMPLAINTS.error("", action="cancellation", otherwise=LrmUnavailableError)
+    return None
+
+
+# -- Client --------------------------------------------------------------------------------------------------
 
 
 class SlurmCommands(CommandSystem):
@@ -35,3 +117,29 @@ class SlurmCommands(CommandSystem):
     def changing_error(self, result: CommandResult, *, action: str) -> LrmError | None:
         """See CommandSystem; what scontrol says and no complaint is known of, is a refusal."""
         return control_error(result, action=action)
+
+
+# -- Reading nodes and jobs with sinfo and squeue ------------------------------------------------------------
+
+
+class CommandReader:
+    """Reads with sinfo and squeue."""
+
+    requests = 2
+    """Of one call of each method together; the outside scheduler's listing takes one more."""
+
+    def __init__(self, commands: SlurmCommands, *, reserved_is_up: bool = False) -> None:
+        """``reserved_is_up``: nodes in a reservation count as usable, because we submit into one."""
+        self._commands = commands
+        self._reserved_is_up = reserved_is_up
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """Return all nodes, each once."""
+        output = await self._commands.read(NODE_COMMAND, action="listing of nodes")
+        return parse_nodes(output, reserved_is_up=self._reserved_is_up)
+
+    async def jobs(self, *, user: str = "") -> tuple[LrmJob, ...]:
+        """Return all jobs, or all of one user."""
+        command = squeue_command(user=user)
+        output = await self._commands.read(command, action="listing of jobs", environment=ENVIRONMENT)
+        return parse_jobs(output)

@@ -12,19 +12,30 @@ option for that (--array) takes longer, and loses the last element of ``12_[2-10
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmUnavailableError
-from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
-from koala_slurm.durations import TIME_FORMAT, moment
-from koala_slurm.hostlist import expand
-from koala_slurm.jobids import array_index, checked, waiting_elements
-from koala_slurm.states import hold_owner, job_end, job_state
-from koala_slurm.waitreasons import START_MAY_SHOW, wait_kind
+from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
+from koala_adapter.wire.hostlists import expand
+from koala_slurm.words import (
+    START_MAY_SHOW,
+    TIME_FORMAT,
+    array_index,
+    checked,
+    duration,
+    hold_owner,
+    job_end,
+    job_state,
+    moment,
+    node_state,
+    wait_kind,
+    waiting_elements,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
 
 SEPARATOR = "\x1f"
 
@@ -122,3 +133,219 @@ def parse_exit(text: str) -> tuple[int, int]:
         return int(match["code"]), int(match["signal"])
     status = int(text) if text.isdecimal() else 0
     return status >> 8 & 0xFF, status & 0x7F
+
+
+# -- Nodes ---------------------------------------------------------------------------------------------------
+# Nodes by sinfo(1) and partitions by scontrol(1): command lines, and what they print as nodes and queues.
+
+NODE_FIELDS = ("%N", "%P", "%T", "%C", "%m", "%O")
+"""Name, partition, state with flags, processors (allocated/idle/other/total), memory in MiB, load average."""
+
+MORE_NODE_FIELDS = ("%b", "%d")
+"""Active features, and temporary disk in MB (MiB); a reader that does not have them leaves both out."""
+
+NODE_COMMAND = ("sinfo", "--noheader", "--Node", f"--format={SEPARATOR.join((*NODE_FIELDS, *MORE_NODE_FIELDS))}")
+PARTITION_COMMAND = ("scontrol", "--oneliner", "show", "partition")
+
+
+def idle_command(nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line that lists some nodes as NODE_COMMAND lists all."""
+    return (*NODE_COMMAND, f"--nodes={','.join(nodes)}")
+
+
+_PROCESSORS = re.compile(r"([0-9]+)/([0-9]+)/([0-9]+)/([0-9]+)", re.ASCII)
+_PAIR = re.compile(r"(?:^|\s)(\w+)=(\S*)")
+
+
+def parse_nodes(output: str, *, reserved_is_up: bool = False) -> tuple[Node, ...]:
+    """Return the nodes of a listing, each once with all its partitions.
+
+    Raises LrmUnavailableError for text that is no listing.
+    """
+    return merge_nodes(
+        parse_node(line.split(SEPARATOR), reserved_is_up=reserved_is_up) for line in output.splitlines() if line.strip()
+    )
+
+
+def parse_node(row: Sequence[str], *, reserved_is_up: bool = False) -> Node:
+    """Return the node of one row of values of NODE_FIELDS, and perhaps of MORE_NODE_FIELDS.
+
+    Raises LrmUnavailableError when it is no such row.
+    """
+    widths = (len(NODE_FIELDS), len(NODE_FIELDS) + len(MORE_NODE_FIELDS))
+    counts = _PROCESSORS.fullmatch(row[3].strip()) if len(row) in widths else None
+    if counts is None:
+        raise LrmUnavailableError(f"sinfo printed a line that is no node: {SEPARATOR.join(row)[:200]!r}")
+    name, partition, word, _, memory, load, features, disk = (*(value.strip() for value in row), "", "")[:8]
+    allocated, idle, _other, total = (int(count) for count in counts.groups())
+    state = node_state(word, reserved_is_up=reserved_is_up)
+    return Node(
+        name=name,
+        state=state,
+        processors=total,
+        # A node that is up can have processors that are neither allocated nor idle; nobody can get those.
+        processors_used=total - idle if state is NodeState.UP else allocated,
+        memory_mib=int(memory) if memory.isdecimal() else None,
+        load=_number(load),
+        queues=(partition.removesuffix("*"),) if partition not in {"", "N/A"} else (),
+        raw_state=word,
+        features=tuple(feature for feature in features.split(",") if feature and feature != "(null)"),
+        disk_mib=int(disk) if disk.isdecimal() and int(disk) else None,
+    )
+
+
+def merge_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Return each node once: a node in several partitions is listed for each of them."""
+    merged: dict[str, Node] = {}
+    for node in nodes:
+        seen = merged.get(node.name, node)
+        queues = tuple(dict.fromkeys((*seen.queues, *node.queues)))
+        merged[node.name] = replace(seen, queues=queues)
+    return tuple(merged.values())
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def parse_partitions(output: str) -> tuple[Queue, ...]:
+    """Return the partitions of ``scontrol -o show partition``. Raises LrmUnavailableError for text that is none."""
+    return tuple(_partition(line) for line in output.splitlines() if line.strip() and "No partitions" not in line)
+
+
+def _partition(line: str) -> Queue:
+    values = dict(_PAIR.findall(line))
+    if "PartitionName" not in values:
+        raise LrmUnavailableError(f"scontrol printed a line that is no partition: {line[:200]!r}")
+    processors = values.get("TotalCPUs", "")
+    return Queue(
+        name=values["PartitionName"],
+        up=values.get("State") == "UP",
+        processors=int(processors) if processors.isdecimal() else 0,
+        walltime_limit=duration(values.get("MaxTime", "")),
+        default=values.get("Default") == "YES",
+    )
+
+
+# -- Accounting ----------------------------------------------------------------------------------------------
+# How jobs ended according to the accounting database: the command line of sacct(1), and its rows as jobs.
+
+FIELDS_OF_ACCOUNTING = (
+    "JobID",
+    "User",
+    "State",
+    "AllocCPUS",
+    "Partition",
+    "NodeList",
+    "Submit",
+    "Start",
+    "End",
+    "ExitCode",
+    "JobName",
+)
+
+
+def sacct_command(jobs: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line that lists these jobs without their steps, over all times."""
+    return (
+        "sacct",
+        "--noheader",
+        "--allocations",
+        "--parsable2",
+        f"--delimiter={SEPARATOR}",
+        f"--format={','.join(FIELDS_OF_ACCOUNTING)}",
+        f"--jobs={','.join(jobs)}",
+    )
+
+
+def parse_history(output: str) -> tuple[LrmJob, ...]:
+    """Return the jobs of a listing. Raises LrmUnavailableError for text that is no listing."""
+    rows = (line.split(SEPARATOR, len(FIELDS_OF_ACCOUNTING) - 1) for line in output.splitlines() if line.strip())
+    return tuple(parse_job(_as_listed(row)) for row in rows)
+
+
+def _as_listed(row: Sequence[str]) -> list[str]:
+    # The same fields as in the listing of squeue, without a reason; "CANCELLED by 1000" is one state with a reason.
+    if len(row) != len(FIELDS_OF_ACCOUNTING):
+        return list(row)
+    word, _, by = row[2].partition(" ")
+    return [*row[:2], word.removesuffix("+"), *row[3:10], by.removeprefix("by ") or "None", row[10]]
+
+
+# -- What ``scontrol show config`` says about a controller, and the version that the commands print ----------
+
+CONFIG_COMMAND = ("scontrol", "show", "config")
+VERSION_COMMAND = ("sinfo", "--version")
+
+DEFAULT_MAX_ARRAY_SIZE = 1001
+"""slurm.conf(5), MaxArraySize."""
+
+CORES_SPREAD_SINCE = (23, 11)
+"""From this release on a reservation takes one number of cores, which Slurm spreads over its nodes."""
+
+_LINE = re.compile(r"^(?P<name>\w[\w()]*)\s*=\s?(?P<value>.*?)\s*$", re.MULTILINE)
+_VERSION = re.compile(r"\b(?P<version>[0-9]{2}\.[0-9]{2}(?:\.[0-9]+)?(?:[.-][0-9a-z]+)*)")
+_LIMITS = frozenset({"limits", "safe", "all"})
+"""Of AccountingStorageEnforce (slurm.conf(5)): with any of them limits hold."""
+_NO_ACCOUNTING = frozenset({"", "(null)", "accounting_storage/none"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """The few settings of a cluster that decide what can be asked of it."""
+
+    cluster: str
+    version: str
+    max_array_size: int
+    """One more than the largest index of an array element."""
+    accounting: bool
+    """A storage for accounting is configured; that it answers is another matter."""
+    slurm_user: str
+    limits_enforced: bool = False
+    """Jobs are kept within the limits of their associations and QOS."""
+
+    @property
+    def takes_cores_by_node(self) -> bool:
+        """A reservation may be given a number of cores for each node: until 23.02."""
+        return release_number(self.version) < CORES_SPREAD_SINCE
+
+    def may_suspend(self, *, user: str, uid: int) -> bool:
+        """Tell whether a user may suspend jobs: operators only, be the jobs their own (scontrol(1)).
+
+        root and SlurmUser are operators. Of those named in slurmdbd we learn nothing.
+        """
+        return uid == 0 or user == self.slurm_user
+
+
+def parse_config(output: str) -> ControllerConfig:
+    """Return the settings; what is missing has Slurm's default."""
+    values = {match["name"]: match["value"] for match in _LINE.finditer(output)}
+    size = values.get("MaxArraySize", "")
+    return ControllerConfig(
+        cluster=values.get("ClusterName", ""),
+        version=values.get("SLURM_VERSION", ""),
+        max_array_size=int(size) if size.isdecimal() else DEFAULT_MAX_ARRAY_SIZE,
+        accounting=values.get("AccountingStorageType", "") not in _NO_ACCOUNTING,
+        slurm_user=values.get("SlurmUser", "").partition("(")[0],
+        limits_enforced=bool(_LIMITS & set(values.get("AccountingStorageEnforce", "").split(","))),
+    )
+
+
+def parse_version(output: str) -> str | None:
+    """Return the version in ``slurm 22.05.8`` or ``slurm-wlm 22.05.8``; None when there is none."""
+    match = _VERSION.search(output)
+    return match["version"] if match else None
+
+
+def release_of(version: str) -> str:
+    """Return major and minor number of a version: the release, within which Slurm's libraries fit together."""
+    return ".".join(version.split(".")[:2])
+
+
+def release_number(version: str) -> tuple[int, ...]:
+    """Return the release of a version as numbers that can be compared; an empty one, before all, for no version."""
+    found = parse_version(version)
+    return tuple(int(part) for part in release_of(found).split(".")) if found else ()

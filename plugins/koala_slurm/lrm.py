@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import shutil
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,36 +21,400 @@ from koala_adapter.errors import (
     LrmUnavailableError,
     LrmUnsupportedError,
 )
-from koala_adapter.model import LrmJobId, LrmJobState
-from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
-from koala_adapter.plugin.commands import login_name
-from koala_adapter.plugin.commandsystem import portions
-from koala_drmaa.libraries import SLURM
-from koala_drmaa.transportchoice import chosen_transport
-from koala_slurm import control
-from koala_slurm.accounting import parse_history, sacct_command
-from koala_slurm.client import SlurmCommands
-from koala_slurm.controller import CONFIG_COMMAND, VERSION_COMMAND, ControllerConfig, parse_config, parse_version
-from koala_slurm.directives import problem_of
-from koala_slurm.durations import TIME_FORMAT
-from koala_slurm.jobids import ARGUMENTS_PER_COMMAND, array_ids, compacted
-from koala_slurm.jobnotes import annotate_commands
-from koala_slurm.nodes import PARTITION_COMMAND, parse_partitions
-from koala_slurm.pinning import make_pin
-from koala_slurm.reading import CommandReader
-from koala_slurm.refusals import submission_error
-from koala_slurm.startnotes import StartNotes
-from koala_slurm.submission import native_specification, parse_job_id, sbatch_command
+from koala_adapter.lrm import NOWHERE, Capabilities, CheckResult, Lrm, RenderedSubmission, Submission
+from koala_adapter.lrm.commands import child_environment, login_name, portions
+from koala_adapter.lrm.drmaa.choice import chosen_transport, one_text
+from koala_adapter.lrm.drmaa.libraries import SLURM
+from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
+from koala_slurm import client as control
+from koala_slurm.client import CommandReader, SlurmCommands
+from koala_slurm.listing import (
+    CONFIG_COMMAND,
+    PARTITION_COMMAND,
+    VERSION_COMMAND,
+    ControllerConfig,
+    parse_config,
+    parse_history,
+    parse_partitions,
+    parse_version,
+    release_number,
+    sacct_command,
+)
+from koala_slurm.requests import annotate_commands
+from koala_slurm.starting import StartNotes, make_pin
+from koala_slurm.words import (
+    ARGUMENTS_PER_COMMAND,
+    TIME_FORMAT,
+    array_ids,
+    compacted,
+    minutes,
+    parse_job_id,
+    submission_error,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
-    from koala_adapter.model import BatchKey, LrmJob, Node, Queue
-    from koala_adapter.plugin import CheckResult, ClusterContext, Submission
+    from koala_adapter.lrm import ClusterContext
+    from koala_adapter.lrm.contract import Directives
+    from koala_adapter.model import LrmJob, Node, Queue
     from koala_slurm.outside import OutsideReader
-    from koala_slurm.reservations import Reserved
     from koala_slurm.settings import SlurmSettings
-    from koala_slurm.starting import Starting
+    from koala_slurm.starting import Reserved, Starting
+
+
+# -- A submission's options, and the changes that a site file makes to them (add, drop, rename) --------------
+
+SHORT_NAMES: Mapping[str, str] = {
+    "-A": "--account",
+    "-a": "--array",
+    "-c": "--cpus-per-task",
+    "-D": "--chdir",
+    "-H": "--hold",
+    "-J": "--job-name",
+    "-M": "--clusters",
+    "-n": "--ntasks",
+    "-o": "--output",
+    "-p": "--partition",
+    "-q": "--qos",
+    "-t": "--time",
+    "-W": "--wait",
+}
+
+OURS = frozenset({"--parsable", "--job-name", "--array"})
+"""Options without which a submission could not be recognized again."""
+
+HARMFUL = frozenset({"--clusters", "--test-only", "--wait", "--wrap"})
+"""Options that would send the job elsewhere, nowhere, or make sbatch wait for its end."""
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option of a command line; ``value`` None for a flag."""
+
+    name: str
+    value: str | None = None
+
+    def argument(self) -> str:
+        """Return the option as one argument."""
+        return self.name if self.value is None else f"{self.name}={self.value}"
+
+
+def long_name(text: str) -> str:
+    """Return the long name in an option as written in a site file (``-p``, ``--time=5`` ...)."""
+    name = text.strip().partition("=")[0].split(maxsplit=1)[0] if text.strip() else ""
+    if name.startswith("-") and not name.startswith("--"):
+        return SHORT_NAMES.get(name[:2], name[:2])
+    return name
+
+
+def arguments(options: Iterable[Option], directives: Directives) -> tuple[str, ...]:
+    """Return the arguments of a submission after the site's changes: drop, then rename, then add at the end.
+
+    Raises LrmRejectedError, naming the directive, for one that is malformed or would make the submission unusable.
+    """
+    problem = problem_of(directives)
+    if problem:
+        raise LrmRejectedError(problem, hint="correct the directives of this cluster in the site file")
+    dropped = {long_name(name) for name in directives.drop}
+    renamed = {long_name(old): new.strip() for old, new in directives.rename}
+    kept = (option for option in options if option.name not in dropped)
+    changed = (replace(option, name=renamed.get(option.name, option.name)) for option in kept)
+    return (*(word for option in changed for word in _written(option)), *_added(directives))
+
+
+def _written(option: Option) -> tuple[str, ...]:
+    if option.name.startswith("--") or option.value is None:
+        return (option.argument(),)
+    return (option.name, option.value)
+
+
+def _added(directives: Directives) -> Iterator[str]:
+    for text in directives.add:
+        yield from shlex.split(text)
+
+
+def problem_of(directives: Directives) -> str:
+    """Return what is wrong with a site's directives, as a sentence; empty when nothing is."""
+    found = (
+        *(_problem_of_added(text) for text in directives.add),
+        *(_problem_of_name("drop", text) for text in directives.drop),
+        *(_problem_of_rename(old, new) for old, new in directives.rename),
+    )
+    return next(filter(None, found), "")
+
+
+def _problem_of_added(text: str) -> str:
+    if _has_controls(text):
+        return f"directive {text!r} to add contains a line break or another control character"
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        return f"directive {text!r} to add cannot be read: {error}"
+    # A word that belongs to no option would be taken for the name of the script.
+    if not words or not words[0].startswith("-") or words[0] in {"-", "--"}:
+        return f"directive {text!r} to add is no option"
+    option, *values = words
+    if values and (len(values) > 1 or "=" in option or values[0].startswith("-")):
+        return f"directive {text!r} to add is more than one option with one value"
+    if long_name(option) in OURS | HARMFUL:
+        return f"directive {text!r} to add would make the placeholders impossible to follow"
+    return ""
+
+
+def _problem_of_name(verb: str, text: str) -> str:
+    if _has_controls(text):
+        return f"directive {text!r} to {verb} contains a line break or another control character"
+    if not text.strip().startswith("-"):
+        return f"directive {text!r} to {verb} is no option"
+    if long_name(text) in OURS:
+        return f"directive {text!r} to {verb} is one without which the placeholders could not be followed"
+    return ""
+
+
+def _problem_of_rename(old: str, new: str) -> str:
+    problem = _problem_of_name("rename", old)
+    if problem:
+        return problem
+    if _has_controls(new) or not new.strip().startswith("-") or len(new.split()) != 1 or "=" in new:
+        return f"new name {new!r} of directive {old!r} is no option's name"
+    if long_name(new) in OURS | HARMFUL:
+        return f"new name {new!r} of directive {old!r} would make the placeholders impossible to follow"
+    return ""
+
+
+def _has_controls(text: str) -> bool:
+    return _CONTROL.search(text) is not None
+
+
+# -- Submitting placeholders: the command line of sbatch(1), and the job id in what it prints ----------------
+# The script goes in on stdin: it contains a secret, which must not show in a command line or a file.
+
+IN_TEMPLATE = frozenset(
+    {
+        "--parsable",
+        "--ignore-pbs",
+        "--job-name",
+        "--array",
+        "--chdir",
+        "--output",
+        "--open-mode",
+        "--export",
+        "--hold",
+    }
+)
+"""Options that a DRMAA job template has attributes for, or that concern sbatch itself."""
+
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@:-]{0,199}", re.ASCII)
+_WORD = re.compile(r"[^\s\x00-\x1f\x7f-]\S*")
+
+
+def sbatch_command(submission: Submission, settings: SlurmSettings, directives: Directives) -> tuple[str, ...]:
+    """Return the command line of a submission. Raises LrmRejectedError when it cannot be expressed."""
+    _require(submission)
+    return ("sbatch", *arguments(_options(submission, settings), directives))
+
+
+def native_specification(submission: Submission, settings: SlurmSettings, directives: Directives) -> str:
+    """Return what slurm-drmaa is asked for beside what a job template says of every system.
+
+    It knows fewer options than sbatch, hours and minutes, and memory in MiB alone. Raises LrmRejectedError.
+    """
+    _require(submission)
+    options = (option for option in _options(submission, settings) if option.name not in IN_TEMPLATE)
+    return one_text(arguments((_as_drmaa_takes(option) for option in options), directives))
+
+
+def _as_drmaa_takes(option: Option) -> Option:
+    if option.name == "--time":
+        return Option(name=option.name, value=f"0:{option.value}")
+    if option.name == "--mem":
+        return Option(name=option.name, value=(option.value or "").removesuffix("M"))
+    return option
+
+
+def dry_run_command(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the same command line for sbatch --test-only, which asks the controller and submits nothing."""
+    return (command[0], "--test-only", *command[1:])
+
+
+def _options(submission: Submission, settings: SlurmSettings) -> Iterator[Option]:
+    yield Option(name="--parsable")
+    # sbatch obeys lines that look like directives of PBS or LSF, wherever they stand in the script.
+    yield Option(name="--ignore-pbs")
+    yield Option(name="--job-name", value=submission.key)
+    yield Option(name="--array", value=f"1-{submission.count}")
+    yield Option(name="--ntasks", value="1")
+    yield Option(name="--cpus-per-task", value="1")
+    yield Option(name="--time", value=str(minutes(submission.walltime)))
+    # A requeued placeholder would dial in with a token that has been used.
+    yield Option(name="--no-requeue")
+    # Our own directory may not exist on the nodes.
+    yield Option(name="--chdir", value="/")
+    yield Option(name="--output", value=_output(submission))
+    # The directory may be everybody's: truncating would destroy a file that somebody else has put in the way.
+    yield Option(name="--open-mode", value="append")
+    # Anything but ALL makes slurmd run the user's login shell on the node and wait for it, NIL too before 23.11. The
+    # environment of sbatch is built by us, so ALL exports nothing that is not meant to be.
+    yield Option(name="--export", value="ALL" if settings.environment == "built" else "NONE")
+    if submission.queue is not None:
+        yield Option(name="--partition", value=submission.queue)
+    if submission.memory_mib is not None:
+        yield Option(name="--mem", value=f"{submission.memory_mib}M")
+    if submission.held:
+        yield Option(name="--hold")
+    for name in ("account", "qos", "reservation"):
+        value = getattr(settings, name)
+        if value is not None:
+            yield Option(name=f"--{name}", value=value)
+
+
+def _output(submission: Submission) -> str:
+    directory = submission.output_directory
+    return NOWHERE if directory is None else f"{directory.rstrip('/').replace('%', '%%')}/%x.%a.out"
+
+
+def _require(submission: Submission) -> None:
+    demands = (
+        (_KEY.fullmatch(submission.key), f"key {submission.key!r} is no usable job name"),
+        (submission.count >= 1, f"{submission.count} placeholders are none"),
+        (submission.walltime >= 1, f"walltime of {submission.walltime} s is none"),
+        (submission.memory_mib is None or submission.memory_mib >= 1, f"memory of {submission.memory_mib} MiB is none"),
+        (submission.queue is None or _WORD.fullmatch(submission.queue), f"{submission.queue!r} is no partition"),
+        (_is_path(submission.output_directory or "/"), f"{submission.output_directory!r} is no absolute path"),
+        (submission.script.startswith("#!"), "the script does not begin with #!"),
+        ("\0" not in submission.script, "the script contains a NUL character"),
+    )
+    for met, problem in demands:
+        if not met:
+            raise LrmRejectedError(f"Slurm cannot take this submission: {problem}")
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith("/") and text.isprintable()
+
+
+# -- Checks --------------------------------------------------------------------------------------------------
+# ``koala check`` of a Slurm cluster: what is there, what answers, and whether a submission would be taken.
+
+PROGRAMS = ("sbatch", "squeue", "sinfo", "scontrol", "scancel")
+
+OLDEST_RELEASE = (20, 11)
+"""The listings of older releases were never seen."""
+
+_TRIAL = Submission(key=BatchKey("koala-check"), count=1, script="#!/bin/sh\nexit 0\n", walltime=60)
+
+
+@dataclass(slots=True, kw_only=True)
+class Checks:
+    """One run of all checks; each that fails says what to do. Without a controller the rest is left out."""
+
+    commands: SlurmCommands
+    settings: SlurmSettings
+    directives: Directives
+    unanswered: LrmUnavailableError | None = None
+    """How the controller failed to answer a moment ago: to ask once more would take as long."""
+    _partition: str | None = None
+    _config: ControllerConfig | None = None
+
+    async def run(self) -> tuple[CheckResult, ...]:
+        """Return one result for each subject, in the order in which a person would look."""
+        steps: tuple[tuple[str, Callable[[], Awaitable[CheckResult]], str], ...] = (
+            ("commands", self._programs, "install slurm-client, or give bin_directory"),
+            ("version", self._version, "give conf, the path of this cluster's slurm.conf"),
+            ("controller", self._controller, "start slurmctld, or give conf, the path of this cluster's slurm.conf"),
+            ("partitions", self._partitions, "ask the site which partitions you may use"),
+            ("submission", self._submission, "correct the settings and directives of this cluster in the site file"),
+            ("accounting", self._accounting, "tell the site that sacct does not work"),
+        )
+        results: list[CheckResult] = []
+        for subject, step, remedy in steps:
+            results.append(await _guarded(subject, step, remedy))
+            # Each further question would wait for the controller until its time-out.
+            if subject == "controller" and not results[-1].ok:
+                return tuple(results)
+        return tuple(results)
+
+    async def _programs(self) -> CheckResult:
+        directory = str(self.settings.bin_directory) if self.settings.bin_directory else child_environment()["PATH"]
+        places = {program: shutil.which(program, path=directory) for program in PROGRAMS}
+        missing = [program for program, place in places.items() if place is None]
+        if missing:
+            remedy = "install slurm-client, or give bin_directory, the directory of the commands"
+            return _bad("commands", f"no {', '.join(missing)} in {directory}", remedy)
+        found = sorted({os.path.dirname(place) for place in places.values() if place})  # noqa: PTH120 - plain text
+        return _good("commands", f"{', '.join(PROGRAMS)} in {', '.join(found)}")
+
+    async def _version(self) -> CheckResult:
+        output = await self.commands.read(VERSION_COMMAND, action="asking for the version")
+        version = parse_version(output)
+        if version is None:
+            return _bad("version", f"no version in {output.strip()[:100]!r}", "check what sinfo --version prints")
+        if release_number(version) < OLDEST_RELEASE:
+            return _bad("version", version, "Slurm 20.11 or later is needed")
+        return _good("version", version)
+
+    async def _controller(self) -> CheckResult:
+        if self.unanswered is not None:
+            raise self.unanswered
+        config = self._config = parse_config(await self.commands.read(CONFIG_COMMAND, action="asking the controller"))
+        elements = config.max_array_size - 1
+        return _good("controller", f"cluster {config.cluster}, at most {elements} placeholders in one submission")
+
+    async def _partitions(self) -> CheckResult:
+        partitions = parse_partitions(await self.commands.read(PARTITION_COMMAND, action="listing of partitions"))
+        up = [partition for partition in partitions if partition.up]
+        if not up:
+            return _bad("partitions", "none is up", "wait until the site opens one")
+        # Without a default the site file names one; any that is up tells whether submissions work at all.
+        if not any(partition.default for partition in up):
+            self._partition = up[0].name
+        return _good("partitions", "; ".join(_described(partition) for partition in partitions))
+
+    async def _submission(self) -> CheckResult:
+        trial = Submission(
+            key=_TRIAL.key, count=1, script=_TRIAL.script, walltime=_TRIAL.walltime, queue=self._partition
+        )
+        command = dry_run_command(sbatch_command(trial, self.settings, self.directives))
+        result = await self.commands.run(command, stdin=trial.script.encode())
+        if result.returncode:
+            raise submission_error(result)
+        return _good("submission", result.complaint or "would be taken")
+
+    async def _accounting(self) -> CheckResult:
+        if self._config is None:
+            raise LrmUnavailableError("the controller did not say whether there is any")
+        if not self._config.accounting:
+            return _good("accounting", "none configured; how jobs ended is known for as long as squeue shows them")
+        await self.commands.read(sacct_command(("1",)), action="accounting")
+        return _good("accounting", "sacct works")
+
+
+async def _guarded(subject: str, step: Callable[[], Awaitable[CheckResult]], remedy: str) -> CheckResult:
+    try:
+        return await step()
+    except LrmError as error:
+        return _bad(subject, error.message, error.hint or remedy)
+
+
+def _described(partition: Queue) -> str:
+    limit = f"{partition.walltime_limit // 60} min" if partition.walltime_limit is not None else "no walltime limit"
+    words = (f"{partition.processors} processors", limit, *(("default",) if partition.default else ()))
+    return f"{partition.name} {'up' if partition.up else 'down'} ({', '.join(words)})"
+
+
+def _good(subject: str, found: str) -> CheckResult:
+    return CheckResult(subject=subject, ok=True, found=found)
+
+
+def _bad(subject: str, found: str, remedy: str) -> CheckResult:
+    return CheckResult(subject=subject, ok=False, found=found, remedy=remedy)
+
+
+# -- Lrm -----------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(
     hold=True,
@@ -126,7 +493,7 @@ class SlurmLrm(Lrm):
 
     @cached_property
     def _reserved(self) -> Reserved:
-        from koala_slurm.reservations import Reserved
+        from koala_slurm.starting import Reserved
 
         return Reserved()
 
@@ -357,8 +724,7 @@ class SlurmLrm(Lrm):
         self._outside.forget(job)
 
     def _starting(self, job: str, nodes: Sequence[str]) -> Starting:
-        from koala_slurm.reservations import CoreReservation
-        from koala_slurm.starting import Starting
+        from koala_slurm.starting import CoreReservation, Starting
 
         pin, numbers_by_node = make_pin(job, nodes), self._config is None or self._config.takes_cores_by_node
         reservation = CoreReservation(self._commands, pin, self._reserved, numbers_by_node=numbers_by_node)
@@ -385,8 +751,6 @@ class SlurmLrm(Lrm):
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Verify commands, versions, controller, partitions and a submission that is only tried."""
-        from koala_slurm.checks import Checks
-
         checks = Checks(
             commands=self._commands,
             settings=self._settings,
@@ -400,7 +764,7 @@ class SlurmLrm(Lrm):
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's submission hook holds jobs, and that we may start them."""
-        from koala_slurm.outsidechecks import OutsideChecks
+        from koala_slurm.outside import OutsideChecks
 
         return await OutsideChecks(self._commands, self._outside, user=self._user, uid=os.geteuid()).run()
 

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listing everything about all users' jobs, for whoever schedules this cluster from outside.
+"""What of a job's request, as scontrol shows it, restricts where or when it may run beyond numbers and names. Pure.
 
-Names, comments and directories can hold any character, line breaks too (seen in 22.05), so that a user could forge the
-row of another's job. Here every field ends with a word that is new for each listing, and that no job can contain.
-
-What squeue does not tell (processors on each node, the nodes insisted on, memory by processor or by node) comes from
-``scontrol --details show job``, asked only when a job is new or has just started.
+What an outside scheduler cannot respect, because nothing tells it enough, is an obstacle: Slurm would refuse the start,
+and others would wait for that.
 """
 
 from __future__ import annotations
@@ -17,16 +14,173 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobState
-from koala_slurm.durations import duration, moment
-from koala_slurm.hostlist import expand
-from koala_slurm.jobids import checked
-from koala_slurm.jobnotes import has_room, without_note
+from koala_adapter.wire.hostlists import expand
 from koala_slurm.listing import FIELDS, parse_row
-from koala_slurm.restrictions import HETEROGENEOUS, NAMES, Restrictions, parse_features, restrictions
-from koala_slurm.states import hold_owner
+from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked, compacted, duration, hold_owner, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+
+NAMES = (
+    "Features",
+    "OverSubscribe",
+    "Contiguous",
+    "Licenses",
+    "TresPerNode",
+    "TresPerJob",
+    "TresPerTask",
+    "TresPerSocket",
+    "ArrayTaskThrottle",
+    "HetJobId",
+    "CoreSpec",
+    "ThreadSpec",
+    "Reservation",
+    "ReqB:S:C:T",
+    "NtasksPerN:B:S:C",
+    "ReqSwitch",
+    "MinTmpDiskNode",
+    "QOS",
+)
+"""What is read here of ``scontrol show job``."""
+
+LICENSES_COMMAND = ("scontrol", "--oneliner", "show", "licenses")
+GRES_COMMAND = ("sinfo", "--noheader", "--Node", "--Format=NodeList:\x1f,Gres:\x1f,GresUsed:\x1f,CPUsState:\x1f")
+
+_WORD = r"[A-Za-z0-9_.-]+"
+_EVERY = re.compile(rf"{_WORD}(?:&{_WORD})*")
+_SOME = re.compile(rf"{_WORD}(?:\|{_WORD})+")
+_LICENSE = re.compile(r"LicenseName=(?P<name>\S+)\s+Total=[0-9]+\s+Used=[0-9]+\s+Free=(?P<free>[0-9]+)")
+_NOTHING = frozenset({"", "(null)", "*", "N/A", "0", "None"})
+OURS = "koala_start_"
+HETEROGENEOUS = "the components of a heterogeneous job start together, which cannot be asked for"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restrictions:
+    """What a job asks for beside processors, memory and nodes by name."""
+
+    exclusive: bool = False
+    gres: tuple[tuple[str, int], ...] = ()
+    """On each node: name, with its type if one is asked for, and number."""
+    licenses: tuple[tuple[str, int], ...] = ()
+    disk_mib: int | None = None
+    throttle: int = 0
+    """Elements of its array that may run at the same time; 0: any number."""
+    qos: str = ""
+    obstacle: str = ""
+
+
+def parse_features(text: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """Return the features that all nodes must have, those of which each must have one, and what cannot be respected."""
+    if not text:
+        return (), (), ""
+    if _EVERY.fullmatch(text):
+        return tuple(text.split("&")), (), ""
+    if _SOME.fullmatch(text):
+        return (), tuple(text.split("|")), ""
+    return (), (), f"its features {text} are more than a list of which a node must have all, or one"
+
+
+def restrictions(values: Mapping[str, str]) -> Restrictions:
+    """Return what the values of a job say."""
+    given = {name: values.get(name, "") for name in NAMES}
+    asked = {name: value for name, value in given.items() if value not in _NOTHING}
+    gres = _numbers(asked.get("TresPerNode", "").replace("gres:", "").replace("gres/", ""), separator=":")
+    disk = asked.get("MinTmpDiskNode", "")
+    throttle = asked.get("ArrayTaskThrottle", "")
+    return Restrictions(
+        exclusive=asked.get("OverSubscribe", "OK").split("(")[0] in {"NO", "USER", "MCS"},
+        gres=gres,
+        licenses=_numbers(asked.get("Licenses", ""), separator=":"),
+        disk_mib=_mebibytes(disk),
+        throttle=int(throttle) if throttle.isdecimal() else 0,
+        qos=asked.get("QOS", ""),
+        obstacle=_obstacle(asked),
+    )
+
+
+def _obstacle(asked: Mapping[str, str]) -> str:
+    reservation = asked.get("Reservation", "")
+    tasks = asked.get("NtasksPerN:B:S:C", "").split(":")[1:]
+    layout = asked.get("ReqB:S:C:T", "").split(":")
+    trackable = [name for name in ("TresPerJob", "TresPerTask", "TresPerSocket") if name in asked]
+    problems = (
+        ("HetJobId" in asked, HETEROGENEOUS),
+        (bool(trackable), f"it asks for {' and '.join(asked[name] for name in trackable)}, not by node"),
+        (reservation and not reservation.startswith(OURS), f"it runs in reservation {reservation} only"),
+        (asked.get("Contiguous") == "1", "it wants nodes that are next to each other (--contiguous)"),
+        ("ReqSwitch" in asked, "it wants nodes on few switches (--switches)"),
+        ("CoreSpec" in asked or "ThreadSpec" in asked, "it leaves cores to the system (--core-spec, --thread-spec)"),
+        (any(part not in _NOTHING for part in (*tasks, *layout)), "it asks for sockets, cores or threads of its nodes"),
+        ("|" in asked.get("Licenses", ""), f"it asks for any of the licences {asked.get('Licenses', '')}"),
+    )
+    return next((text for so, text in problems if so), "")
+
+
+def _numbers(text: str, *, separator: str) -> tuple[tuple[str, int], ...]:
+    """Return ``gpu:a100:2,fpga`` as names with numbers."""
+    found = []
+    for part in filter(None, re.split(r"[,;]", text)):
+        name, mark, number = part.partition("(")[0].rpartition(separator)
+        found.append((name, int(number)) if mark and number.isdecimal() else (part, 1))
+    return tuple(found)
+
+
+def _mebibytes(text: str) -> int | None:
+    match = re.fullmatch(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[MGT]?)", text)
+    units = {"": 1, "M": 1, "G": 1024, "T": 1024 * 1024}
+    return round(float(match["number"]) * units[match["unit"]]) if match else None
+
+
+def parse_licenses(output: str) -> dict[str, int]:
+    """Return how many of each licence are free."""
+    return {match["name"]: int(match["free"]) for match in _LICENSE.finditer(output)}
+
+
+def missing_license(wanted: Restrictions, free: Mapping[str, int]) -> str:
+    """Return which licence there is none of now; empty when there are enough."""
+    lacking = [name for name, number in wanted.licenses if free.get(name, 0) < number]
+    return f"there are too few free licences {lacking[0]}" if lacking else ""
+
+
+def parse_gres(output: str) -> dict[str, dict[str, int]]:
+    """Return how many of each generic resource are free on each node, by name, and by name and type."""
+    free: dict[str, dict[str, int]] = {}
+    for node, has, used, _ in gres_rows(output):
+        counts = free[node] = {}
+        for text, sign in ((has, 1), (used, -1)):
+            for name, number in _numbers(_without_places(text), separator=":"):
+                for shown in {name, name.partition(":")[0]}:
+                    counts[shown] = counts.get(shown, 0) + sign * number
+    return free
+
+
+def gres_rows(output: str) -> list[tuple[str, str, str, str]]:
+    """Return node, resources, used ones, and states of processors (``ALLOCATED/IDLE/OTHER/TOTAL``) of each line."""
+    values = [value.strip() for value in output.split("\x1f")]
+    starts = range(0, len(values) - 4 + 1, 4)
+    return [(values[at], values[at + 1], values[at + 2], values[at + 3]) for at in starts]
+
+
+def _without_places(text: str) -> str:
+    return "" if text in _NOTHING else re.sub(r"\([^)]*\)", "", text)
+
+
+def nodes_with_gres(wanted: Restrictions, free: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
+    """Return the nodes that have what a job asks for on each of its nodes free."""
+    return tuple(
+        node for node, counts in free.items() if all(counts.get(name, 0) >= number for name, number in wanted.gres)
+    )
+
+
+# -- Listing everything about all users' jobs, for whoever schedules this cluster from outside ---------------
+# Names, comments and directories can hold any character, line breaks too (seen in 22.05), so that a user could forge
+# the row of another's job. Here every field ends with a word that is new for each listing, and that no job can
+# contain.
+#
+# What squeue does not tell (processors on each node, the nodes insisted on, memory by processor or by node) comes from
+# ``scontrol --details show job``, asked only when a job is new or has just started.
 
 MORE_FIELDS = (
     "TimeLimit",
@@ -67,7 +221,7 @@ StateKey: TypeAlias = "tuple[str, bool, float | None]"
 
 NO_RESTRICTIONS = Restrictions()
 
-_NOTHING = frozenset({"", "(null)", "N/A", "None", "NONE"})
+_NOTHING_OF_DETAILS = frozenset({"", "(null)", "N/A", "None", "NONE"})
 _ACTIVE = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.STARTING})
 _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 _HEAD = re.compile(r"^JobId=(?P<id>[0-9]+)(?: ArrayJobId=(?P<array>[0-9]+) ArrayTaskId=(?P<task>\S+))?", re.MULTILINE)
@@ -161,7 +315,7 @@ def _rows(output: str, separator: str) -> Iterator[tuple[str, ...]]:
 
 def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
     narrow, more = row[: len(FIELDS)], dict(zip(MORE_FIELDS, row[len(FIELDS) :], strict=True))
-    given = {name: "" if value.strip() in _NOTHING else value.strip() for name, value in more.items()}
+    given = {name: "" if value.strip() in _NOTHING_OF_DETAILS else value.strip() for name, value in more.items()}
     comment, note = without_note(given["Comment"])
     mark = _mark(given["admin_comment"])
     # By an earlier version of the site's piece, a user's hold that comes at the same moment could be undone.
@@ -238,8 +392,8 @@ def _details(text: str) -> JobDetails:
         processors=_number(values.get("NumCPUs", "").partition("-")[0]),
         requested_nodes=expand(values.get("ReqNodeList", "")),
         excluded_nodes=expand(values.get("ExcNodeList", "")),
-        memory_per_processor_mib=_mebibytes(values.get("MinMemoryCPU", "")),
-        memory_per_node_mib=_mebibytes(values.get("MinMemoryNode", "")),
+        memory_per_processor_mib=_mebibytes_of_details(values.get("MinMemoryCPU", "")),
+        memory_per_node_mib=_mebibytes_of_details(values.get("MinMemoryNode", "")),
         reason=values.get("Reason", ""),
         restrictions=restrictions(values),
     )
@@ -265,7 +419,7 @@ def _count(text: str) -> int:
     return sum(int(last or first) - int(first) + 1 for first, _, last in ranges if first)
 
 
-def _mebibytes(text: str) -> int | None:
+def _mebibytes_of_details(text: str) -> int | None:
     match = _SIZE.fullmatch(text)
     return (round(float(match["number"]) * _UNITS[match["unit"]]) or None) if match else None
 
@@ -325,3 +479,48 @@ def _evenly(nodes: Sequence[str], processors: int) -> tuple[tuple[str, int], ...
 def forgotten(known: Iterable[StateKey], jobs: Iterable[LrmJob]) -> set[StateKey]:
     """Return the keys of details that no job of a listing needs any more."""
     return set(known) - {state_key(job) for job in jobs}
+
+
+# -- Jobnotes ------------------------------------------------------------------------------------------------
+# Notes of an outside scheduler in the comments of jobs, behind what their users have written there. Pure.
+#
+# A comment is ``my text [koala: place 3]``. Slurm sets a comment as a whole, so who adds to one may undo what a user
+# writes at the same time. conf/job_submit.lua puts the note of an operator's request to what the comment is then.
+
+LONGEST_COMMENT = 900
+"""Bytes of a user's comment behind which a note has room: Slurm takes 1024 in all."""
+
+_NOTE = re.compile(r" ?\[koala: (?P<text>[^\[\]]*)\]")
+
+
+def without_note(comment: str) -> tuple[str, str]:
+    """Return what of a comment is its user's, and the note in it, which may be empty."""
+    found = _NOTE.findall(comment)
+    return (_NOTE.sub("", comment).strip(), str(found[-1])) if found else (comment, "")
+
+
+def with_note(comment: str, note: str) -> str:
+    """Return a user's comment with a note; an empty one is none."""
+    return f"{comment} [koala: {note}]".lstrip() if note else comment
+
+
+def has_room(comment: str) -> bool:
+    """Tell whether a note has room behind a user's comment."""
+    return len(comment.encode()) <= LONGEST_COMMENT
+
+
+def annotate_commands(jobs: Iterable[LrmJob], note: str) -> Iterator[tuple[str, ...]]:
+    """Yield the command lines that put a note to jobs, or take it away when it is empty: one for all like comments."""
+    alike: dict[str, list[str]] = {}
+    for job in jobs:
+        alike.setdefault(job.comment, []).append(job.id)
+    for comment, ids in alike.items():
+        arguments = compacted(ids)
+        for start in range(0, len(arguments), ARGUMENTS_PER_COMMAND):
+            named = ",".join(arguments[start : start + ARGUMENTS_PER_COMMAND])
+            yield ("scontrol", "update", f"JobId={named}", comment_change(comment, note))
+
+
+def comment_change(comment: str, note: str) -> str:
+    """Return the word of an update that sets a user's comment with a note."""
+    return f"Comment={with_note(comment, note)}"

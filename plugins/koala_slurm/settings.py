@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from koala_drmaa.transportsettings import TransportSettings
+from koala_adapter.lrm import Discovery, FoundCluster, LeftOut, readable_text
+from koala_adapter.lrm.drmaa.choice import TransportSettings
+from koala_slurm.listing import CONFIG_COMMAND, parse_config
+
+if TYPE_CHECKING:
+    from koala_adapter.lrm import Surroundings
 
 
 def _absolute(path: Path) -> Path:
@@ -87,3 +93,78 @@ class SlurmSettings(TransportSettings):
     def variables(self) -> dict[str, str]:
         """Return the environment variables that choose the cluster."""
         return {"SLURM_CONF": str(self.conf)} if self.conf else {}
+
+
+# -- Discovery -----------------------------------------------------------------------------------------------
+# Which Slurm clusters this host can reach: by ``SLURM_CONF``, below ``/etc``, from the controller, by slurmdbd.
+
+CONF_VARIABLE = "SLURM_CONF"
+CONF_FILES = "/etc/slurm*/slurm.conf"
+CLUSTERS_COMMAND = ("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=cluster,controlhost")
+
+_NAME = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
+_DATABASE = re.compile(r"^\s*AccountingStorageType\s*=\s*accounting_storage/slurmdbd\b", re.MULTILINE | re.IGNORECASE)
+
+
+def discover(around: Surroundings) -> Discovery:
+    """Return the clusters whose slurm.conf is here, or the one that the commands use without any."""
+    named = around.environment.get(CONF_VARIABLE, "")
+    left_out = []
+    files: dict[Path, str] = {}
+    if named and around.path(named).is_file():
+        files[around.path(named)] = f"${CONF_VARIABLE}"
+    elif named:
+        why = f"${CONF_VARIABLE} is {named}, and there is no such file"
+        left_out.append(LeftOut(what="Slurm", why=why, remedy=f"correct or unset {CONF_VARIABLE}"))
+    seen = {file.resolve() for file in files}
+    for file in around.paths(CONF_FILES):
+        if file.resolve() not in seen:
+            seen.add(file.resolve())
+            files[file] = str(file)
+    clusters = [_of_file(around, file, by) for file, by in files.items()]
+    if not files and around.program(CONFIG_COMMAND[0]) is not None:
+        clusters = _without_file(around)
+    left_out += _without_conf(around, files, {cluster.name for cluster in clusters})
+    return Discovery(clusters=tuple(clusters), left_out=tuple(left_out))
+
+
+def parse_clusters(output: str) -> dict[str, str]:
+    """Return the clusters of slurmdbd and the hosts of their controllers; nothing of one that does not run."""
+    rows = (line.split("|") for line in output.splitlines())
+    return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2 and row[0].strip()}  # noqa: PLR2004 - name and host
+
+
+def _of_file(around: Surroundings, file: Path, by: str) -> FoundCluster:
+    found = _NAME.search(readable_text(file))
+    # It may be in a file that this one includes.
+    name = found[1] if found else _asked(around, {CONF_VARIABLE: str(file)})
+    return FoundCluster(name=name or "slurm", described=f"Slurm, by {by}", settings={"conf": str(file)})
+
+
+def _without_file(around: Surroundings) -> list[FoundCluster]:
+    """Return the cluster whose configuration the commands get from its controller (slurm.conf(5), configless)."""
+    name = _asked(around, {})
+    described = f"Slurm, by {around.program(CONFIG_COMMAND[0])}"
+    return [FoundCluster(name=name, described=described, settings={})] if name else []
+
+
+def _asked(around: Surroundings, variables: dict[str, str]) -> str:
+    return parse_config(around.output(CONFIG_COMMAND, variables) or "").cluster
+
+
+def _without_conf(around: Surroundings, files: dict[Path, str], known: set[str]) -> list[LeftOut]:
+    """Return the clusters of slurmdbd that no slurm.conf of this host is of."""
+    for file in files:
+        if _DATABASE.search(readable_text(file)):
+            others = parse_clusters(around.output(CLUSTERS_COMMAND, {CONF_VARIABLE: str(file)}) or "")
+            remedy = "copy its slurm.conf here, and give its path as conf in a [[clusters]] table of its own"
+            return [
+                LeftOut(
+                    what=f"Slurm cluster {name}",
+                    why=f"slurmdbd knows it{f' on {host}' if host else ''}, but no slurm.conf of it is on this host",
+                    remedy=remedy,
+                )
+                for name, host in others.items()
+                if name not in known
+            ]
+    return []

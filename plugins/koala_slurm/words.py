@@ -1,21 +1,386 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm's complaints mean: try again later, never, or no such job. One table, searched from the top.
-
-The texts are those of slurm_strerror(3) and of the commands themselves, the same from 20.11 to 25.11 unless noted.
-"""
+"""Times as Slurm writes them: durations such as ``2-12:30:00``, and points in time in seconds or in ISO form."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
-from koala_adapter.plugin.commandsystem import Complaint, ComplaintTable, complaints
+from koala_adapter.lrm.commands import Complaint, ComplaintTable, complaints
+from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
 
 if TYPE_CHECKING:
-    from koala_adapter.errors import LrmError
-    from koala_adapter.plugin.commands import CommandResult
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from koala_adapter.errors import LrmError
+    from koala_adapter.lrm.commands import CommandResult
+    from koala_adapter.model import LrmJob
+
+
+TIME_FORMAT: Final = {"SLURM_TIME_FORMAT": "%s"}
+"""Environment that makes squeue and sacct print points in time as seconds since the epoch, free of time zones."""
+
+_DURATION = re.compile(r"(?:(?P<days>[0-9]{1,6})-)?(?P<clock>[0-9]{1,6}(?::[0-9]{1,2}){0,2})", re.ASCII)
+
+
+def duration(text: str) -> int | None:
+    """Return seconds of a duration; None for UNLIMITED, infinite, or anything that is no duration.
+
+    Forms: ``minutes:seconds``, ``hours:minutes:seconds``, and with ``days-`` in front.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if not match:
+        return None
+    numbers = [int(number) for number in match["clock"].split(":")]
+    if match["days"] is not None:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+        return int(match["days"]) * 86400 + hours * 3600 + minutes * 60 + seconds
+    hours, minutes, seconds = [0, 0, 0, *numbers][-3:] if len(numbers) > 1 else [0, numbers[0], 0]
+    return hours * 3600 + minutes * 60 + seconds
+
+
+def minutes(seconds: int) -> int:
+    """Return whole minutes, rounded up and at least 1: Slurm's walltimes have no finer unit."""
+    return max(1, -(-seconds // 60))
+
+
+def moment(text: str) -> float | None:
+    """Return seconds since the epoch; None for ``N/A``, ``Unknown``, 0, or anything that is no point in time.
+
+    Takes seconds, and for Slurm commands that ignore SLURM_TIME_FORMAT ``2026-11-21T11:02:13`` in local time.
+    """
+    text = text.strip()
+    if text.isascii() and text.isdigit():
+        return float(text) or None
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
+
+
+# -- Jobids --------------------------------------------------------------------------------------------------
+# Slurm job ids: 123 for a job, 123_4 for an array element, 123_[1-4,7] for several elements in one argument.
+#
+# Every id of ours that goes onto a command line passes through here, so that it is an id and nothing else.
+
+_ID = re.compile(r"(?P<job>[0-9]{1,10})(?:_(?P<element>[0-9]{1,10})|\+[0-9]{1,5})?", re.ASCII)
+
+_RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10})(?::([0-9]{1,10}))?)?", re.ASCII)
+
+MAXIMUM_ELEMENTS = 5_000_000
+"""No array is larger (slurm.conf(5), MaxArraySize); more in a listing is nonsense, and would fill the memory."""
+
+ARGUMENTS_PER_COMMAND = 200
+ELEMENTS_PER_ARGUMENT = 500
+"""Ranges of elements in one argument: keeps an argument below 12 KB."""
+
+
+def array_ids(job: str, count: int) -> tuple[LrmJobId, ...]:
+    """Return the ids of elements 1 to ``count`` of an array."""
+    return tuple(LrmJobId(f"{job}_{index}") for index in range(1, count + 1))
+
+
+def array_index(job: str) -> int | None:
+    """Return the element number in an id; None when it names no array element."""
+    match = _ID.fullmatch(job)
+    return int(match["element"]) if match and match["element"] else None
+
+
+def waiting_elements(text: str) -> tuple[int, ...]:
+    """Return the numbers in ``1-4,7,10-20:5%2``, as squeue writes the elements of an array that wait together.
+
+    Raises ValueError for anything else, such as a list that was cut short.
+    """
+    numbers: list[range] = []
+    for item in text.partition("%")[0].split(","):
+        match = _RANGE.fullmatch(item)
+        if not match or match[3] == "0":
+            raise ValueError(f"array elements {text[:100]!r} cannot be read")
+        numbers.append(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
+    if sum(map(len, numbers)) > MAXIMUM_ELEMENTS:
+        raise ValueError(f"array elements {text[:100]!r} are too many")
+    return tuple(number for part in numbers for number in part)
+
+
+def checked(job: str) -> str:
+    """Return ``job``. Raises LrmNotFoundError when it has not the form of a Slurm job id, so no such job can exist."""
+    if not _ID.fullmatch(job):
+        raise LrmNotFoundError(f"{job!r} is no Slurm job id", hint="Slurm job ids look like 123 or 123_4")
+    return job
+
+
+def compacted(jobs: Iterable[str], sizes: Mapping[str, int] | None = None) -> tuple[str, ...]:
+    """Return the fewest arguments that name exactly these jobs, in order of first appearance.
+
+    Elements of one array share an argument (``123_[1-3,7]``). With ``sizes`` (elements of each array that is known
+    whole) an array of which every element is named becomes its bare id, which Slurm handles as one request. Raises
+    LrmNotFoundError for an id of wrong form.
+    """
+    groups: dict[str, set[int]] = {}
+    whole = {job: size for job, size in (sizes or {}).items() if size > 0}
+    bare: set[str] = set()
+    for job in jobs:
+        match = _ID.fullmatch(checked(job))
+        if match and match["element"]:
+            groups.setdefault(match["job"], set()).add(int(match["element"]))
+        else:
+            groups.setdefault(job, set())
+            bare.add(job)
+    bare |= {job for job, size in whole.items() if groups.get(job) == set(range(1, size + 1))}
+    return tuple(
+        argument
+        for job, elements in groups.items()
+        for argument in ([job] if job in bare else _arguments(job, elements))
+    )
+
+
+def _arguments(job: str, elements: set[int]) -> Iterator[str]:
+    ranges = list(_ranges(sorted(elements)))
+    for start in range(0, len(ranges), ELEMENTS_PER_ARGUMENT):
+        part = ranges[start : start + ELEMENTS_PER_ARGUMENT]
+        single = len(part) == 1 and "-" not in part[0]
+        yield f"{job}_{part[0]}" if single else f"{job}_[{','.join(part)}]"
+
+
+def _ranges(numbers: Sequence[int]) -> Iterator[str]:
+    first = previous = numbers[0]
+    for number in (*numbers[1:], None):
+        if number is not None and number == previous + 1:
+            previous = number
+            continue
+        yield str(first) if first == previous else f"{first}-{previous}"
+        if number is not None:
+            first = previous = number
+
+
+def turn(job: LrmJob) -> tuple[int, int]:
+    """Return what brings jobs into the order of their numbers."""
+    number = job.id.partition("_")[0].partition("+")[0]
+    return int(number), job.array_index or 0
+
+
+# -- States --------------------------------------------------------------------------------------------------
+# Slurm's words for states of jobs and nodes, of all releases from 20.11 to 25.11, and what they mean to us.
+#
+# Sources: squeue(1) "JOB STATE CODES", sinfo(1) "NODE STATE CODES". A word that is not in a table is UNKNOWN, never a
+# guess: new releases add words.
+
+JOB_STATES: Mapping[str, LrmJobState] = {
+    "PENDING": LrmJobState.QUEUED,
+    "REQUEUED": LrmJobState.QUEUED,
+    "REQUEUE_FED": LrmJobState.QUEUED,
+    "EXPEDITING": LrmJobState.QUEUED,
+    "REQUEUE_HOLD": LrmJobState.HELD,
+    "SPECIAL_EXIT": LrmJobState.HELD,
+    "RESV_DEL_HOLD": LrmJobState.HELD,
+    "CONFIGURING": LrmJobState.STARTING,
+    "POWER_UP_NODE": LrmJobState.STARTING,
+    "RUNNING": LrmJobState.RUNNING,
+    "RESIZING": LrmJobState.RUNNING,
+    "SIGNALING": LrmJobState.RUNNING,
+    "SUSPENDED": LrmJobState.SUSPENDED,
+    "STOPPED": LrmJobState.SUSPENDED,
+    "COMPLETING": LrmJobState.ENDING,
+    "STAGE_OUT": LrmJobState.ENDING,
+    "COMPLETED": LrmJobState.ENDED,
+    "FAILED": LrmJobState.ENDED,
+    "CANCELLED": LrmJobState.ENDED,
+    "TIMEOUT": LrmJobState.ENDED,
+    "DEADLINE": LrmJobState.ENDED,
+    "OUT_OF_MEMORY": LrmJobState.ENDED,
+    "NODE_FAIL": LrmJobState.ENDED,
+    "BOOT_FAIL": LrmJobState.ENDED,
+    "LAUNCH_FAILED": LrmJobState.ENDED,
+    "RECONFIG_FAIL": LrmJobState.ENDED,
+    "PREEMPTED": LrmJobState.ENDED,
+    "REVOKED": LrmJobState.ENDED,
+}
+
+END_REASONS: Mapping[str, EndReason] = {
+    "CANCELLED": EndReason.CANCELLED,
+    "REVOKED": EndReason.CANCELLED,
+    "TIMEOUT": EndReason.WALLTIME,
+    "DEADLINE": EndReason.WALLTIME,
+    "OUT_OF_MEMORY": EndReason.MEMORY,
+    "NODE_FAIL": EndReason.NODE_LOST,
+    "BOOT_FAIL": EndReason.LAUNCH_FAILED,
+    "LAUNCH_FAILED": EndReason.LAUNCH_FAILED,
+    "RECONFIG_FAIL": EndReason.LAUNCH_FAILED,
+    # Taken away for a job of higher priority: nobody cancelled it and no node broke.
+    "PREEMPTED": EndReason.LOST,
+}
+"""End states whose exit code says nothing; COMPLETED and FAILED are judged by theirs."""
+
+HOLD_REASONS = frozenset({"jobheldadmin", "jobhelduser", "jobholdmaxrequeue", "reservationdeleted"})
+"""Reasons of pending jobs that wait for a release, in lower case."""
+
+NO_OUTPUT_SIGNAL = 53
+"""slurmstepd's way of saying that it could not open the output file or enter the environment of a job."""
+
+NODE_FLAGS: Mapping[str, str] = {
+    "*": "NOT_RESPONDING",
+    "~": "POWERED_DOWN",
+    "#": "POWERING_UP",
+    "!": "POWER_DOWN",
+    "%": "POWERING_DOWN",
+    "$": "MAINTENANCE",
+    "@": "REBOOT_REQUESTED",
+    "^": "REBOOT_ISSUED",
+    "-": "PLANNED",
+}
+"""Characters that sinfo appends to a state, as the words that scontrol appends to it."""
+
+NODE_STATES: Mapping[str, NodeState] = {
+    "IDLE": NodeState.UP,
+    "MIXED": NodeState.UP,
+    "ALLOCATED": NodeState.UP,
+    "COMPLETING": NodeState.UP,
+    "PLANNED": NodeState.UP,
+    "POWERED_DOWN": NodeState.UP,  # a node that sleeps is woken by the job that gets it
+    "POWERING_UP": NodeState.UP,
+    "CLOUD": NodeState.UP,
+    "RESERVED": NodeState.DRAINING,
+    "DRAIN": NodeState.DRAINING,
+    "DRAINED": NodeState.DRAINING,
+    "DRAINING": NodeState.DRAINING,
+    "FAILING": NodeState.DRAINING,
+    "POWER_DOWN": NodeState.DRAINING,
+    "POWERING_DOWN": NodeState.DRAINING,
+    "MAINT": NodeState.DRAINING,
+    "MAINTENANCE": NodeState.DRAINING,
+    "REBOOT": NodeState.DRAINING,
+    "REBOOT_REQUESTED": NodeState.DRAINING,
+    "REBOOT_ISSUED": NodeState.DOWN,
+    "DOWN": NodeState.DOWN,
+    "ERROR": NodeState.DOWN,
+    "FAIL": NodeState.DOWN,
+    "FUTURE": NodeState.DOWN,
+    "INVAL": NodeState.DOWN,
+    "INVALID_REG": NodeState.DOWN,
+    "BLOCKED": NodeState.DOWN,
+    "NOT_RESPONDING": NodeState.DOWN,
+    "NO_RESPOND": NodeState.DOWN,
+    "PERFCTRS": NodeState.DOWN,
+    "UNKNOWN": NodeState.UNKNOWN,
+}
+
+_WORST_FIRST = (NodeState.DOWN, NodeState.UNKNOWN, NodeState.DRAINING)
+
+
+def job_state(word: str, reason: str) -> LrmJobState:
+    """Return what a job's state word and its reason mean; UNKNOWN for a word of no release we know."""
+    state = JOB_STATES.get(word, LrmJobState.UNKNOWN)
+    return LrmJobState.HELD if state is LrmJobState.QUEUED and _is_hold(reason) else state
+
+
+def hold_owner(reason: str) -> HoldOwner:
+    """Return who holds a job that is in hold for a reason. Slurm shows the hold of a hook as the user's own."""
+    owners = {"jobheldadmin": HoldOwner.OPERATOR, "jobhelduser": HoldOwner.USER}
+    return owners.get(reason.strip("()").lower(), HoldOwner.SYSTEM)
+
+
+def _is_hold(reason: str) -> bool:
+    # "launch failed requeued held" and "job requeued in held state" are texts, the others are codes.
+    compact = reason.strip("()").lower()
+    return compact in HOLD_REASONS or compact.endswith(("requeued held", "in held state"))
+
+
+def job_end(word: str, *, exit_code: int, signal: int, ran: bool = True) -> EndReason | None:
+    """Return why a job with this end state ended; None when the state is no end, or its reason is not known.
+
+    ``ran``: it was given a node. A job refused on second thoughts (BadConstraints) has a status, but never ran.
+    """
+    if JOB_STATES.get(word) is not LrmJobState.ENDED:
+        return None
+    if word in END_REASONS:
+        return END_REASONS[word]
+    if not ran:
+        return EndReason.LAUNCH_FAILED
+    if signal:
+        return EndReason.LAUNCH_FAILED if signal == NO_OUTPUT_SIGNAL else EndReason.SIGNALLED
+    # FAILED without any code: the job's script never ran (prolog, credentials, directory).
+    return EndReason.LAUNCH_FAILED if word == "FAILED" and exit_code == 0 else EndReason.EXITED
+
+
+def node_state(text: str, *, reserved_is_up: bool = False) -> NodeState:
+    """Return what a node can be used for: the worst that its state word and its flags say.
+
+    ``text`` is a word of sinfo with flag characters (``idle*``) or words joined by ``+`` (``IDLE+DRAIN``). A first word
+    that is not known is UNKNOWN; flags that are not known are passed over, because releases add harmless ones.
+    ``reserved_is_up``: we submit into a reservation, so reserved nodes are ours to use.
+    """
+    words = _node_words(text)
+    if words[0] not in NODE_STATES:
+        return NodeState.UNKNOWN
+    up = {"RESERVED"} if reserved_is_up else set()
+    states = {NODE_STATES[word] for word in words if word in NODE_STATES and word not in up}
+    return next((state for state in _WORST_FIRST if state in states), NodeState.UP)
+
+
+def _node_words(text: str) -> list[str]:
+    flags: list[str] = []
+    word = text.strip()
+    while word and word[-1] in NODE_FLAGS:
+        flags.append(NODE_FLAGS[word[-1]])
+        word = word[:-1]
+    return [*word.upper().split("+"), *flags]
+
+
+# -- Waitreasons ---------------------------------------------------------------------------------------------
+# Why Slurm lets a job wait, in its own words, and what each means for a job that was released to start now. Pure.
+#
+# Sources: squeue(1) "JOB REASON CODES", Slurm's page "Resource Limits", and all words of 22.05's library. A word of no
+# release we know is UNKNOWN: the start has failed, and its job is kept back like one that a limit keeps back.
+
+
+class WaitKind(StrEnum):
+    """What must happen before the job can start."""
+
+    PROCESSORS = "free processors"
+    PASSING = "nothing, it passes by itself within seconds"
+    HELD = "a release"
+    OTHERS = "the end of other jobs, a time, or something that is free again later"
+    SHARED_LIMIT = "the end of jobs with which it shares a limit"
+    OWN_LIMIT = "a change of the job, or of the limit that it exceeds alone"
+    SITE = "an administrator"
+    UNKNOWN = "unknown"
+
+
+_PATTERNS: Mapping[WaitKind, str] = {
+    WaitKind.PROCESSORS: "|None|Priority|Resources",
+    WaitKind.PASSING: "Cleaning|Prolog|SchedDefer|WaitingForScheduling|BurstBufferStageIn|BurstBufferOperation",
+    WaitKind.HELD: "JobHeldAdmin|JobHeldUser|JobHoldMaxRequeue|ReservationDeleted",
+    WaitKind.OTHERS: "BeginTime|Dependency|Licenses|JobArrayTaskLimit|Reservation|BurstBufferResources|FedJobLock"
+    "|PowerNotAvail|PowerReserved",
+    WaitKind.SHARED_LIMIT: r"AssocGrp\w+|AssocMaxJobsLimit|AssocMaxSubmitJobLimit|AssociationJobLimit"
+    r"|AssociationResourceLimit|QOSGrp\w+|QOSMax\w+PerUser(Limit)?|QOSJobLimit|QOSResourceLimit|QOSUsageThreshold"
+    r"|Max\w+PerAccount|AccountingPolicy",
+    WaitKind.OWN_LIMIT: r"AssocMax\w+Per(Job|Node)(Limit)?|AssociationTimeLimit|QOSMax\w+Per(Job|Node)(Limit)?"
+    r"|QOSMin\w+|QOSTimeLimit|MaxMemPerLimit|PartitionNodeLimit|PartitionTimeLimit|PartitionConfig|BadConstraints"
+    "|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|DependencyNeverSatisfied|DeadLine|TimeLimit"
+    "|InactiveLimit|Job's (account|QOS) not permitted to use this partition ",
+    WaitKind.SITE: "PartitionDown|PartitionInactive|NodeDown|FrontEndDown|ReqNodeNotAvail|SystemFailure"
+    "|JobLaunchFailure|NonZeroExitCode|OutOfMemory|BlockMaxError|BlockFreeAction|Nodes required for job are DOWN",
+}
+_KINDS = {kind: re.compile(pattern) for kind, pattern in _PATTERNS.items()}
+
+START_MAY_SHOW = frozenset({WaitKind.PROCESSORS, WaitKind.PASSING})
+"""A job that was released and waits for these may start yet; for anything else it does not."""
+
+
+def wait_kind(reason: str) -> WaitKind:
+    """Return what a reason means, as squeue writes it: a word, perhaps with more after a comma or in parentheses."""
+    word = re.split(r"[,:(]", reason.strip("() "), maxsplit=1)[0]
+    return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(word)), WaitKind.UNKNOWN)
+
+
+# -- Refusals ------------------------------------------------------------------------------------------------
+# What Slurm's complaints mean: try again later, never, or no such job. One table, searched from the top.
+#
+# The texts are those of slurm_strerror(3) and of the commands themselves, the same from 20.11 to 25.11 unless noted.
 
 _NO_CONTROLLER = "slurmctld does not answer; it is asked again later"
 _LIMIT = "a limit on jobs, size or time of your account or QOS; lower the threshold of this cluster, or wait"
@@ -129,3 +494,15 @@ def reading_error(result: CommandResult, *, action: str) -> LrmError | None:
 _FAILED_LISTING = re.compile(r"slurm_load_\w+|unable to contact|socket timed out|error: invalid", re.IGNORECASE)
 """Among them "Invalid user", when the directory of users does not answer: squeue of 26.05 then lists nothing and ends
 with status 0."""
+
+
+_PARSABLE = re.compile(r"(?P<id>[0-9]{1,10})(?:;[A-Za-z0-9._-]+)?", re.ASCII)
+
+
+def parse_job_id(output: str) -> str | None:
+    """Return the job id that sbatch --parsable printed; None unless exactly one line is one.
+
+    Sites print banners on stdout, so other lines are passed over; two lines that could be ids are ambiguous.
+    """
+    found = [match["id"] for line in output.splitlines() if (match := _PARSABLE.fullmatch(line.strip()))]
+    return found[0] if len(found) == 1 and int(found[0]) > 0 else None

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from koala_adapter.errors import (
     ConfigurationError,
@@ -16,36 +21,294 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
     WikiError,
 )
-from koala_adapter.plugin import Capabilities, CheckResult, Lrm, PluginDefinition
-from koala_adapter.plugin.commands import login_name
-from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.codec.protocol import (
+from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition
+from koala_adapter.lrm.commands import login_name
+from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
+from koala_adapter.wiki.client import Peer, exchange, load_key
+from koala_adapter.wiki.codec.verbs import (
     CancelJob,
     Dialect,
     GetJobs,
     GetNodes,
+    JobRecord,
+    JobWord,
     ModifyJob,
+    NodeRecord,
+    NodeWord,
     NotifyJob,
     RequeueJob,
     ResumeJob,
     SignalJob,
     StartJob,
+    Status,
     SuspendJob,
     parse_jobs,
     parse_nodes,
 )
-from koala_adapter.wiki.keyfile import load_key
-from koala_wiki.reading import to_job, to_node, to_queues, used_processors
-from koala_wiki.refusals import is_gone, to_lrm_error
-from koala_wiki.settings import WikiSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import NoReturn
 
-    from koala_adapter.model import LrmJob, LrmJobId, Node, Queue
-    from koala_adapter.plugin import ClusterContext, RenderedSubmission, Submission
-    from koala_adapter.wiki.codec.protocol import JobRecord, NodeRecord, Reply, Request
+    from koala_adapter.lrm import ClusterContext, RenderedSubmission, Submission
+    from koala_adapter.wiki.codec.verbs import Reply, Request
+
+
+# -- The ``[clusters.settings]`` table of a cluster whose plugin is ``wiki`` ---------------------------------
+
+
+class WikiSettings(BaseModel):
+    """Settings of one cluster whose resource manager speaks WIKI."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        max_length=255,
+        description="Where the resource manager listens. The protocol protects nothing: stay on this host, or tunnel.",
+    )
+    port: int = Field(default=7321, ge=1, le=65535, description="Its port; of Slurm: SchedulerPort.")
+    dialect: Dialect = Field(
+        default=Dialect.WIKI2,
+        description="'wiki' is what Maui and Slurm's sched/wiki speak, 'wiki2' Moab and Slurm's sched/wiki2, which "
+        "can requeue, signal and name jobs.",
+    )
+    key_file: Path | None = Field(
+        default=None,
+        description="File with the shared key (of Slurm: AuthKey of wiki.conf) in its first line, mode 0600. "
+        "Default: nothing is signed, which few resource managers accept.",
+    )
+    answer_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="Seconds within which a request must be answered; otherwise the cluster counts as out of reach.",
+    )
+    largest_reply_mib: int = Field(
+        default=64, ge=1, le=95, description="Larger replies are refused; 1 MiB are some 5,000 jobs."
+    )
+
+
+# -- Refusals ------------------------------------------------------------------------------------------------
+# Which of our errors a refusal over WIKI is: by its status, and for one status by Slurm's words. Pure.
+
+_UNKNOWN_JOB = re.compile(r"no such job|invalid job id|unknown job|job .* (not found|does not exist)", re.IGNORECASE)
+_OVER = re.compile(r"already (completing|completed|ended|finished)", re.IGNORECASE)
+_HINTS: Mapping[int | None, str] = {
+    Status.CLOCK_SKEW: "its clock and ours differ by more than 5 minutes",
+    Status.BAD_CHECKSUM: "the key in key_file is not the one that it has",
+}
+_UNSUPPORTED_VERB = "unsupported request type"
+
+
+def to_lrm_error(error: WikiError, *, what: str, of_query: bool = False) -> LrmError:
+    """Return the error for a refusal. ``what``: what was asked for, such as ``STARTJOB of 7``.
+
+    ``of_query``: it was a list of nodes or jobs, which a resource manager refuses only while it cannot make one.
+    """
+    said = f"{what} was refused: {error.message} (SC={error.status})"
+    if error.status == Status.INITIALIZING or (of_query and error.status in {Status.REFUSED, Status.INVENTORY}):
+        return LrmUnavailableError(said, hint="it is starting up, or its own batch system does not answer it")
+    if error.status == Status.UNSUPPORTED or error.message == _UNSUPPORTED_VERB:
+        return LrmUnsupportedError(said, hint="does the setting `dialect` name the one that it speaks?")
+    if _UNKNOWN_JOB.search(error.message):
+        return LrmNotFoundError(said)
+    return LrmRejectedError(said, hint=_HINTS.get(error.status, error.hint))
+
+
+def is_gone(error: WikiError) -> bool:
+    """Tell whether a job cannot be cancelled because there is nothing left to cancel."""
+    return bool(_UNKNOWN_JOB.search(error.message) or _OVER.search(error.message))
+
+
+# -- What a WIKI resource manager reports, as our nodes, jobs and queues. Pure -------------------------------
+# Idle is all that WIKI has for a job that waits for its outside scheduler, so that is a job held by the site; Hold is
+# one that the outside scheduler must leave alone.
+
+QUEUE = "default"
+"""Name of the one queue when the resource manager names none."""
+
+UNLIMITED = 8_639_999
+"""Seconds from which on Maui takes a walltime for none; Slurm reports a year."""
+
+NODE_STATES: Mapping[str, NodeState] = {
+    NodeWord.IDLE: NodeState.UP,
+    NodeWord.RUNNING: NodeState.UP,
+    NodeWord.BUSY: NodeState.UP,
+    NodeWord.DOWN: NodeState.DOWN,
+    NodeWord.DRAINED: NodeState.DRAINING,
+    NodeWord.DRAIN: NodeState.DRAINING,
+    NodeWord.DRAINING: NodeState.DRAINING,
+    NodeWord.FLUSH: NodeState.DRAINING,
+    NodeWord.RESERVED: NodeState.DRAINING,
+}
+"""Everything else is UNKNOWN, on which nothing is started."""
+
+JOB_STATES: Mapping[str, LrmJobState] = {
+    JobWord.IDLE: LrmJobState.HELD,
+    JobWord.HOLD: LrmJobState.HELD,
+    JobWord.STARTING: LrmJobState.STARTING,
+    JobWord.RUNNING: LrmJobState.RUNNING,
+    JobWord.SUSPENDED: LrmJobState.SUSPENDED,
+    JobWord.COMPLETED: LrmJobState.ENDED,
+    JobWord.REMOVED: LrmJobState.ENDED,
+    JobWord.VACATED: LrmJobState.ENDED,
+}
+
+HOLDERS: Mapping[str, HoldOwner] = {JobWord.IDLE: HoldOwner.OPERATOR, JobWord.HOLD: HoldOwner.SYSTEM}
+
+OCCUPYING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING})
+"""States of jobs whose processors are not idle; those of a suspended one are free for others."""
+
+
+def used_processors(jobs: Iterable[JobRecord]) -> Counter[str]:
+    """Return how many processors jobs occupy on each node."""
+    used: Counter[str] = Counter()
+    for job in jobs:
+        if JOB_STATES.get(job.state) in OCCUPYING:
+            for host in job.task_list:
+                used[host] += job.processors_per_task or 1
+    return used
+
+
+def to_node(record: NodeRecord, used: Mapping[str, int]) -> Node:
+    """Return a node. ``used``: processors that jobs occupy there, for resource managers that do not tell."""
+    processors = record.processors or 1
+    occupied = used.get(record.name, 0)
+    if record.processors_free is not None:
+        occupied = processors - record.processors_free
+    elif record.state == NodeWord.BUSY:
+        # Also without any job on it, such as while one is being cleaned up.
+        occupied = processors
+    total, free = record.memory, record.memory_free
+    return Node(
+        name=record.name,
+        state=NODE_STATES.get(record.state, NodeState.UNKNOWN),
+        processors=processors,
+        processors_used=max(0, min(occupied, processors)),
+        memory_mib=total,
+        memory_used_mib=max(0, total - free) if total is not None and free is not None else None,
+        disk_mib=record.disk,
+        load=record.load,
+        queues=node_queues(record),
+        raw_state=record.state,
+        reason=record.reason,
+        features=record.features,
+        architecture=record.architecture,
+        operating_system=record.operating_system,
+    )
+
+
+def node_queues(record: NodeRecord) -> tuple[str, ...]:
+    """Return the queues that a node serves: its classes, else its partition, else the one that everything is in."""
+    return tuple(item.name for item in record.classes) or ((record.partition,) if record.partition else (QUEUE,))
+
+
+def to_queues(nodes: Sequence[Node]) -> tuple[Queue, ...]:
+    """Return the queues that nodes serve. WIKI tells neither limits nor defaults."""
+    names = dict.fromkeys(name for node in nodes for name in node.queues) or {QUEUE: None}
+    return tuple(
+        Queue(
+            name=name,
+            up=any(node.state is NodeState.UP for node in nodes if name in node.queues),
+            processors=sum(node.processors for node in nodes if name in node.queues),
+            default=len(names) == 1,
+        )
+        for name in names
+    )
+
+
+def to_job(record: JobRecord, dialect: Dialect) -> LrmJob:
+    """Return a job."""
+    state = JOB_STATES.get(record.state, LrmJobState.UNKNOWN)
+    if state is LrmJobState.RUNNING and not record.task_list and record.completed_at:
+        state = LrmJobState.ENDING
+    each = record.processors_per_task or 1
+    active = state in {LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING}
+    hosts = Counter(record.task_list if active else ())
+    walltime = record.walltime if record.walltime and 0 < record.walltime < UNLIMITED else None
+    started = record.started_at or None
+    details = comment_parts(record.comment) if dialect is Dialect.WIKI2 else {}
+    end, exit_code = _end(record, state, dialect)
+    return LrmJob(
+        id=LrmJobId(record.id),
+        name=record.name,
+        state=state,
+        user=record.user,
+        processors=(record.tasks or 1) * each,
+        nodes=tuple(hosts),
+        queue=record.queue or ":".join(record.partitions),
+        reason=record.rejection,
+        end=end,
+        exit_code=exit_code,
+        submitted_at=_moment(record.queued_at),
+        started_at=_moment(started) if active or state is LrmJobState.ENDED else None,
+        ends_at=_ends_at(record, state, started, walltime),
+        raw_state=record.state,
+        walltime=walltime,
+        eligible_at=_moment(record.eligible_at),
+        dependent="DEPEND" in details,
+        hold=HOLDERS.get(record.state),
+        layout=tuple((host, count * each) for host, count in hosts.items()),
+        processors_per_task=each,
+        nodes_wanted=record.nodes if state is LrmJobState.HELD else None,
+        tasks_per_node=record.tasks_per_node or _number(details.get("TPN")),
+        memory_per_processor_mib=None if record.memory_per_task is None else -(-record.memory_per_task // each),
+        memory_per_node_mib=record.memory or None,
+        features=record.features,
+        requested_nodes=tuple(dict.fromkeys(record.host_list)),
+        excluded_nodes=tuple(dict.fromkeys(record.excluded_hosts)),
+        group=record.group,
+        account=record.account,
+        working_directory=record.directory,
+        comment=details.get("", record.comment) if details else record.comment,
+    )
+
+
+def comment_parts(comment: str) -> dict[str, str]:
+    """Return what sched/wiki2 packs into a comment, ``DEPEND=afterok:5?TPN:4?words``; the user's own words under ""."""
+    parts: dict[str, str] = {}
+    words = []
+    for item in comment.split("?"):
+        name, _, value = item.replace("=", ":", 1).partition(":")
+        if name in {"DEPEND", "NACCESSPOLICY", "TPN", "JOBFLAGS"}:
+            parts[name] = value
+        else:
+            words.append(item)
+    parts[""] = "?".join(words)
+    return parts
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 10 else None  # noqa: PLR2004
+
+
+def _moment(seconds: int | None) -> float | None:
+    return None if seconds is None else float(seconds)
+
+
+def _ends_at(record: JobRecord, state: LrmJobState, started: int | None, walltime: int | None) -> float | None:
+    if state in {LrmJobState.ENDED, LrmJobState.ENDING}:
+        return _moment(record.completed_at)
+    if state in OCCUPYING and started is not None and walltime is not None:
+        return float(started + walltime + (record.suspended_for or 0))
+    return None
+
+
+def _end(record: JobRecord, state: LrmJobState, dialect: Dialect) -> tuple[EndReason | None, int | None]:
+    """Return how a job ended when that is certain: only WIKI2 tells exit codes, and 0 also of a death by a signal."""
+    if (
+        state is LrmJobState.ENDED
+        and record.state == JobWord.COMPLETED
+        and dialect is Dialect.WIKI2
+        and record.exit_code
+    ):
+        return EndReason.EXITED, record.exit_code
+    return None, None
+
+
+# -- Lrm -----------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 

@@ -9,14 +9,13 @@ import weakref
 from math import inf
 from typing import TYPE_CHECKING
 
-from koala_adapter.application.library.notes import parse_note
-from koala_adapter.negotiation.framing import HEADER_SIZE
+from koala_adapter.application.notes import parse_note
+from koala_adapter.negotiation.serviceside.document import HEADER_SIZE
+from koala_adapter.outcome import LAUNCHED_STATES, PlaceholderState
 from koala_adapter.runners.adaptive import AdaptiveRunner
-from koala_adapter.scheduler.outcome import LAUNCHED_STATES, PlaceholderState
-from koala_adapter.service.adaptations import Adaptations
-from koala_adapter.service.negotiationkeeper import NegotiationKeeper
-from koala_adapter.service.negotiationport import NegotiationPort
-from koala_adapter.service.negotiationstore import NegotiationStore
+from koala_adapter.service.records import NegotiationKeeper, NegotiationStore
+from koala_adapter.service.sizes.adaptive import Adaptations
+from koala_adapter.service.sizes.port import NegotiationPort
 from tests.faults.agents import TO_AGENT
 from tests.faults.programs import Program, Traits
 from tests.faults.workers import application_of
@@ -24,7 +23,7 @@ from tests.faults.workers import application_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from koala_adapter.application.library.process import Process
+    from koala_adapter.application.process import Process
     from koala_adapter.model import JobId, PlaceholderId
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord

@@ -8,16 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind, RunnerName
-from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
+from koala_adapter.scheduler.records import ChangePhase
 from tests.unit.scheduler.scheduler_site import component
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.model import ClusterName, Component, Job, JobId, TaskEnd
-    from koala_adapter.scheduler.changes import Change
-    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.scheduler.records import Change, JobRecord, State
 
 PATIENCE = 30
 """Seconds in which the processes of a component must meet."""

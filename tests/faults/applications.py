@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import RunnerName
+from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 
 if TYPE_CHECKING:
     from koala_adapter.model import PlaceholderId

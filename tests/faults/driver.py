@@ -11,16 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from koala_adapter.batchsystem.waitingjobs import processors_wanted
 from koala_adapter.driver.loop import EventLoop
-from koala_adapter.driver.recovery import doubts, rebuilt, tellers
+from koala_adapter.driver.store import doubts, rebuilt, tellers
+from koala_adapter.lrm.listing import possibly_ours, processors_wanted
 from koala_adapter.model import EndReason, JobId, PlaceholderId, TaskEnd
-from koala_adapter.plugin.attribution import possibly_ours
+from koala_adapter.outcome import PlaceholderState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN
-from koala_adapter.scheduler.outcome import PlaceholderState
-from koala_adapter.service.listingjudge import ClusterObservation, ListingJudge
-from koala_adapter.service.reconciliation import processors_held
+from koala_adapter.service.listings import ClusterObservation, ListingJudge, processors_held
 from tests.faults.agents import TO_CENTER, Connection, SimulatedAgent, Task
 from tests.faults.effector import SimulatedEffector
 from tests.faults.store import FaultyStore, Killed
@@ -31,9 +29,9 @@ if TYPE_CHECKING:
 
     from koala_adapter.errors import KoalaError
     from koala_adapter.model import ClusterName
+    from koala_adapter.outcome import JobOutcome
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.knownpolicies import Policies
-    from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
     from koala_adapter.scheduler.records import State
     from tests.faults.clock import Clock

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, RunnerName, TaskEnd
+from koala_adapter.outcome import LAUNCHED_STATES, PlaceholderState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.outcome import LAUNCHED_STATES, PlaceholderState
+from koala_adapter.scheduler.parameters import Approach
 from tests.faults.adaptive import Adaptive
 from tests.faults.agents import TO_AGENT, TO_CENTER, SimulatedAgent, Task
 from tests.faults.applications import Applications
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJobId, PlaceholderId
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
-    from koala_adapter.service.resizing import Resizer
+    from koala_adapter.service.sizes.jobs import Resizer
     from tests.faults.driver import SimulatedService
     from tests.faults.lrm import Element, SimulatedLrm
 

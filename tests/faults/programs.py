@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from koala_adapter.application.library.bargains import Bargains
-from koala_adapter.application.library.notes import KoalaAppError, note_payload, one_line, parse_note
-from koala_adapter.application.library.process import Process
-from koala_adapter.application.library.sizes import size_rule
+from koala_adapter.application.bargains import Bargains
+from koala_adapter.application.notes import KoalaAppError, note_payload, one_line, parse_note
+from koala_adapter.application.process import Process
+from koala_adapter.application.sizes import size_rule
 from koala_adapter.model import EndReason, TaskEnd
-from koala_adapter.negotiation.applicationside import NegotiationError, frame
+from koala_adapter.negotiation import NegotiationError, frame
 from koala_adapter.runners.workers import KILL
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from koala_adapter.application.library.bargains import Key
+    from koala_adapter.application.bargains import Key
     from tests.faults.agents import SimulatedAgent, Task
 
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.driver.memorystore import MemoryStore
+from koala_adapter.driver.store import MemoryStore
 from koala_adapter.errors import JournalBlockedError
 from tests.unit.scheduler.scheduler_site import copied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from koala_adapter.scheduler.batchnumbers import NumberedBatch
+    from koala_adapter.scheduler.context import NumberedBatch
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
 

@@ -7,20 +7,17 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement
 from koala_adapter.scheduler.knownpolicies import Policies
-from koala_adapter.scheduler.malleable.checkedmalleability import CheckedMalleability
-from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, MalleabilityPolicy
-from koala_adapter.scheduler.malleable.runningjobs import MalleableJob
-from koala_adapter.scheduler.placement.checkedplacement import CheckedPlacement
-from koala_adapter.scheduler.placement.minimization import FlexibleClusterMinimization
+from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, MalleabilityPolicy, MalleableJob
+from koala_adapter.scheduler.placement.policies import FlexibleClusterMinimization
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed, PlacedComponent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.model import ClusterName
-    from koala_adapter.scheduler.malleable.policies import J, Step
-    from koala_adapter.scheduler.malleable.runningjobs import RunningJobs
+    from koala_adapter.scheduler.malleable.policies import J, RunningJobs, Step
     from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
 
 STRANGE = "strange"

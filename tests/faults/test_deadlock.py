@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.model import JobId
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from tests.faults.clock import Clock
 from tests.faults.driver import SimulatedService

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.driver.loop import EventLoop
-from koala_adapter.driver.memorystore import MemoryStore
-from koala_adapter.driver.recovery import rebuilt
+from koala_adapter.driver.store import MemoryStore, rebuilt
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from tests.faults.__main__ import KINDS

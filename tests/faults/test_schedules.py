@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.errors import EXIT_WALLTIME
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.records import ChangePhase
 from tests.faults.__main__ import KINDS, moments_of
 from tests.faults.effector import STRANGER
 from tests.faults.world import JOBS, World

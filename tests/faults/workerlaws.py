@@ -8,21 +8,19 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.dynaco.decide import rule_named
 from koala_adapter.model import Component, JobKind, Retirement, RunnerName
-from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.malleable.jointgrowth import name_of
-from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.scheduler.timers import TimerKind
+from koala_adapter.outcome import JobState
+from koala_adapter.scheduler.malleable.changes import name_of
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.scheduler.records import ChangePhase, TimerKind
+from koala_adapter.sizes import rule_named
 from tests.unit.scheduler.scheduler_site import component
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.model import ClusterName, Job, JobId, TaskEnd
-    from koala_adapter.scheduler.changes import Change
-    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.scheduler.records import Change, JobRecord, State
 
 
 def of_workers(one: Job, clusters: Sequence[ClusterName], *, seed: int) -> Job:

@@ -11,10 +11,10 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, JobId, TaskEnd
+from koala_adapter.outcome import LAUNCHED_STATES, PlaceholderState
 from koala_adapter.runners.runner import AddressedLaunch, Application
 from koala_adapter.runners.workers import KILL, AddressedSignal, WorkersRunner
-from koala_adapter.scheduler.outcome import LAUNCHED_STATES, PlaceholderState
-from koala_adapter.service.workersresizing import WorkersResizing
+from koala_adapter.service.sizes.workers import WorkersResizing
 from tests.faults.agents import TO_AGENT
 
 if TYPE_CHECKING:

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError
 from koala_adapter.model import ClusterName, EndReason, JobId, JobKind, RunnerName, TaskEnd
+from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.knownpolicies import OWN
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.malleable.jointgrowth import name_of, parts_of
+from koala_adapter.scheduler.knownpolicies import OWN, POLICIES
+from koala_adapter.scheduler.malleable.changes import name_of, parts_of
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.placement.ownpolicies import POLICIES
-from koala_adapter.scheduler.timers import TimerKind
+from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
+from koala_adapter.scheduler.records import ChangePhase, TimerKind
 from tests.faults.adaptivelaws import AdaptiveLaws, adaptive_job
 from tests.faults.adaptivelaws import check_outcome as check_adaptive_outcome
 from tests.faults.clock import Clock

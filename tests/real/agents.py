@@ -14,16 +14,14 @@ import anyio
 from koala_adapter.errors import JournalBlockedError
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm.center import ControlCenter
-from koala_adapter.vjm.certificate import load_or_create, server_context
-from koala_adapter.vjm.credentials import digest, matches, new_token
+from koala_adapter.vjm.certificate import digest, load_or_create, matches, new_token, server_context
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from koala_adapter.vjm.agentevents import AgentEvent
-    from koala_adapter.vjm.center import ResultReceiver
+    from koala_adapter.vjm.center import AgentEvent, ResultReceiver
 
 E = TypeVar("E")
 

@@ -19,13 +19,7 @@ import anyio
 
 from koala_adapter.errors import KoalaError
 from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.codec.protocol import (
-    JobRecord,
-    NodeRecord,
-    parse_jobs,
-    parse_nodes,
-    parse_request,
-)
+from koala_adapter.wiki.codec.verbs import JobRecord, NodeRecord, parse_jobs, parse_nodes, parse_request
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.local_koala import processes_naming
 from tests.real.lrms import local_job, placeholders
 from tests.real.slow_commands import PausedCommand
@@ -27,7 +27,7 @@ from tests.stepsum import NOT_YET, expected_result, write_stepsum_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
     from tests.real.conftest import NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
     from tests.real.user import KoalaUser

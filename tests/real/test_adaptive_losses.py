@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.model import EndReason
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.local_koala import processes_naming
 from tests.real.lrms import placeholders
 from tests.real.slow_commands import PausedCommand
@@ -26,7 +26,7 @@ from tests.wishes import write_wishes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
     from tests.real.conftest import NewUser
     from tests.real.systems import GridEngineCell
     from tests.real.user import KoalaUser

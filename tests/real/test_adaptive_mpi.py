@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.mpi_by_hand import HandLauncher, Mpich, of_system, of_wheel
 from tests.real.lrms import local_job, placeholders, time_to_notice
 from tests.real.systems.processes import PATIENCE, SYSTEM_PATH, wait_until

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from koala_adapter.config.jobfile import load_job
+from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import JobId
-from koala_adapter.plugin.commands import login_name
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.real.lrms import placeholders
 from tests.real.systems import GridEngineCell
 from tests.wishes import write_wishes

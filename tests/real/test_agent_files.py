@@ -11,9 +11,8 @@ import anyio
 import pytest
 
 from koala_adapter.model import EndReason, TaskEnd
-from koala_adapter.service.results import LEDGER_NAME, Results, read_ledger
-from koala_adapter.service.resultstore import ResultStore
-from koala_adapter.vjm.agentevents import AgentRegistered, AgentTaskEnded
+from koala_adapter.service.results import LEDGER_NAME, Results, ResultStore, read_ledger
+from koala_adapter.vjm.center import AgentRegistered, AgentTaskEnded
 from koala_adapter.vjm.channel import Launch, LaunchFile
 from tests.real.agents import LIVENESS, Site, placeholder
 

@@ -19,13 +19,7 @@ import pytest
 from anyio.abc import SocketAttribute
 
 from koala_adapter.model import EndReason, TaskEnd
-from koala_adapter.vjm.agentevents import (
-    AgentDisconnected,
-    AgentEnding,
-    AgentRegistered,
-    AgentTaskEnded,
-    AgentTaskStarted,
-)
+from koala_adapter.vjm.center import AgentDisconnected, AgentEnding, AgentRegistered, AgentTaskEnded, AgentTaskStarted
 from koala_adapter.vjm.channel import Launch, LaunchFile, Signal
 from koala_adapter.vjm.jobscript import SYSTEM_PYTHONS
 from tests.real.agents import INDEX_VARIABLE, LIVENESS, Site, placeholder

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.errors import EXIT_CANCELLED
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.daskexample import write_dasksum
 from tests.daskprogram import DaskProgram, sum_of_squares
 from tests.daskprograms import TASKS
@@ -19,7 +19,7 @@ from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.user import part
 
 if TYPE_CHECKING:
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
     from tests.real.conftest import NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
     from tests.real.user import KoalaUser

@@ -11,7 +11,7 @@ from koala_adapter.errors import LrmRejectedError
 from koala_adapter.model import LrmJobId
 from koala_adapter.testing import LrmConformance, LrmUnderTest, new_context
 from koala_drmaa import PLUGIN
-from koala_drmaa.settings import DrmaaSettings
+from koala_drmaa.lrm import DrmaaSettings
 from koala_pbs import PLUGIN as PBS_PLUGIN
 from koala_pbs import PbsSettings
 from tests.real.systems.pbs import PbsServer, missing_for_pbs
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from koala_adapter.plugin import Lrm
+    from koala_adapter.lrm import Lrm
     from koala_adapter.testing import Trial
 
 pytestmark = [pytest.mark.real, pytest.mark.never_required, pytest.mark.nightly, pytest.mark.anyio]

@@ -11,7 +11,7 @@ import pytest
 from koala_adapter.model import EndReason, LrmJobId, LrmJobState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, new_context
 from koala_drmaa import PLUGIN
-from koala_drmaa.settings import DrmaaSettings
+from koala_drmaa.lrm import DrmaaSettings
 from tests.real.test_sge_plugin import namesake_job
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
-from koala_adapter.plugin import Submission
 from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context
 from koala_drmaa import PLUGIN
-from koala_drmaa.settings import DrmaaSettings
+from koala_drmaa.lrm import DrmaaSettings
 from koala_slurm import PLUGIN as SLURM_PLUGIN
 from koala_slurm import SlurmSettings
 from tests.real.systems.processes import wait_until

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.parameters import Approach
 from tests.real.lrms import placeholders
 from tests.sizes_over_time import PROCESSORS, expect_the_same, live
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.real.lrms import local_job, placeholders
 from tests.real.user import part
 from tests.taskqueue import expected_sum, write_taskqueue
@@ -15,7 +15,7 @@ from tests.taskqueue import expected_sum, write_taskqueue
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
     from tests.real.conftest import NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
     from tests.real.user import KoalaUser

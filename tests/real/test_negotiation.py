@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.cli.livenegotiations import Places, Stage
-from koala_adapter.simulation.live_negotiations import ALL, COUNTERED, DECLINING, EVOLVING, MALLEABLE, Pace
-from koala_adapter.simulation.negotiation_report import as_published, course_of
+from koala_experiments.framework import ALL, COUNTERED, DECLINING, EVOLVING, MALLEABLE, Pace
+from koala_experiments.negotiation import as_published, course_of
+from koala_experiments.stage import Places, Stage
 from tests.real.lrms import placeholders
 
 if TYPE_CHECKING:
-    from koala_adapter.simulation.live_negotiations import Scenario
+    from koala_experiments.framework import Scenario
     from tests.real.conftest import NewGridEngine, NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
     from tests.real.user import KoalaUser

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.config.sitefile import ClusterConfig
+from koala_adapter.lrm import Submission
+from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import BatchKey
-from koala_adapter.plugin import Submission
-from koala_adapter.plugin.commands import login_name
-from koala_adapter.service.poller import ClusterReading, read_cluster
+from koala_adapter.service.clusters import ClusterReading, read_cluster
 from koala_adapter.testing import eventually, new_context
 from koala_sge import PLUGIN as SGE
 from koala_sge import SgeSettings
@@ -22,7 +22,7 @@ from tests.real.systems.processes import GRID_ENGINE_PROGRAMS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.plugin import Lrm
+    from koala_adapter.lrm import Lrm
     from tests.real.systems import GridEngineCell, SlurmCluster
 
 pytestmark = [pytest.mark.real, pytest.mark.anyio]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.outcome import JobState
 from koala_adapter.parsl import KoalaProvider
-from koala_adapter.scheduler.outcome import JobState
 from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares
 from tests.real.lrms import local_job, placeholders
 from tests.real.systems.processes import PATIENCE, wait_until

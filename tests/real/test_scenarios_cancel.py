@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.errors import EXIT_CANCELLED
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import LOCAL, jobs_named, local_job, placeholders
 from tests.real.systems.processes import PATIENCE, wait_until

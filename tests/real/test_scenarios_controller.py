@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import local_job, submissions
 from tests.real.ranks import NotedRanks, expect_noted_end
@@ -17,7 +17,7 @@ from tests.real.user import part
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
     from tests.real.conftest import NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
     from tests.real.user import KoalaUser

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import jobs_named, local_job
 from tests.real.systems.processes import PATIENCE, wait_until

@@ -16,13 +16,13 @@ import pytest
 
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST, EXIT_WALLTIME
 from koala_adapter.model import EndReason
-from koala_adapter.scheduler.outcome import JobOutcome, JobState
+from koala_adapter.outcome import JobOutcome, JobState
 from tests.real.leftovers import Traces, parent_of
 from tests.real.systems.processes import SeenProcess, find_processes
 from tests.real.user import part
 
 if TYPE_CHECKING:
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
     from tests.real.conftest import NewSlurm, NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
     from tests.real.user import KoalaUser

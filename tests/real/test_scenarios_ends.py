@@ -11,7 +11,7 @@ import pytest
 
 from koala_adapter.errors import EXIT_WALLTIME
 from koala_adapter.model import EndReason
-from koala_adapter.scheduler.outcome import JobOutcome, JobState
+from koala_adapter.outcome import JobOutcome, JobState
 from tests.real.leftovers import Traces
 from tests.real.user import part
 

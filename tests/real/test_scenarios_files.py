@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from koala_adapter.config.inputfiles import LARGEST_SUM
+from koala_adapter.config.jobfile import LARGEST_SUM
 from koala_adapter.errors import EXIT_CONFIGURATION
-from koala_adapter.scheduler.outcome import JobOutcome, JobState
+from koala_adapter.outcome import JobOutcome, JobState
 from tests.real.leftovers import Traces
 from tests.real.systems.directories import SystemDirectory
 from tests.real.systems.processes import PATIENCE, wait_until

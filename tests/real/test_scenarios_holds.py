@@ -13,7 +13,7 @@ from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.user import part
 
 if TYPE_CHECKING:
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
     from tests.real.conftest import NewUser
     from tests.real.lrms import System
     from tests.real.systems import GridEngineCell

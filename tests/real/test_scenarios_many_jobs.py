@@ -12,7 +12,7 @@ import pytest
 
 from koala_adapter.config.jobfile import load_job
 from koala_adapter.model import JobId
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.user import part

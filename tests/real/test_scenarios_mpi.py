@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from koala_adapter.model import EndReason
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import placeholders
 from tests.real.systems.processes import PATIENCE, wait_until

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.real.lrms import jobs_named, listing, placeholders
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until

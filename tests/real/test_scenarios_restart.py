@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import local_job, placeholders, submissions
 from tests.real.ranks import NotedRanks, expect_noted_end
@@ -22,7 +22,7 @@ from tests.real.user import part
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
     from tests.real.conftest import NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
     from tests.real.user import KoalaUser

@@ -24,7 +24,7 @@ import pytest
 
 from koala_adapter.api.statedirectory import SOCKET_NAME
 from koala_adapter.model import EndReason, TaskEnd
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from koala_adapter.vjm import channel
 from tests.real import thief
 from tests.real.leftovers import Traces

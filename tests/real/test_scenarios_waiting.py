@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import local_job, placeholders, submissions
 from tests.real.systems.processes import PATIENCE, wait_until

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.cli.jsonshapes import shape_schema
-from koala_adapter.queueing.policies import POLICIES
+from koala_adapter.queueing.backfill import POLICIES
 from tests.json_shapes import deviations
 from tests.real.scheduling import Scheduling
 from tests.real.systems import SlurmCluster

@@ -12,11 +12,11 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm import Submission
+from koala_adapter.lrm.drmaa.client import HelperLaunch, Loading
+from koala_adapter.lrm.drmaa.transport import ScriptDelivery
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState, NodeState
-from koala_adapter.plugin import Submission
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, eventually, new_context
-from koala_drmaa.environment import HelperLaunch, Loading
-from koala_drmaa.scripts import ScriptDelivery
 from koala_sge import PLUGIN, SgeLrm, SgeSettings
 from tests.real.systems.processes import GRID_ENGINE_PROGRAMS, run_command, wait_until
 

@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm import Submission
+from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState, NodeState
-from koala_adapter.plugin import Submission
-from koala_adapter.plugin.directives import Directives
 from koala_adapter.testing import RecordingRunner, eventually, new_context
 from koala_slurm import SlurmSettings
 from koala_slurm.lrm import SlurmLrm

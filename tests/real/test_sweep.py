@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.real.lrms import local_job, placeholders
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
     from tests.real.conftest import NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
 

@@ -17,7 +17,7 @@ from koala_adapter.errors import LrmError
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
 from koala_wiki import PLUGIN
-from koala_wiki.settings import WikiSettings
+from koala_wiki.lrm import WikiSettings
 from tests.real.systems import CommandError, SlurmCluster
 from tests.real.systems.requirements import missing_for_slurm, require
 from tests.real.wiki_serving import WikiServing

@@ -26,10 +26,10 @@ from koala_adapter.cli.koala import koala
 from koala_adapter.config.jobfile import load_job
 from koala_adapter.config.sitefile import load_site
 from koala_adapter.errors import KoalaError
+from koala_adapter.lrm import load_plugins
+from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import JobId
-from koala_adapter.plugin import load_plugins
-from koala_adapter.plugin.commands import login_name
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests import forkserver
 from tests.real.lrms import Served, listing
 from tests.real.systems import SlurmCluster, SystemFailedError
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
     from tests.forkserver import Forked
 
 Values: TypeAlias = "Mapping[str, int | float | str | bool]"

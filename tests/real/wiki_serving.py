@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.codec.protocol import (
+from koala_adapter.wiki.codec.verbs import (
     Dialect,
     JobRecord,
     NodeRecord,

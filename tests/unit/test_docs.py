@@ -18,12 +18,12 @@ from koala_adapter import errors
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.jobfile import load_job
 from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.lrm import load_plugins
+from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import JobId
-from koala_adapter.plugin import load_plugins
-from koala_adapter.plugin.directives import Directives
 from koala_adapter.scheduler.actions import Action
 from koala_adapter.scheduler.events import EVENT_TYPES
-from koala_slurm.directives import problem_of
+from koala_slurm.lrm import problem_of
 
 if TYPE_CHECKING:
     from _pytest.mark import ParameterSet

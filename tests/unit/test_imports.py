@@ -25,37 +25,37 @@ ROOT = Path(__file__).parents[2]
 CORE = "koala_adapter"
 PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_pbs", "koala_sge", "koala_slurm", "koala_wiki"})
 AGENT = f"{CORE}.vjm.agent"
-APPLICATION_SIDE = f"{CORE}.negotiation.applicationside"
-WORKER = f"{CORE}.liveworkload.worker"
-STEPPER = f"{CORE}.liveworkload.stepper"
-LIBRARY = f"{CORE}.application.library"
+APPLICATION_SIDE = f"{CORE}.negotiation"
+WORKER = "koala_experiments.worker"
+STEPPER = "koala_experiments.stepper"
+LIBRARY = f"{CORE}.application"
 TASKWORKER = f"{CORE}.python.taskworker"
-CONNECTION = f"{CORE}.pull.connection"
-LAUNCHER = f"{CORE}.sweeps.launcher"
+CONNECTION = f"{CORE}.tasks.connection"
+LAUNCHER = f"{CORE}.tasks.launcher"
 STANDALONE = (AGENT, APPLICATION_SIDE, CONNECTION, LAUNCHER, LIBRARY, WORKER)
 """Modules that run alone, with whatever Python a node has."""
 
 BOTTOM = (
     f"{CORE}.__version__",
-    f"{CORE}.adapters",
-    f"{CORE}.endreason",
+    f"{CORE}.wire.messages",
+    f"{CORE}.outcome",
     f"{CORE}.errors",
     f"{CORE}.model",
-    f"{CORE}.taskend",
+    f"{CORE}.outcome",
 )
 """What every part may import: nouns, the error tree, what checks values against types, and the version."""
 
 FILES = tuple(f"{CORE}.config.{part}" for part in ("tomlfile", "diagnosis", "fields"))
 """Reading a file that a person wrote, and saying what is wrong with it."""
 
-PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
+PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.lrm", f"{CORE}.testing")
 """All that a plugin may import of the core: what a third party may rely on."""
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "batchnumbers", "changes", "clusterrecord", "clustertable", "context", "events", "jitter",
-    "knownpolicies", "ledger", "othersjob", "outcome",
-    "parameters", "records", "roster", "timers", "timetable", "transitions",
+    "actions", "context", "records", "records", "records", "context", "events", "context",
+    "knownpolicies", "states", "records", "outcome",
+    "parameters", "records", "states", "records", "timetable", "states",
 ))
 # fmt: on
 """What the rooms of the scheduler share."""
@@ -69,52 +69,52 @@ SIZES = ("dynaco.decide", "dynaco.sizerules")
 """Which sizes a component accepts."""
 
 MAY_IMPORT = {
-    f"{CORE}.adapters": (),
-    f"{CORE}.endreason": (),
+    f"{CORE}.wire.messages": (),
+    f"{CORE}.outcome": (),
     f"{CORE}.errors": BOTTOM,
     f"{CORE}.model": BOTTOM,
-    f"{CORE}.taskend": (f"{CORE}.endreason",),
-    f"{CORE}.history": _rooms("api.reports", "simulation.experiments.framework", "history"),
+    f"{CORE}.outcome": (f"{CORE}.outcome",),
+    f"{CORE}.report.history": _rooms("report.values", "simulation.experiments.framework", "report.history"),
     f"{CORE}.host": _rooms("host"),
-    f"{CORE}.metrics": _rooms("net", "metrics"),
-    f"{CORE}.net": _rooms("net"),
-    f"{CORE}.plugin": _rooms("host", "plugin"),
+    f"{CORE}.host": _rooms("host", "host"),
+    f"{CORE}.host": _rooms("host"),
+    f"{CORE}.lrm": _rooms("host", "lrm"),
     f"{CORE}.policies": _rooms("host", "policies", "scheduler", "queueing", *SIZES),
-    f"{CORE}.policies.definition": _rooms("policies.definition"),
-    f"{CORE}.policies.entrypoints": _rooms("host", "policies.definition", "policies.entrypoints"),
-    f"{CORE}.batchsystem": _rooms("host", "plugin", "batchsystem"),
+    f"{CORE}.policies": _rooms("policies"),
+    f"{CORE}.policies.loading": _rooms("host", "policies", "policies.loading"),
+    f"{CORE}.lrm": _rooms("host", "lrm", "lrm"),
     f"{CORE}.config": _rooms(
-        "plugin",
+        "lrm",
         "config",
-        "dynaco.decide",
+        "sizes",
         "scheduler.parameters",
-        "policies.definition",
-        "policies.entrypoints",
-        "sweeps.parameters",
+        "policies",
+        "policies.loading",
+        "tasks.sweep",
     ),
     f"{CORE}.dynaco": _rooms("dynaco"),
     f"{CORE}.scheduler": _rooms("scheduler"),
-    f"{CORE}.scheduler.knownpolicies": _rooms("scheduler", "dynaco.decide"),
+    f"{CORE}.scheduler.knownpolicies": _rooms("scheduler", "sizes"),
     f"{CORE}.scheduler.placement": (*_rooms("scheduler.placement"), *SCHEDULER_NOUNS),
     f"{CORE}.scheduler.claiming": (*_rooms("scheduler.placement", "scheduler.claiming"), *SCHEDULER_NOUNS),
     f"{CORE}.scheduler.malleable": (*_rooms("scheduler.claiming", "scheduler.malleable"), *SCHEDULER_NOUNS),
     f"{CORE}.driver": _rooms("scheduler", "driver"),
     f"{CORE}.queueing": _rooms("queueing"),
-    f"{CORE}.vjm": _rooms("net", "vjm"),
+    f"{CORE}.vjm": _rooms("host", "vjm"),
     AGENT: (AGENT,),
     f"{CORE}.runners": _rooms("scheduler", "dynaco", "vjm", "runners"),
-    f"{CORE}.ordering": _rooms("host", "net", "plugin", "batchsystem", "queueing", "metrics", "ordering"),
-    f"{CORE}.wiki": _rooms("net", "plugin", "batchsystem", "queueing", "metrics", "wiki"),
+    f"{CORE}.ordering": _rooms("host", "host", "lrm", "lrm", "queueing", "host", "ordering"),
+    f"{CORE}.wiki": _rooms("host", "lrm", "lrm", "queueing", "host", "wiki"),
     f"{CORE}.wiki.codec": _rooms("wiki.codec"),
-    f"{CORE}.wiki.koalasource": _rooms("plugin", "scheduler.outcome", "api.client", "api.reports", "wiki"),
-    f"{CORE}.negotiation": _rooms("net", "negotiation"),
+    f"{CORE}.wiki.sources": _rooms("lrm", "outcome", "api.client", "report.values", "wiki"),
+    f"{CORE}.negotiation": _rooms("host", "negotiation"),
     APPLICATION_SIDE: (APPLICATION_SIDE,),
     f"{CORE}.application": (*_rooms("application"), APPLICATION_SIDE),
     LIBRARY: (LIBRARY, APPLICATION_SIDE),
     f"{CORE}.simulation": (*_rooms("scheduler", "driver", "dynaco", "queueing", "simulation"), *FILES),
-    f"{CORE}.liveworkload": _rooms("scheduler", "dynaco", "simulation", "liveworkload"),
+    "koala_experiments": _rooms("scheduler", "dynaco", "simulation", "liveworkload"),
     STEPPER: (),
-    f"{CORE}.pull": _rooms("pull", "vjm.certificate"),
+    f"{CORE}.tasks": _rooms("tasks", "vjm.certificate"),
     CONNECTION: (),
     f"{CORE}.sweeps": _rooms("sweeps"),
     LAUNCHER: (CONNECTION,),
@@ -122,9 +122,9 @@ MAY_IMPORT = {
     WORKER: (),
     f"{CORE}.service": _rooms(
         "host",
-        "net",
-        "plugin",
-        "batchsystem",
+        "host",
+        "lrm",
+        "lrm",
         "config",
         "scheduler",
         "driver",
@@ -133,45 +133,45 @@ MAY_IMPORT = {
         "runners",
         "negotiation",
         "application",
-        "pull",
+        "tasks",
         "sweeps",
-        "metrics",
+        "host",
         "service",
     ),
     f"{CORE}.api": _rooms(
         "host",
-        "net",
-        "plugin",
+        "host",
+        "lrm",
         "config",
         "scheduler",
         "driver",
         "vjm",
         "negotiation",
         "sweeps",
-        "metrics",
+        "host",
         "service",
         "api",
     ),
     f"{CORE}.dask": (
-        *_rooms("plugin", "config", "dask"),
-        *(f"{CORE}.api.{part}" for part in ("asyncclient", "client", "reports", "standby", "statedirectory")),
+        *_rooms("lrm", "config", "dask"),
+        *(f"{CORE}.api.{part}" for part in ("asyncclient", "client", "reports", "client", "statedirectory")),
     ),
     f"{CORE}.dask.leave": (),
-    f"{CORE}.parsl": _rooms("plugin", "config", "scheduler.outcome", "api", "parsl"),
+    f"{CORE}.parsl": _rooms("lrm", "config", "outcome", "api", "parsl"),
     f"{CORE}.python": _rooms(
-        "plugin",
+        "lrm",
         "policies",
         "config",
-        "scheduler.outcome",
+        "outcome",
         "scheduler.knownpolicies",
         "vjm.certificate",
-        "pull",
+        "tasks",
         "api",
-        "discovery",
+        "sitesetup.find",
         "python",
     ),
-    f"{CORE}.discovery": _rooms("plugin", "config", "service", "api", "discovery"),
-    f"{CORE}.sitecheck": _rooms("plugin", "config", "scheduler", "vjm", "service", "api", "sitecheck"),
+    f"{CORE}.sitesetup.find": _rooms("lrm", "config", "service", "api", "sitesetup.find"),
+    f"{CORE}.sitesetup": _rooms("lrm", "config", "scheduler", "vjm", "service", "api", "sitesetup"),
     f"{CORE}.testing": PLUGIN_SUPPORT,
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
     "koala_local": (*PLUGIN_SUPPORT, "koala_local"),
@@ -180,7 +180,7 @@ MAY_IMPORT = {
     "koala_slurm": (*PLUGIN_SUPPORT, "koala_slurm", "koala_drmaa"),
     "koala_wiki": (
         *PLUGIN_SUPPORT,
-        *(f"{CORE}.wiki.{part}" for part in ("codec", "client", "keyfile")),
+        *(f"{CORE}.wiki.{part}" for part in ("codec", "client", "client")),
         "koala_wiki",
     ),
 }
@@ -188,17 +188,17 @@ MAY_IMPORT = {
 
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
-    f"{CORE}.discovery": (f"{CORE}.discovery", f"{CORE}.python", f"{CORE}.cli"),
-    f"{CORE}.sitecheck": (f"{CORE}.sitecheck", f"{CORE}.cli"),
+    f"{CORE}.sitesetup.find": (f"{CORE}.sitesetup.find", f"{CORE}.python", f"{CORE}.cli"),
+    f"{CORE}.sitesetup": (f"{CORE}.sitesetup", f"{CORE}.cli"),
     f"{CORE}.api": (
         f"{CORE}.api",
         f"{CORE}.dask",
         f"{CORE}.parsl",
         f"{CORE}.python",
-        f"{CORE}.discovery",
-        f"{CORE}.history",
-        f"{CORE}.sitecheck",
-        f"{CORE}.wiki.koalasource",
+        f"{CORE}.sitesetup.find",
+        f"{CORE}.report.history",
+        f"{CORE}.sitesetup",
+        f"{CORE}.wiki.sources",
         f"{CORE}.cli",
     ),
     f"{CORE}.python": (f"{CORE}.python", f"{CORE}.cli"),
@@ -208,12 +208,12 @@ IMPORTED_ONLY_BY = {
     f"{CORE}.service": (
         f"{CORE}.service",
         f"{CORE}.api",
-        f"{CORE}.discovery",
-        f"{CORE}.sitecheck",
+        f"{CORE}.sitesetup.find",
+        f"{CORE}.sitesetup",
         f"{CORE}.cli",
     ),
-    f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.liveworkload", f"{CORE}.history", f"{CORE}.cli"),
-    f"{CORE}.liveworkload": (f"{CORE}.liveworkload", f"{CORE}.cli"),
+    f"{CORE}.simulation": (f"{CORE}.simulation", "koala_experiments", f"{CORE}.report.history", f"{CORE}.cli"),
+    "koala_experiments": ("koala_experiments", f"{CORE}.cli"),
 }
 """The parts on top, and what is installed for one of them alone: whatever lies below does not know them."""
 
@@ -249,24 +249,24 @@ PURE = (
     *(
         f"{CORE}.negotiation.{part}"
         for part in (
-            "bargaining",
-            "endpoint",
-            "framing",
+            "serviceside.template",
+            "serviceside.endpoint",
+            "serviceside.document",
             "granting",
-            "derivedtemplates",
+            "serviceside.template",
             "reservations",
-            "states",
-            "template",
-            "templatejson",
-            "templatexml",
+            "serviceside.states",
+            "serviceside.template",
+            "schema",
+            "serviceside.document",
         )
     ),
     f"{CORE}.model",
-    f"{CORE}.taskend",
-    f"{CORE}.endreason",
+    f"{CORE}.outcome",
+    f"{CORE}.outcome",
     f"{CORE}.errors",
     f"{CORE}.vjm.channel",
-    "koala_drmaa.protocol",
+    "koala_adapter.lrm.drmaa.protocol",
 )
 """Parts that compute and do nothing else. So does each module that calls itself pure, see `is_pure`."""
 
@@ -465,16 +465,16 @@ def test_rules_name_parts_that_exist(name: str) -> None:
     [
         (f"{CORE}.service.service", "import koala_slurm"),
         (f"{CORE}.cli.run", "def f() -> None:\n    from koala_sge import PLUGIN"),
-        (f"{CORE}.model", "from koala_adapter.plugin import Lrm"),
-        (f"{CORE}.errors", "from koala_adapter.plugin import commands"),
+        (f"{CORE}.model", "from koala_adapter.lrm import Lrm"),
+        (f"{CORE}.errors", "from koala_adapter.lrm import commands"),
         (f"{CORE}.scheduler.core", "from ..plugin import Lrm"),
         (f"{CORE}.scheduler.core", "from koala_adapter.vjm.center import ControlCenter"),
-        (f"{CORE}.plugin", "from koala_adapter.service.service import Service"),
+        (f"{CORE}.lrm", "from koala_adapter.service.service import Service"),
         (f"{CORE}.service.service", "from koala_adapter.cli import main"),
         (f"{CORE}.simulation.replay", "import koala_adapter.cli.run"),
         (f"{CORE}.vjm.center", "from koala_adapter.runners import runner"),
-        (f"{CORE}.service.journal", "from koala_adapter.api.reports import JobReport"),
-        (f"{CORE}.scheduler.placement.fitting", "from koala_adapter.scheduler.claiming.claims import retake"),
+        (f"{CORE}.service.journal", "from koala_adapter.report.values import JobReport"),
+        (f"{CORE}.scheduler.placement.policy", "from koala_adapter.scheduler.claiming.claims import retake"),
         (f"{CORE}.queueing.maui", "from koala_adapter.scheduler.core import Scheduler"),
         (f"{CORE}.runners.rigid", "if TYPE_CHECKING:\n    from koala_adapter.service.service import Service"),
         (AGENT, "from koala_adapter.errors import KoalaError"),
@@ -486,7 +486,7 @@ def test_rules_name_parts_that_exist(name: str) -> None:
         ("koala_drmaa", "from koala_sge import PLUGIN"),
         (f"{CORE}.service.service", "from parsl.providers.base import ExecutionProvider"),
         (f"{CORE}.cli.run", "from koala_adapter.parsl import KoalaProvider"),
-        (f"{CORE}.parsl.provider", "from koala_adapter.service.service import Service"),
+        (f"{CORE}.parsl", "from koala_adapter.service.service import Service"),
         (f"{CORE}.service.service", "from koala_adapter import Site"),
         (f"{CORE}.python.site", "from koala_adapter.service.service import Service"),
     ],
@@ -503,8 +503,8 @@ def test_import_against_the_direction_is_found(importer: str, source: str) -> No
     [
         (f"{CORE}.scheduler.core", "from .queue import Queue\nfrom koala_adapter.model import Job"),
         (f"{CORE}.cli.run", "from koala_adapter.service.service import Service\nfrom . import output"),
-        ("koala_sge.lrm", "from koala_drmaa import session\nfrom koala_adapter.plugin import Lrm"),
-        ("koala_slurm.lrm", "import subprocess\nfrom koala_adapter.plugin.commands import CommandRunner"),
+        ("koala_sge.lrm", "from koala_drmaa import session\nfrom koala_adapter.lrm import Lrm"),
+        ("koala_slurm.lrm", "import subprocess\nfrom koala_adapter.lrm.commands import CommandRunner"),
     ],
 )
 def test_import_along_the_direction_is_accepted(importer: str, source: str) -> None:

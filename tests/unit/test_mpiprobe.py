@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.model import EndReason, MpiResize, TaskEnd
-from koala_adapter.sitecheck.mpiprobe import judged
+from koala_adapter.sitesetup.trial import judged
 
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 

@@ -12,8 +12,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import koala_adapter
-from koala_adapter.cli.manualpage import page_text
-from koala_adapter.cli.shippedfiles import shipped
+from koala_adapter.cli.manual import page_text, shipped
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,13 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobState, NodeState
-from koala_adapter.plugin.commands import CommandResult
-from koala_pbs.documents import read_entries
-from koala_pbs.jobs import parse_jobs, parse_requests, servers_of
-from koala_pbs.nodes import parse_nodes
+from koala_pbs.jobs import parse_jobs, parse_nodes, parse_requests, read_entries, servers_of
 from koala_pbs.queues import parse_queues, parse_server, served
-from koala_pbs.refusals import COMPLAINTS, submission_error
+from koala_pbs.words import COMPLAINTS, submission_error
 
 SAMPLES = Path(__file__).parent / "samples"
 DOCUMENTS = sorted(

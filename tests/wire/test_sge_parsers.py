@@ -14,17 +14,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
 from koala_adapter.model import EndReason, LrmJobState, NodeState
-from koala_drmaa.classify import kind_of_text
-from koala_drmaa.protocol import FailureKind
-from koala_sge.accounting import parse_accounting
-from koala_sge.hosts import parse_nodes
-from koala_sge.jobs import LONGEST_EXPANSION, parse_jobs, task_ranges
-from koala_sge.queues import parse_limits, parse_queues
-from koala_sge.reasons import parse_error_reasons
-from koala_sge.states import job_state, queue_instance_state
-from koala_sge.values import mebibytes_of, seconds_of
-from koala_sge.xml import LARGEST_DOCUMENT, parse_xml
+from koala_sge.listing import (
+    LARGEST_DOCUMENT,
+    LONGEST_EXPANSION,
+    job_state,
+    mebibytes_of,
+    parse_accounting,
+    parse_error_reasons,
+    parse_jobs,
+    parse_limits,
+    parse_nodes,
+    parse_queues,
+    parse_xml,
+    queue_instance_state,
+    seconds_of,
+    task_ranges,
+)
 
 SAMPLES = Path(__file__).parent / "samples" / "sge819"
 

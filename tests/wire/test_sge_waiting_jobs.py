@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from koala_sge.contexts import JobContext, noted, parse_contexts
-from koala_sge.queues import has_access_lists, parse_limits
-from koala_sge.wishes import Wishes, instances_on, nodes_of, parse_instances, parse_wishes
+from koala_sge.heldjobs import (
+    JobContext,
+    Wishes,
+    instances_on,
+    nodes_of,
+    noted,
+    parse_contexts,
+    parse_instances,
+    parse_wishes,
+)
+from koala_sge.listing import has_access_lists, parse_limits
 
 PIECE = Path(__file__).parents[2] / "conf" / "sge_jsv.sh"
 LISTING = b"""<?xml version='1.0'?>

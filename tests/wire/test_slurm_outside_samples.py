@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
-from koala_adapter.plugin.commands import CommandResult
-from koala_slurm.control import control_error
-from koala_slurm.controller import parse_config, parse_version, release_of
-from koala_slurm.details import MORE_FIELDS, parse_details, parse_everything, with_details
-from koala_slurm.listing import FIELDS
-from koala_slurm.reservations import NODES_BUSY, reserved_cores, reserved_order
+from koala_adapter.lrm.commands import CommandResult
+from koala_slurm.client import control_error
+from koala_slurm.listing import FIELDS, parse_config, parse_version, release_of
+from koala_slurm.requests import MORE_FIELDS, parse_details, parse_everything, with_details
+from koala_slurm.starting import NODES_BUSY, reserved_cores, reserved_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

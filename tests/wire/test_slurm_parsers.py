@@ -17,15 +17,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.model import EndReason, LrmJob, LrmJobState, NodeState
-from koala_adapter.plugin.commands import CommandResult
-from koala_slurm.accounting import parse_history
-from koala_slurm.control import cancel_error, control_error, is_ambiguous
-from koala_slurm.controller import parse_config, parse_version, release_of
-from koala_slurm.listing import FIELDS, SEPARATOR, parse_jobs
-from koala_slurm.nodes import parse_nodes, parse_partitions
-from koala_slurm.refusals import reading_error, submission_error
-from koala_slurm.submission import parse_job_id
+from koala_slurm.client import cancel_error, control_error, is_ambiguous
+from koala_slurm.listing import (
+    FIELDS,
+    SEPARATOR,
+    parse_config,
+    parse_history,
+    parse_jobs,
+    parse_nodes,
+    parse_partitions,
+    parse_version,
+    release_of,
+)
+from koala_slurm.words import parse_job_id, reading_error, submission_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobState, NodeState
-from koala_pbs.jobs import parse_jobs
-from koala_pbs.nodes import parse_nodes
+from koala_pbs.jobs import parse_jobs, parse_nodes
 from koala_pbs.queues import largest_array, parse_queues, parse_server, served, walltime_limit
-from koala_pbs.refusals import COMPLAINTS
 from koala_pbs.torque import read_torque
+from koala_pbs.words import COMPLAINTS
 
 SAMPLES = Path(__file__).parent / "samples" / "torque"
 RECORDED = SAMPLES.with_name("torque61")

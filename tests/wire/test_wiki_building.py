@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.codec.hostlists import LONGEST_ID, LONGEST_TASK_LIST, MOST_NODES_OF_JOB, MOST_TASKS
-from koala_adapter.wiki.codec.protocol import (
+from koala_adapter.wiki.codec.verbs import (
     Count,
     Dialect,
     HostFormat,
@@ -33,7 +32,14 @@ from koala_adapter.wiki.codec.protocol import (
     read_key,
     seal,
 )
-from koala_adapter.wiki.codec.words import JOB_ATTRIBUTES, NODE_ATTRIBUTES
+from koala_adapter.wiki.codec.words import (
+    JOB_ATTRIBUTES,
+    LONGEST_ID,
+    LONGEST_TASK_LIST,
+    MOST_NODES_OF_JOB,
+    MOST_TASKS,
+    NODE_ATTRIBUTES,
+)
 
 KEY = read_key("42")
 JOB = JobRecord(id="7", state=JobWord.IDLE, user="ada", tasks=4)

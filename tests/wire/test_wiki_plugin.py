@@ -15,7 +15,7 @@ from koala_adapter.errors import (
     WikiError,
 )
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobState, Node, NodeState
-from koala_adapter.wiki.codec.protocol import (
+from koala_adapter.wiki.codec.verbs import (
     Count,
     Dialect,
     JobRecord,
@@ -25,8 +25,7 @@ from koala_adapter.wiki.codec.protocol import (
     parse_nodes,
     parse_reply,
 )
-from koala_wiki.reading import QUEUE, comment_parts, to_job, to_node, to_queues, used_processors
-from koala_wiki.refusals import is_gone, to_lrm_error
+from koala_wiki.lrm import QUEUE, comment_parts, is_gone, to_job, to_lrm_error, to_node, to_queues, used_processors
 from tests.wire.wiki_samples import Exchange, golden
 
 _NODE = re.compile(r"^NodeName=(\S+) (.*)$", re.MULTILINE)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.codec import requests
-from koala_adapter.wiki.codec.listings import Prepared, fit_records
-from koala_adapter.wiki.codec.protocol import (
+from koala_adapter.wiki.codec import verbs as requests
+from koala_adapter.wiki.codec.records import Prepared, fit_records
+from koala_adapter.wiki.codec.verbs import (
     VERBS,
     CancelType,
     Count,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.codec.protocol import (
+from koala_adapter.wiki.codec.verbs import (
     Count,
     Dialect,
     FrameReader,

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from koala_adapter.wiki.codec.protocol import (
+from koala_adapter.wiki.codec.verbs import (
+    CancelJob,
     Dialect,
     FrameReader,
     JobRecord,
+    SignalJob,
     build_job,
     build_request,
     open_request,
@@ -16,7 +18,6 @@ from koala_adapter.wiki.codec.protocol import (
     read_key,
     seal,
 )
-from koala_adapter.wiki.codec.requests import CancelJob, SignalJob
 
 KEY = read_key("42")
 MESSAGE = b"CMD=GETJOBS ARG=0:ALL"

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from koala_adapter.wiki.codec.protocol import Dialect, Envelope, FrameReader, Key, open_reply, read_key
+from koala_adapter.wiki.codec.verbs import Dialect, Envelope, FrameReader, Key, open_reply, read_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -665,7 +665,7 @@ int NT_Recv(int connection, NT *nt) {
     return NT_Read(data, (size_t)size, nt) ? -1 : 1;
 }
 
-/* The state machine: the same table as in koala_adapter/negotiation/states.py, which says what it means. */
+/* The state machine: the same table as in koala_adapter/negotiation/serviceside/states.py, which says what it means. */
 
 enum Message { OFFER, REPEATED, UNFIT, ACCEPT, COMMIT, CONSUME, MISMATCH, REJECT, WITHDRAW, EXPIRE, COMPLAIN };
 

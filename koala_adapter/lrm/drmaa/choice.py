@@ -1,22 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a cluster that is read by commands is submitted to: by commands too, or by the DRMAA transport.
-
-Plugins import this; what drives a DRMAA library is imported only for a cluster whose site wants it.
-"""
+"""The settings of clusters whose jobs are read by commands and may be submitted through DRMAA."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, Field
 
 from koala_adapter.errors import LrmRejectedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koala_adapter.plugin import ClusterContext
-    from koala_drmaa.libraries import Library
-    from koala_drmaa.transport import DrmaaTransport
-    from koala_drmaa.transportsettings import TransportSettings
+    from koala_adapter.lrm import ClusterContext
+    from koala_adapter.lrm.drmaa.libraries import Library
+    from koala_adapter.lrm.drmaa.transport import DrmaaTransport
+
+
+class TransportSettings(BaseModel, defer_build=True):
+    """How placeholders are submitted."""
+
+    transport: Literal["commands", "drmaa"] = Field(
+        default="commands",
+        description="How placeholders are submitted: by the batch system's own commands, or through its DRMAA library, "
+        "in a helper process. Everything else is done by commands in either case.",
+    )
+    drmaa_library: Path | None = Field(
+        default=None,
+        description="libdrmaa of this batch system, for transport = 'drmaa'; by default looked for in /usr/lib, "
+        "/usr/local and /opt.",
+    )
+    script_directory: Path | None = Field(
+        default=None,
+        description="Where scripts are kept (mode 0700) with transport = 'drmaa', seen by the nodes under the same "
+        "path; default: in the state directory.",
+    )
+
+
+# -- Transportchoice -----------------------------------------------------------------------------------------
+# How a cluster that is read by commands is submitted to: by commands too, or by the DRMAA transport.
+#
+# Plugins import this; what drives a DRMAA library is imported only for a cluster whose site wants it.
 
 
 def chosen_transport(
@@ -33,10 +58,8 @@ def chosen_transport(
     """
     if settings.transport != "drmaa":
         return None
-    from koala_drmaa.client import DrmaaClient
-    from koala_drmaa.environment import HelperLaunch, drmaa_library_places, first_library
-    from koala_drmaa.scripts import ScriptStore
-    from koala_drmaa.transport import DrmaaTransport
+    from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch, drmaa_library_places, first_library
+    from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptStore
 
     library = settings.drmaa_library or first_library(drmaa_library_places(expected.name))
     client = DrmaaClient(context, HelperLaunch(library=library, variables=variables), request_timeout=timeout)

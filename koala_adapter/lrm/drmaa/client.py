@@ -7,44 +7,275 @@ in time: a call may hang in the library, so a helper that does not answer is kil
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import subprocess
+import sys
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import anyio
+from anyio.streams.buffered import BufferedByteReceiveStream
+from pydantic import BaseModel, Field, ValidationError
 
+import koala_adapter
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError, ProtocolError
-from koala_adapter.model import LrmJobId
-from koala_drmaa.classify import error_of
-from koala_drmaa.libraries import library_of
-from koala_drmaa.process import HelperProcess
-from koala_drmaa.protocol import (
+from koala_adapter.lrm.commands import child_environment
+from koala_adapter.lrm.drmaa.libraries import FailureKind, error_of, library_of
+from koala_adapter.lrm.drmaa.protocol import (
+    LONGEST_LINE,
     AbandonBatches,
     ControlAction,
     ControlJobs,
     Controlled,
     Done,
     Failure,
-    FailureKind,
     ListBatches,
     Listed,
     NumberedRequest,
+    NumberedResult,
     Opened,
     OpenSession,
     ReachLrm,
     Refusal,
+    Result,
     SubmitJobs,
     Submitted,
     encode,
+    not_understood,
 )
-from koala_drmaa.resultlines import decode_result
+from koala_adapter.model import LrmJobId
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from koala_adapter.plugin import ClusterContext
-    from koala_drmaa.environment import HelperLaunch
-    from koala_drmaa.protocol import ListedBatch, Request, Result, Template
+    from anyio.abc import Process
+
+    from koala_adapter.lrm import ClusterContext
+    from koala_adapter.lrm.drmaa.protocol import ListedBatch, Request, Template
+
+
+# -- Resultlines ---------------------------------------------------------------------------------------------
+# Reads the results of a DRMAA helper process, in its parent: a listing of 100,000 jobs is 20 MiB. Pure.
+
+
+class _Line(BaseModel, extra="forbid"):
+    number: int
+    result: Annotated[Result, Field(discriminator="result")]
+
+
+def decode_result(line: bytes) -> NumberedResult:
+    """Return the result of one line. Raises ProtocolError."""
+    try:
+        found = _Line.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise not_understood(f"{where}: {first['msg']}") from error
+    return NumberedResult(number=found.number, result=found.result)
+
+
+# -- The environment and command line of a DRMAA helper process, and the library it is to load ---------------
+# Debian's libdrmaa for Grid Engine is linked with jemalloc, which a running Python cannot load ("cannot allocate
+# memory in static TLS block"). Two cures exist, both settable only before a process starts; they are tried one after
+# another.
+
+HELPER_MODULE = "koala_adapter.lrm.drmaa.helper"
+STATIC_TLS_BYTES = 4096
+"""Room for the thread-local variables of libraries loaded late (glibc's own default is 512)."""
+
+_STATIC_TLS = re.compile(r"(\S+): cannot allocate memory in static TLS block")
+
+
+class Loading(StrEnum):
+    """How the dynamic loader is made to take libdrmaa."""
+
+    TUNABLES = "tunables"
+    """GLIBC_TUNABLES=glibc.rtld.optional_static_tls=4096 (glibc 2.33 or newer; ignored by older ones)."""
+    PRELOAD = "preload"
+    """LD_PRELOAD of the library that did not find room."""
+    PLAIN = "plain"
+    """Nothing special."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperLaunch:
+    """How to start the helper of one cluster."""
+
+    library: Path | None
+    """libdrmaa of this cluster's LRM; None: whichever the dynamic loader finds."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What chooses the cluster (SGE_ROOT, SLURM_CONF ...)."""
+    loading: Loading = Loading.TUNABLES
+    preload: str = "libjemalloc.so.2"
+
+    def argv(self) -> tuple[str, ...]:
+        """Return the command line."""
+        return (sys.executable, "-m", HELPER_MODULE)
+
+    def environment(self) -> dict[str, str]:
+        """Return the whole environment of the helper: built, not inherited."""
+        environment = child_environment(self.variables)
+        if self.library is not None:
+            environment["DRMAA_LIBRARY_PATH"] = str(self.library)
+        match self.loading:
+            case Loading.TUNABLES:
+                environment["GLIBC_TUNABLES"] = f"glibc.rtld.optional_static_tls={STATIC_TLS_BYTES}"
+            case Loading.PRELOAD:
+                environment["LD_PRELOAD"] = self.preload
+            case Loading.PLAIN:
+                pass
+        roots = [environment.get("PYTHONPATH", ""), *_module_roots()]
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(root for root in roots if root))
+        # The drmaa library takes its encoding from the locale.
+        environment["LC_ALL"] = "C.UTF-8"
+        return environment
+
+    def after(self, complaint: str) -> HelperLaunch | None:
+        """Return the launch to try after the library could not be loaded; None when nothing is left to try."""
+        found = _STATIC_TLS.search(complaint)
+        if found is None or self.loading is Loading.PRELOAD:
+            return None
+        return HelperLaunch(
+            library=self.library,
+            variables=self.variables,
+            loading=Loading.PRELOAD,
+            preload=found.group(1),
+        )
+
+
+def _module_roots() -> list[str]:
+    """Directories from which the helper imports us: the same from which we were imported ourselves."""
+    return [str(Path(file).resolve().parents[1]) for file in (__file__, koala_adapter.__file__)]
+
+
+def drmaa_library_places(name: str) -> tuple[str, ...]:
+    """Return where sites put a library such as ``slurm-drmaa``, as patterns for :func:`first_library`."""
+    roots = (f"/usr/lib/{name}", f"/usr/local/{name}", f"/opt/{name}")
+    return (*(f"{root}/lib*/libdrmaa.so*" for root in roots), f"/usr/lib/*/{name}/libdrmaa.so*")
+
+
+def first_library(candidates: Iterable[str]) -> Path | None:
+    """Return the first existing file; candidates may be patterns such as ``/usr/lib/*/libdrmaa.so.1``."""
+    for candidate in candidates:
+        root, pattern = Path(candidate).anchor, str(Path(candidate).relative_to(Path(candidate).anchor))
+        for path in sorted(Path(root).glob(pattern)):
+            if path.is_file():
+                return path
+    return None
+
+
+# -- Process -------------------------------------------------------------------------------------------------
+# The helper process seen from its parent: lines go in, lines come out, and it can be killed at any moment.
+#
+# No background tasks: whoever asks waits for the answer itself, one at a time.
+
+FAREWELL_SECONDS = 5.0
+"""How long a helper may take to end its session when its stdin is closed."""
+
+BURIAL_SECONDS = 0.1
+"""How long asyncio may take to notice that a process has died."""
+
+LOG_TAIL = 2000
+"""Bytes of the helper's stderr that go into an error message, at most."""
+
+
+class HelperProcess:
+    """One running helper."""
+
+    def __init__(self, process: Process, log: Path) -> None:
+        """Take over a process; use :meth:`start`."""
+        self._process = process
+        self._log = log
+        if process.stdin is None or process.stdout is None:
+            message = "a helper needs pipes for its stdin and stdout"
+            raise ValueError(message)
+        self._stdin = process.stdin
+        self._lines = BufferedByteReceiveStream(process.stdout)
+
+    @classmethod
+    async def start(cls, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> HelperProcess:
+        """Start a helper; its stderr goes to ``log``, which begins anew. Raises LrmUnavailableError."""
+        try:
+            with log.open("wb") as stderr:
+                process = await anyio.open_process(
+                    list(argv),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    env=dict(environment),
+                    cwd="/",
+                    start_new_session=True,
+                )
+        except OSError as error:
+            message = f"cannot start the DRMAA helper: {error.strerror or error}"
+            raise LrmUnavailableError(message, hint=f"look at {log}") from error
+        return cls(process, log)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        """Tell whether it has not ended."""
+        return self._process.returncode is None
+
+    async def send(self, line: bytes) -> None:
+        """Write one line. Raises LrmUnavailableError when the helper has died."""
+        try:
+            await self._stdin.send(line)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            raise self._died() from None
+
+    async def receive(self) -> bytes:
+        """Return the next line. Raises LrmUnavailableError when the helper has died."""
+        try:
+            return await self._lines.receive_until(b"\n", LONGEST_LINE)
+        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise self._died() from None
+
+    async def stop(self) -> None:
+        """Close its stdin, wait a little, kill it if need be; return when it is gone."""
+        with anyio.CancelScope(shield=True):
+            with contextlib.suppress(anyio.BrokenResourceError, OSError):
+                await self._stdin.aclose()
+            with anyio.move_on_after(FAREWELL_SECONDS):
+                await self._process.wait()
+            await self.kill()
+
+    async def kill(self) -> None:
+        """Kill it at once; return when it is gone. It may hang in a library call, so nothing else is sure."""
+        with anyio.CancelScope(shield=True):
+            # If it has just died, it must not be buried twice: by asyncio's watcher, and on the way of a signal to it.
+            with anyio.move_on_after(BURIAL_SECONDS):
+                await self._process.wait()
+            if self.is_running():
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+            await self._process.wait()
+            await self._process.aclose()
+
+    def _died(self) -> LrmUnavailableError:
+        said = self.last_words()
+        message = "the DRMAA helper died" + (f": {said}" if said else "")
+        return LrmUnavailableError(message, hint=f"it is started again; its log is {self._log}")
+
+    def last_words(self) -> str:
+        """Return the last line that it wrote to stderr."""
+        try:
+            text = self._log.read_bytes()[-LOG_TAIL:].decode("utf-8", "replace")
+        except OSError:
+            return ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+# -- Client --------------------------------------------------------------------------------------------------
 
 R = TypeVar("R", Opened, Submitted, Controlled, Listed, Done)
 

@@ -1,56 +1,280 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DRMAA session inside a helper process: the only module that touches the drmaa library.
+"""The DRMAA helper process: ``python -m koala_adapter.lrm.drmaa.helper``. Requests come on stdin, results go to stdout, as lines.
 
-The library is imported when the session is opened, not with this module: it loads libdrmaa at import, and fails there.
+It ends when its stdin is closed, so it cannot outlive the plugin that started it; a request that is being carried out
+may first come to its end, so that the ids of a submission still reach the ledger.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib
+import json
 import os
+import queue
+import sys
+import threading
 import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from koala_drmaa.classify import is_ending, kind_of_exception
-from koala_drmaa.ledger import (
-    JobEnd,
-    Ledger,
-    abandoned_record,
-    cut_record,
-    end_record,
-    ids_record,
-    intent_record,
-    job_record,
-    refused_record,
-)
-from koala_drmaa.libraries import OTHER, library_of
-from koala_drmaa.protocol import (
+from koala_adapter.errors import ProtocolError
+from koala_adapter.lrm.drmaa.libraries import OTHER, FailureKind, is_ending, kind_of_exception, library_of
+from koala_adapter.lrm.drmaa.protocol import (
+    LONGEST_LINE,
     AbandonBatches,
     ControlAction,
     ControlJobs,
     Controlled,
     Done,
     Failure,
-    FailureKind,
     JobStatus,
     ListBatches,
     Listed,
     ListedBatch,
     ListedJob,
+    NumberedResult,
     Opened,
     OpenSession,
     ReachLrm,
     Refusal,
     SubmitJobs,
     Submitted,
+    decode_request,
+    encode,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import BinaryIO
 
-    from koala_drmaa.ledger import LedgerBatch
-    from koala_drmaa.protocol import Request, Result, Template
+    from koala_adapter.lrm.drmaa.protocol import NumberedRequest, Request, Result, Template
+
+
+# -- The helper's record of its submissions, because DRMAA cannot find a job by its name ---------------------
+# The intent (the key) is on disk before the jobs go to the LRM, their ids right after. What a batch has fewer ids than
+# jobs is *unknown*: these may be in the LRM. Several helpers may use one ledger, one after another or at the same
+# time; each operation holds a lock, and each line is complete or ignored.
+
+KEEP_SECONDS = 24 * 3600.0
+"""How long batches are kept after their last job has ended."""
+
+KEEP_UNKNOWN_SECONDS = 14 * 24 * 3600.0
+"""How long batches of unknown outcome are kept: longer than an LRM will keep a job waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """What is known of a job's end."""
+
+    at: float
+    """Time at which we saw that it had ended."""
+    failed: bool = False
+    exit_code: int | None = None
+    signal: int | None = None
+    aborted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerBatch:
+    """One submission."""
+
+    key: str
+    count: int
+    submitted_at: float
+    ids: tuple[str, ...] = ()
+    ends: Mapping[str, JobEnd]
+
+    def live(self) -> tuple[str, ...]:
+        """Ids of jobs whose end has not been seen."""
+        return tuple(id_ for id_ in self.ids if id_ not in self.ends)
+
+    def forgettable(self, now: float) -> bool:
+        """Tell whether nobody can want to know of this batch any more."""
+        if len(self.ids) < self.count:
+            return now - self.submitted_at > KEEP_UNKNOWN_SECONDS
+        return not self.live() and all(now - end.at > KEEP_SECONDS for end in self.ends.values())
+
+
+def parse_ledger(text: str) -> dict[str, LedgerBatch]:
+    """Return batches by key, in the order of their submission.
+
+    Lines that cannot be read (torn by a crash) are skipped.
+    """
+    batches: dict[str, LedgerBatch] = {}
+    for line in text.splitlines():
+        try:
+            _apply(batches, json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return batches
+
+
+def _apply(batches: dict[str, LedgerBatch], record: Mapping[str, object]) -> None:
+    key = str(record["key"])
+    match record["what"]:
+        case "intent":
+            batches[key] = LedgerBatch(
+                key=key, count=int(str(record["count"])), submitted_at=float(str(record["at"])), ends={}
+            )
+        case "ids":
+            ids = record["ids"]
+            if isinstance(ids, list):
+                batches[key] = replace(batches[key], ids=tuple(str(id_) for id_ in ids))
+        case "job":
+            batches[key] = replace(batches[key], ids=(*batches[key].ids, str(record["id"])))
+        case "cut":
+            batches[key] = replace(batches[key], count=len(batches[key].ids))
+        case "abandoned" if key in batches and batches[key].ids:
+            batches[key] = replace(batches[key], count=len(batches[key].ids))
+        case "refused" | "abandoned":
+            batches.pop(key, None)
+        case "end":
+            end = JobEnd(
+                at=float(str(record["at"])),
+                failed=bool(record.get("failed")),
+                exit_code=_number(record.get("exit_code")),
+                signal=_number(record.get("signal")),
+                aborted=bool(record.get("aborted")),
+            )
+            batches[key] = replace(batches[key], ends={**batches[key].ends, str(record["id"]): end})
+        case _:
+            return
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def intent_record(key: str, count: int, now: float) -> dict[str, object]:
+    """Record: a bulk of this name is about to be submitted."""
+    return {"what": "intent", "key": key, "count": count, "at": now}
+
+
+def ids_record(key: str, ids: Iterable[str]) -> dict[str, object]:
+    """Record: the LRM took the bulk and gave these ids."""
+    return {"what": "ids", "key": key, "ids": list(ids)}
+
+
+def job_record(key: str, id_: str) -> dict[str, object]:
+    """Record: the LRM took the next of jobs that are submitted one by one."""
+    return {"what": "job", "key": key, "id": id_}
+
+
+def cut_record(key: str) -> dict[str, object]:
+    """Record: the LRM refused one of several jobs; there are no more of them than have ids."""
+    return {"what": "cut", "key": key}
+
+
+def refused_record(key: str) -> dict[str, object]:
+    """Record: the LRM refused the bulk; nothing of it exists."""
+    return {"what": "refused", "key": key}
+
+
+def abandoned_record(key: str) -> dict[str, object]:
+    """Record: nobody wants to hear of this batch of unknown outcome any more."""
+    return {"what": "abandoned", "key": key}
+
+
+def end_record(key: str, id_: str, end: JobEnd) -> dict[str, object]:
+    """Record: this job has ended."""
+    return {
+        "what": "end",
+        "key": key,
+        "id": id_,
+        "at": end.at,
+        "failed": end.failed,
+        "exit_code": end.exit_code,
+        "signal": end.signal,
+        "aborted": end.aborted,
+    }
+
+
+def batch_records(batch: LedgerBatch) -> list[dict[str, object]]:
+    """Return the records that say all about a batch."""
+    records = [intent_record(batch.key, batch.count, batch.submitted_at)]
+    if batch.ids:
+        records.append(ids_record(batch.key, batch.ids))
+    return records + [end_record(batch.key, id_, end) for id_, end in batch.ends.items()]
+
+
+class Ledger:
+    """The ledger file. Every method is one locked step; :meth:`append` returns when the records are on disk."""
+
+    def __init__(self, path: Path) -> None:
+        """``path`` need not exist; its directory must."""
+        self.path = path
+        self._lock_path = path.with_name(path.name + ".lock")
+
+    def read(self) -> dict[str, LedgerBatch]:
+        """Return all batches by key."""
+        with self._locked():
+            return self._read()
+
+    def append(self, records: Iterable[Mapping[str, object]]) -> None:
+        """Add records and return when they are on disk."""
+        with self._locked():
+            text = self._lines(records)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "r+b") as file:
+                size = file.seek(0, os.SEEK_END)
+                if size and _last_byte(file.fileno(), size) != b"\n":
+                    text = b"\n" + text
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            if not size:
+                self._sync_directory()
+
+    def compact(self, now: float) -> None:
+        """Leave out what nobody can want to know any more."""
+        with self._locked():
+            kept = [batch for batch in self._read().values() if not batch.forgettable(now)]
+            new = self.path.with_name(self.path.name + ".new")
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.writelines(self._lines(batch_records(batch)) for batch in kept)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self.path)
+            self._sync_directory()
+
+    def _read(self) -> dict[str, LedgerBatch]:
+        try:
+            return parse_ledger(self.path.read_text(encoding="utf-8", errors="replace"))
+        except FileNotFoundError:
+            return {}
+
+    @staticmethod
+    def _lines(records: Iterable[Mapping[str, object]]) -> bytes:
+        return b"".join(json.dumps(dict(record)).encode() + b"\n" for record in records)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _sync_directory(self) -> None:
+        descriptor = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _last_byte(descriptor: int, size: int) -> bytes:
+    return os.pread(descriptor, 1, size - 1)
+
+
+# -- The DRMAA session inside a helper process: the only module that touches the drmaa library ---------------
+# The library is imported when the session is opened, not with this module: it loads libdrmaa at import, and fails
+# there.
 
 LOADER_VARIABLES = ("GLIBC_TUNABLES", "LD_PRELOAD", "DRMAA_LIBRARY_PATH", "PYTHONPATH")
 """Needed to load libdrmaa into Python, and of no use to any job: slurm-drmaa, and Grid Engine's `-V`, pass them on."""
@@ -333,3 +557,57 @@ def _signal_number(name: str) -> int | None:
         return int(name)
     number = getattr(signals, name if name.startswith("SIG") else f"SIG{name}", None)
     return int(number) if number is not None else None
+
+
+# -- Helper --------------------------------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    Requests = queue.SimpleQueue[NumberedRequest | None]
+
+LAST_REQUEST_SECONDS = 10.0
+"""How long a request may still take after our parent has gone."""
+
+EXIT_ORPHANED = 3
+EXIT_GARBLED = 4
+
+
+def main() -> int:
+    """Answer requests until stdin ends."""
+    results = _claim_stdout()
+    requests: Requests = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin.buffer, requests), name="requests", daemon=True).start()
+    session = HelperSession()
+    while (request := requests.get()) is not None:
+        result = session.answer(request.request)
+        try:
+            results.write(encode(NumberedResult(number=request.number, result=result)))
+            results.flush()
+        except OSError:
+            break
+    session.close()
+    return 0
+
+
+def _claim_stdout() -> BinaryIO:
+    """Keep stdout for results alone: what libdrmaa prints goes to stderr."""
+    descriptor = os.dup(1)
+    os.dup2(2, 1)
+    return os.fdopen(descriptor, "wb")
+
+
+def _read(stream: BinaryIO, requests: Requests) -> None:
+    """Read requests in a thread of its own, because the main one may be held up in a library call when stdin ends."""
+    while line := stream.readline(LONGEST_LINE):
+        try:
+            requests.put(decode_request(line))
+        except ProtocolError as error:
+            print(error, file=sys.stderr, flush=True)  # noqa: T201 - stderr is our log
+            os._exit(EXIT_GARBLED)
+    requests.put(None)
+    timer = threading.Timer(LAST_REQUEST_SECONDS, os._exit, (EXIT_ORPHANED,))
+    timer.daemon = True
+    timer.start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,27 +3,179 @@
 
 from __future__ import annotations
 
+import os
+import re
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmError, LrmRejectedError
+from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.host.privatedirectory import make_directory
-from koala_adapter.plugin import CheckResult, RenderedSubmission
-from koala_drmaa.classify import error_of
-from koala_drmaa.libraries import OTHER
-from koala_drmaa.protocol import FailureKind
-from koala_drmaa.scripts import ScriptDelivery
-from koala_drmaa.template import job_template, render_template
+from koala_adapter.lrm import CheckResult, RenderedSubmission
+from koala_adapter.lrm.drmaa.libraries import OTHER, FailureKind, error_of
+from koala_adapter.lrm.drmaa.protocol import Template
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
-    from pathlib import Path
+    from pathlib import Path, PurePath
 
+    from koala_adapter.lrm import Submission
+    from koala_adapter.lrm.contract import Directives
+    from koala_adapter.lrm.drmaa.client import DrmaaClient
+    from koala_adapter.lrm.drmaa.libraries import Library
+    from koala_adapter.lrm.drmaa.protocol import Opened, Refusal
     from koala_adapter.model import BatchKey, LrmJobId
-    from koala_adapter.plugin import Submission
-    from koala_drmaa.client import DrmaaClient
-    from koala_drmaa.libraries import Library
-    from koala_drmaa.protocol import Opened, Refusal, Template
-    from koala_drmaa.scripts import ScriptStore
+
+
+# -- Scripts -------------------------------------------------------------------------------------------------
+# The scripts of placeholders on disk: files of mode 0600 in a directory of mode 0700, because they hold a secret.
+#
+# Why a file at all: DRMAA takes a program, not a text. And why the job reads that very file where it can: the copy
+# that Grid Engine makes of a submitted script lies world-readable (0755) in the spool directory of each execution host
+# for as long as the job runs.
+
+KEEP_SECONDS = 3600.0
+"""A script without a job is kept this long: its submission may still be on its way into a slow LRM."""
+
+_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
+
+
+class ScriptDelivery(StrEnum):
+    """How a script gets from the submitting host to the nodes."""
+
+    PRIVATE = "private"
+    """The job runs ``/bin/sh`` on our file, which the nodes see (a home directory on NFS, or a single host)."""
+    COPIED = "copied"
+    """The LRM copies the script at submission. Nothing need be shared, but see above who can read the copy."""
+
+
+class ScriptStore:
+    """The directory of scripts of one cluster's plugin."""
+
+    def __init__(self, directory: Path) -> None:
+        """``directory`` is made when the first script is written."""
+        self.directory = directory
+        self._without_job: dict[str, float] = {}
+        """Since when each script has not been that of a live job, as far as we have seen."""
+
+    def path(self, key: BatchKey) -> Path:
+        """Return where the script of a submission is kept.
+
+        Raises LrmRejectedError for a key that is no safe file name.
+        """
+        if not _KEY.fullmatch(key):
+            message = f"{key!r} cannot be the name of an LRM job"
+            raise LrmRejectedError(message, hint="begin with a letter; use letters, digits, '_', '.', '-'; at most 128")
+        return self.directory / f"{key}.sh"
+
+    def write(self, key: BatchKey, script: str) -> Path:
+        """Put a script on disk and return its path. Raises LrmUnavailableError when that does not work."""
+        path = self.path(key)
+        self._without_job.pop(key, None)
+        try:
+            make_directory(self.directory)
+            # A file left from an earlier try must not keep its mode or its hard links.
+            path.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+                file.write(script.encode("utf-8", "surrogateescape"))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            message = f"cannot write the script {path}: {error.strerror or error}"
+            raise LrmUnavailableError(message, hint="make room, or set script_directory to a writable place") from error
+        return path
+
+    def remove(self, key: BatchKey) -> None:
+        """Delete a script; one that is not there is no error."""
+        try:
+            self.path(key).unlink(missing_ok=True)
+        except OSError as error:
+            message = f"cannot delete the script of {key}: {error.strerror or error}"
+            raise LrmUnavailableError(message, hint=f"look at {self.directory}") from error
+
+    def sweep(self, live: Collection[str], now: float) -> None:
+        """Delete the scripts of submissions that have not been among ``live`` for KEEP_SECONDS.
+
+        ``now``: seconds on a clock that nobody sets. The times of the files are not asked: they are of the time of day.
+        """
+        if not self.directory.is_dir():
+            return
+        there = {path.stem: path for path in self.directory.glob("*.sh")}
+        self._without_job = {key: self._without_job.get(key, now) for key in there if key not in live}
+        for key, since in self._without_job.items():
+            if now - since > KEEP_SECONDS:
+                there[key].unlink(missing_ok=True)
+
+
+# -- From a submission to a DRMAA job template, with the site's changes applied. Pure ------------------------
+
+SHELL = "/bin/sh"
+EVERYWHERE = "/tmp"  # noqa: S108 - working directory that exists on each node; nothing is written there by us
+
+
+def apply_directives(native: Iterable[str], directives: Directives) -> tuple[str, ...]:
+    """Return native options with a site's changes.
+
+    An option is one text such as ``-r n`` or ``-l h_rt=3600``. A site names it by its flag (``-r``, ``-l``: all of
+    that flag) or by flag and resource (``-l h_rt``).
+    """
+    kept = [option for option in native if not any(_named(option, name) for name in directives.drop)]
+    renamed = [_renamed(option, directives.rename) for option in kept]
+    return (*renamed, *directives.add)
+
+
+def _named(option: str, name: str) -> bool:
+    return option == name or option.startswith((f"{name} ", f"{name}="))
+
+
+def _renamed(option: str, pairs: Iterable[tuple[str, str]]) -> str:
+    for old, new in pairs:
+        if _named(option, old):
+            return new + option[len(old) :]
+    return option
+
+
+def job_template(
+    submission: Submission, *, script: PurePath, delivery: ScriptDelivery, native: Iterable[str]
+) -> Template:
+    """Return the template of a submission whose script is, or will be, at ``script``."""
+    private = delivery is ScriptDelivery.PRIVATE
+    return Template(
+        name=submission.key,
+        remote_command=SHELL if private else str(script),
+        arguments=(str(script),) if private else (),
+        working_directory=EVERYWHERE,
+        output_path=submission.output_pattern("{index}"),
+        native_specification=" ".join(native),
+        held=submission.held,
+    )
+
+
+def render_template(template: Template, count: int, index_variable: str | None = None) -> tuple[str, ...]:
+    """Return what goes to the library as words that a person can read: the DRMAA 1.0 names of call and attributes.
+
+    ``index_variable``: as for DrmaaTransport.submit; the first of several calls is shown then.
+    """
+    single = index_variable is not None
+    call = ("drmaa_run_job",) if single else ("drmaa_run_bulk_jobs", "1", str(count), "1")
+    output = template.output_path.replace("{index}", "1") if single else template.output_path
+    state = "drmaa_hold" if template.held else "drmaa_active"
+    words = [
+        *call,
+        f"drmaa_job_name={template.name}",
+        f"drmaa_remote_command={template.remote_command}",
+        *(f"drmaa_v_argv={argument}" for argument in template.arguments),
+        f"drmaa_wd={template.working_directory}",
+        f"drmaa_output_path=:{output}",
+        "drmaa_join_files=y",
+        *((f"drmaa_v_env={index_variable}=1",) if single else ()),
+        f"drmaa_js_state={state}",
+        f"drmaa_native_specification={template.native_specification}",
+    ]
+    return tuple(words)
+
+
+# -- Transport -----------------------------------------------------------------------------------------------
 
 
 class DrmaaTransport:

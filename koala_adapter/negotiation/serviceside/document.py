@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Negotiation templates from XML and to XML. Pure.
+"""Reads templates that stand in the layout in which koala and its application library write them, in one pass. Pure.
 
-What comes in is a peer's: there is a bound on its size before anything is done, no document type, no entity and no
-network, and the schema decides what is a template. One that was read and not changed is written byte for byte as it
-came; every other one in the layout of the published example.
+What it reads is a template by the schema, and means what the XML parser and the schema would make of it; anything else
+(another layout, an escaped character, a number out of range) it leaves to them. Tests hold both together. The published
+instance stands in this layout, too.
 """
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.errors import NegotiationError
-from koala_adapter.negotiation.template import (
+from koala_adapter.negotiation.document import LAYOUT_END, LAYOUT_HEAD, LAYOUT_RESOURCE
+from koala_adapter.negotiation.schema import (
+    LARGEST_TEMPLATE,
+    template_schema,
+)
+from koala_adapter.negotiation.serviceside.template import (
+    LARGEST_QUANTITY,
+    MOST_RESOURCES,
     Direction,
     Negotiability,
     Obligation,
@@ -22,14 +29,94 @@ from koala_adapter.negotiation.template import (
     Status,
     Template,
     Usage,
+    unchecked_resource,
+    unchecked_template,
 )
-from koala_adapter.negotiation.templateschema import template_schema
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
 
-LARGEST_TEMPLATE = 65_536
-"""Bytes."""
+
+_RESOURCE_END = "  </Resource>\n"
+_REJECTED = Status.REJECTED
+_SIDES = {one.value: one for one in Side}
+_STATUSES = {one.value: one for one in Status}
+_USAGES = {one.value: one for one in Usage}
+_NEGOTIABILITIES = {one.value: one for one in Negotiability}
+_DIRECTIONS = {one.value: one for one in Direction}
+_OBLIGATIONS = {one.value: one for one in Obligation}
+
+
+def read(data: bytes) -> Template | None:
+    """Return the template that a document is; None: not in this layout, or not one at all.
+
+    Raises NegotiationError where the resources do not go together.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    head = LAYOUT_HEAD.match(text)
+    if head is None:
+        return None
+    agreement_id, extended, direction, obligation, within, number, reason, initiator, source, dest, said = head.groups()
+    answer_within, round_ = float(within) if within else None, int(number) if number else None
+    if answer_within == 0 or round_ == 0:
+        return None
+    resources: list[Resource] = []
+    place, end = head.end(), len(text) - len(LAYOUT_END)
+    while place < end:
+        after = text.find(_RESOURCE_END, place) + len(_RESOURCE_END)
+        found = _read_resource(text[place:after])  # of no text where there is no end
+        if found is None or (found.extended and not extended) or len(resources) == MOST_RESOURCES:
+            return None
+        resources.append(found.resource)
+        place = after
+    if place != end or not text.endswith(LAYOUT_END):
+        return None
+    template = unchecked_template(
+        agreement_id, _SIDES[initiator], source, dest, _STATUSES[said], tuple(resources),
+        _DIRECTIONS[direction] if direction else None, _OBLIGATIONS[obligation] if obligation else None,
+        answer_within, round_, reason or "", data,
+    )  # fmt: skip
+    if len(resources) != 1 or resources[0].status is _REJECTED:
+        template.check_resources()
+    return template
+
+
+class _Read(NamedTuple):
+    resource: Resource
+    extended: bool
+    """It has attributes of our own namespace."""
+
+
+@lru_cache(maxsize=256)  # the same ones come again and again: so many processors, offered, accepted, or committed to
+def _read_resource(text: str) -> _Read | None:
+    """Return the resource that a text is; None: it is none in this layout."""
+    found = LAYOUT_RESOURCE.fullmatch(text)
+    if found is None:
+        return None
+    added, least, most, cluster, component, type_, number, usage, negotiability, said = found.groups()
+    quantity = int(number)
+    minimum, maximum = int(least) if least else None, int(most) if most else None
+    if not 1 <= quantity <= LARGEST_QUANTITY:
+        return None
+    if minimum is not None and not 1 <= minimum <= quantity:
+        return None
+    if maximum is not None and not quantity <= maximum <= LARGEST_QUANTITY:
+        return None
+    resource = unchecked_resource(
+        type_, quantity, _USAGES[usage], _NEGOTIABILITIES[negotiability], _STATUSES[said], minimum, maximum,
+        cluster or "", component or "",
+    )  # fmt: skip
+    return _Read(resource, bool(added))
+
+
+# -- Negotiation templates from XML and to XML. Pure ---------------------------------------------------------
+# What comes in is a peer's: there is a bound on its size before anything is done, no document type, no entity and no
+# network, and the schema decides what is a template. One that was read and not changed is written byte for byte as it
+# came; every other one in the layout of the published example.
+
 NAMESPACE = "urn:koala-adapter:negotiation"
 _OURS = f"{{{NAMESPACE}}}"
 _SCHEMA_INSTANCE = "http://www.w3.org/2001/XMLSchema-instance"
@@ -48,10 +135,8 @@ _FORBIDDEN = re.compile(rb"<!(?:DOCTYPE|ENTITY)|<\?(?!xml\s)")
 
 def parse(data: bytes) -> Template:
     """Return the template that a document is. Raises NegotiationError."""
-    from koala_adapter.negotiation import layoutreader
-
     if len(data) <= LARGEST_TEMPLATE:
-        template = layoutreader.read(bytes(data))
+        template = read(bytes(data))
         if template is not None:
             return template
     return parse_any(data)
@@ -203,3 +288,72 @@ def _resource_text(resource: Resource) -> str:
 def seconds(value: float) -> str:
     """Return seconds as they are written: without an exponent, in thousandths at most."""
     return f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+# -- Framing -------------------------------------------------------------------------------------------------
+# Frames of a negotiation: a size of eight digits, a line feed, and so many bytes of one template. Pure.
+#
+# ::
+#
+#     00000542\n<?xml version="1.0" encoding="UTF-8"?> ...
+#
+# A size that is none, or too large, is refused when its nine bytes are there: nothing is kept for what it claims.
+
+HEADER_SIZE = 9
+_HEADER = re.compile(rb"[0-9]{8}\n")
+_HEADER_SO_FAR = re.compile(rb"[0-9]{0,8}")
+
+
+def frame(payload: bytes) -> bytes:
+    """Return the frame of a template. Raises NegotiationError when it is empty or too large."""
+    if not 1 <= len(payload) <= LARGEST_TEMPLATE:
+        raise NegotiationError(f"a frame holds 1 to {LARGEST_TEMPLATE} bytes, not {len(payload)}")
+    return b"%08d\n%b" % (len(payload), payload)
+
+
+class FrameBuffer:
+    """Takes the bytes of one connection in whatever pieces they come, and gives the payloads of its frames."""
+
+    def __init__(self, *, limit: int = LARGEST_TEMPLATE) -> None:
+        """``limit`` is the largest payload in bytes that is accepted."""
+        self._limit = limit
+        self._received = bytearray()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of a frame that is not complete yet."""
+        return len(self._received)
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are certainly still to come before a payload is complete."""
+        if len(self._received) < HEADER_SIZE:
+            return HEADER_SIZE - len(self._received)
+        return HEADER_SIZE + int(self._received[:HEADER_SIZE]) - len(self._received)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take some bytes and return the payloads that are complete with them.
+
+        Raises NegotiationError for a size that is none or too large: the connection must be closed.
+        """
+        if not self._received and _HEADER.match(data):
+            claimed = int(data[:HEADER_SIZE])
+            if len(data) == HEADER_SIZE + claimed and 1 <= claimed <= self._limit:
+                return [data[HEADER_SIZE:]]  # one whole frame and nothing else, as it nearly always is
+        payloads = []
+        self._received += data
+        while (size := self._size()) is not None and len(self._received) >= HEADER_SIZE + size:
+            payloads.append(bytes(self._received[HEADER_SIZE : HEADER_SIZE + size]))
+            del self._received[: HEADER_SIZE + size]
+        return payloads
+
+    def _size(self) -> int | None:
+        header = bytes(self._received[:HEADER_SIZE])
+        if len(header) < HEADER_SIZE and _HEADER_SO_FAR.fullmatch(header):
+            return None
+        if not _HEADER.fullmatch(header):
+            raise NegotiationError(f"a frame begins with its size in eight digits and a line feed, not with {header!r}")
+        size = int(header)
+        if not 1 <= size <= self._limit:
+            raise NegotiationError(f"a frame of {size} bytes is refused: from 1 to {self._limit}")
+        return size

@@ -3,7 +3,7 @@
 
 Two rules: all that depends on a state is written here, and the tables do not know which side they serve, for both
 sides have the same. What a message is (an offer that may follow, one that may not, an acceptance of what was offered or
-of something else) is found out before, by ``bargaining.py``. docs/reference.py prints the table in docs/negotiation.md.
+of something else) is found out before, by ``template.py``. docs/reference.py prints the table in docs/negotiation.md.
 
 The answer to a message that may not come is NT_ERROR and the end of that negotiation, of no other. The messages that
 end a negotiation are never answered, so two sides cannot go on answering each other. A negotiation that has ended
@@ -18,7 +18,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from koala_adapter.negotiation.template import Status
+from koala_adapter.negotiation.serviceside.template import Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,11 +8,15 @@ about. None can be made that the schema refuses.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from koala_adapter.errors import NegotiationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
 
 LARGEST_QUANTITY = 2**31 - 1
 LONGEST_REASON = 500
@@ -260,3 +264,364 @@ def check_reason(reason: str) -> None:
 def sayable(reason: str) -> str:
     """Return any text as a reason that can be written: on one line, and not too long."""
     return _NOT_IN_REASON.sub("?", " ".join(reason.split()))[:LONGEST_REASON]
+
+
+# -- Templates that are made of others: counter-offers, answers, ends. Pure ----------------------------------
+# Every function returns a new template; none can make one that the schema refuses.
+
+_NEGOTIATION, _REJECTED_OF_DERIVEDTEMPLATES = Status.NEGOTIATION, Status.REJECTED
+
+
+def countered(
+    offer: Template, quantities: Mapping[ResourceKey, int], *, declined: Collection[ResourceKey] = (), reason: str = ""
+) -> Template:
+    """Return a counter-offer: other quantities, and resources that shall not be in the agreement.
+
+    Raises NegotiationError. What the receiver must not change is checked where it is sent.
+    """
+    changed = []
+    for one in offer.resources:
+        key = one.key
+        out = one.status is _REJECTED_OF_DERIVEDTEMPLATES or (bool(declined) and key in declined)
+        status = _REJECTED_OF_DERIVEDTEMPLATES if out else _NEGOTIATION
+        quantity = quantities.get(key, one.quantity)
+        if not 1 <= quantity <= LARGEST_QUANTITY:
+            raise NegotiationError(f"Quantity of {one.type} is {quantity}, not from 1 to {LARGEST_QUANTITY}")
+        changed.append(_resource(one, quantity, status, None, None))
+    if reason:
+        check_reason(reason)
+    return _changed(offer, _NEGOTIATION, tuple(changed), reason=reason)
+
+
+def accepted(offer: Template, *, declined: Collection[ResourceKey] = ()) -> Template:
+    """Return the acceptance of an offer as it stands, without those of its optional resources that are declined."""
+    return _closing(offer, Status.ACCEPTED, declined=declined)
+
+
+def committed(acceptance: Template) -> Template:
+    """Return the commitment to what the peer has accepted: from now on there is an agreement."""
+    return _closing(acceptance, Status.COMMITTED)
+
+
+def consumed(agreement: Template) -> Template:
+    """Return the report that what was agreed on is allocated, or released."""
+    return _closing(agreement, Status.CONSUMED)
+
+
+def rejected(offer: Template, reason: str = "") -> Template:
+    """Return the refusal of an offer; it ends the negotiation."""
+    return _ended(offer, Status.REJECTED, reason)
+
+
+def withdrawn(template: Template, reason: str = "") -> Template:
+    """Return the withdrawal of an own offer, or of an agreement that cannot be kept."""
+    return _ended(template, Status.WITHDRAWN, reason)
+
+
+def expired(template: Template, reason: str = "") -> Template:
+    """Return the message that it is too late for an answer."""
+    return _ended(template, Status.EXPIRED, reason)
+
+
+def faulty(template: Template, reason: str) -> Template:
+    """Return the message that the peer said what it may not say."""
+    return _ended(template, Status.ERROR, reason)
+
+
+def published(template: Template) -> Template:
+    """Return the template with nothing but what the published form has, for a peer that is strict."""
+    plain = tuple(replace(one, minimum=None, maximum=None, cluster="", component="") for one in template.resources)
+    return replace(
+        template, resources=plain, direction=None, obligation=None, answer_within=None, round=None, reason=""
+    )
+
+
+def numbered(template: Template, *, answer_within: float | None, number: int | None) -> Template:
+    """Return a template with the time and the round that it is said with; both are such as may be written."""
+    if template.round == number and template.answer_within == answer_within:
+        return template
+    return unchecked_template(
+        template.agreement_id, template.initiator, template.source, template.dest, template.status, template.resources,
+        template.direction, template.obligation, answer_within, number, template.reason, None,
+    )  # fmt: skip
+
+
+def _closing(template: Template, status: Status, *, declined: Collection[ResourceKey] = ()) -> Template:
+    resources = []
+    for one in template.resources:
+        out = one.status is _REJECTED_OF_DERIVEDTEMPLATES or (bool(declined) and one.key in declined)
+        resources.append(
+            _resource(one, one.quantity, _REJECTED_OF_DERIVEDTEMPLATES if out else status, one.minimum, one.maximum)
+        )
+    return _changed(template, status, tuple(resources), number=template.round)
+
+
+def _ended(template: Template, status: Status, reason: str) -> Template:
+    resources = tuple(_resource(one, one.quantity, status, one.minimum, one.maximum) for one in template.resources)
+    return _changed(template, status, resources, sayable(reason), number=template.round)
+
+
+# A template that is made of another one has most of its fields, which were checked when that was made. They are not
+# checked again, nor taken through the general `replace`: each message of a negotiation is such a template.
+
+
+def _resource(one: Resource, quantity: int, status: Status, minimum: int | None, maximum: int | None) -> Resource:
+    return unchecked_resource(
+        one.type, quantity, one.usage, one.negotiability, status, minimum, maximum, one.cluster, one.component
+    )
+
+
+def _changed(
+    template: Template, status: Status, resources: tuple[Resource, ...], reason: str = "", *, number: int | None = None
+) -> Template:
+    made = unchecked_template(
+        template.agreement_id, template.initiator, template.source, template.dest, status, resources,
+        template.direction, template.obligation, None, number, reason, None,
+    )  # fmt: skip
+    if len(resources) != 1 or resources[0].status is _REJECTED_OF_DERIVEDTEMPLATES:
+        made.check_resources()
+    return made
+
+
+def unchecked_resource(  # noqa: PLR0913, PLR0917 - the fields in their order
+    type_: str, quantity: int, usage: Usage, negotiability: Negotiability, status: Status, minimum: int | None,
+    maximum: int | None, cluster: str, component: str,
+) -> Resource:  # fmt: skip
+    """Return a resource of fields that are known to be right."""
+    made: Any = _Resource()
+    made.type = type_
+    made.quantity = quantity
+    made.usage = usage
+    made.negotiability = negotiability
+    made.status = status
+    made.minimum = minimum
+    made.maximum = maximum
+    made.cluster = cluster
+    made.component = component
+    made.__class__ = Resource
+    resource: Resource = made
+    return resource
+
+
+def unchecked_template(  # noqa: PLR0913, PLR0917 - likewise
+    agreement_id: str, initiator: Side, source: str, dest: str, status: Status, resources: tuple[Resource, ...],
+    direction: Direction | None, obligation: Obligation | None, answer_within: float | None, number: int | None,
+    reason: str, bytes_read: bytes | None,
+) -> Template:  # fmt: skip
+    """Return a template of fields that are known to be right, each by itself; see `Template.check_resources`."""
+    made: Any = _Template()
+    made.agreement_id = agreement_id
+    made.initiator = initiator
+    made.source = source
+    made.dest = dest
+    made.status = status
+    made.resources = resources
+    made.direction = direction
+    made.obligation = obligation
+    made.answer_within = answer_within
+    made.round = number
+    made.reason = reason
+    made.bytes_read = bytes_read
+    made.__class__ = Template
+    template: Template = made
+    return template
+
+
+# Fields of these can be set; given the class of the value they become one, and nothing can be set any more. That takes
+# half the time of setting each field of a frozen value by its descriptor, and a quarter of object.__setattr__.
+class _Resource:
+    __slots__ = Resource.__slots__
+
+
+class _Template:
+    __slots__ = Template.__slots__
+
+
+# -- Bargaining ----------------------------------------------------------------------------------------------
+# What may be changed in a counter-offer, what is an acceptance of what was offered, and how to decide. Pure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What one side takes of a resource."""
+
+    least: int = 1
+    """Fewer are of no use to it."""
+    most: int
+    """More it cannot take, or give; 0: nothing."""
+    fitting: Callable[[int], int] | None = None
+    """Returns the largest quantity up to its argument that is of use, 0 if none; None: every quantity is."""
+
+    def best(self, quantity: int) -> int:
+        """Return the largest quantity that it takes of what is offered; 0: none."""
+        most = min(quantity, self.most)
+        if self.fitting is not None and most > 0:
+            most = min(most, self.fitting(most))
+        return most if most >= max(1, self.least) else 0
+
+
+_ACCEPTED, _REJECTED_OF_BARGAINING, _FIXED, _OPTIONAL = (
+    Status.ACCEPTED,
+    Status.REJECTED,
+    Negotiability.FIXED,
+    Usage.OPTIONAL,
+)
+
+NOTHING = Terms(most=0)
+
+
+def powers_of_two(held: int) -> Callable[[int], int]:
+    """Return, for an application that holds so many processors, which growth makes its total a power of two."""
+
+    def fitting(offered: int) -> int:
+        total = 1 << (held + offered).bit_length() - 1
+        return max(0, total - held)
+
+    return fitting
+
+
+def decide(offer: Template, terms: Mapping[ResourceKey, Terms]) -> Template:
+    """Return the answer to an offer: it as it stands, a counter-offer, or the refusal with its reason.
+
+    What ``terms`` does not name is not taken. An optional resource that cannot be taken is declined; a required one
+    that cannot be taken refuses the whole.
+    """
+    quantities: dict[ResourceKey, int] = {}
+    declined: set[ResourceKey] = set()
+    for one in offer.resources:
+        if one.declined:
+            continue
+        quantity = _answer(one, terms.get(one.key, NOTHING))
+        if quantity:
+            quantities[one.key] = quantity
+        elif one.usage is _OPTIONAL:
+            declined.add(one.key)
+        else:
+            return rejected(offer, _why_not(one, terms.get(one.key, NOTHING)))
+    if not quantities:
+        return rejected(offer, "nothing that is offered can be taken")
+    if quantities == {key: many for key, many in offer.quantities().items() if key not in declined}:
+        return accepted(offer, declined=declined)
+    return countered(offer, quantities, declined=declined)
+
+
+def _answer(resource: Resource, terms: Terms) -> int:
+    """Return how much of a resource is taken; 0: none."""
+    best = terms.best(resource.quantity)
+    if best == resource.quantity:
+        return best
+    if resource.negotiability is _FIXED or best < (resource.minimum or 1):
+        return 0
+    return best
+
+
+def _why_not(resource: Resource, terms: Terms) -> str:
+    return f"of {resource.quantity} {resource.type} at most {max(0, terms.most)} can be had"
+
+
+def problem_of_counter(previous: Template, counter: Template) -> str:
+    """Return why an offer may not follow the one before it, or an empty text."""
+    if counter.empty:
+        return "an offer in which everything is declined is none"
+    if counter.direction is not None and counter.direction is not previous.direction:
+        return "the direction of an offer stays as it was"
+    if counter.obligation is not None and counter.obligation is not previous.obligation:
+        return "the obligation of an offer stays as it was"
+    pairs = _pairs(previous.resources, counter.resources)
+    if pairs is None:
+        return "a counter-offer has the resources of the offer: what is not wanted is declined"
+    for before, after in pairs:
+        problem = _problem_of_change(before, after)
+        if problem:
+            return problem
+    return ""
+
+
+def _pairs(before: Sequence[Resource], after: Sequence[Resource]) -> Iterable[tuple[Resource, Resource]] | None:
+    """Return each resource as it was and as it is; None: they are not the same ones."""
+    if in_step(before, after):
+        return zip(before, after)  # noqa: B905 - as many, as has just been seen
+    earlier = {one.key: one for one in before}
+    if earlier.keys() != {one.key for one in after}:
+        return None
+    return [(earlier[one.key], one) for one in after]
+
+
+def in_step(some: Sequence[Resource], others: Sequence[Resource]) -> bool:
+    """Tell whether these are the same resources in the same order, as they are between peers that keep to it."""
+    if len(some) != len(others):
+        return False
+    for one, other in zip(some, others):  # noqa: B905 - as many: `strict` costs as much as the rest
+        if one.type != other.type or one.cluster != other.cluster or one.component != other.component:
+            return False
+    return True
+
+
+def same_quantities(one: Template, other: Template) -> bool:
+    """Tell whether two templates are about as much of each resource."""
+    if not in_step(one.resources, other.resources):
+        return one.quantities() == other.quantities()
+    for some, others in zip(one.resources, other.resources):  # noqa: B905 - as many, as has just been seen
+        if some.declined is not others.declined or (some.quantity != others.quantity and not some.declined):
+            return False
+    return True
+
+
+def _problem_of_change(before: Resource, after: Resource) -> str:
+    if after.usage is not before.usage:
+        return f"the usage of {after.type} stays as it was"
+    if before.status is _REJECTED_OF_BARGAINING and after.status is not _REJECTED_OF_BARGAINING:
+        return f"{after.type} was declined, and stays so"
+    if before.negotiability is _FIXED:
+        if after.negotiability is not _FIXED or after.quantity != before.quantity:
+            return f"{after.type} is fixed"
+        return ""
+    least, most = before.minimum or 1, before.maximum or after.quantity
+    if after.status is not _REJECTED_OF_BARGAINING and not least <= after.quantity <= most:
+        return f"{after.quantity} {after.type} are outside the bounds of the offer"
+    return ""
+
+
+def problem_of_closing(standing: Template, closing: Template) -> str:
+    """Return why an acceptance or commitment is not one of what stands, or an empty text.
+
+    An acceptance may decline what is optional; a commitment may not.
+    """
+    pairs = _pairs(standing.resources, closing.resources)
+    if pairs is None:
+        return "it has other resources than what stands"
+    for before, after in pairs:
+        if after.quantity != before.quantity:
+            return f"{after.quantity} {after.type} are not the {before.quantity} that stand"
+        if before.declined and not after.declined:
+            return f"{after.type} was declined"
+        declinable = before.usage is _OPTIONAL and closing.status is _ACCEPTED
+        if after.declined and not before.declined and not declinable:
+            return f"{after.type} cannot be declined here"
+    return "nothing is left in it" if closing.empty else ""
+
+
+def completed(template: Template, previous: Template) -> Template:
+    """Return a message with what a peer that only knows the published form has left out, as it was before.
+
+    Clusters and components go with the resources: where the peer names none, and the types tell which is which, they
+    are those of before.
+    """
+    resources = template.resources
+    direction, obligation = template.direction or previous.direction, template.obligation or previous.obligation
+    says_all = direction is template.direction and obligation is template.obligation
+    if says_all and in_step(resources, previous.resources):
+        return template
+    before = {resource.type: resource for resource in previous.resources}
+    if len(before) == len(previous.resources):
+        resources = tuple(_placed(one, before.get(one.type, one)) for one in resources)
+    if (resources, direction, obligation) == (template.resources, template.direction, template.obligation):
+        return template
+    return replace(template, resources=resources, direction=direction, obligation=obligation)
+
+
+def _placed(resource: Resource, before: Resource) -> Resource:
+    cluster, component = resource.cluster or before.cluster, resource.component or before.component
+    if (cluster, component) == (resource.cluster, resource.component):
+        return resource
+    return replace(resource, cluster=cluster, component=component)

@@ -11,24 +11,298 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.actions import LaunchJob, Rank
-from koala_adapter.scheduler.claiming.capacity import Capacity, less
-from koala_adapter.scheduler.claiming.firstlook import awaited_looks, waits_for_looks, would_be_queued
-from koala_adapter.scheduler.claiming.lifecycle import end_placeholder, join_pieces, setback
+from koala_adapter.model import BatchKey, LrmJobId, PlaceholderId
+from koala_adapter.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.actions import LaunchJob, Rank, ReadPlaceholderOutput, SubmitPlaceholders
 from koala_adapter.scheduler.claiming.queue import position_of
-from koala_adapter.scheduler.claiming.submitting import submit_batch
-from koala_adapter.scheduler.claiming.waiting import ask_policy, leave_queue, place, refuse
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed
-from koala_adapter.scheduler.records import Claim
-from koala_adapter.scheduler.timers import TimerKind
+from koala_adapter.scheduler.claiming.waiting import (
+    Capacity,
+    ask_policy,
+    awaited_looks,
+    leave_queue,
+    less,
+    place,
+    refuse,
+    tries_used_up,
+    waits_for_looks,
+    would_be_queued,
+)
+from koala_adapter.scheduler.context import SHORTEST_PAUSE, backoff, life
+from koala_adapter.scheduler.placement.policies import note_vain_wait
+from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed, infeasibility
+from koala_adapter.scheduler.records import BatchRecord, Claim, PlaceholderRecord, TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.claiming.queue import Lane
     from koala_adapter.scheduler.context import Context, Views
+    from koala_adapter.scheduler.events import BatchSubmitted, BatchUncertain
     from koala_adapter.scheduler.placement.policy import PlacedComponent
-    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
+    from koala_adapter.scheduler.records import JobRecord, State
+
+
+# -- Submitting ----------------------------------------------------------------------------------------------
+# Submitting placeholders: the records of a batch, and the one request that brings it into its LRM's queue.
+
+
+def submit_batch(  # noqa: PLR0917 - what a batch consists of
+    context: Context,
+    record: JobRecord,
+    component: str,
+    cluster_name: ClusterName,
+    count: int,
+    seconds: float,
+    *,
+    stub: bool = False,
+    memory_mib: int = 0,
+) -> list[PlaceholderId]:
+    """Submit ``count`` placeholders that are to live for so many seconds, or for as long as the cluster allows.
+
+    ``stub``: they are for an application that runs already. ``memory_mib``: of each; 0: what the site says.
+    """
+    state = context.state
+    cluster = state.clusters[cluster_name]
+    number = context.batch_number((context.now, record.job.id, component, cluster_name, count))
+    key = BatchKey(f"koala-{state.parameters.instance}-{number}")
+    walltime = int(seconds)
+    if cluster.parameters.walltime_limit is not None:
+        walltime = min(walltime, cluster.parameters.walltime_limit)
+    batch = BatchRecord(
+        key=key,
+        cluster=cluster_name,
+        job_id=record.job.id,
+        component=component,
+        count=count,
+        submitted_at=context.now,
+    )
+    placeholders = [
+        PlaceholderRecord(
+            id=PlaceholderId(batch=key, index=index),
+            cluster=cluster_name,
+            job_id=record.job.id,
+            component=component,
+            state=PlaceholderState.SUBMITTED,
+            submitted_at=context.now,
+            walltime=walltime,
+            stub=stub,
+        )
+        for index in range(1, count + 1)
+    ]
+    context.ledger.add_batch(batch, placeholders)
+    submit = SubmitPlaceholders(batch=key, cluster=cluster_name, count=count, walltime=walltime, memory_mib=memory_mib)
+    context.effects.add(submit)
+    return [placeholder.id for placeholder in placeholders]
+
+
+# -- The life of placeholders: held for a bounded time, handed back, missing, silent, ending, gone -----------
+# The life cycle is VJM's (Xing 2009): it begins when the first placeholder of a claim is held; what comes of it
+# when it ends with others still missing is in ``reorganization.py``.
+
+FORCED_PATIENCE = 6
+"""A cancellation through the LRM is repeated after so many times the patience with an agent."""
+SILENCE_MARGIN = 15.0
+"""Seconds added to the lease before a silent agent is given up, for clocks and process switches."""
+
+
+def end_placeholder(context: Context, placeholder: PlaceholderRecord, *, force: bool = False) -> None:
+    """Ask for the end of a placeholder, and look again after a while."""
+    if placeholder.state is not PlaceholderState.ENDING:
+        context.ledger.move(placeholder, PlaceholderState.ENDING)
+        placeholder.ending_since = context.now
+        if placeholder.stub:
+            context.lost_stubs.append(placeholder)
+    batch = context.state.batches.get(placeholder.id.batch)
+    if batch is None or batch.lrm_ids is not None or placeholder.host:
+        context.effects.end(placeholder.cluster, placeholder.id, placeholder.lrm_id, force=force)
+    patience = max(SHORTEST_PAUSE, context.state.parameters.end_patience) * (FORCED_PATIENCE if force else 1)
+    for kind in (TimerKind.REGISTRATION, TimerKind.SILENCE):
+        placeholder.timers.pop(kind, None)
+    context.timetable.for_placeholder(placeholder, TimerKind.ENDING, context.now + patience)
+
+
+def ending_timer(context: Context, placeholder: PlaceholderRecord) -> None:
+    """Cancel a placeholder through its LRM when telling its agent was not enough."""
+    end_placeholder(context, placeholder, force=True)
+
+
+def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None:
+    """Drop the record of a placeholder that is certainly gone (or never was); no claim counts on it any more."""
+    state = context.state
+    record = state.jobs[placeholder.job_id]
+    if placeholder.held_at is None and placeholder.lrm_id is not None:
+        note_vain_wait(state, placeholder, context.now)
+    if placeholder.stub:
+        context.lost_stubs.append(placeholder)
+    context.ledger.remove(placeholder)
+    drop_if_forgotten(context, record)
+    context.scan_wanted = True
+
+
+def drop_if_forgotten(context: Context, record: JobRecord) -> None:
+    """Drop the record of a finished job that is not among the last ones and has no placeholders left."""
+    if record.state.final and not record.live and record.job.id not in context.state.finished:
+        context.ledger.drop_job(record)
+
+
+def start_life(context: Context, record: JobRecord) -> None:
+    """Begin the life cycle when the first placeholder of a claim is held."""
+    if record.life_ends_at is None and record.state is JobState.CLAIMING:
+        record.life_extended = False
+        context.timetable.for_job(record, TimerKind.LIFE, context.now + life(record, context.state.parameters))
+
+
+def setback(context: Context, record: JobRecord, reason: str, *, pause: bool = True) -> None:
+    """Count a claim that came to nothing; claim again later, or give up after the allowed number of tries.
+
+    Several losses before the next attempt count once.
+    """
+    if record.state is not JobState.CLAIMING:
+        return
+    record.last_trouble = reason
+    if record.retake_at is None:
+        record.setbacks += 1
+        record.tries += 1
+        if tries_used_up(context, record):
+            return
+        seconds = backoff(record, context.state.parameters) if pause else 0.0
+        context.timetable.for_job(record, TimerKind.RETAKE, context.now + seconds)
+    if all(not claim.placeholders for claim in record.claims):
+        _requeue(context, record)
+
+
+def _requeue(context: Context, record: JobRecord) -> None:
+    """Put a job that holds and awaits nothing back into the placement queue, to be seen again after its pause."""
+    context.ledger.move_job(record, JobState.WAITING)
+    at = context.now if record.retake_at is None else record.retake_at
+    record.timers.clear()
+    for claim in record.claims:
+        claim.cluster, claim.processors = None, 0
+    join_pieces(record, record.claims)
+    context.timetable.for_job(record, TimerKind.BACKOFF, at)
+
+
+def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None:
+    """Give up a placeholder that runs but whose agent never reported (MISSING); pause the cluster after a few."""
+    state = context.state
+    cluster = state.clusters[placeholder.cluster]
+    cluster.missing_in_a_row += 1
+    waited = context.now - (placeholder.started_at or context.now)
+    detail = (
+        f"placeholder {placeholder.id} on {placeholder.cluster} started but its agent did not report in {waited:.0f} s"
+    )
+    if cluster.missing_in_a_row >= state.parameters.missing_limit:
+        cluster.paused_until = context.now + state.parameters.pause
+        cluster.pause_reason = f"{cluster.missing_in_a_row} placeholders in a row started but never reported"
+        context.timetable.for_cluster(cluster, cluster.paused_until)
+    record = state.jobs[placeholder.job_id]
+    record.unclaim({placeholder.id})
+    end_placeholder(context, placeholder, force=True)
+    setback(context, record, f"MISSING: {detail}")
+    context.effects.add(
+        ReadPlaceholderOutput(cluster=placeholder.cluster, placeholder=placeholder.id, job_id=placeholder.job_id)
+    )
+
+
+def join_pieces(record: JobRecord, claims: list[Claim]) -> None:
+    """Make one claim of those among ``claims`` that are pieces of the same component; none may hold anything.
+
+    KOALA's flexible requests (CoreGRID TR-0092) leave the sizes of the pieces to the scheduler; so pieces that came
+    to nothing need not be placed again as they were. What was joined has no placement any more.
+    """
+    joined = {id(claim) for claim in claims}
+    kept: list[Claim] = []
+    whole: dict[str, Claim] = {}
+    for claim in record.claims:
+        first = whole.setdefault(claim.component, claim) if id(claim) in joined else claim
+        if first is claim:
+            kept.append(claim)
+        else:
+            first.piece = (first.piece or 0) + (claim.piece or 0)
+            first.cluster, first.processors = None, 0
+            first.excluded.update(claim.excluded)
+            first.lrm_ids += claim.lrm_ids
+    for claim in whole.values():
+        if claim.piece == record.job.component(claim.component).minimum:
+            claim.piece = None
+    record.claims = kept
+
+
+# -- What became of a submission: taken, refused for good, not arrived, or nobody knows ----------------------
+
+
+def batch_submitted(context: Context, event: BatchSubmitted) -> None:
+    """Note the LRM's ids; cancel what was given up while nobody knew them."""
+    batch = context.state.batches.get(event.batch)
+    if batch is None or batch.lrm_ids is not None:
+        return
+    batch.lrm_ids, batch.uncertain, batch.taken_at = event.lrm_ids, None, context.now
+    for placeholder in _placeholders_in(context.state, batch):
+        if placeholder.id.index <= len(event.lrm_ids):
+            placeholder.lrm_id = event.lrm_ids[placeholder.id.index - 1]
+        if placeholder.state is PlaceholderState.SUBMITTED:
+            context.ledger.move(placeholder, PlaceholderState.QUEUED)
+        elif placeholder.state is PlaceholderState.ENDING:
+            end_placeholder(context, placeholder, force=True)
+
+
+def batch_uncertain(context: Context, event: BatchUncertain) -> None:
+    """Note that nobody knows what became of a submission; whoever drives us looks for it."""
+    batch = context.state.batches.get(event.batch)
+    if batch is not None and batch.lrm_ids is None:
+        batch.uncertain = event.reason
+
+
+def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool) -> None:
+    """Forget the placeholders of a submission that is not there, and claim others.
+
+    What was taken before, or has shown itself since, is there whatever is said now: a late or repeated message.
+    """
+    batch = context.state.batches.get(key)
+    if batch is None or batch.lrm_ids is not None:
+        return
+    gone = [p for p in _placeholders_in(context.state, batch) if p.started_at is None]
+    if batch.live > len(gone):
+        batch.lrm_ids, batch.uncertain = (LrmJobId(""),) * batch.count, None
+        batch.taken_at = context.now
+    if not gone:
+        return
+    if not rejected:
+        context.never_arrived.add(key)
+    record = context.state.jobs[gone[0].job_id]
+    missed = {placeholder.id for placeholder in gone}
+    claim = next((one for one in record.claims if missed.intersection(one.placeholders)), None)
+    record.unclaim(missed)
+    for placeholder in gone:
+        forget_placeholder(context, placeholder)
+    if record.state is not JobState.CLAIMING or claim is None:  # what was given up meanwhile, nobody misses
+        return
+    if rejected and not _exclude(context, record, claim, batch, reason):
+        return
+    setback(context, record, f"{batch.cluster}: {reason}", pause=not rejected)
+
+
+def _exclude(context: Context, record: JobRecord, claim: Claim, batch: BatchRecord, reason: str) -> bool:
+    """Never place this component on this cluster again; return False when that ends the job."""
+    claim.excluded[batch.cluster] = reason
+    never = infeasibility(context.requests(record), context.views())
+    if never is not None:
+        said = f"{batch.cluster} refused the placeholders of {claim.component!r}: {reason}"
+        alone = infeasibility([context.request(record, claim)], context.views()) is not None
+        refuse(context, record, said if alone else f"{said}; without it, {never}")
+        return False
+    useless = [context.state.placeholders[id_] for id_ in claim.placeholders]
+    claim.placeholders, claim.cluster, claim.processors = [], None, 0
+    for placeholder in useless:
+        end_placeholder(context, placeholder)
+    return True
+
+
+def _placeholders_in(state: State, batch: BatchRecord) -> list[PlaceholderRecord]:
+    ids = (PlaceholderId(batch=batch.key, index=index) for index in range(1, batch.count + 1))
+    return [state.placeholders[id_] for id_ in ids if id_ in state.placeholders]
+
+
+# -- Claims --------------------------------------------------------------------------------------------------
 
 
 def scan_queue(context: Context, *, above: int | None = None) -> None:

@@ -14,20 +14,150 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import PolicyAnswerError
 from koala_adapter.model import EndReason
+from koala_adapter.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.actions import ReportRefusedAnswer
-from koala_adapter.scheduler.claiming.lifecycle import maximum_tries, tries_used_up
-from koala_adapter.scheduler.outcome import JobState, outcome_without_code
+from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER
+from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.placement.policy import Insufficient, Placed, infeasibility
-from koala_adapter.scheduler.timers import TimerKind
+from koala_adapter.scheduler.records import TimerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from koala_adapter.model import ClusterName
-    from koala_adapter.scheduler.claiming.queue import Lane, PlacementQueue
+    from koala_adapter.scheduler.claiming.queue import Lane, Need, PlacementQueue
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult
-    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.scheduler.records import ClusterRecord, JobRecord, State
+
+
+# -- Capacity ------------------------------------------------------------------------------------------------
+# The room on all clusters during one scan of the placement queue, and quick answers on what may still fit in.
+
+
+class Capacity:
+    """Views of the clusters that have room, kept true while jobs are placed."""
+
+    def __init__(self, context: Context) -> None:
+        """Take the views of now."""
+        self._context = context
+        self._kept: Mapping[ClusterName, int] = {}
+        self.views: dict[ClusterName, ClusterView] = {}
+        """Open clusters with room, in the order of the site file."""
+        self.largest = 0
+        """Most room on any of them."""
+        self.total = 0
+        """Room on all of them together."""
+        for name, cluster in context.state.clusters.items():
+            if cluster.room > 0 and cluster.configured and closed_reason(cluster, context.now) is None:
+                self.views[name] = context.view(cluster)
+        self._measure()
+
+    def refresh(self, names: Iterable[ClusterName]) -> None:
+        """Look at these clusters again: something was placed there."""
+        for name in names:
+            view = less(self._context.view(self._context.state.clusters[name]), self._kept.get(name, 0))
+            if view.room > 0:
+                self.views[name] = view
+            else:
+                del self.views[name]
+        self._measure()
+
+    def keep(self, kept: Mapping[ClusterName, int]) -> None:
+        """Leave so many processors to another job from now on."""
+        self._kept = kept
+        self.refresh([name for name in kept if name in self.views])
+
+    def may_hold(self, lane: Lane) -> bool:
+        """Tell whether a lane's jobs could fit, by each component and by their sum; only False is certain."""
+        return lane.total <= self.total and all(self._may_hold(need) for need in lane.needs)
+
+    def _may_hold(self, need: Need) -> bool:
+        if need.cluster == ANY_CLUSTER:
+            return need.minimum <= (self.total if need.flexible else self.largest)
+        view = self.views.get(need.cluster)
+        return view is not None and view.room >= need.minimum
+
+    def _measure(self) -> None:
+        rooms = [view.room for view in self.views.values()]
+        self.largest, self.total = max(rooms, default=0), sum(rooms)
+
+
+def less(view: ClusterView, processors: int) -> ClusterView:
+    """Return a view of a cluster in which so many processors are spoken for."""
+    if processors <= 0:
+        return view
+    return replace(
+        view,
+        room=view.room - processors,
+        available=max(0, view.available - processors),
+        load_free=view.load_free - processors,
+    )
+
+
+# -- Firstlook -----------------------------------------------------------------------------------------------
+# Clusters that nobody has looked at yet: what would only be queued is not placed before they have answered.
+#
+# A service that has just begun sees its clusters one after the other. A job that finds no idle processors on the first
+# one would be queued there, and stay, although the next one may be empty. So it waits for the first polls: for each
+# until it is answered or has failed, and for none longer than ``FIRST_LOOK``. Where it would start at once, it does.
+
+FIRST_LOOK = 30.0
+"""Seconds after which a cluster that has neither answered its first poll nor failed to counts as seen."""
+
+
+def await_first_looks(context: Context) -> None:
+    """Give the clusters of the site that were never polled time for that, from now on."""
+    for cluster in context.state.clusters.values():
+        if cluster.configured and cluster.polled_at is None and cluster.unavailable is None:
+            cluster.first_look_until = context.now + FIRST_LOOK
+
+
+def looked_at(context: Context, cluster: ClusterRecord) -> None:
+    """Note that a cluster has answered its first poll, or has failed to; what waited for that may be queued now."""
+    if cluster.first_look_until is not None:
+        cluster.first_look_until = None
+        context.scan_wanted = True
+
+
+def awaited_looks(state: State, now: float) -> list[ClusterRecord]:
+    """Return the clusters whose first polls are waited for, in the order of the site file."""
+    return [
+        cluster
+        for cluster in state.clusters.values()
+        if cluster.configured and cluster.first_look_until is not None and now < cluster.first_look_until
+    ]
+
+
+def waits_for_looks(context: Context, requests: Iterable[ComponentRequest]) -> bool:
+    """Tell whether a component may find idle processors on a cluster that was not polled yet.
+
+    Then the scheduler wakes up, at the latest, when the time for that poll is over.
+    """
+    awaited = awaited_looks(context.state, context.now)
+    if not awaited:
+        return False
+    views = [context.view(cluster) for cluster in awaited]
+    if all(request.never(view) is not None for request in requests for view in views):
+        return False
+    for cluster in awaited:
+        if cluster.first_look_until is not None:
+            context.timetable.for_cluster(cluster, cluster.first_look_until)
+    return True
+
+
+def would_be_queued(
+    requests: Iterable[ComponentRequest], placed: Placed, views: Mapping[ClusterName, ClusterView]
+) -> list[ComponentRequest]:
+    """Return those of the requests that were placed where too few processors are idle for all that was placed there."""
+    wanted: dict[ClusterName, int] = {}
+    for part in placed.components:
+        wanted[part.cluster] = wanted.get(part.cluster, 0) + part.processors
+    queued = {part.component for part in placed.components if wanted[part.cluster] > views[part.cluster].available}
+    return [request for request in requests if request.component.name in queued]
+
+
+# -- Waiting -------------------------------------------------------------------------------------------------
 
 GUARD_LOOK = 16
 """How many jobs at the head are looked at to find one that the guard can help."""
@@ -183,3 +313,20 @@ def wake_for_scan(context: Context) -> None:
     state = context.state
     if len(context.queue) and state.scan_due is None:
         context.timetable.for_scan(context.now + state.parameters.scan_interval)
+
+
+def maximum_tries(context: Context, record: JobRecord) -> int:
+    """Return after how many tries a job fails."""
+    own = record.job.maximum_tries
+    return context.state.parameters.maximum_tries if own is None else own
+
+
+def tries_used_up(context: Context, record: JobRecord) -> bool:
+    """Fail a job that has been tried often enough; tell whether that was so."""
+    limit = maximum_tries(context, record)
+    if record.tries < limit:
+        return False
+    tries = "1 try" if record.tries == 1 else f"{record.tries} tries"
+    detail = f"not placed in {tries} (the limit is {limit}); last: {record.last_trouble or 'no room'}"
+    context.outcomes.append((record, outcome_without_code(JobState.NOT_PLACED, EndReason.NOT_PLACED, detail)))
+    return True

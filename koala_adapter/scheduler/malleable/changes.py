@@ -1,38 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Growing a running job: stubs are submitted and gathered, then all together become processes of the application.
+"""One wish of an application that is met on several clusters: as many changes as clusters, which are one to all others.
 
-As KOALA's MRunner does it (CoreGRID TR-0092): the application keeps running until *all* processors that it accepted
-are held, and only then takes them in. When one of them is lost before that, or they do not come within the life of a
-placeholder, all are given back and the application is told.
+Each claim has its own part of the growth, so that what is counted on its cluster is right. The parts are offered,
+gathered, taken in and given up together, whatever becomes of one of them: the application knows of one agreement.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from koala_adapter.model import JobKind
+from koala_adapter.model import EndReason, JobKind, Launcher
+from koala_adapter.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.actions import Rank, TakeProcessors, WithdrawOffer
-from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.claiming.lifecycle import end_placeholder
-from koala_adapter.scheduler.claiming.submitting import submit_batch
-from koala_adapter.scheduler.context import closed_reason
-from koala_adapter.scheduler.malleable.hysteresis import jobs_have_grown, pause
-from koala_adapter.scheduler.malleable.jointgrowth import name_of, parts_of
+from koala_adapter.scheduler.claiming.claims import end_placeholder, submit_batch
+from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
 from koala_adapter.scheduler.malleable.policies import Direction
-from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of, promised_on, wanted_again
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.records import Claim
-from koala_adapter.scheduler.timers import TimerKind
+from koala_adapter.scheduler.malleable.steps import (
+    abandon_after,
+    ask,
+    cluster_of,
+    jobs_have_grown,
+    new_change,
+    pause,
+    promised_on,
+    settle,
+    wanted_again,
+)
+from koala_adapter.scheduler.records import ChangePhase, Claim, TimerKind
+from koala_adapter.scheduler.states import bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-    from koala_adapter.model import PlaceholderId
-    from koala_adapter.scheduler.changes import Change
-    from koala_adapter.scheduler.clusterrecord import ClusterRecord
+    from koala_adapter.model import JobId, PlaceholderId
+    from koala_adapter.scheduler import events as ev
     from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.malleable.jointgrowth import Part, Share
-    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
+    from koala_adapter.scheduler.records import Change, ClusterRecord, JobRecord, PlaceholderRecord
+
+
+class Part(NamedTuple):
+    """The part of a growth that one claim has."""
+
+    claim: int
+    """Its index."""
+    change: Change
+
+
+class Share(NamedTuple):
+    """Processors that a part is to have."""
+
+    claim: int
+    change: Change
+    processors: int
+
+
+def name_of(change: Change) -> int:
+    """Return the number by which a change is known, also to the application: that of the first of its parts."""
+    return change.lead or change.number
+
+
+def parts_of(record: JobRecord, change: Change) -> list[Part]:
+    """Return all parts of a change that is under way, the one that it is known by first; most have only one."""
+    name = name_of(change)
+    found = [
+        Part(number, claim.change)
+        for number, claim in enumerate(record.claims)
+        if claim.change is not None and name_of(claim.change) == name
+    ]
+    return sorted(found, key=lambda part: part.change.number)
+
+
+def dispensable(record: JobRecord, change: Change) -> bool:
+    """Tell whether a change is a growth that can be handed back: it is gathered, and nobody was shrunk for it."""
+    parts = (part.change for part in parts_of(record, change))
+    return all(one.phase is ChangePhase.GATHERING and not one.shrunk_others for one in parts)
+
+
+def shared_out(parts: Iterable[Part], most: Iterable[int], wanted: int) -> list[Share]:
+    """Return how many of ``wanted`` processors each part has, the first ones as many as they can; none has 0."""
+    shares = []
+    for part, able in zip(parts, most, strict=True):
+        count = min(able, wanted)
+        if count > 0:
+            shares.append(Share(*part, count))
+            wanted -= count
+    return shares
+
+
+def join(shares: Sequence[Share]) -> int:
+    """Make the changes of some shares parts of one, known by the first; return by how many processors it grows."""
+    for share in shares:
+        share.change.lead = 0 if share is shares[0] else shares[0].change.number
+    return sum(share.processors for share in shares)
+
+
+# -- Growing -------------------------------------------------------------------------------------------------
+# Growing a running job: stubs are submitted and gathered, then all together become processes of the application.
+#
+# As KOALA's MRunner does it (CoreGRID TR-0092): the application keeps running until *all* processors that it accepted
+# are held, and only then takes them in. When one of them is lost before that, or they do not come within the life of a
+# placeholder, all are given back and the application is told.
 
 NEAR_END = "the walltime of the job is near"
 
@@ -315,3 +382,439 @@ def time_left(context: Context, record: JobRecord) -> float:
     """Return the seconds until the walltime of a running job ends."""
     launched_at = context.now if record.launched_at is None else record.launched_at
     return max(0.0, launched_at + record.job.walltime - context.now)
+
+
+# -- Shrinking -----------------------------------------------------------------------------------------------
+# Shrinking a running job: the application gives up processors first, then their placeholders go back to the LRM.
+
+
+def await_release(context: Context, record: JobRecord, number: int, change: Change, accepted: int) -> None:
+    """Wait until an application has given up the processors that it agreed to."""
+    claim = record.claims[number]
+    accepted = max(0, min(accepted, claim.processors - bounds(record, claim)[0]))
+    if accepted == 0:
+        context.ledger.end_change(claim)
+        context.roster.update(record)
+        settle(context, record, number, change, 0)
+        return
+    context.ledger.advance_change(claim, ChangePhase.RELEASING, accepted=accepted)
+    context.roster.update(record)  # it may be less, or more, than was asked for: what others can give depends on it
+    abandon_after(context, record, change, _patience(context, record, number))
+
+
+def _patience(context: Context, record: JobRecord, number: int) -> float:
+    """Return how long a release is waited for: processes that change together have their own time to meet."""
+    timeout = context.state.parameters.release_timeout
+    component = record.job.component(record.claims[number].component)
+    return max(timeout, 3.0 * component.point_patience) if record.job.adapts(component.name) else timeout
+
+
+def processors_released(context: Context, event: ev.ProcessorsReleased) -> None:
+    """Take back what an application no longer uses, as far as its minimum allows."""
+    record = context.state.jobs.get(event.job_id)
+    if record is None or record.state is not JobState.RUNNING:
+        return
+    started = {rank.placeholder for rank in record.ranks if rank.rank in record.started}
+    released = {id_ for id_ in event.placeholders if id_ in started and _in_use(context, id_)}
+    for number, claim in enumerate(record.claims):
+        spare = claim.processors - bounds(record, claim)[0]
+        going = [id_ for id_ in claim.placeholders if id_ in released][:spare]
+        if going:
+            depart(context, record, number, going)
+    if record.ends and len(record.ends) + len(record.departed) == len(record.ranks):
+        over = JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0)
+        context.outcomes.append((record, over))
+
+
+def _in_use(context: Context, id_: PlaceholderId) -> bool:
+    """Tell whether a placeholder is an application's, and not on its way out."""
+    placeholder = context.state.placeholders.get(id_)
+    return placeholder is not None and placeholder.state is PlaceholderState.LAUNCHED
+
+
+def depart(
+    context: Context, record: JobRecord, number: int, going: list[PlaceholderId], why: str = "", *, gone: bool = False
+) -> None:
+    """Take processors, with the processes that had them, out of a running job.
+
+    ``why``: for people, when they were not asked for. ``gone``: somebody else sees to the end of their placeholders.
+    """
+    state, claim = context.state, record.claims[number]
+    placeholders = [state.placeholders[id_] for id_ in going]
+    known = (*claim.lrm_ids, *(one.lrm_id for one in placeholders if one.lrm_id))
+    claim.lrm_ids = tuple(dict.fromkeys(known))
+    leaving = set(going)
+    for rank in record.ranks:
+        if rank.placeholder in leaving:
+            record.departed.add(rank.rank)
+            record.ends.pop(rank.rank, None)
+    record.unclaim(leaving)
+    claim.processors -= len(going)
+    wanted_again(context, record, claim.component)
+    for placeholder in () if gone else placeholders:
+        end_placeholder(context, placeholder)
+    context.scan_wanted = True
+    change = claim.change
+    asked = change is not None and change.phase is ChangePhase.RELEASING
+    if not asked:
+        record.note_size(claim, claim.processors + len(going), why or "the application gave them back", context.now)
+    if change is not None and asked:
+        change.done += len(going)
+        spare = claim.processors - bounds(record, claim)[0]
+        if change.done >= change.accepted or spare == 0:
+            release_over(context, record, number, change)
+    context.roster.update(record)
+
+
+def release_over(context: Context, record: JobRecord, number: int, change: Change) -> None:
+    """Count what was given up, and wait for no more."""
+    claim = record.claims[number]
+    context.ledger.end_change(claim)
+    record.note_size(claim, claim.processors + change.done, change.reason, context.now)
+    context.roster.update(record)
+    settle(context, record, number, change, -change.done)
+
+
+# -- Adapting ------------------------------------------------------------------------------------------------
+# Jobs whose processes change together, at one point of their progress: what is known of each such change.
+#
+# Until all processes stand at the point a change can be given up, and nothing has happened: newcomers are ended again,
+# nobody leaves. From then on it is carried out, and the loss of a process is the loss of the job, as of a rigid one.
+# When all have said that they are done, newcomers belong to the job, and those that leave may end, each by itself.
+
+_MOVING = (ChangePhase.TAKING, ChangePhase.RELEASING)
+_UNTIL_MADE = (*_MOVING, ChangePhase.PROMISED, ChangePhase.GATHERING)
+
+
+class _Found(NamedTuple):
+    record: JobRecord
+    claim: int
+    change: Change
+
+
+def point_reached(context: Context, event: ev.PointReached) -> None:
+    """Note that a change is being carried out: it is not given up any more."""
+    found = _find(context, event.job_id, event.number)
+    if found is None or found.change.adaptation:
+        return
+    record, number, change = found
+    if change.phase is ChangePhase.RELEASING:
+        claim = record.claims[number]
+        spare = claim.processors - bounds(record, claim)[0]
+        mine = {rank.rank for rank in record.ranks if rank.placeholder in claim.placeholders}
+        if not event.leaving or len(event.leaving) > spare or not mine.issuperset(event.leaving):
+            _give_up_of_adapting(context, found, "the processes that were to leave are not its own any more")
+            return
+        change.ranks, change.accepted = list(event.leaving), change.done + len(event.leaving)
+        context.roster.update(record)
+    for part in parts_of(record, change):
+        part.change.adaptation, part.change.point, part.change.due = event.adaptation, event.point, None
+
+
+def change_made(context: Context, event: ev.ChangeMade) -> None:
+    """Take newcomers into the job; let those that leave end."""
+    found = _find(context, event.job_id, event.number)
+    if found is None or not found.change.adaptation or found.change.made:
+        return
+    record, number, change = found
+    parts = parts_of(record, change)
+    for part in parts:
+        part.change.made = True
+    if change.phase is ChangePhase.TAKING:
+        record.started.update(rank for part in parts for rank in part.change.ranks)
+        check_taken(context, record)
+        return
+    gone = [rank for rank in change.ranks if rank in record.ends]  # before anybody could tell that all were done
+    if gone:
+        depart(context, record, number, _placeholders(record, gone))
+    abandon_after(context, record, change, context.state.parameters.release_timeout)
+
+
+def change_given_up(context: Context, event: ev.ChangeGivenUp) -> None:
+    """Undo a change that the processes could not be brought to; one that is being carried out goes on."""
+    found = _find(context, event.job_id, event.number, _UNTIL_MADE)
+    if found is not None and not found.change.adaptation:
+        _give_up_of_adapting(context, found, event.reason)
+
+
+def newcomer(record: JobRecord, rank: int) -> bool:
+    """Tell whether a process was started for a growth that is not made."""
+    if not record.job.adapts(record.ranks[rank].component):
+        return False
+    return any(
+        c.change is not None and c.change.phase is ChangePhase.TAKING and rank in c.change.ranks for c in record.claims
+    )
+
+
+def ends_alone(record: JobRecord, rank: int) -> bool:
+    """Tell whether a process may end, or be lost, without the others: it is new, or was taken out."""
+    return _of_rank(record, rank) is not None
+
+
+def process_over(context: Context, record: JobRecord, rank: int, why: str) -> bool:
+    """Take the end of a process that may end without the others: True when it is one."""
+    found = _of_rank(record, rank)
+    if found is None:
+        return False
+    if found.change.phase is ChangePhase.RELEASING:
+        depart(context, record, found.claim, _placeholders(record, [rank]))
+        check_all_over(context, record)
+    else:
+        _give_up_of_adapting(context, found, f"the new process {rank} {why}")
+    return True
+
+
+def process_lost(context: Context, record: JobRecord, rank: int, placeholder: PlaceholderRecord) -> bool:
+    """Take the loss of such a process with its placeholder, to whose end somebody else sees: True when it is one."""
+    found = _of_rank(record, rank)
+    if found is None:
+        return False
+    if found.change.phase is ChangePhase.RELEASING:
+        depart(context, record, found.claim, [placeholder.id], gone=True)
+        check_all_over(context, record)
+    else:
+        pause_growth(context, cluster_of(context, record, found.claim))
+        _give_up_of_adapting(context, found, f"the placeholder of the new process {rank} was lost", gone=placeholder.id)
+    return True
+
+
+def leavers_overdue(context: Context, record: JobRecord, number: int, change: Change) -> None:
+    """End the placeholders of processes that were let go and have not ended."""
+    left = [rank for rank in change.ranks if rank not in record.departed]
+    record.last_trouble = f"processes that were taken out did not end: {', '.join(map(str, left))}"
+    depart(context, record, number, _placeholders(record, left))
+    check_all_over(context, record)
+
+
+def check_all_over(context: Context, record: JobRecord) -> None:
+    """Complete a job all of whose other processes, and launcher, have ended well."""
+    if record.state is not JobState.RUNNING or not record.ends:
+        return
+    if record.job.launcher is Launcher.MPI:
+        over = record.launcher_over and not record.ranks_awaited()
+    else:
+        over = len(record.ends) + len(record.departed) == len(record.ranks)
+    if over:
+        outcome = JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0)
+        context.outcomes.append((record, outcome))
+
+
+def _give_up_of_adapting(context: Context, found: _Found, reason: str, *, gone: PlaceholderId | None = None) -> None:
+    record, number, change = found
+    if change.phase is ChangePhase.GATHERING:
+        withdraw(context, record, number, reason)
+        return
+    parts = parts_of(record, change)
+    if change.phase is ChangePhase.PROMISED:
+        for part in parts:
+            context.ledger.end_change(record.claims[part.claim])
+            where = cluster_of(context, record, part.claim)
+            where.promises = [one for one in where.promises if (one.job_id, one.claim) != (record.job.id, part.claim)]
+        context.roster.update(record)
+        context.scan_wanted = True
+        return
+    if change.phase is ChangePhase.TAKING:
+        for part in parts:
+            _send_newcomers_home(context, record, part, gone)
+            context.ledger.end_change(record.claims[part.claim])
+        pause_growth(context, cluster_of(context, record, number))
+        context.roster.update(record)
+        context.scan_wanted = True
+        announce_withdrawal(context, record, parts, reason)
+        check_all_over(context, record)  # the others may have ended meanwhile
+        return
+    cluster = cluster_of(context, record, number).name
+    record.last_trouble = f"{change.accepted - change.done} processors on {cluster} were not given back: {reason}"
+    release_over(context, record, number, change)
+
+
+def _send_newcomers_home(context: Context, record: JobRecord, part: Part, gone: PlaceholderId | None) -> None:
+    claim, change = record.claims[part.claim], part.change
+    going = _placeholders(record, change.ranks)
+    record.departed.update(change.ranks)
+    for rank in change.ranks:
+        record.ends.pop(rank, None)
+    record.unclaim(set(going))
+    claim.processors -= len(going)
+    for id_ in going:
+        placeholder = context.state.placeholders.get(id_)
+        if placeholder is not None and id_ != gone:
+            end_placeholder(context, placeholder)
+
+
+def _placeholders(record: JobRecord, ranks: list[int]) -> list[PlaceholderId]:
+    return [record.ranks[rank].placeholder for rank in ranks]
+
+
+def _find(context: Context, job_id: JobId, number: int, phases: Collection[ChangePhase] = _MOVING) -> _Found | None:
+    record = context.state.jobs.get(job_id)
+    if record is None or record.state is not JobState.RUNNING:
+        return None
+    for index, claim in enumerate(record.claims):
+        change = claim.change
+        if change is not None and change.number == number and change.phase in phases:
+            return _Found(record, index, change)
+    return None
+
+
+def _of_rank(record: JobRecord, rank: int) -> _Found | None:
+    """Return the change that allows a process to end: it is new and not told of it yet, or it was taken out."""
+    if record.state is not JobState.RUNNING or not record.job.adapts(record.ranks[rank].component):
+        return None
+    for index, claim in enumerate(record.claims):
+        change = claim.change
+        if change is None or rank not in change.ranks:
+            continue
+        new = change.phase is ChangePhase.TAKING and not change.adaptation
+        let_go = change.phase is ChangePhase.RELEASING and change.made
+        if (new or let_go) and rank not in record.departed:
+            return _Found(record, index, change)
+    return None
+
+
+# -- Offers --------------------------------------------------------------------------------------------------
+# Answers of applications to offers and requests; what becomes of changes that take too long, or whose job ends.
+
+
+def offer_answered(context: Context, event: ev.OfferAnswered) -> None:
+    """Take the answer to a message that still waits for one; any other comes too late."""
+    record = context.state.jobs.get(event.job_id)
+    if record is None:
+        return
+    for number, claim in enumerate(record.claims):
+        change = claim.change
+        if change is not None and change.number == event.number and change.phase is ChangePhase.ASKED:
+            if event.trouble:
+                record.last_trouble = event.trouble
+            if event.memory_declined:
+                for part in parts_of(record, change):
+                    part.change.memory_mib = 0
+            step = cluster_of(context, record, number).step
+            if event.lapsed and change.in_step and step is not None:
+                step.lapsed = True
+            if event.in_the_way and change.processors < 0 and _ask_again(context, record, number, event.in_the_way):
+                return
+            take_answer(context, record, number, change, event.accepted)
+            return
+
+
+def _ask_again(context: Context, record: JobRecord, number: int, in_the_way: Collection[int]) -> bool:
+    """Hand back growths with which an application cannot give processors up, and ask for these anew.
+
+    Who waits for them comes before what is gathered. False, and nothing is done, when none of them is gathered any
+    more: the answer was about other sizes than it has by now.
+    """
+    claim = record.claims[number]
+    change, handed_back = claim.change, False
+    for index, other in enumerate(record.claims):
+        growth = other.change
+        named = growth is not None and growth.number in in_the_way and other.component == claim.component
+        if growth is not None and named and dispensable(record, growth):
+            withdraw(context, record, index, f"with them, too few can be given back on {claim.cluster}")
+            handed_back = True
+    if change is None or not handed_back:
+        return False
+    again = new_change(context, change.processors, ChangePhase.ASKED)
+    again.in_step, again.reason = change.in_step, change.reason
+    context.ledger.end_change(claim)
+    ask(context, record, number, again)
+    return True
+
+
+def take_answer(context: Context, record: JobRecord, number: int, change: Change, accepted: int) -> None:
+    """Begin what the application agreed to."""
+    if change.processors < 0:
+        await_release(context, record, number, change, accepted)
+        return
+    claim, cluster, parts = record.claims[number], cluster_of(context, record, number), parts_of(record, change)
+    offered = [part.change.processors for part in parts]
+    most = bounds(record, claim)[1] - claim.processors + sum(offered) - change.processors
+    accepted = max(0, min(accepted, sum(offered), most))
+    for part in parts:
+        context.ledger.end_change(record.claims[part.claim])
+    shares = shared_out(parts, offered, accepted)
+    if len(parts) > len(shares):
+        context.scan_wanted = True  # others may have what was kept on those clusters
+    join(shares)
+    if accepted and record.ends_soon:
+        announce_withdrawal(context, record, parts, NEAR_END)
+        accepted = 0
+    elif accepted and not gather_all(context, record, shares, offered=True):
+        announce_withdrawal(context, record, parts, "they are no longer free")
+        for part in parts:
+            pause_growth(context, cluster_of(context, record, part.claim))
+        accepted = 0
+    elif not accepted and not change.in_step and not change.agreement:  # its owner wants it to grow, and goes on to
+        pause(context, cluster, Direction.GROW, max(SHORTEST_PAUSE, context.state.parameters.scan_interval))
+    context.roster.update(record)
+    settle(context, record, number, change, accepted)
+
+
+def drop_changes(context: Context, record: JobRecord) -> None:
+    """Undo what is under way for a job that has ended."""
+    for number, claim in enumerate(record.claims):
+        return_places(context, claim)
+        change = claim.change
+        if change is None:
+            continue
+        context.ledger.end_change(claim)
+        unreserve(context, record, number, change)
+        return_stubs(context, change)
+        freed = change.done + claim.processors if change.processors < 0 else 0
+        settle(context, record, number, change, -freed)
+
+
+def unreserve(context: Context, record: JobRecord, number: int, change: Change) -> None:
+    """Have others looked at, who may have what was kept for a change."""
+    cluster = cluster_of(context, record, number)
+    asked_to_grow = change.phase is ChangePhase.ASKED and change.processors > 0
+    if asked_to_grow or change.phase is ChangePhase.PROMISED:
+        context.scan_wanted = True
+    if change.phase is ChangePhase.PROMISED:
+        cluster.promises = [one for one in cluster.promises if (one.job_id, one.claim) != (record.job.id, number)]
+
+
+def change_timer(context: Context, record: JobRecord, number: int | None) -> None:
+    """Give up a change of a job that takes too long."""
+    change = None if number is None else record.claims[number].change
+    if number is None or change is None:
+        return
+    change.due = None
+    if change.phase is ChangePhase.ASKED:
+        take_answer(context, record, number, change, 0)
+    elif change.phase is ChangePhase.RELEASING and change.made:
+        leavers_overdue(context, record, number, change)
+    elif change.phase is ChangePhase.RELEASING:
+        release_over(context, record, number, change)
+    elif change.phase is ChangePhase.GATHERING:
+        _pause_where_missing(context, record, change)
+        withdraw(context, record, number, "they did not come in time")
+    elif change.phase is ChangePhase.PROMISED:
+        for part in parts_of(record, change):
+            part.change.shrunk_others = True  # what is free by now has to do
+            part.change.due = None
+        context.scan_wanted = True
+
+
+def _pause_where_missing(context: Context, record: JobRecord, change: Change) -> None:
+    """Offer nothing for a while on the clusters whose placeholders did not come."""
+    for part in parts_of(record, change):
+        stubs = [context.state.placeholders.get(id_) for id_ in part.change.stubs]
+        if not all(stub is not None and stub.held for stub in stubs):
+            pause_growth(context, cluster_of(context, record, part.claim))
+
+
+def return_places(context: Context, claim: Claim) -> None:
+    """Give up all places of a claim: its job has ended."""
+    _give_up(context, claim, claim.places)
+
+
+def _give_up(context: Context, claim: Claim, going: Sequence[PlaceholderId]) -> None:
+    if not going:
+        return
+    context.ledger.remove_places(claim, going)
+    for id_ in going:
+        placeholder = context.state.placeholders[id_]
+        placeholder.stub = False
+        end_placeholder(context, placeholder)
+    context.scan_wanted = True

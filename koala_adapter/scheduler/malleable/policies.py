@@ -15,21 +15,244 @@ application can or cannot do is its own affair: it answers a message with the nu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 
 from pydantic import PlainSerializer
 
-from koala_adapter.scheduler.malleable.runningjobs import MalleableJob, Order
-from koala_adapter.scheduler.malleable.shares import equal_sizes, levelled_sizes
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from koala_adapter.scheduler.malleable.runningjobs import RunningJobs
+
+# -- Runningjobs ---------------------------------------------------------------------------------------------
+# The running malleable jobs of one cluster, kept in the order of their start and told apart by who can change.
+#
+# A step of a malleability policy asks a few of perhaps thousands of jobs, so the first and last that can grow or
+# shrink are at hand, and how much all of them could give or take is a number that is kept, not a sum that is taken.
+
+Order = tuple[float, int]
+"""Order of start: time, then running number."""
+
+
+class MalleableJob:
+    """A running malleable job (or its component on this cluster). Compared by identity; subclasses add what they need.
+
+    ``size``: processors it has, those that it has accepted and is still getting included.
+    ``number`` tells jobs apart that started at the same time; the pair must be unique within a cluster.
+    """
+
+    __slots__ = ("busy", "maximum", "minimum", "order", "size")
+
+    def __init__(self, *, minimum: int, maximum: int, size: int, started_at: float, number: int) -> None:
+        """Begin outside any :class:`RunningJobs`. Raises ValueError when the size is out of its bounds."""
+        if not 0 <= minimum <= size <= maximum:
+            raise ValueError(f"a size of {size} is not within {minimum} to {maximum}")
+        self.minimum = minimum
+        self.maximum = maximum
+        self.size = size
+        self.order: Order = (started_at, number)
+        self.busy = False
+        """True while a change is under way, during which no other begins."""
+
 
 J = TypeVar("J", bound=MalleableJob)
+
+
+class _Sorted(Generic[J]):
+    """Jobs in the order of their start; adding and removing costs a bisection, the first and last are at hand."""
+
+    __slots__ = ("jobs", "orders")
+
+    def __init__(self) -> None:
+        self.jobs: list[J] = []
+        self.orders: list[Order] = []
+
+    def add(self, job: J) -> None:
+        order = job.order
+        if not self.orders or self.orders[-1] < order:
+            self.orders.append(order)
+            self.jobs.append(job)
+        else:
+            at = bisect_left(self.orders, order)
+            self.orders.insert(at, order)
+            self.jobs.insert(at, job)
+
+    def remove(self, job: J) -> None:
+        at = bisect_left(self.orders, job.order)
+        del self.orders[at]
+        del self.jobs[at]
+
+
+class RunningJobs(Generic[J]):
+    """The running malleable jobs of one cluster, ready for questions in the order of their start.
+
+    Change ``size`` and ``busy`` of a job only through :meth:`resize`, :meth:`begin` and :meth:`end` while it is here.
+    """
+
+    __slots__ = ("_all", "_growable", "_shrinkable", "growth", "spare")
+
+    def __init__(self) -> None:
+        """Begin without jobs."""
+        self._all: _Sorted[J] = _Sorted()
+        self._growable: _Sorted[J] = _Sorted()
+        self._shrinkable: _Sorted[J] = _Sorted()
+        self.growth = 0
+        """Processors by which the jobs could grow to their maxima, those with a change under way not counted."""
+        self.spare = 0
+        """Processors that the jobs could give up without going below their minima, likewise."""
+
+    def __len__(self) -> int:
+        """Number of jobs."""
+        return len(self._all.jobs)
+
+    def __iter__(self) -> Iterator[J]:
+        """Yield all jobs, the least recently started first."""
+        return iter(self._all.jobs)
+
+    @property
+    def growable(self) -> list[J]:
+        """Jobs below their maximum without a change under way, the least recently started first. Do not change."""
+        return self._growable.jobs
+
+    @property
+    def shrinkable(self) -> list[J]:
+        """Jobs above their minimum without a change under way, the least recently started first. Do not change."""
+        return self._shrinkable.jobs
+
+    def add(self, job: J) -> None:
+        """Take in a job that has started."""
+        self._all.add(job)
+        if not job.busy:
+            self._count(job)
+
+    def remove(self, job: J) -> None:
+        """Take out a job that has ended."""
+        if not job.busy:
+            self._discount(job)
+        self._all.remove(job)
+
+    def begin(self, job: J) -> None:
+        """Note that a change of a job is under way."""
+        if not job.busy:
+            self._discount(job)
+            job.busy = True
+
+    def end(self, job: J) -> None:
+        """Note that a job's change is through."""
+        if job.busy:
+            job.busy = False
+            self._count(job)
+
+    def resize(self, job: J, size: int) -> None:
+        """Give a job another size. Raises ValueError when that is below its minimum or above its maximum."""
+        before, minimum, maximum = job.size, job.minimum, job.maximum
+        if not minimum <= size <= maximum:
+            raise ValueError(f"a size of {size} is not within {minimum} to {maximum}")
+        job.size = size
+        if job.busy or size == before:
+            return
+        self.growth += before - size
+        self.spare += size - before
+        if before == maximum:
+            self._growable.add(job)
+        elif size == maximum:
+            self._growable.remove(job)
+        if before == minimum:
+            self._shrinkable.add(job)
+        elif size == minimum:
+            self._shrinkable.remove(job)
+
+    def rebound(self, job: J, *, minimum: int, maximum: int, size: int) -> None:
+        """Give a job other bounds, and a size within them. Raises ValueError when it is not."""
+        if not 0 <= minimum <= size <= maximum:
+            raise ValueError(f"a size of {size} is not within {minimum} to {maximum}")
+        if not job.busy:
+            self._discount(job)
+        job.minimum, job.maximum, job.size = minimum, maximum, size
+        if not job.busy:
+            self._count(job)
+
+    def next_to_grow(self, after: Order | None) -> J | None:
+        """Return the growable job that started next after ``after`` (None: the first of all)."""
+        at = 0 if after is None else bisect_right(self._growable.orders, after)
+        return self._growable.jobs[at] if at < len(self._growable.jobs) else None
+
+    def next_to_shrink(self, before: Order | None) -> J | None:
+        """Return the shrinkable job that started last before ``before`` (None: the last of all)."""
+        orders = self._shrinkable.orders
+        at = (len(orders) if before is None else bisect_left(orders, before)) - 1
+        return self._shrinkable.jobs[at] if at >= 0 else None
+
+    def _count(self, job: J) -> None:
+        if job.size < job.maximum:
+            self._growable.add(job)
+            self.growth += job.maximum - job.size
+        if job.size > job.minimum:
+            self._shrinkable.add(job)
+            self.spare += job.size - job.minimum
+
+    def _discount(self, job: J) -> None:
+        if job.size < job.maximum:
+            self._growable.remove(job)
+            self.growth -= job.maximum - job.size
+        if job.size > job.minimum:
+            self._shrinkable.remove(job)
+            self.spare -= job.size - job.minimum
+
+
+# -- Sizes as equal as the bounds of the jobs allow: what equipartition aims at ------------------------------
+
+
+def equal_sizes(jobs: Sequence[MalleableJob], total: int) -> list[int]:
+    """Return sizes as equal as the bounds allow that add up to ``total``, or to all maxima when it is more than that.
+
+    The jobs are in the order of their start; ``total`` is at least the sum of the minima.
+    """
+    low, high = 0, max((job.maximum for job in jobs), default=0)
+    while low < high:  # the highest level at which all fit
+        level = (low + high + 1) // 2
+        if sum(min(max(level, job.minimum), job.maximum) for job in jobs) <= total:
+            low = level
+        else:
+            high = level - 1
+    sizes = [min(max(low, job.minimum), job.maximum) for job in jobs]
+    left = total - sum(sizes)
+    for at, job in enumerate(jobs):
+        if left > 0 and job.minimum <= low < job.maximum:
+            sizes[at] += 1
+            left -= 1
+    return sizes
+
+
+def levelled_sizes(jobs: Sequence[MalleableJob], value: int) -> list[int]:
+    """Return the sizes after the largest jobs were brought down to one level so that ``value`` processors come free.
+
+    No job goes below its minimum; where all together cannot give so many, all come down to their minima. Of those
+    at the level, the least recently started may keep one more.
+    """
+
+    def freed(level: int) -> int:
+        return sum(job.size - max(job.minimum, min(job.size, level)) for job in jobs)
+
+    low, high = 0, max((job.size for job in jobs), default=0)
+    while low < high:  # the highest level that frees enough
+        level = (low + high + 1) // 2
+        if freed(level) >= value:
+            low = level
+        else:
+            high = level - 1
+    sizes = [max(job.minimum, min(job.size, low)) for job in jobs]
+    surplus = freed(low) - value
+    for at, job in enumerate(jobs):
+        if surplus > 0 and job.size > sizes[at] == low:
+            sizes[at] += 1
+            surplus -= 1
+    return sizes
+
+
+# -- Policies ------------------------------------------------------------------------------------------------
 
 
 class Direction(StrEnum):

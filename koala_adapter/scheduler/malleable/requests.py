@@ -10,41 +10,62 @@ that runs cannot be changed, for no batch system changes the limits of a job tha
 
 An application that negotiates is offered what is less than it asked for, and may decline. Until it has answered that is
 kept for it, as everything else that is offered. Where its component may be on several clusters, its wish is met on as
-many of them as it takes (``jointgrowth.py``).
+many of them as it takes (``changes.py``).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.actions import GrantProcessors
-from koala_adapter.scheduler.changes import ChangePhase, Promise
-from koala_adapter.scheduler.malleable.growing import NEAR_END, gather_all
-from koala_adapter.scheduler.malleable.jointgrowth import Share, join, parts_of, shared_out
-from koala_adapter.scheduler.malleable.offers import take_answer, unreserve
-from koala_adapter.scheduler.malleable.others import free_for_growing
+from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
+from koala_adapter.scheduler.malleable.changes import (
+    NEAR_END,
+    Part,
+    Share,
+    _give_up,
+    await_release,
+    gather,
+    gather_all,
+    join,
+    parts_of,
+    pause_growth,
+    shared_out,
+    submit_stubs,
+    take,
+    take_answer,
+    time_left,
+    unreserve,
+    withdraw,
+)
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.steps import (
     abandon_after,
+    ask,
     cluster_of,
+    free_for_growing,
     free_on,
+    growth_paused,
     new_change,
     promised_on,
     start_step,
+    wanted_again,
 )
-from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.scheduler.roster import bounds
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.scheduler.records import ChangePhase, Promise
+from koala_adapter.scheduler.states import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from koala_adapter.model import Component, PlaceholderId
     from koala_adapter.scheduler import events as ev
-    from koala_adapter.scheduler.changes import Change
-    from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.scheduler.records import Change, Claim, ClusterRecord, JobRecord, PlaceholderRecord
 
 
 def more_requested(context: Context, event: ev.MoreRequested) -> None:
@@ -263,3 +284,266 @@ def _claims_meant(context: Context, record: JobRecord, event: ev.MoreRequested, 
     return (
         sorted(able, key=lambda one: (-free_on(context, cluster_of(context, record, one)), one)) or (named or own)[:1]
     )
+
+
+# -- Givingback ----------------------------------------------------------------------------------------------
+# Applications that want to give processors up of their own will, and change together when they do.
+
+REASON = "the application gives them back"
+
+
+def less_requested(context: Context, event: ev.LessRequested) -> None:
+    """Begin to take back what an application does not need: the processes that came last, on each of their clusters."""
+    record = context.state.jobs.get(event.job_id)
+    if record is None or event.component not in {one.name for one in record.job.components}:
+        return
+    problem = _problem_of_givingback(record, event)
+    first = 0
+    if not problem:
+        for number, count in _pieces(record, event.component, event.processors):
+            change = new_change(context, -count, ChangePhase.ASKED)
+            change.reason, change.agreement, change.asker, change.wish = REASON, event.agreement, event.rank, count
+            first = first or change.number
+            context.ledger.begin_change(record.claims[number], change, ChangePhase.ASKED)
+            await_release(context, record, number, change, count)
+        context.roster.update(record)
+    context.effects.add(
+        GrantProcessors(
+            job_id=record.job.id,
+            component=event.component,
+            request=0,
+            number=first,
+            processors=0 if problem else event.processors,
+            reason=problem,
+            agreement=event.agreement,
+            rank=event.rank,
+        )
+    )
+
+
+def _problem_of_givingback(record: JobRecord, event: ev.LessRequested) -> str:
+    claims = [claim for claim in record.claims if claim.component == event.component]
+    if not record.job.changes_size(event.component):
+        return "this component keeps its size"
+    if record.state is not JobState.RUNNING or record.ends:
+        return "the job does not run"
+    if any(claim.change is not None for claim in claims):
+        return "another change is under way"
+    left = sum(claim.processors for claim in claims) - event.processors
+    minimum = record.job.component(event.component).minimum
+    return f"{left} processors are below its minimum of {minimum}" if left < minimum else ""
+
+
+def _pieces(record: JobRecord, component: str, count: int) -> list[tuple[int, int]]:
+    """Return how many processors each claim gives up, by its index."""
+    by_placeholder = {id_: number for number, claim in enumerate(record.claims) for id_ in claim.placeholders}
+    ranks = [one for one in record.ranks if one.component == component and one.rank not in record.departed]
+    last = [one.placeholder for one in ranks[len(ranks) - count :]]
+    return sorted(Counter(by_placeholder[id_] for id_ in last if id_ in by_placeholder).items())
+
+
+# -- Places --------------------------------------------------------------------------------------------------
+# Places in the queues of batch systems, for workers that an owner wants and for which no processor is idle.
+#
+# Where the site's approach changes no sizes, only the owner's word does, and as for a rigid job what is not idle is
+# queued for (docs/placement.md). One worker is of use without the others, so each placeholder is taken in when it is
+# held. Idle processors of another cluster are taken before, and the places that they stand for are given up. Where the
+# policies of the site offer processors, they alone decide who waits for which, and nothing is queued.
+
+
+def take_places(context: Context, record: JobRecord, component: Component, lacking: int) -> int:
+    """Have a component take in what is held of its places, as far as it lacks so many; return how many those are."""
+    taken = 0
+    for number, claim in enumerate(record.claims):
+        if claim.component != component.name or claim.change is not None:
+            continue
+        held = [id_ for id_ in claim.places if context.state.placeholders[id_].held][: max(0, lacking - taken)]
+        late = [
+            id_ for id_ in held if not context.state.placeholders[id_].lasts(context.now, time_left(context, record))
+        ]
+        if late:
+            record.last_trouble = f"{len(late)} more on {claim.cluster}: they would end before the job's walltime does"
+            pause_growth(context, cluster_of(context, record, number))
+            _give_up(context, claim, late)
+        elif held:
+            _take(context, record, number, held)
+            taken += len(held)
+    return taken
+
+
+def _take(context: Context, record: JobRecord, number: int, held: Sequence[PlaceholderId]) -> None:
+    claim = record.claims[number]
+    change = new_change(context, len(held), ChangePhase.GATHERING)
+    change.reason, change.stubs = f"its owner wants {record.sizes_wanted[claim.component]}", list(held)
+    context.ledger.remove_places(claim, held)
+    context.ledger.begin_change(claim, change, ChangePhase.GATHERING, accepted=len(held))
+    take(context, record, Part(number, change))
+    context.roster.update(record)
+
+
+def keep_places(context: Context, record: JobRecord, component: Component, lacking: int) -> None:
+    """See to it that a component has a place for each processor that it lacks, and none beyond that.
+
+    A job that takes no further workers for a while keeps its places, and gives back what it gets meanwhile.
+    """
+    claims = [claim for claim in record.claims if claim.component == component.name]
+    missing = max(0, lacking) - sum(len(claim.places) for claim in claims)
+    for claim in reversed(claims):
+        if missing < 0:
+            going = _dispensable(context, claim)[:-missing]
+            _give_up(context, claim, going)
+            missing += len(going)
+        if record.growth_rests:
+            _give_up(context, claim, [id_ for id_ in claim.places if context.state.placeholders[id_].held])
+    if missing > 0 and not record.growth_rests and _queues(context, record, component):
+        _queue(context, record, component, missing)
+
+
+def _dispensable(context: Context, claim: Claim) -> list[PlaceholderId]:
+    """Return the places of a claim: those that are held last, of the others the latest first."""
+    held = [id_ for id_ in claim.places if context.state.placeholders[id_].held]
+    return [*(id_ for id_ in reversed(claim.places) if id_ not in held), *held]
+
+
+def _queues(context: Context, record: JobRecord, component: Component) -> bool:
+    """Tell whether placeholders are queued for a component: not for one that is asked first, which needs all at once.
+
+    While jobs wait in the placement queue, the room is theirs.
+    """
+    asked = record.job.adapts(component.name) or component.sizes != "any"
+    return context.state.parameters.growth_is_queued and not asked and not len(context.queue)
+
+
+def _queue(context: Context, record: JobRecord, component: Component, missing: int) -> None:
+    """Queue placeholders where the least is asked for beyond what is idle."""
+    numbers = [
+        number
+        for number, claim in enumerate(record.claims)
+        if claim.component == component.name and claim.cluster is not None and _in_time(context, record, number)
+    ]
+    for number in sorted(numbers, key=lambda one: (-cluster_of(context, record, one).load_free, one)):
+        count = min(missing, cluster_of(context, record, number).room)
+        if count > 0:
+            context.ledger.add_places(record.claims[number], submit_stubs(context, record, number, count))
+            missing -= count
+
+
+def _in_time(context: Context, record: JobRecord, number: int) -> bool:
+    """Tell whether placeholders may be queued on the cluster of a claim, and would last as long as the job."""
+    cluster, left = cluster_of(context, record, number), time_left(context, record)
+    limit = cluster.parameters.walltime_limit
+    open_ = closed_reason(cluster, context.now) is None and not growth_paused(context, cluster)
+    return open_ and left > 0 and (limit is None or left <= limit)
+
+
+def would_take(record: JobRecord, number: int) -> bool:
+    """Tell whether a claim would take what comes free on its cluster, beyond the places that it has there."""
+    claim = record.claims[number]
+    claims = [one for one in record.claims if one.component == claim.component]
+    wanted = record.sizes_wanted.get(claim.component, 0)
+    return wanted - sum(one.processors + one.coming for one in claims) > len(claim.places)
+
+
+def place_lost(context: Context, placeholder: PlaceholderRecord) -> bool:
+    """Take note that a placeholder is gone or going; tell whether it was such a place."""
+    record = context.state.jobs.get(placeholder.job_id)
+    for claim in () if record is None else record.claims:
+        if record is not None and placeholder.id in claim.places:
+            context.ledger.remove_places(claim, [placeholder.id])
+            placeholder.stub = False
+            record.last_trouble = f"one more on {claim.cluster}: placeholder {placeholder.id} was lost"
+            pause_growth(context, context.state.clusters[placeholder.cluster])
+            return True
+    return False
+
+
+# -- Sizes that the owners of running malleable jobs want, which bound what the policies may do --------------
+# What a component has beyond the wanted size is asked back from it, whatever the approach of the site. What it lacks
+# is offered by the policies; where the approach changes no sizes, it gets what is free, and is asked first if there
+# are sizes that it cannot use, and what is not free is queued for (``places.py``).
+
+
+def size_wanted(context: Context, event: ev.SizeWanted) -> None:
+    """Note what size a component is to have, and see to it."""
+    record = context.state.jobs.get(event.job_id)
+    if record is None or record.state.final or event.component not in {one.name for one in record.job.components}:
+        return
+    component = record.job.component(event.component)
+    record.sizes_wanted[component.name] = max(component.minimum, min(component.maximum, event.processors))
+    record.sizes_asked_at = None
+    wanted_again(context, record, component.name)
+    context.roster.update(record)
+    context.scan_wanted = True
+
+
+def keep_to_wanted_sizes(context: Context) -> None:
+    """Ask back what components have beyond the sizes that are wanted, and, with approach none, give them what lacks."""
+    limited = [context.state.jobs[job_id] for job_id in context.roster.limited]
+    for record in sorted(limited, key=lambda one: one.start_number):  # after a restart the roster has another order
+        for name, wanted in record.sizes_wanted.items():
+            if record.job.changes_size(name) and record.state is JobState.RUNNING:
+                _keep_to(context, record, record.job.component(name), wanted)
+
+
+def _keep_to(context: Context, record: JobRecord, component: Component, wanted: int) -> None:
+    claims = [claim for claim in record.claims if claim.component == component.name]
+    lacking = wanted - sum(claim.processors + claim.coming for claim in claims)
+    surplus = -lacking - sum(claim.leaving for claim in claims)
+    if surplus > 0 and not record.ends:
+        _ask_back(context, record, component, surplus)
+    if context.state.parameters.approach is not Approach.NONE or record.ends or record.ends_soon:
+        lacking = 0
+    if lacking > 0 and not record.growth_rests:
+        lacking -= take_places(context, record, component, lacking)
+        lacking -= _give(context, record, component, lacking)
+    keep_places(context, record, component, lacking)
+
+
+def _ask_back(context: Context, record: JobRecord, component: Component, surplus: int) -> None:
+    pause = max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
+    if record.sizes_asked_at is not None and context.now < record.sizes_asked_at + pause:
+        return  # an application that cannot give so much would be asked for ever
+    for number in reversed(range(len(record.claims))):
+        claim = record.claims[number]
+        if claim.component != component.name or surplus <= 0:
+            continue
+        change = claim.change
+        if change is not None and change.phase is ChangePhase.GATHERING:
+            surplus -= sum(part.change.accepted for part in parts_of(record, change))
+            withdraw(context, record, number, "its owner wants it smaller")
+        if claim.change is None and claim.processors > 0 and surplus > 0:
+            asked = min(surplus, claim.processors)
+            surplus -= asked
+            record.sizes_asked_at = context.now  # not where a change is under way: it is asked when that is over
+            _request(context, record, number, asked)
+
+
+def _request(context: Context, record: JobRecord, number: int, processors: int) -> None:
+    change = new_change(context, -processors, ChangePhase.ASKED)
+    change.reason = f"its owner wants {record.sizes_wanted[record.claims[number].component]}"
+    ask(context, record, number, change)
+
+
+def _give(context: Context, record: JobRecord, component: Component, lacking: int) -> int:
+    """Offer, or gather, what is free; return how many processors may come of it.
+
+    A place that waits on a cluster stands for a processor that is free there.
+    """
+    given = 0
+    asks = record.job.adapts(component.name) or component.sizes != "any"
+    for number, claim in enumerate(record.claims):
+        if claim.component != component.name or claim.change is not None:
+            continue
+        cluster = cluster_of(context, record, number)
+        count = min(lacking - given - len(claim.places), free_on(context, cluster))
+        if growth_paused(context, cluster):
+            continue
+        if count > 0:
+            change = new_change(context, count, ChangePhase.ASKED)
+            change.reason = f"its owner wants {record.sizes_wanted[component.name]}"
+            if asks:
+                ask(context, record, number, change)
+                return given + count  # the answer to more depends on this one
+            if gather(context, record, number, change, count):
+                given += count
+    return given

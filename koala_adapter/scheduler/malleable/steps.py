@@ -11,20 +11,184 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import PolicyAnswerError
 from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, RequestProcessors
-from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
-from koala_adapter.scheduler.context import closed_reason
-from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
-from koala_adapter.scheduler.malleable.hysteresis import jobs_have_shrunk, pause, shrunk_in_vain
-from koala_adapter.scheduler.malleable.others import free_for_growing
+from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
 from koala_adapter.scheduler.malleable.policies import Direction, Step
-from koala_adapter.scheduler.roster import order_of
+from koala_adapter.scheduler.records import Change, ChangePhase, ClusterStep, OthersJob
+from koala_adapter.scheduler.states import order_of
 
 if TYPE_CHECKING:
-    from koala_adapter.scheduler.clusterrecord import ClusterRecord
+    from collections.abc import Iterable
+
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.malleable.policies import MalleabilityPolicy
-    from koala_adapter.scheduler.records import JobRecord
-    from koala_adapter.scheduler.roster import RunningClaim
+    from koala_adapter.scheduler.records import ClusterRecord, JobRecord
+    from koala_adapter.scheduler.states import RunningClaim
+
+
+# -- Hysteresis ----------------------------------------------------------------------------------------------
+# What keeps running jobs from changing to and fro: pauses in both directions, and the largest change of one step.
+
+PATIENCE = 8
+"""So many steps that free nothing may follow each other at the usual interval."""
+MOST_DOUBLINGS = 20
+"""The pause after further ones is doubled so often at most."""
+
+
+def pause(context: Context, cluster: ClusterRecord, direction: Direction, seconds: float) -> None:
+    """Start no step of a direction on a cluster for a while; a longer pause that has begun is not cut short."""
+    if seconds <= 0:
+        return
+    until = context.now + seconds
+    before = cluster.no_growth_before if direction is Direction.GROW else cluster.no_shrink_before
+    if before is not None and before > until:
+        return
+    if direction is Direction.GROW:
+        cluster.no_growth_before = until
+    else:
+        cluster.no_shrink_before = until
+    context.timetable.for_cluster(cluster, until)
+
+
+def growth_paused(context: Context, cluster: ClusterRecord) -> bool:
+    """Tell whether the pause after processors for growing could not be had is not over."""
+    return cluster.no_growth_before is not None and context.now < cluster.no_growth_before
+
+
+def jobs_have_grown(context: Context, cluster: ClusterRecord) -> None:
+    """Ask nobody to shrink for a while."""
+    pause(context, cluster, Direction.SHRINK, context.state.parameters.shrink_pause)
+
+
+def jobs_have_shrunk(context: Context, cluster: ClusterRecord) -> None:
+    """Offer nothing for a while."""
+    pause(context, cluster, Direction.GROW, context.state.parameters.grow_pause)
+
+
+def shrunk_in_vain(context: Context, cluster: ClusterRecord) -> None:
+    """Ask nobody to shrink for a while; after some vain steps, twice as long each time that nothing has changed.
+
+    A policy may ask jobs that cannot give anything, as EGS does (CoreGRID TR-0092); others may have their reasons.
+    """
+    parameters, sizes = context.state.parameters, _sizes(context, cluster)
+    cluster.vain_shrinks = cluster.vain_shrinks + 1 if sizes == cluster.vain_sizes else 1
+    cluster.vain_sizes = sizes
+    seconds = max(SHORTEST_PAUSE, parameters.scan_interval)
+    pause(context, cluster, Direction.SHRINK, seconds)
+    doublings = min(MOST_DOUBLINGS, max(0, cluster.vain_shrinks - PATIENCE))
+    cluster.vain_until = context.now + min(seconds * 2**doublings, max(seconds, parameters.longest_backoff))
+    context.timetable.for_cluster(cluster, cluster.vain_until)
+
+
+def asked_in_vain(context: Context, cluster: ClusterRecord) -> bool:
+    """Tell whether nothing has changed since running jobs gave nothing, and it is too early to ask them again."""
+    until = cluster.vain_until
+    return until is not None and context.now < until and _sizes(context, cluster) == cluster.vain_sizes
+
+
+def _sizes(context: Context, cluster: ClusterRecord) -> list[int]:
+    return [job.size for job in context.roster.on(cluster.name)]
+
+
+def in_one_step(context: Context, processors: int) -> int:
+    """Return how many of some processors one step may give out or free."""
+    most = context.state.parameters.largest_change
+    return processors if most is None else min(processors, most)
+
+
+# -- Others --------------------------------------------------------------------------------------------------
+# Jobs of others that wait in a cluster's own queue, and the processors that are left to them (PWA only).
+#
+# Koala does not start these jobs, it can only see to it that enough processors are idle: running malleable jobs are
+# shrunk as far as their minima allow, and what is idle for the others is not offered to them. Of several, those are
+# counted, in the order of their queue, that all we could give would be enough for; for one that needs more, nobody is
+# shrunk in vain.
+#
+# A batch system may have reasons of its own not to start a job although enough is idle: limits, licences, the places
+# of processors. One that has not been started after a `backoff`, which is longer than batch systems need for that,
+# counts no more, for `longest_backoff`.
+
+
+def others_seen(context: Context, cluster: ClusterRecord, wanted: Iterable[int]) -> None:
+    """Take note of the processors that each waiting job of others asks for, in the order of their queue.
+
+    They have no names here. Of several of the same size, those that were there first are taken to have left first.
+    """
+    known: dict[int, list[OthersJob]] = {}
+    for job in cluster.others_waiting:
+        known.setdefault(job.processors, []).append(job)
+    sizes = list(wanted)
+    for size, jobs in known.items():
+        del jobs[: max(0, len(jobs) - sizes.count(size))]
+    found = [known[size].pop(0) if known.get(size) else OthersJob(size) for size in sizes]
+    for job in found:
+        _doubt(context, cluster, job)
+    cluster.others_waiting = found
+
+
+def _doubt(context: Context, cluster: ClusterRecord, job: OthersJob) -> None:
+    """Begin, or end, to doubt that a job waits for processors."""
+    parameters, now = context.state.parameters, context.now
+    since = job.doubted_at
+    fits = job.processors <= cluster.idle
+    if since is not None and (now >= since + parameters.longest_backoff or (now < since and not fits)):
+        job.doubted_at = None
+    if fits and job.doubted_at is None:
+        job.doubted_at = now + parameters.backoff
+        context.timetable.for_cluster(cluster, job.doubted_at)
+
+
+def lacking_for_others(context: Context, cluster: ClusterRecord) -> int:
+    """Return by how many processors jobs of a cluster are to be shrunk for others that wait; 0 or less: by none.
+
+    A batch system is asked for its jobs, then for its nodes. Those that it starts between the two on what ours have
+    left are seen both to wait and to occupy it. So nobody is asked for more before the next poll.
+    """
+    if not cluster.others_waiting or cluster.ours_left:
+        return 0
+    coming = _coming(cluster)
+    wanted = _wanted(context, cluster, coming + context.roster.on(cluster.name).spare)
+    return wanted - max(0, coming)
+
+
+def others_lack(context: Context, cluster: ClusterRecord) -> bool:
+    """Tell whether others wait for more than is coming, and running jobs could give it, those that change included."""
+    if not cluster.others_waiting:
+        return False
+    coming = _coming(cluster)
+    return _wanted(context, cluster, coming + _at_most_given(context, cluster)) > max(0, coming)
+
+
+def free_for_growing(context: Context, cluster: ClusterRecord) -> int:
+    """Return the processors that may be offered to running jobs: not those that others wait for."""
+    if not cluster.others_waiting:
+        return cluster.available
+    left = _wanted(context, cluster, _coming(cluster) + _at_most_given(context, cluster))
+    return max(0, min(cluster.room, cluster.load_free - left))
+
+
+def _at_most_given(context: Context, cluster: ClusterRecord) -> int:
+    return sum(job.size - job.minimum for job in context.roster.on(cluster.name))
+
+
+def _coming(cluster: ClusterRecord) -> int:
+    """Return the processors that others get at once or soon; negative: ours wait there for so many, too."""
+    return cluster.load_free + cluster.offered + cluster.ending + cluster.gathering
+
+
+def _wanted(context: Context, cluster: ClusterRecord, most: int) -> int:
+    """Return what others wait for, in whole jobs that add up to ``most`` processors at most."""
+    if not context.state.parameters.approach.shrinks_for_waiting:
+        return 0
+    parameters, total = context.state.parameters, 0
+    for job in cluster.others_waiting:
+        since = job.doubted_at
+        doubted = since is not None and since <= context.now < since + parameters.longest_backoff
+        if not doubted and total + job.processors <= most:
+            total += job.processors
+    return total
+
+
+# -- Steps ---------------------------------------------------------------------------------------------------
 
 
 def cluster_of(context: Context, record: JobRecord, number: int) -> ClusterRecord:

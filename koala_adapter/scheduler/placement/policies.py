@@ -1,28 +1,236 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VJM's resource selection (Xing 2009): clusters chosen by how long earlier placeholders waited in them.
-
-Clusters are black boxes to it: whatever makes a queue slow, priorities and local policies included, shows in the waits.
-The log of a cluster is part of the scheduler's state, and is written by the events that report a placeholder as held
-or as gone; so it is journaled with them.
-"""
+"""Worst fit, KOALA's default (CoreGRID TR-0092): it balances the load over the clusters."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.clusterrecord import Wait
-from koala_adapter.scheduler.placement.fitting import refused, sized
-from koala_adapter.scheduler.placement.minimization import fewest
-from koala_adapter.scheduler.placement.policy import PlacementPolicy
+from koala_adapter.scheduler.placement.policy import (
+    Budget,
+    PlacementPolicy,
+    Share,
+    allowed,
+    pack,
+    pack_fewest,
+    pieces,
+    refused,
+    sized,
+)
+from koala_adapter.scheduler.records import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koala_adapter.model import ClusterName
-    from koala_adapter.scheduler.clusterrecord import ClusterRecord
-    from koala_adapter.scheduler.placement.fitting import Share
-    from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult
-    from koala_adapter.scheduler.records import PlaceholderRecord, State
+    from koala_adapter.model import ClusterName, InputFile
+    from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult, Preference
+    from koala_adapter.scheduler.records import ClusterRecord, PlaceholderRecord, State
+
+
+if TYPE_CHECKING:
+    Views = Mapping[ClusterName, ClusterView]
+
+
+class WorstFit(PlacementPolicy):
+    """Each component to the cluster with the most idle processors, largest component first (KOALA's WF).
+
+    When too little is idle, placeholders are queued where the load is least, as long as our own placeholders stay
+    within the cluster's capacity: in a busy cluster only what waits in the queue ever gets a processor.
+    """
+
+    name = "worst-fit"
+
+    def place(self, requests: Sequence[ComponentRequest], views: Views) -> PlacementResult:
+        """See :meth:`PlacementPolicy.place`."""
+        order = sorted(requests, key=lambda r: (r.component.cluster is None, -r.component.minimum))
+        clusters = _greedy(order, views, self.preference(views)) or _searched(requests, views)
+        if clusters is None:
+            return refused(requests, views)
+        shares = [Share(one, clusters[one.component.name], one.component.minimum) for one in requests]
+        return sized(shares, views)
+
+    def preference(self, views: Views) -> Preference | None:  # noqa: ARG002 - for policies that prefer something
+        """Return what counts before the number of idle processors; None: nothing does."""
+        return None
+
+
+def _greedy(
+    order: Sequence[ComponentRequest], views: Views, preference: Preference | None
+) -> Mapping[str, ClusterName] | None:
+    budget = Budget(views)
+    clusters: dict[str, ClusterName] = {}
+    for request in order:
+        cluster = budget.best(request, preference)
+        if cluster is None:
+            return None
+        budget.take(cluster, request.component.minimum)
+        clusters[request.component.name] = cluster
+    return clusters
+
+
+def _searched(requests: Sequence[ComponentRequest], views: Views) -> Mapping[str, ClusterName] | None:
+    """Look for any placement within the room there is, where the greedy one found none."""
+    if len(requests) < 2:  # noqa: PLR2004 - a single component has no other way to fit
+        return None
+    rooms = {view.name: view.room for view in views.values() if view.closed is None}
+    if sum(request.component.minimum for request in requests) > sum(max(0, room) for room in rooms.values()):
+        return None
+    return pack(pieces(requests, [views[name] for name in rooms]), rooms).clusters
+
+
+# -- Closetofiles --------------------------------------------------------------------------------------------
+# Close to files (CoreGRID TR-0092): run where the input files are, or where they can be brought in least time.
+#
+# What is known comes with the views: which paths a cluster holds (RLS) and the bandwidth to it (NIP). What is not
+# known makes no difference, so on a site that says nothing this is worst fit.
+
+MIB = 1024**2
+SIZE = 1.0
+"""MiB that a file of unknown size counts: enough to compare bandwidths."""
+
+
+class CloseToFiles(WorstFit):
+    """Each component to a cluster that holds its input files, else to that with the least transfer time (KOALA's CF).
+
+    As everywhere, clusters that can start the component at once go before those where it would queue, and equally
+    close ones are told apart as worst fit does.
+    """
+
+    name = "close-to-files"
+
+    def preference(self, views: Mapping[ClusterName, ClusterView]) -> Preference:
+        """See :meth:`WorstFit.preference`: the nearer the better; of two unknown distances, the less to move."""
+
+        def nearness(request: ComponentRequest, view: ClusterView) -> tuple[float, ...]:
+            missing = [file for file in request.component.input_files if not holds(view, file.source)]
+            return -transfer_seconds(missing, view, views), -sum(size_mib(file) for file in missing)
+
+        return nearness
+
+
+def holds(view: ClusterView, path: str) -> bool:
+    """Tell whether the nodes of a cluster have a file already."""
+    return any(path == held or path.startswith(held.rstrip("/") + "/") for held in view.files)
+
+
+def size_mib(file: InputFile) -> float:
+    """Return the size of a file in MiB, as far as it is known."""
+    return SIZE if file.size is None else file.size / MIB
+
+
+def transfer_seconds(missing: list[InputFile], view: ClusterView, views: Mapping[ClusterName, ClusterView]) -> float:
+    """Return the seconds to bring files to a cluster, one after the other, each from where that is fastest.
+
+    Every file is on the submitting host, and on the clusters that hold it. Infinite where no bandwidth is known.
+    """
+    seconds = 0.0
+    for file in missing:
+        sources = [rate for name, rate in view.bandwidth_from if name in views and holds(views[name], file.source)]
+        rates = [rate for rate in (view.bandwidth, *sources) if rate is not None and rate > 0]
+        if not rates:
+            return inf
+        seconds += size_mib(file) / max(rates)
+    return seconds
+
+
+# -- Cluster minimization: a co-allocated job on as few clusters as possible (CoreGRID TR-0092) --------------
+# Every cluster more means more messages over wide-area links, and one queue more to wait for. CM takes the components
+# as the user made them; FCM also splits those that the user calls flexible, according to the idle processors, which
+# shortens the time in the queue: what fits into no cluster may fit into two.
+
+
+class ClusterMinimization(PlacementPolicy):
+    """As few clusters as possible; the components stay as they are (KOALA's CM).
+
+    A placement that can start at once goes before one on fewer clusters that would queue.
+    """
+
+    name = "cluster-minimization"
+
+    def place(self, requests: Sequence[ComponentRequest], views: Views) -> PlacementResult:
+        """See :meth:`PlacementPolicy.place`."""
+        if not self.splits:
+            requests = [replace(one, splittable=False) if one.splittable else one for one in requests]
+        opened = [view for view in views.values() if view.closed is None]
+        for rooms in ({view.name: view.available for view in opened}, {view.name: view.room for view in opened}):
+            shares = fewest(requests, rooms, views)
+            if shares is not None:
+                return sized(shares, views)
+        return refused(requests, views)
+
+
+class FlexibleClusterMinimization(ClusterMinimization):
+    """As cluster minimization, and flexible components are split according to the idle processors (KOALA's FCM)."""
+
+    name = "flexible-cluster-minimization"
+    splits = True
+
+
+def fewest(requests: Sequence[ComponentRequest], rooms: Mapping[ClusterName, int], views: Views) -> list[Share] | None:
+    """Return shares of all components in as few of the rooms as can be found; None when they do not fit.
+
+    Components that may not be split come first; the others are then poured into what is left.
+    """
+    if sum(one.component.minimum for one in requests) > sum(max(0, room) for room in rooms.values()):
+        return None
+    whole = [one for one in requests if not one.splittable]
+    clusters = pack_fewest(pieces(whole, [views[name] for name in rooms]), rooms)
+    if clusters is None:
+        return None
+    left = {name: max(0, room) for name, room in rooms.items()}
+    for one in whole:
+        left[clusters[one.component.name]] -= one.component.minimum
+    used = set(clusters.values())
+    shares = {id(one): [Share(one, clusters[one.component.name], one.component.minimum)] for one in whole}
+    order = [one for one in requests if one.splittable]
+    for one in sorted(order, key=lambda r: (r.component.cluster is None, -r.component.minimum)):
+        poured = _poured(one, left, used, views)
+        if poured is None:
+            return None
+        shares[id(one)] = poured
+        used.update(share.cluster for share in poured)
+        for share in poured:
+            left[share.cluster] -= share.processors
+    return [share for one in requests for share in shares[id(one)]]
+
+
+def _poured(
+    request: ComponentRequest, left: Mapping[ClusterName, int], used: set[ClusterName], views: Views
+) -> list[Share] | None:
+    """Split a component over the rooms: no more clusters than it must, and then as few pieces as possible."""
+    need = request.component.minimum
+    usable = {
+        view.name: left[view.name]
+        for view in allowed(request, views)
+        if left.get(view.name, 0) > 0 and request.never(view) is None
+    }
+    ours = sorted((name for name in usable if name in used), key=lambda name: -usable[name])
+    others = sorted((name for name in usable if name not in used), key=lambda name: -usable[name])
+    beyond = need - sum(usable[name] for name in ours)
+    added: list[ClusterName] = []
+    for name in others:
+        if beyond <= 0:
+            break
+        added.append(name)
+        beyond -= usable[name]
+    if beyond > 0:
+        return None
+    shares = []
+    for name in sorted([*ours, *added], key=lambda name: -usable[name]):
+        taken = min(need, usable[name])
+        if taken:
+            shares.append(Share(request, name, taken))
+            need -= taken
+    return shares
+
+
+# -- Waitinghistory ------------------------------------------------------------------------------------------
+# VJM's resource selection (Xing 2009): clusters chosen by how long earlier placeholders waited in them.
+#
+# Clusters are black boxes to it: whatever makes a queue slow, priorities and local policies included, shows in the
+# waits. The log of a cluster is part of the scheduler's state, and is written by the events that report a placeholder
+# as held or as gone; so it is journaled with them.
 
 REMEMBERED = 20
 """Submissions that a cluster's waiting history holds: what was earlier says little of the load now."""

@@ -12,13 +12,156 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.model import ClusterName, Component
-from koala_adapter.scheduler.placement.packing import Piece, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+
+# -- Packing -------------------------------------------------------------------------------------------------
+# Exact search for a way to fit components into clusters, for where the greedy placement finds none.
+#
+# Fitting components into clusters is bin packing, so the search is bounded; beyond the bound the answer is "not
+# known". Without it, a job whose only fit the greedy placement misses would wait for ever on idle clusters, and one
+# that fits in no way at all could not be refused.
+
+EFFORT = 20_000
+"""Clusters looked at in one search, at most."""
+MOST_PIECES = 200
+"""With more components the search is not even begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A component to be fitted: its size, and the clusters that it may go to."""
+
+    name: str
+    size: int
+    clusters: frozenset[ClusterName]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """Answer of a search."""
+
+    clusters: Mapping[str, ClusterName] | None
+    """Component name to cluster; None when no fit was found."""
+    exhaustive: bool
+    """True when ``clusters`` being None proves that there is no fit."""
+
+
+def pack(pieces: Sequence[Piece], rooms: Mapping[ClusterName, int]) -> Packing:
+    """Fit all pieces into the rooms, or tell that it cannot be done. Emptier clusters are preferred."""
+    if len(pieces) > MOST_PIECES:
+        return Packing(clusters=None, exhaustive=False)
+    search = _Search(sorted(pieces, key=lambda piece: -piece.size), rooms)
+    found = search.fit(0)
+    return Packing(clusters=search.chosen if found else None, exhaustive=search.effort > 0)
+
+
+def pack_fewest(pieces: Sequence[Piece], rooms: Mapping[ClusterName, int]) -> Mapping[str, ClusterName] | None:
+    """Fit all pieces into as few rooms as possible; None when no fit was found at all.
+
+    Exact as long as the search stays within its bound; beyond it, the fewest that were found.
+    """
+    if not pieces:
+        return {}
+    found = pack(pieces, rooms).clusters
+    if found is None:
+        return None
+    best = min((found, _tight(pieces, rooms) or found), key=lambda clusters: len(set(clusters.values())))
+    effort = EFFORT
+    for most in range(_fewest_possible(pieces, rooms), len(set(best.values()))):
+        search = _Search(sorted(pieces, key=lambda piece: -piece.size), rooms, most=most, effort=effort)
+        if search.fit(0):
+            return search.chosen
+        effort = search.effort
+        if effort <= 0:
+            break
+    return best
+
+
+def _fewest_possible(pieces: Sequence[Piece], rooms: Mapping[ClusterName, int]) -> int:
+    """Return a number of rooms below which there is certainly no fit."""
+    need = sum(piece.size for piece in pieces)
+    for count, room in enumerate(sorted(rooms.values(), reverse=True), start=1):
+        need -= room
+        if need <= 0:
+            return count
+    return len(rooms)
+
+
+def _tight(pieces: Sequence[Piece], rooms: Mapping[ClusterName, int]) -> Mapping[str, ClusterName] | None:
+    """Fit pieces into the rooms already used as long as that goes, else into the largest: quick, and often enough."""
+    left = dict(rooms)
+    chosen: dict[str, ClusterName] = {}
+    used: set[ClusterName] = set()
+    for piece in sorted(pieces, key=lambda piece: -piece.size):
+        fitting = [name for name, room in left.items() if room >= piece.size and name in piece.clusters]
+        if not fitting:
+            return None
+        name = max(fitting, key=lambda name: (name in used, left[name]))
+        left[name] -= piece.size
+        used.add(name)
+        chosen[piece.name] = name
+    return chosen
+
+
+class _Search:
+    """Depth-first search, largest piece first; with ``most``, into no more rooms than that."""
+
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        rooms: Mapping[ClusterName, int],
+        *,
+        most: int | None = None,
+        effort: int = EFFORT,
+    ) -> None:
+        self._pieces = pieces
+        self._rooms = {name: max(0, room) for name, room in rooms.items()}
+        self._most = len(rooms) if most is None else most
+        self._free = sum(self._rooms.values())
+        self._needs = [sum(piece.size for piece in pieces[first:]) for first in range(len(pieces))]
+        self._users: dict[ClusterName, int] = {}
+        self.chosen: dict[str, ClusterName] = {}
+        self.effort = effort
+
+    def fit(self, first: int) -> bool:
+        """Fit the pieces from number ``first`` on (recursion as deep as the job has components)."""
+        if first == len(self._pieces):
+            return True
+        if self._needs[first] > self._free:
+            return False
+        piece = self._pieces[first]
+        self.effort -= len(self._rooms)
+        full = len(self._users) >= self._most
+        fitting = [
+            name
+            for name, room in self._rooms.items()
+            if room >= piece.size and name in piece.clusters and (not full or name in self._users)
+        ]
+        for name in sorted(fitting, key=lambda name: -self._rooms[name]):
+            if self.effort <= 0:
+                return False
+            self._take(name, piece.size, 1)
+            self.chosen[piece.name] = name
+            if self.fit(first + 1):
+                return True
+            self._take(name, -piece.size, -1)
+        return False
+
+    def _take(self, name: ClusterName, size: int, users: int) -> None:
+        self._rooms[name] -= size
+        self._free -= size
+        self._users[name] = self._users.get(name, 0) + users
+        if not self._users[name]:
+            del self._users[name]
+
+
+# -- Policy --------------------------------------------------------------------------------------------------
 
 LISTED = 8
 """Most clusters that one message tells about."""
@@ -257,3 +400,101 @@ def listed(said: Iterable[str]) -> str:
     """Join what is said of each cluster, leaving out the end of a long list."""
     first = list(islice(said, LISTED + 1))
     return "; ".join([*first[:LISTED], "…"] if len(first) > LISTED else first)
+
+
+# -- Fitting -------------------------------------------------------------------------------------------------
+# What all placement policies need: the processors left while a placement is made, sizes, and what is missing.
+
+if TYPE_CHECKING:
+    Preference = Callable[[ComponentRequest, ClusterView], tuple[float, ...]]
+    """How much a cluster suits a component, greater is better; it counts before the load."""
+
+
+class Share(NamedTuple):
+    """Processors of a cluster for a component, or for a piece of it."""
+
+    request: ComponentRequest
+    cluster: ClusterName
+    processors: int
+
+
+class Budget:
+    """Processors still free for one placement."""
+
+    def __init__(self, views: Mapping[ClusterName, ClusterView]) -> None:
+        """Nothing is taken yet."""
+        self._views = views
+        self._taken: dict[ClusterName, int] = {}
+
+    def available(self, name: ClusterName) -> int:
+        """Return how many processors more could be had at once."""
+        return self._views[name].available - self._taken.get(name, 0)
+
+    def take(self, name: ClusterName, processors: int) -> None:
+        """Use processors for a component of this placement."""
+        self._taken[name] = self._taken.get(name, 0) + processors
+
+    def best(self, request: ComponentRequest, preference: Preference | None = None) -> ClusterName | None:
+        """Return the open cluster that suits a component best; by queueing there if it must.
+
+        First those that can start it at once, then by ``preference``, then the one with most idle processors.
+        """
+        need = request.component.minimum
+        best: tuple[bool, tuple[float, ...], int] | None = None
+        found: ClusterName | None = None
+        for view in allowed(request, self._views):
+            taken = self._taken.get(view.name, 0)
+            if view.closed is not None or view.room - taken < need or request.never(view) is not None:
+                continue
+            suits = () if preference is None else preference(request, view)
+            rank = (view.available - taken >= need, suits, view.load_free - taken)
+            if best is None or rank > best:
+                best, found = rank, view.name
+        return found
+
+
+def sized(shares: Sequence[Share], views: Mapping[ClusterName, ClusterView]) -> Placed:
+    """Give each share its processors, and a moldable component what is idle beyond, up to its maximum."""
+    budget = Budget(views)
+    pieces: dict[str, int] = {}
+    for share in shares:
+        budget.take(share.cluster, share.processors)
+        pieces[share.request.component.name] = pieces.get(share.request.component.name, 0) + 1
+    wanted = {one.request.component.name: one.request.component for one in shares}
+    extras = {name: component.maximum - component.minimum for name, component in wanted.items()}
+    placed = []
+    for request, cluster, processors in shares:
+        name = request.component.name
+        extra = max(0, min(extras[name], budget.available(cluster)))
+        budget.take(cluster, extra)
+        extras[name] -= extra
+        piece = processors if pieces[name] > 1 else None
+        placed.append(PlacedComponent(component=name, cluster=cluster, processors=processors + extra, piece=piece))
+    return Placed(components=tuple(placed))
+
+
+def refused(
+    requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
+) -> Infeasible | Insufficient:
+    """Return why a job cannot be placed: never, or not now."""
+    never = infeasibility(requests, views)
+    return Insufficient(reason=shortage(requests, views)) if never is None else Infeasible(reason=never)
+
+
+def shortage(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> str:
+    """Return what is missing where, for people: the first component that fits nowhere now, or all of them together."""
+    for request in sorted(requests, key=lambda r: -r.component.minimum):
+        component, least = request.component, request.least
+        asked = allowed(request, views)
+        if not any(view.room >= least and view.closed is None and request.never(view) is None for view in asked):
+            said = listed(f"{view.name}: {view.closed or _room(view)}" for view in asked if request.never(view) is None)
+            return f"component {component.name!r} needs {component.minimum} processors ({said})"
+    total = sum(request.component.minimum for request in requests)
+    said = listed(f"{view.name}: {view.closed or _room(view)}" for view in views.values())
+    if len(requests) == 1:
+        return f"component {requests[0].component.name!r} needs {total} processors ({said})"
+    return f"its {len(requests)} components need {total} processors together ({said})"
+
+
+def _room(view: ClusterView) -> str:
+    return f"room for {max(0, view.room)}"

@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import JobId
     from koala_adapter.scheduler.records import JobRecord
-    from koala_adapter.service.negotiationport import Access
-    from koala_adapter.service.resizing import Resizing
-    from koala_adapter.service.sizechangeparts import SizeChangeParts
-    from koala_adapter.service.sizesurroundings import Surroundings
+    from koala_adapter.service.sizes.jobs import Resizing, Surroundings
+    from koala_adapter.service.sizes.parts import SizeChangeParts
+    from koala_adapter.service.sizes.port import Access
 
 
 class SizeChanges:
@@ -35,7 +34,7 @@ class SizeChanges:
     def _parts(self) -> SizeChangeParts:
         if self._made is not None:
             return self._made
-        from koala_adapter.service.sizechangeparts import SizeChangeParts
+        from koala_adapter.service.sizes.parts import SizeChangeParts
 
         self._made = SizeChangeParts(self._surroundings)
         if self._tasks is not None:

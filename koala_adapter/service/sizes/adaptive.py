@@ -13,32 +13,39 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from koala_adapter.dynaco.adaptation import AllDone, AllStand, Complaint, GivenUp, Overdue
-from koala_adapter.dynaco.notes import note, parse_note, payload_of
-from koala_adapter.dynaco.sizerules import OWN_SIZES, SizeRules
 from koala_adapter.errors import NegotiationError, ProtocolError
 from koala_adapter.model import EndReason, RunnerName, TaskEnd
-from koala_adapter.negotiation.framing import HEADER_SIZE, frame
-from koala_adapter.runners.timeleft import job_ends_at
+from koala_adapter.negotiation.serviceside.document import HEADER_SIZE, frame
+from koala_adapter.outcome import JobState
+from koala_adapter.runners.coordinator import (
+    AllDone,
+    AllStand,
+    Complaint,
+    GivenUp,
+    Overdue,
+    note,
+    parse_note,
+    payload_of,
+)
+from koala_adapter.runners.runner import job_ends_at
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.service.deadlines import Deadlines
-from koala_adapter.service.negotiationparties import NEGOTIATOR, AdaptiveParty, WorkersParty
-from koala_adapter.service.negotiations import Negotiations
+from koala_adapter.service.sizes.bargaining import NEGOTIATOR, AdaptiveParty, Negotiations, WorkersParty
+from koala_adapter.service.sizes.jobs import Deadlines
+from koala_adapter.sizes import OWN_SIZES, SizeRules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from koala_adapter.dynaco.adaptation import Report
-    from koala_adapter.dynaco.coordinator import Coordinator
     from koala_adapter.model import JobId, PlaceholderId
     from koala_adapter.runners.adaptive import AdaptiveRunner
+    from koala_adapter.runners.coordinator import Coordinator, Report
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.applications import Applications
-    from koala_adapter.service.negotiationkeeper import NegotiationKeeper
-    from koala_adapter.service.negotiationparties import Party
-    from koala_adapter.service.negotiationport import NegotiationPort
+    from koala_adapter.service.records import NegotiationKeeper
+    from koala_adapter.service.sizes.bargaining import Party
+    from koala_adapter.service.sizes.port import NegotiationPort
+
 
 LONGEST_COMPLAINT = 300
 """Characters that are shown of it."""

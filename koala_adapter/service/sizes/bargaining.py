@@ -1,57 +1,541 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The negotiation manager: offers and wishes of the scheduler's records as templates, and answers as events.
-
-Offers go to the first member of a component; each member may ask for more, or give back. What an application is
-offered is kept for it by the scheduler, so an acceptance is followed by the commitment once the scheduler has it.
-"""
+"""What the messages of a negotiation, as they are kept in the journal, came to. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from koala_adapter.dynaco.sizerules import OWN_SIZES, SizeRules
 from koala_adapter.errors import NegotiationError
-from koala_adapter.negotiation.derivedtemplates import accepted, committed, consumed, countered, rejected, withdrawn
-from koala_adapter.negotiation.endpoint import Endpoint
-from koala_adapter.negotiation.events import Agreed, Ended, OfferAccepted, OfferReceived, Unreadable
-from koala_adapter.negotiation.framing import FrameBuffer, frame
-from koala_adapter.negotiation.states import State
-from koala_adapter.negotiation.template import (
+from koala_adapter.negotiation.serviceside import document as templatexml
+from koala_adapter.negotiation.serviceside.document import FrameBuffer, frame
+from koala_adapter.negotiation.serviceside.endpoint import (
+    Agreed,
+    Ended,
+    Endpoint,
+    OfferAccepted,
+    OfferReceived,
+    Unreadable,
+)
+from koala_adapter.negotiation.serviceside.states import State
+from koala_adapter.negotiation.serviceside.template import (
     CPU,
     MEMORY,
     Direction,
+    Negotiability,
     NegotiationKey,
+    Obligation,
+    Resource,
     Side,
     Status,
     Template,
+    Usage,
+    accepted,
+    committed,
+    consumed,
+    countered,
+    rejected,
+    withdrawn,
 )
+from koala_adapter.runners.adaptive import able_to_leave
+from koala_adapter.runners.workers import dispensable_growths, other_changes, without_dispensable
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.service.changetemplates import (
-    HOST,
-    depends_on_answer,
-    host_of,
-    offer_of,
-    problem_of,
-    restored,
-    round_of,
-    wish_of,
-)
-from koala_adapter.service.negotiationrecord import final_word
+from koala_adapter.scheduler.malleable.changes import parts_of
+from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.scheduler.states import bounds
+from koala_adapter.sizes import OWN_SIZES, AnySize, SizeRules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from koala_adapter.model import JobId
-    from koala_adapter.negotiation.events import Event
+    from koala_adapter.negotiation.serviceside.endpoint import Event
+    from koala_adapter.runners.adaptive import AdaptiveRunner
+    from koala_adapter.runners.workers import Amount
     from koala_adapter.scheduler import actions as act
-    from koala_adapter.scheduler.changes import Change
-    from koala_adapter.scheduler.records import Claim, JobRecord
-    from koala_adapter.service.keptnegotiations import KeptNegotiation
-    from koala_adapter.service.negotiationparties import Party
+    from koala_adapter.scheduler.records import Change, Claim, JobRecord
+    from koala_adapter.service.records import KeptNegotiation, Message
+    from koala_adapter.sizes import Decision
+
+
+_ENDS = frozenset({Status.REJECTED, Status.WITHDRAWN, Status.EXPIRED, Status.ERROR})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What a negotiation was about, and how far it came."""
+
+    status: Status
+    """Of the message that decided; an offer, an acceptance or an agreement stands as long as nothing ended it."""
+    sender: Side
+    """Who said that."""
+    at: float
+    shrinks: bool
+    mandatory: bool
+    asked: int
+    """Processors in the first offer."""
+    standing: int
+    """Processors in the last offer, and then in what was agreed on."""
+    reason: str
+    """The last that was given."""
+    first: bool
+    """Nothing but the first offer has been said."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can come of it."""
+        return self.status in _ENDS or self.status is Status.CONSUMED
+
+
+def course(kept: KeptNegotiation) -> Course | None:
+    """Return how far a negotiation came; None: none of its messages is there."""
+    found: Course | None = None
+    for message, template in _read(kept):
+        if found is None:
+            found = Course(
+                status=template.status,
+                sender=Side(message.sender),
+                at=message.at,
+                shrinks=template.direction is Direction.SHRINK,
+                mandatory=template.obligation is not None and template.obligation.value == "mandatory",
+                asked=template.quantity(CPU),
+                standing=template.quantity(CPU),
+                reason=template.reason,
+                first=True,
+            )
+        elif found.status not in _ENDS:
+            found = _followed(found, message, template)
+    return found
+
+
+def _followed(so_far: Course, message: Message, template: Template) -> Course:
+    stands = template.status not in _ENDS
+    return Course(
+        status=template.status,
+        sender=Side(message.sender),
+        at=message.at,
+        shrinks=so_far.shrinks,
+        mandatory=so_far.mandatory,
+        asked=so_far.asked,
+        standing=template.quantity(CPU) if stands else so_far.standing,
+        reason=template.reason or so_far.reason,
+        first=False,
+    )
+
+
+def _read(kept: KeptNegotiation) -> Iterator[tuple[Message, Template]]:
+    for message in kept.messages:
+        yield message, templatexml.parse(message.template.encode())
+
+
+def templates_of(kept: KeptNegotiation | None) -> list[Template]:
+    """Return all that was said, in order, as far as is known."""
+    return [] if kept is None else [template for _, template in _read(kept)]
+
+
+def acceptance_of_koala(kept: KeptNegotiation | None) -> Template | None:
+    """Return what koala has accepted, if that was the last word but the commitment to it; None: it was not."""
+    for message, template in reversed([] if kept is None else list(_read(kept))):
+        by_koala = message.sender == Side.RMS.value
+        if by_koala or template.status is not Status.COMMITTED:
+            return template if by_koala and template.status is Status.ACCEPTED else None
+    return None
+
+
+def is_committed(kept: KeptNegotiation | None) -> bool:
+    """Tell whether one side has committed itself to what the other accepted, as far as is known."""
+    return any(template.status is Status.COMMITTED for template in templates_of(kept))
+
+
+def final_word(kept: KeptNegotiation | None) -> Template | None:
+    """Return what told how a negotiation ended, whichever side said it; None: it has not ended, as far as is known.
+
+    That what was agreed on is real is told by koala alone. The peer may have begun another one under the name since.
+    """
+    final: Template | None = None
+    for message, template in [] if kept is None else _read(kept):
+        by_koala = message.sender == Side.RMS.value
+        if template.status in _ENDS or (by_koala and template.status is Status.CONSUMED):
+            final = template
+        elif template.status is Status.NEGOTIATION:
+            final = None
+    return final
+
+
+# -- Negotiationparties --------------------------------------------------------------------------------------
+# Whom koala negotiates with about a job: its processes, or a program that negotiates for it. Pure.
+
+NEGOTIATOR = -1
+"""Stands for the rank of a program that negotiates for a job by TCP, and is none of its processes."""
+
+
+class Party(Protocol):
+    """One job, as far as its sizes are negotiated."""
+
+    def negotiates(self, component: str) -> bool:
+        """Tell whether the size of a component is negotiated."""
+
+    def ready(self, component: str) -> bool:
+        """Tell whether something can be offered now."""
+
+    def speaker(self, component: str) -> int | None:
+        """Return the rank that offers go to; None: there is nobody."""
+
+    def size(self, component: str) -> int:
+        """Return the processors that a component has."""
+
+    def pending(self, claim: Claim, change: Change) -> int:
+        """Return by how many processors an agreed change of a claim may alter that size, below 0: it gives them up."""
+
+    def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
+        """Return how many processors a claim can give up at most."""
+
+    def component_of(self, rank: int) -> str | None:
+        """Return the component that somebody speaks for; None: for none."""
+
+    def carries_out(self, change: Change) -> bool:
+        """Tell whether a change is being made, and can only end by being there."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveParty:
+    """A job whose processes change together; its first process speaks for it, unless another program does."""
+
+    runner: AdaptiveRunner
+    represented: bool = False
+    """Another program negotiates for it."""
+
+    def negotiates(self, component: str) -> bool:
+        """See Party."""
+        return component in self.runner.coordinators
+
+    def ready(self, component: str) -> bool:
+        """See Party."""
+        return self.runner.coordinators[component].joined
+
+    def speaker(self, component: str) -> int | None:
+        """See Party."""
+        members = self.runner.memberships[component].members
+        return NEGOTIATOR if self.represented else members[0] if members else None
+
+    def size(self, component: str) -> int:
+        """See Party."""
+        return len(self.runner.memberships[component].members)
+
+    def pending(self, claim: Claim, change: Change) -> int:
+        """See Party."""
+        if change.phase is ChangePhase.TAKING:
+            return len(change.ranks)
+        return 0 if change.made else _agreed(claim, change)
+
+    def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
+        """See Party."""
+        members = set(self.runner.memberships[claim.component].members)
+        ranks = [one for one in record.ranks if one.rank in members]
+        return len(able_to_leave(ranks, claim.cluster or ""))
+
+    def component_of(self, rank: int) -> str | None:
+        """See Party."""
+        if rank == NEGOTIATOR:
+            return next(iter(self.runner.coordinators), None) if len(self.runner.coordinators) == 1 else None
+        return self.runner.component_of(rank)
+
+    def carries_out(self, change: Change) -> bool:
+        """See Party."""
+        return bool(change.adaptation)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersParty:
+    """A job with workers, for which another program negotiates: they come and go without being asked."""
+
+    record: JobRecord
+    represented: bool
+
+    def negotiates(self, component: str) -> bool:
+        """See Party."""
+        return self.record.job.changes_size(component)
+
+    def ready(self, component: str) -> bool:
+        """See Party."""
+        return self.represented and self.negotiates(component)
+
+    def speaker(self, component: str) -> int | None:
+        """See Party."""
+        return NEGOTIATOR if self.ready(component) else None
+
+    def size(self, component: str) -> int:
+        """See Party."""
+        return sum(claim.processors for claim in self.record.claims if claim.component == component)
+
+    def pending(self, claim: Claim, change: Change) -> int:
+        """See Party."""
+        return _agreed(claim, change)
+
+    def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
+        """See Party."""
+        return max(0, claim.processors - bounds(record, claim)[0])
+
+    def component_of(self, rank: int) -> str | None:
+        """See Party."""
+        able = [one.name for one in self.record.job.components if self.negotiates(one.name)]
+        return able[0] if rank == NEGOTIATOR and len(able) == 1 else None
+
+    def carries_out(self, change: Change) -> bool:
+        """See Party."""
+        return change.phase in {ChangePhase.TAKING, ChangePhase.RELEASING}
+
+
+def _agreed(claim: Claim, change: Change) -> int:
+    return 0 if change.phase is ChangePhase.ASKED else claim.coming - claim.leaving
+
+
+# -- Changes of size that are in the scheduler's records, as templates. Pure ---------------------------------
+
+HOST = "koala"
+"""Our name in templates."""
+_BEARER_STAYS = "the first process bears the others, and stays"
+_NO_SIZE = "no size of its fits"
+
+
+def host_of(record: JobRecord, rank: int) -> str:
+    """Return where a process is, or what is said in place of that, for templates."""
+    if rank == NEGOTIATOR:
+        return "negotiator"
+    one = record.ranks[rank]
+    return one.host or one.address or "application"
+
+
+class FirstOffer(NamedTuple):
+    """What a change begins with."""
+
+    template: Template | None
+    """The offer, or the request; None: there is nothing to offer."""
+    why_none: str
+    trouble: str
+    """What is wrong with the rule that was to decide."""
+    in_the_way: tuple[int, ...] = ()
+    """Numbers of growths elsewhere without which more can be asked back."""
+
+
+def offer_of(
+    record: JobRecord, party: Party, claim: Claim, change: Change, host: str, *, rules: SizeRules, answer_within: float
+) -> FirstOffer:
+    """Return the offer, or the request, that a change begins with, or why nothing can be taken, or given up, here."""
+    grows = change.processors > 0
+    one = record.job.component(claim.component)
+
+    def decided(pending: Amount) -> Decision:
+        others = other_changes(record, claim, pending)
+        elsewhere = others if grows else [change for change in others if change > 0]
+        size = party.size(one.name)
+        return rules.decide(one.sizes, size, change.processors, one.minimum, one.maximum, pending=elsewhere)
+
+    decision = decided(party.pending)
+    if not grows and decision.processors < -change.processors:
+        growths = dispensable_growths(record, claim)
+        if growths and decided(without_dispensable(record, party.pending)).processors > decision.processors:
+            return FirstOffer(None, _NO_SIZE, decision.trouble, growths)
+    most = decision.processors if grows else party.able_to_leave(record, claim)
+    quantity = min(decision.processors, most)
+    if quantity < 1:
+        return FirstOffer(None, _BEARER_STAYS if decision.processors else _NO_SIZE, decision.trouble)
+    template = Template(
+        agreement_id=str(change.number),
+        initiator=Side.RMS,
+        source=HOST,
+        dest=_named(host),
+        direction=Direction.GROW if grows else Direction.SHRINK,
+        obligation=Obligation.VOLUNTARY if grows else Obligation.MANDATORY,
+        answer_within=answer_within,
+        reason=change.reason,
+        resources=(
+            Resource(
+                type=CPU,
+                quantity=quantity,
+                minimum=1,
+                maximum=most,
+                cluster=claim.cluster or "",
+                component=claim.component,
+            ),
+        ),
+    )
+    return FirstOffer(template, "", decision.trouble)
+
+
+def depends_on_answer(record: JobRecord, claim: Claim, change: Change, asked: Collection[int]) -> bool:
+    """Tell whether what can be offered depends on what has been asked elsewhere; ``asked``: numbers of such changes."""
+    others = (one.change for one in record.claims if one.component == claim.component and one.change is not change)
+    unanswered = any(one is not None and one.phase is ChangePhase.ASKED and one.number in asked for one in others)
+    return unanswered and change.processors > 0 and record.job.component(claim.component).sizes != AnySize.name
+
+
+def restored(
+    record: JobRecord, claim: Claim, change: Change, host: str, kept: KeptNegotiation | None, *, carried_out: bool
+) -> tuple[Template, State] | None:
+    """Return what koala said last in the negotiation of a change, and its state; None: it begins anew."""
+    if change.phase is ChangePhase.ASKED:
+        acceptance = acceptance_of_koala(kept)
+        if acceptance is not None:  # of a counter-offer: the scheduler hears of it with the commitment
+            return acceptance, State.ACCEPTING
+        if not change.countered:
+            return None
+    template = _restored_template(record, claim, change, host, templates_of(kept))
+    # Who was accepted by koala as it asked has the last word, and may have said it.
+    settled = not change.agreement or change.countered or carried_out or is_committed(kept)
+    state = {ChangePhase.ASKED: State.OFFERED, ChangePhase.PROMISED: State.ASKED}.get(
+        change.phase, State.AGREED if settled else State.ACCEPTING
+    )
+    return {State.AGREED: committed(template), State.ACCEPTING: accepted(template)}.get(state, template), state
+
+
+def _restored_template(
+    record: JobRecord, claim: Claim, change: Change, host: str, said: Sequence[Template] = ()
+) -> Template:
+    """Return what stands in the negotiation of a change: as much as the records tell, of what was said to be about.
+
+    ``said``: all that is known to have been said in it, in order. What the peer understands to stand has all resources
+    that were in its first template, also those that were declined.
+    """
+    own = bool(change.agreement)
+    quantity = _quantity_of(record, change)
+    standing = [one for one in said if one.status in _STANDING and one.quantity(CPU)]
+    if not standing:
+        return _recorded_template(claim, change, host, quantity)
+    given_back = own and change.processors < 0  # by as many changes as clusters, some of which may be over
+    fitting = standing if given_back else [one for one in standing if one.quantity(CPU) == quantity]
+    shape = (fitting or standing)[-1]
+    given = {CPU, MEMORY} if change.memory_mib else {CPU}
+    return replace(
+        shape,
+        status=Status.NEGOTIATION,
+        round=shape.round if fitting else None,
+        resources=tuple(
+            replace(
+                one,
+                quantity=quantity if one.type == CPU and not given_back else one.quantity,
+                status=Status.REJECTED if one.declined or (own and one.type not in given) else Status.NEGOTIATION,
+                minimum=None,
+                maximum=None,
+            )
+            for one in shape.resources
+        ),
+        reason="",
+    )
+
+
+_STANDING = frozenset({Status.NEGOTIATION, Status.ACCEPTED, Status.COMMITTED})
+
+
+def _quantity_of(record: JobRecord, change: Change) -> int:
+    """Return how many processors stand in the negotiation of a change."""
+    if change.phase is ChangePhase.PROMISED:
+        return change.wish
+    asked = change.phase is ChangePhase.ASKED
+    parts = [part.change for part in parts_of(record, change)]
+    return max(1, sum(abs(one.processors) if asked else one.accepted for one in parts))
+
+
+def _recorded_template(claim: Claim, change: Change, host: str, quantity: int) -> Template:
+    """Return the same of a negotiation of which nothing is known but the records."""
+    own = bool(change.agreement)
+    grows = change.processors > 0
+    return Template(
+        agreement_id=change.agreement or str(change.number),
+        initiator=Side.APPLICATION if own else Side.RMS,
+        source=_named(host) if own else HOST,
+        dest=HOST if own else _named(host),
+        status=Status.NEGOTIATION,
+        direction=Direction.GROW if grows else Direction.SHRINK,
+        resources=(
+            Resource(
+                type=CPU,
+                quantity=quantity,
+                cluster="" if own else claim.cluster or "",
+                component="" if own else claim.component,
+            ),
+            *((Resource(type=MEMORY, quantity=change.memory_mib),) if change.memory_mib else ()),
+        ),
+    )
+
+
+def round_of(change: Change) -> int:
+    """Return which offer it was that stands: the first, or the counter-offer to it."""
+    if change.phase is ChangePhase.PROMISED:
+        return 1
+    if change.agreement:
+        return 2 if change.countered else 1
+    return 1 if change.accepted == abs(change.processors) else 2
+
+
+def _memory_wanted(template: Template) -> tuple[int, bool]:
+    """Return how much memory an application wants with each processor in MiB, and whether it is required."""
+    wanted = [one for one in template.resources if one.type == MEMORY and not one.declined]
+    return (wanted[0].quantity, wanted[0].usage is Usage.REQUIRED) if wanted else (0, False)
+
+
+def wish_of(
+    record: JobRecord, component: str, rank: int, template: Template, now: float
+) -> ev.MoreRequested | ev.LessRequested:
+    """Return what the scheduler is told of the wish of a process for more processors, or for fewer."""
+    processors = template.quantity(CPU)
+    if template.direction is Direction.SHRINK:
+        return ev.LessRequested(
+            time=now,
+            job_id=record.job.id,
+            component=component,
+            processors=processors,
+            agreement=template.agreement_id,
+            rank=rank,
+        )
+    latest = max((one.last_request for one in record.claims if one.component == component), default=0)
+    (wanted,) = (one for one in template.resources if one.type == CPU)
+    memory, required = _memory_wanted(template)
+    return ev.MoreRequested(
+        time=now,
+        job_id=record.job.id,
+        component=component,
+        number=latest + 1,
+        processors=processors,
+        mandatory=template.obligation is Obligation.MANDATORY,
+        agreement=template.agreement_id,
+        rank=rank,
+        least=wanted.quantity if wanted.negotiability is Negotiability.FIXED else wanted.minimum or 1,
+        memory_mib=memory,
+        memory_required=required,
+        cluster=wanted.cluster,
+    )
+
+
+def _named(host: str) -> str:
+    return "".join(one if one.isascii() and (one.isalnum() or one in "._:-") else "-" for one in host)[:255] or HOST
+
+
+def problem_of(template: Template) -> str:
+    """Return why an offer of an application is refused whatever is free; empty when it is not."""
+    required = [one for one in template.resources if one.usage is Usage.REQUIRED and not one.declined]
+    shrinks = template.direction is Direction.SHRINK
+    for one in required:
+        if one.type == MEMORY and (shrinks or not template.quantity(CPU)):
+            return "memory comes and goes with processors: a batch system does not change that of a process that runs"
+        if one.type not in {CPU, MEMORY}:
+            return f"{one.type} cannot be had: processors, and memory with them, are settled while a job runs"
+    if not template.quantity(CPU):
+        return "it asks for no processors"
+    if sum(one.type == MEMORY and not one.declined for one in template.resources) > 1:
+        return "it asks for memory more than once"
+    if sum(one.type == CPU and not one.declined for one in template.resources) != 1:
+        return "it asks for processors more than once"
+    return ""
+
+
+# -- Negotiations --------------------------------------------------------------------------------------------
+# The negotiation manager: offers and wishes of the scheduler's records as templates, and answers as events.
+#
+# Offers go to the first member of a component; each member may ask for more, or give back. What an application is
+# offered is kept for it by the scheduler, so an acceptance is followed by the commitment once the scheduler has it.
 
 ANSWER_WITHIN = 20.0
 """Seconds; the library answers at once. Less where the scheduler waits less: what is offered is kept for longer."""

@@ -1,20 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running applications grow and shrink: each by what its runner can do."""
+"""Which of many is due first, and when: at a cost that does not grow with how many there are. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from koala_adapter.dynaco.sizerules import OWN_SIZES, SizeRules
 from koala_adapter.errors import JobRefusedError, PolicyAnswerError
 from koala_adapter.model import RunnerName
+from koala_adapter.sizes import OWN_SIZES, SizeRules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
-    from koala_adapter.model import JobId
+    from koala_adapter.model import JobId, PlaceholderId
     from koala_adapter.scheduler import actions as act
+    from koala_adapter.scheduler import events as ev
     from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.service.applications import Applications
+    from koala_adapter.service.records import NegotiationStore
+
+
+Key = TypeVar("Key", bound="Hashable")
+
+_SLACK = 64
+"""So many entries that do not hold any more are not worth a tidying up."""
+
+
+class Deadlines(Generic[Key]):
+    """One time for each key, in seconds of any clock; most keys have none."""
+
+    def __init__(self) -> None:
+        """Nothing is due."""
+        self._at: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        """Also what does not hold any more. The number: keys need not be comparable."""
+        self._set = 0
+
+    def __len__(self) -> int:
+        """Keys that are due at some time."""
+        return len(self._at)
+
+    def set(self, key: Key, at: float | None) -> None:
+        """Have a key due at a time, in the place of an earlier one; None: not any more."""
+        if self._at.get(key) == at:
+            return
+        if at is None:
+            del self._at[key]
+            return
+        self._at[key] = at
+        self._push(key, at)
+        if len(self._heap) > 2 * len(self._at) + _SLACK:
+            self._heap.clear()
+            for one, when in self._at.items():
+                self._push(one, when)
+
+    def _push(self, key: Key, at: float) -> None:
+        self._set += 1
+        heapq.heappush(self._heap, (at, self._set, key))
+
+    def first(self) -> float | None:
+        """Return when the first is due; None: none is."""
+        while self._heap and self._at.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: float) -> list[Key]:
+        """Return what is due by now, the first one first, and have it due no more."""
+        keys = []
+        while (at := self.first()) is not None and at <= now:
+            _, _, key = heapq.heappop(self._heap)
+            del self._at[key]
+            keys.append(key)
+        return keys
+
+
+# -- What of a service those need that bring running applications to other sizes -----------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Parts of a service, and what it is asked and told."""
+
+    listen: str
+    """Address for programs that negotiate."""
+    applications: Applications
+    store: NegotiationStore
+    """Keeps what was negotiated."""
+    state: Callable[[], State]
+    clock: Callable[[], float]
+    report: Callable[[ev.Event], None]
+    """Takes events in."""
+    tell: Callable[[PlaceholderId, str, bytes], bool]
+    """Sends a frame to the process of a task, which it may not reach."""
+    rules: SizeRules
+    """Say which sizes a component takes."""
+
+
+# -- Running applications grow and shrink: each by what its runner can do ------------------------------------
 
 
 class Resizer(Protocol):

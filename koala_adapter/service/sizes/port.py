@@ -1,38 +1,293 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where programs connect that negotiate for jobs, with nothing but sockets and XML.
+"""One-time tokens by which an application that connects by TCP shows who it is.
 
-Each shows a one-time token, which only the user who owns the service can get, and speaks for one job for as long as its
-connection lasts. The port is open from the first token on.
+A token is shown in the first frame of a connection, before anything of a template is read, and is good for one
+connection. Only digests are kept.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import math
+import secrets
+from collections import Counter, OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import anyio
 import structlog
+from anyio.abc import SocketAttribute
 
-from koala_adapter.errors import NegotiationError
+from koala_adapter.errors import NegotiationError, ServiceRunningError
+from koala_adapter.host.accepting import serve_streams
+from koala_adapter.host.sockets import checked_path, same_user
 from koala_adapter.model import JobId
-from koala_adapter.negotiation.conversation import CHUNK, WRITE_WITHIN
-from koala_adapter.negotiation.framing import FrameBuffer, frame
-from koala_adapter.negotiation.peerlistener import PeerListener
-from koala_adapter.negotiation.template import Side, Status, Template, sayable
-from koala_adapter.negotiation.templatexml import build
-from koala_adapter.negotiation.tokens import OneTimeTokens
-from koala_adapter.service.changetemplates import HOST
+from koala_adapter.negotiation.serviceside.document import FrameBuffer, build, frame
+from koala_adapter.negotiation.serviceside.endpoint import Agreed, Ended, OfferAccepted, OfferReceived
+from koala_adapter.negotiation.serviceside.states import State
+from koala_adapter.negotiation.serviceside.template import (
+    Direction,
+    NegotiationKey,
+    Side,
+    Status,
+    Template,
+    Terms,
+    accepted,
+    committed,
+    consumed,
+    decide,
+    rejected,
+    sayable,
+    withdrawn,
+)
+from koala_adapter.service.sizes.bargaining import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Hashable, Mapping
+    from pathlib import Path
 
-    from anyio.abc import SocketStream, TaskGroup
+    from anyio.abc import ByteStream, SocketStream, TaskGroup, TaskStatus
+
+    from koala_adapter.negotiation.serviceside.endpoint import Endpoint, Event
+    from koala_adapter.negotiation.serviceside.template import ResourceKey
+
+
+TOKEN_BYTES = 32
+GREETING = b"KOALA-NT 1 "
+"""Begins the first frame of a connection; the token follows."""
+LONGEST_GREETING = 256
+"""Bytes."""
+
+
+class OneTimeTokens:
+    """The tokens that were given out and not yet used."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._applications: dict[bytes, str] = {}
+
+    def issue(self, application: str) -> str:
+        """Return a new token for an application."""
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        self._applications[_digest(token.encode())] = application
+        return token
+
+    def redeem(self, greeting: bytes) -> str | None:
+        """Return whose token a greeting shows, and use the token up; None: it shows none that is good."""
+        if not greeting.startswith(GREETING):
+            return None
+        shown = _digest(greeting.removeprefix(GREETING))
+        # Every token is compared, so that the time says nothing of how nearly one was met.
+        found = [kept for kept in self._applications if hmac.compare_digest(kept, shown)]
+        return self._applications.pop(found[0]) if found else None
+
+    def revoke(self, application: str) -> None:
+        """Make the tokens of an application void."""
+        self._applications = {kept: one for kept, one in self._applications.items() if one != application}
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
+# -- Peerlistener --------------------------------------------------------------------------------------------
+# Listens for applications that negotiate: by TCP with a one-time token, by a Unix socket with the same user.
+#
+# Nothing that an application says is read before it has shown who it is. Who is slow in that costs a descriptor for
+# some seconds; when there are too many, the one that has been silent longest goes.
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerBounds:
+    """What strangers may cost."""
+
+    most_silent: int = 64
+    """Connections that have not shown a token."""
+    most_connections: int = 10_000
+    """Applications that are connected."""
+    greet_within: float = 10.0
+    """Seconds in which a token must be shown."""
+
+
+class PeerListener:
+    """Accepts connections, finds out whose they are, and hands them on."""
+
+    def __init__(
+        self,
+        converse: Callable[[str, SocketStream], Awaitable[None]],
+        tokens: OneTimeTokens,
+        bounds: ListenerBounds | None = None,
+    ) -> None:
+        """``converse`` takes the name of an application and its connection, until that ends."""
+        self._converse = converse
+        self._tokens = tokens
+        self._bounds = bounds or ListenerBounds()
+        self._silent: OrderedDict[int, anyio.CancelScope] = OrderedDict()
+        self._number = 0
+        self.connections = 0
+        """Applications that are connected."""
+
+    async def serve_tcp(
+        self, host: str = "127.0.0.1", port: int = 0, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Listen until cancelled; the port is told when it is open. Raises ServiceRunningError when it is taken."""
+        try:
+            listeners = await anyio.create_tcp_listener(local_host=host, local_port=port, reuse_port=False)
+        except OSError as error:
+            message = f"cannot listen on {host} port {port}: {error.strerror or error}"
+            raise ServiceRunningError(message, hint="is another service there?") from error
+        async with listeners:
+            task_status.started(listeners.extra(SocketAttribute.local_port))
+            await serve_streams(listeners, self._greet)
+
+    async def serve_unix(
+        self, path: Path, application: str, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Listen on the socket of one application, which only our user can open, until cancelled.
+
+        Raises ConfigurationError for a path that is too long, ServiceRunningError when it cannot be listened on.
+        """
+        try:
+            listener = await anyio.create_unix_listener(checked_path(path), mode=0o600)
+        except OSError as error:
+            raise ServiceRunningError(f"cannot listen on {path}: {error.strerror or error}") from error
+
+        async def admit(stream: SocketStream) -> None:
+            async with stream:
+                if same_user(stream.extra(SocketAttribute.raw_socket)):
+                    await self._admit(application, stream)
+                else:
+                    log.warning("refused a connection of another user", application=application)
+
+        async with listener:
+            task_status.started()
+            await serve_streams(listener, admit)
+
+    async def _greet(self, stream: SocketStream) -> None:
+        async with stream:
+            greeting = await self._greeting(stream)
+            application = None if greeting is None else self._tokens.redeem(greeting)
+            if application is None:
+                log.warning("a connection without a good token", peer=str(stream.extra(SocketAttribute.remote_address)))
+                return
+            await self._admit(application, stream)
+
+    async def _admit(self, application: str, stream: SocketStream) -> None:
+        if self.connections >= self._bounds.most_connections:
+            log.warning("too many applications are connected", bound=self._bounds.most_connections)
+            return
+        self.connections += 1
+        try:
+            await self._converse(application, stream)
+        finally:
+            self.connections -= 1
+
+    async def _greeting(self, stream: SocketStream) -> bytes | None:
+        """Return the payload of the first frame; None: it did not come, or is none."""
+        self._number += 1
+        number, frames = self._number, FrameBuffer(limit=LONGEST_GREETING)
+        with anyio.move_on_after(self._bounds.greet_within) as scope:
+            self._silent[number] = scope
+            if len(self._silent) > self._bounds.most_silent:
+                self._silent.popitem(last=False)[1].cancel()
+            try:
+                with suppress(NegotiationError, anyio.EndOfStream, anyio.BrokenResourceError, OSError):
+                    while True:
+                        # No more than the frame: what follows it is the conversation's.
+                        if payloads := frames.feed(await stream.receive(frames.missing)):
+                            return payloads[0]
+            finally:
+                self._silent.pop(number, None)
+        return None
+
+
+# -- Carries the bytes of an endpoint over a stream, and calls it when a deadline comes ----------------------
+
+CHUNK = 65_536
+WRITE_WITHIN = 30.0
+"""Seconds in which a peer must take what is said to it; one that does not is gone."""
+
+
+class Conversation:
+    """One connection of an endpoint, from its beginning to its end."""
+
+    def __init__(self, stream: ByteStream, endpoint: Endpoint, handle: Callable[[Event, float], None]) -> None:
+        """``handle`` takes each event and the time, and may have the endpoint say something."""
+        self._stream = stream
+        self._endpoint = endpoint
+        self._handle = handle
+        self._writing = anyio.Lock()
+        self._waiting: anyio.CancelScope | None = None
+        self._gone = False
+
+    async def run(self) -> None:
+        """Go on until the connection ends, or the peer sends what is no template; then the stream is closed."""
+        self._endpoint.resumed()
+        async with self._stream:
+            try:
+                while not self._gone and not self._endpoint.unreadable:
+                    await self._flush()
+                    await self._wait()
+                await self._flush()
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                pass
+            finally:
+                self._gone = True
+                self._take(self._endpoint.disconnected(anyio.current_time()))
+
+    async def say(self, template: Template) -> NegotiationKey:
+        """Say something of our own accord. Raises NegotiationStepError when it does not follow.
+
+        What cannot be written because the connection has just ended is lost, as an event tells.
+        """
+        key = self._endpoint.send(template, anyio.current_time())
+        await self.flush()
+        return key
+
+    async def flush(self) -> None:
+        """Write what the endpoint has to send."""
+        deadline = self._endpoint.next_deadline()
+        if self._waiting is not None and deadline is not None:
+            self._waiting.deadline = min(self._waiting.deadline, deadline)
+        try:
+            await self._flush()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            self._gone = True
+
+    async def _wait(self) -> None:
+        """Take what comes next, or end what was not answered in time."""
+        deadline = self._endpoint.next_deadline()
+        with anyio.CancelScope(deadline=math.inf if deadline is None else deadline) as self._waiting:
+            data = await self._stream.receive(CHUNK)
+            self._take(self._endpoint.receive(data, anyio.current_time()))
+        self._take(self._endpoint.time_passed(anyio.current_time()))
+
+    def _take(self, events: list[Event]) -> None:
+        for event in events:
+            self._handle(event, anyio.current_time())
+
+    async def _flush(self) -> None:
+        async with self._writing:
+            while data := self._endpoint.data_to_send():
+                with anyio.move_on_after(WRITE_WITHIN) as scope:
+                    await self._stream.send(data)
+                if scope.cancelled_caught:
+                    self._gone = True
+                    if self._waiting is not None:
+                        self._waiting.cancel()
+                    return
+
+
+# -- Where programs connect that negotiate for jobs, with nothing but sockets and XML ------------------------
+# Each shows a one-time token, which only the user who owns the service can get, and speaks for one job for as long as
+# its connection lasts. The port is open from the first token on.
 
 MOST_WAITING = 64
 """Frames for a program that does not read them; one more, and it is gone."""
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,3 +429,220 @@ def _complaint(reason: str) -> bytes:
         reason=sayable(reason),
     )
     return frame(build(template))
+
+
+# -- Granting ------------------------------------------------------------------------------------------------
+# How resource management answers an application that asks for more, and keeps what it has promised. Pure.
+#
+# First come, first served: who asks gets what is free and not promised, by an acceptance or by a counter-offer, and
+# both reserve what they promise until they are settled or their time is over. Who is shrunk for a mandatory request is
+# the business of a policy, and not decided here.
+
+Promised: TypeAlias = tuple[str, NegotiationKey]
+"""To whom something is promised: an application, in one of its negotiations."""
+
+_NOT_FREE = "it is not free any more"
+
+
+class Granter:
+    """Answers one application from the book that all applications share."""
+
+    def __init__(self, application: str, endpoint: Endpoint, book: ReservationBook[Promised]) -> None:
+        """``application`` tells its promises from those of others."""
+        self._application = application
+        self._endpoint = endpoint
+        self._book = book
+
+    def offer(self, template: Template, now: float) -> bool:
+        """Make a first offer, and reserve it. Return False when that is not free: then nothing was said."""
+        if not self._reserve(template, now):
+            return False
+        self._endpoint.send(template, now)
+        return True
+
+    def handle(self, event: Event, now: float) -> Template | None:
+        """Answer, reserve, settle or give up, as an event of the endpoint asks for.
+
+        Return the agreement that there is by it, whichever side committed; None: there is none.
+        """
+        if isinstance(event, OfferReceived):
+            self._answer(event.template, now)
+        elif isinstance(event, OfferAccepted | Agreed):
+            if not self._settle(event.template, now):
+                self._endpoint.send(withdrawn(event.template, _NOT_FREE), now)
+                return None
+            if isinstance(event, OfferAccepted):
+                self._endpoint.send(committed(event.template), now)
+            return self._endpoint.standing(event.key)
+        elif isinstance(event, Ended):
+            self._book.give_up((self._application, event.key))
+        return None
+
+    def allocated(self, key: NegotiationKey, now: float) -> None:
+        """Report that what was agreed on is allocated: it is not free any more. Twice does nothing."""
+        agreement = self._endpoint.standing(key)
+        if agreement is not None and self._endpoint.state(key) is State.AGREED:
+            self._book.use((self._application, key))
+            self._endpoint.send(consumed(agreement), now)
+
+    def withdraw(self, key: NegotiationKey, reason: str, now: float) -> None:
+        """Take back what cannot be had; where the peer must speak first, it is told when it does."""
+        self._book.give_up((self._application, key))
+        standing = self._endpoint.standing(key)
+        if standing is not None and self._endpoint.state(key) in {State.OFFERED, State.ACCEPTED, State.AGREED}:
+            self._endpoint.send(withdrawn(standing, reason), now)
+
+    def _answer(self, offer: Template, now: float) -> None:
+        if offer.direction is Direction.SHRINK:
+            self._endpoint.send(accepted(offer), now)  # whoever wants to give something back may
+            return
+        holder = (self._application, offer.key)
+        answer = decide(
+            offer, {one: Terms(most=self._book.available(one, holder=holder)) for one in offer.quantities()}
+        )
+        last = (offer.round or 1) >= self._endpoint.limits.most_rounds
+        if answer.status is Status.NEGOTIATION and last:
+            answer = rejected(offer, "only a part of it is free, and no more offers may be made")
+        if answer.status is Status.REJECTED:
+            self._book.give_up(holder)
+        elif not self._reserve(answer, now):
+            answer = rejected(offer, "it was promised to somebody else")
+        self._endpoint.send(answer, now)
+
+    def _reserve(self, template: Template, now: float) -> bool:
+        if template.direction is Direction.SHRINK:
+            return True
+        until = now + (template.answer_within or self._endpoint.limits.answer_within)
+        return self._book.reserve((self._application, template.key), template.quantities(), until=until)
+
+    def _settle(self, template: Template, now: float) -> bool:
+        if template.direction is Direction.SHRINK:
+            return True
+        return self._reserve(template, now) and self._book.settle((self._application, template.key))
+
+
+# -- Peerconnection ------------------------------------------------------------------------------------------
+# Ways to a peer that listens, for programs that negotiate with koala's own modules: see ``peerlistener.py``.
+
+
+async def connect(host: str, port: int, token: str = "") -> SocketStream:
+    """Connect by TCP, and show the one-time token if there is one. The stream is for a `Conversation`.
+
+    Raises OSError.
+    """
+    stream = await anyio.connect_tcp(host, port)
+    if token:
+        await stream.send(frame(GREETING + token.encode("ascii")))
+    return stream
+
+
+async def connect_unix(path: Path) -> SocketStream:
+    """Connect to a Unix socket. Raises OSError."""
+    return await anyio.connect_unix(path)
+
+
+# -- What is promised to whom, and until when. Pure ----------------------------------------------------------
+# A promise is kept from the free resources, so that what was promised can be had when the peer accepts. The sum of all
+# promises is never more than what is free: where less becomes free (local users came), the youngest promises are taken
+# back, and their holders must be told.
+
+Holder = TypeVar("Holder", bound="Hashable")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Promise:
+    quantities: dict[ResourceKey, int]
+    until: float | None
+    """None: it is settled, and stays until it is used or withdrawn."""
+
+
+class ReservationBook(Generic[Holder]):
+    """Free resources and the promises made of them."""
+
+    def __init__(self, free: Mapping[ResourceKey, int]) -> None:
+        """``free`` is what nobody uses."""
+        self._free = dict(free)
+        self._promises: OrderedDict[Holder, _Promise] = OrderedDict()
+        self._total: Counter[ResourceKey] = Counter()
+        """Of all promises."""
+
+    def available(self, key: ResourceKey, *, holder: Holder | None = None) -> int:
+        """Return how much of a resource is not promised to others than the holder."""
+        own = self._promises.get(holder) if holder is not None else None
+        promised = self._total[key] - (own.quantities.get(key, 0) if own is not None else 0)
+        return max(0, self._free.get(key, 0) - promised)
+
+    def promised(self, holder: Holder) -> dict[ResourceKey, int]:
+        """Return what is promised to a holder."""
+        promise = self._promises.get(holder)
+        return {} if promise is None else dict(promise.quantities)
+
+    def holders(self) -> tuple[Holder, ...]:
+        """Return to whom something is promised, the oldest promise first."""
+        return tuple(self._promises)
+
+    def reserve(self, holder: Holder, quantities: Mapping[ResourceKey, int], *, until: float) -> bool:
+        """Promise all of it or nothing, in the place of what the holder was promised before.
+
+        Return whether it is promised; if not, the earlier promise stands. What is settled is not changed.
+        """
+        earlier = self._promises.get(holder)
+        if earlier is not None and earlier.until is None:
+            return earlier.quantities == dict(quantities)
+        if any(many > self.available(key, holder=holder) for key, many in quantities.items()):
+            return False
+        if earlier is not None:  # it keeps its place among the others
+            self._total.subtract(earlier.quantities)
+        self._promises[holder] = _Promise(quantities=dict(quantities), until=until)
+        self._total.update(quantities)
+        return True
+
+    def _drop(self, holder: Holder) -> _Promise | None:
+        promise = self._promises.pop(holder, None)
+        if promise is not None:
+            self._total.subtract(promise.quantities)
+        return promise
+
+    def settle(self, holder: Holder) -> bool:
+        """Let a promise stay until it is used or given up. Return False when there is none (any more)."""
+        promise = self._promises.get(holder)
+        if promise is None:
+            return False
+        promise.until = None
+        return True
+
+    def use(self, holder: Holder) -> dict[ResourceKey, int]:
+        """Take what was promised out of what is free, for it is used now. Return what that was; twice is nothing."""
+        promise = self._drop(holder)
+        if promise is None:
+            return {}
+        for key, many in promise.quantities.items():
+            self._free[key] -= many
+        return promise.quantities
+
+    def give_up(self, holder: Holder) -> None:
+        """Take a promise back; without one it does nothing."""
+        self._drop(holder)
+
+    def expire(self, now: float) -> list[Holder]:
+        """Take back all promises whose time is over, and return whose they were."""
+        late = [one for one, promise in self._promises.items() if promise.until is not None and promise.until <= now]
+        for holder in late:
+            self._drop(holder)
+        return late
+
+    def set_free(self, key: ResourceKey, quantity: int) -> list[Holder]:
+        """Take note of how much of a resource is free now. Return whose promises cannot be kept, and are taken back.
+
+        Those that are not settled go first, and of each kind the youngest.
+        """
+        self._free[key] = max(0, quantity)
+        youngest_first = list(reversed(self._promises.items()))
+        broken = []
+        for holder, promise in sorted(youngest_first, key=lambda one: one[1].until is None):
+            if self._total[key] <= self._free[key]:
+                break
+            if promise.quantities.get(key, 0):
+                self._drop(holder)
+                broken.append(holder)
+        return broken

@@ -14,25 +14,30 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import structlog
 
-from koala_adapter.dynaco.observe import GrowOffer, ShrinkRequest
-from koala_adapter.dynaco.sizerules import OWN_SIZES, Decision, SizeRules
 from koala_adapter.model import RunnerName
-from koala_adapter.runners.otherchanges import dispensable_growths, other_changes, without_dispensable
-from koala_adapter.runners.timeleft import process_ends_at
+from koala_adapter.outcome import JobState
+from koala_adapter.runners.runner import process_ends_at
+from koala_adapter.runners.workers import (
+    GrowOffer,
+    ShrinkRequest,
+    dispensable_growths,
+    other_changes,
+    without_dispensable,
+)
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.scheduler.roster import bounds
-from koala_adapter.service.deadlines import Deadlines
+from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.scheduler.states import bounds
+from koala_adapter.service.sizes.jobs import Deadlines
+from koala_adapter.sizes import OWN_SIZES, Decision, SizeRules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from koala_adapter.model import ClusterName, JobId
     from koala_adapter.runners.workers import Order, WorkersRunner
-    from koala_adapter.scheduler.changes import Change
-    from koala_adapter.scheduler.records import Claim, JobRecord, State
+    from koala_adapter.scheduler.records import Change, Claim, JobRecord, State
+
 
 _ASKED = ChangePhase.ASKED
 

@@ -12,8 +12,7 @@ import selectors
 import socket
 import struct
 
-from koala_adapter.vjm.agent.node import clock, raw, say
-from koala_adapter.vjm.agent.timers import Timers
+from koala_adapter.vjm.agent.node import Timers, clock, raw, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

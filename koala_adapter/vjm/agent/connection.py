@@ -9,7 +9,7 @@ import selectors
 import socket
 import ssl
 
-from koala_adapter.vjm.agent.settings import Settings
+from koala_adapter.vjm.agent.node import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ All that a placeholder without tasks needs is here and in what this imports; the
 """
 
 import errno
+import gc
 import json
 import os
 import selectors
@@ -13,15 +14,26 @@ import socket
 import sys
 
 from koala_adapter.vjm.agent.connection import Channel
-from koala_adapter.vjm.agent.node import clock, random_name, say, word
-from koala_adapter.vjm.agent.settings import GRACE, Settings
-from koala_adapter.vjm.agent.timers import Timers
+from koala_adapter.vjm.agent.node import (
+    GRACE,
+    FatalError,
+    Settings,
+    Timers,
+    clock,
+    own_output,
+    random_name,
+    remove_output,
+    say,
+    word,
+)
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional, Tuple
 
-    from koala_adapter.vjm.agent.tasklist import TaskList
+    from koala_adapter.vjm.agent.task import TaskList
+
 
 VERSION = 1
 CONNECT_TIME = 20.0  # seconds for TCP, TLS and the answer to Hello
@@ -45,7 +57,8 @@ def prepare_for_tasks() -> None:
     """Import what tasks need, which takes half as long as the start: while nothing else is to be done."""
     import termios  # noqa: F401 - these for the imports to come
 
-    from koala_adapter.vjm.agent import results, tasklist  # noqa: F401
+    from koala_adapter.vjm.agent import results  # noqa: F401
+    from koala_adapter.vjm.agent import task as tasklist  # noqa: F401
 
 
 class Agent:
@@ -188,8 +201,8 @@ class Agent:
 
     def _on_launch(self, message: "Dict[str, Any]") -> None:
         if self._tasks is None:
-            from koala_adapter.vjm.agent.tasklist import TaskList
-            from koala_adapter.vjm.agent.workplace import Workplace
+            from koala_adapter.vjm.agent.place import Workplace
+            from koala_adapter.vjm.agent.task import TaskList
 
             place = Workplace(self.selector, self.timers, self.settings.batch, self.ending)
             self._tasks = TaskList(self._channel, place)
@@ -298,3 +311,38 @@ class Agent:
                 self._stopped_by(number)
         if self._tasks:
             self._tasks.look()
+
+
+# -- Program -------------------------------------------------------------------------------------------------
+# The program inside a placeholder: holds the processor, and runs on it what the control center asks for.
+#
+# It dials out by TLS, compares the server's certificate with the pinned fingerprint before it says anything, proves
+# itself with the token of its batch, and from then on holds a lease: without contact for that time it ends itself and
+# everything it started. One selectors loop, no threads, nothing is waited for by sleeping.
+#
+# The messages are those of koala_adapter/vjm/channel.py. Exit status: 0 released, 1 nothing to work with, 3 refused by
+# the control center, 4 lease over, 5 ended by the LRM or by its walltime.
+
+
+def main(configuration: str) -> int:
+    """Run with the configuration of the job script; return the exit status."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)  # the script came in by stdin, and with it the token
+    os.close(nothing)
+    try:
+        os.waitpid(-1, os.WNOHANG)  # a shell such as dash leaves the process that wrote the script to our stdin
+    except ChildProcessError:
+        pass
+    try:
+        settings = Settings(json.loads(configuration), dict(os.environ))
+        agent = Agent(settings)
+        if hasattr(gc, "freeze"):  # since Python 3.7; what there is by now is never garbage
+            gc.freeze()
+        gc.enable()
+        status = agent.run()
+        if agent.heard:
+            remove_output(own_output(settings.batch))
+        return status
+    except FatalError as error:
+        say(str(error))
+        return EXIT_UNUSABLE

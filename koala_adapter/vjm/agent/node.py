@@ -3,8 +3,15 @@
 
 import os
 import socket
+import stat
 import sys
 import time
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Tuple
+
 
 BOOTTIME = 7  # clock_gettime(2): seconds since the node was booted, suspension included; named in Python from 3.7 on
 
@@ -36,3 +43,108 @@ def word(text: str) -> str:
 def raw(text: str) -> bytes:
     """Return the bytes of a name or argument: UTF-8 whatever the node's locale (Python 3.6 has ASCII under LANG=C)."""
     return text.encode("utf-8", "surrogateescape")
+
+
+# -- What the job script says to the agent -------------------------------------------------------------------
+
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL when nobody said how many
+
+
+class FatalError(Exception):
+    """The agent has nothing to work with; the text goes to the placeholder's stderr."""
+
+
+class Settings:
+    """What the job script says to the agent, and what the agent finds on its node."""
+
+    def __init__(self, given: "Dict[str, Any]", environment: "Dict[str, str]") -> None:
+        self.host: str = given["host"]
+        self.port: int = given["port"]
+        self.fingerprint: str = given["fingerprint"].lower()
+        self.batch: str = given["batch"]
+        self.lease: float = given["lease"]
+        self.end_margin: float = given["end_margin"]
+        self.token: str = given["token"] or read_token(given["token_file"])
+        index = environment.get(given["array_index_variable"] or "", "")
+        self.index = int(index) if index.isdigit() else 1
+        self.lrm_id = word(environment.get(given["job_id_variable"] or "", ""))
+        self.ends_at = self._end(given["walltime"], environment)
+
+    @staticmethod
+    def _end(walltime: "Optional[float]", environment: "Dict[str, str]") -> "Optional[float]":
+        # The LRM may have started its clock before us (prolog), or give less than was asked: the earlier end counts.
+        ends = [walltime] if walltime else []
+        start, end = (environment.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))
+        if end.isdigit():
+            left = int(end) - time.time()
+            if start.isdigit() and not 0 <= left <= int(end) - int(start):
+                # The clock of this node is not that of Slurm's controller: what was granted begins now.
+                left = int(end) - int(start)
+            ends.append(max(0.0, left))
+        return clock() + min(ends) if ends else None
+
+
+def read_token(path: str) -> str:
+    """Return the token in a file that nobody else can have read or written."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise FatalError(f"cannot read the token file {path}: {error.strerror}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise FatalError(f"the token file {path} must be a file of mode 0600 that belongs to user {os.geteuid()}")
+        return file.read(1024).decode("ascii", "replace").strip()
+
+
+# -- Calls to be made later ----------------------------------------------------------------------------------
+
+
+class Timers:
+    """Calls to be made later."""
+
+    def __init__(self) -> None:
+        self._calls: "List[Tuple[float, int, Callable[[], None]]]" = []  # in the order of their time
+        self._serial = 0
+
+    def after(self, seconds: float, call: "Callable[[], None]") -> None:
+        """Make ``call`` once, ``seconds`` from now."""
+        self._serial += 1
+        self._calls.append((clock() + seconds, self._serial, call))
+        self._calls.sort()  # there are few
+
+    def run(self) -> None:
+        """Make the calls that are due."""
+        while self._calls and self._calls[0][0] <= clock():
+            self._calls.pop(0)[2]()
+
+    def wait(self) -> "Optional[float]":
+        """Return the seconds until the next call."""
+        return max(0.0, self._calls[0][0] - clock()) if self._calls else None
+
+
+# -- The file that was made for the agent's own words --------------------------------------------------------
+
+
+def own_output(batch: str) -> "Optional[str]":
+    """Return the file that was made for our own words; one that does not bear our batch's name is not ours."""
+    try:
+        path = os.readlink("/proc/self/fd/2")
+        kept, named = os.fstat(2), os.lstat(path)
+    except OSError:
+        return None
+    ours = (kept.st_dev, kept.st_ino) == (named.st_dev, named.st_ino) and kept.st_uid == os.geteuid()
+    regular = stat.S_ISREG(kept.st_mode) and os.path.basename(path).startswith(batch)
+    return path if ours and regular else None
+
+
+def remove_output(path: "Optional[str]", *, if_empty: bool = False) -> None:
+    """Remove the file of ``own_output``."""
+    try:
+        if path is not None and not (if_empty and os.lstat(path).st_size):
+            os.unlink(path)
+            directory, name = os.path.split(path)
+            if os.path.basename(directory) + ".out" == name:
+                os.rmdir(directory)
+    except OSError:
+        pass

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private directories of agents: made, claimed, and removed whatever is in them."""
 
+import collections
 import contextlib
 import errno
 import fcntl
 import os
 import re
+import selectors
+import signal
 import socket
 import stat
 
-from koala_adapter.vjm.agent.node import raw
+from koala_adapter.vjm.agent.node import Timers, clock, own_output, random_name, raw, remove_output
 from koala_adapter.vjm.agent.processes import NO_SESSION, kill_all, read_bytes
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
-    from typing import Iterator, List, Optional, Tuple
+    from typing import Deque, Iterator, List, Optional, Set, Tuple
+
 
 OWNER = "owner"  # the file in an agent's directory that says on which machine the directory's lock is to be asked
 
@@ -148,3 +153,143 @@ def remove_if_stale(directory: str) -> None:
         remove_tree(directory)
     finally:
         os.close(descriptor)
+
+
+# -- A process that ends what a killed agent leaves ----------------------------------------------------------
+
+DISMISSED = "dismissed\n"
+
+
+class Guard:
+    """A process that outlives the agent for a moment, to end what the agent would have ended.
+
+    Grid Engine kills a job by SIGKILL to its process group: that is the agent alone. The guard stands outside of the
+    group, and learns of the death by the end of a pipe.
+    """
+
+    def __init__(self, batch: str) -> None:
+        self._batch = batch
+        self._pipe = -1
+
+    def start(self, directory: str, lock: "Optional[int]") -> None:
+        """Begin to watch over the tasks whose named pipes are below ``directory``, and to hold its lock."""
+        reader, self._pipe = os.pipe()
+        if os.fork() == 0:
+            try:
+                self._be_guard(reader, lock, directory, own_output(self._batch))
+            finally:
+                os._exit(0)
+        os.close(reader)
+
+    def watch(self, session: int) -> None:
+        """Tell of the session of a new task."""
+        self._tell(f"+{session}\n")
+
+    def forget(self, session: int) -> None:
+        """Tell that nothing of a session is left, and that its number may go to somebody else."""
+        self._tell(f"-{session}\n")
+
+    def dismiss(self) -> None:
+        """Tell that all tasks were ended, and that their directory is gone: nothing is to be looked for any more."""
+        self._tell(DISMISSED)
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # somebody killed the guard: work goes on without
+            os.write(self._pipe, line.encode())
+
+    @staticmethod
+    def _be_guard(reader: int, lock: "Optional[int]", directory: str, output: "Optional[str]") -> None:
+        signal.set_wakeup_fd(-1)
+        for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        os.setsid()
+        os.chdir("/")
+        os.dup2(reader, 0)
+        for descriptor in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            if descriptor > 2 and descriptor != lock:  # noqa: PLR2004 - stdin, stdout and stderr stay
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        remove_stale(os.path.dirname(directory))
+        sessions: "Set[int]" = set()
+        dismissed = False
+        with os.fdopen(0) as lines:
+            for line in lines:
+                if line == DISMISSED:
+                    dismissed = True
+                else:
+                    (sessions.add if line[0] == "+" else sessions.discard)(int(line[1:]))
+        if not dismissed:
+            for session in sessions or {NO_SESSION}:
+                kill_all(session, raw(f"KOALA_STDOUT={directory}/"))
+            remove_tree(directory)
+        remove_output(output, if_empty=True)
+
+
+# -- Workplace -----------------------------------------------------------------------------------------------
+# What the tasks of a placeholder share on its node: a private directory, a guard over it, and what waits on it.
+
+SLICE = 0.05  # seconds
+
+
+class Workplace:
+    """Makes directories for tasks, and removes them little by little."""
+
+    def __init__(
+        self, selector: selectors.BaseSelector, timers: Timers, batch: str, ending: "Optional[Tuple[str, str]]"
+    ) -> None:
+        self.selector = selector
+        self.timers = timers
+        self.guard = Guard(batch)
+        self.ending = ending  # reason and detail, once the placeholder must go
+        self._directory: "Optional[str]" = None
+        self._directories = 0
+        self._lock: "Optional[int]" = None
+        self._removals: "Deque[Iterator[None]]" = collections.deque()
+        self._cleared = False
+
+    def new_directory(self) -> str:
+        """Return a new private directory for a task."""
+        if self._directory is None:
+            place = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - a new directory with a random name and mode 0700
+            directory = os.path.join(place, "koala-" + random_name())
+            os.mkdir(directory, 0o700)
+            self._directory = directory
+            self._lock = claim_directory(directory)
+            self.guard.start(directory, self._lock)
+        self._directories += 1
+        path = os.path.join(self._directory, str(self._directories))
+        os.mkdir(path, 0o700)
+        return path
+
+    def remove(self, directory: str) -> None:
+        """Remove a directory little by little: it may hold so much that nobody would hear of us meanwhile."""
+        self._removals.append(Removal(directory).steps())
+        if len(self._removals) == 1:
+            self._remove_some()
+
+    def clear(self) -> None:
+        """Begin to remove all directories."""
+        if self._directory and not self._cleared:
+            self._cleared = True
+            self.remove(self._directory)
+
+    def finish(self) -> None:
+        """Remove what is left of all directories."""
+        for steps in self._removals:
+            for _ in steps:
+                pass
+        if self._directory:
+            remove_tree(self._directory)
+            if not os.path.lexists(self._directory):
+                self.guard.dismiss()
+
+    def _remove_some(self) -> None:
+        until = clock() + SLICE
+        while self._removals:
+            for _ in self._removals[0]:
+                if clock() > until:
+                    self.timers.after(SLICE / 4, self._remove_some)
+                    return
+            self._removals.popleft()

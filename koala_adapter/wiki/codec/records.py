@@ -8,29 +8,279 @@ quoted, escaped, without the last ``;``, with octal numbers, with unknown names.
 
 from __future__ import annotations
 
+import gc
+import math
+import re
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache, partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.codec.hostlists import check_host, check_id, folded
-from koala_adapter.wiki.codec.values import Count, Value, writer
 from koala_adapter.wiki.codec.words import (
+    DOCUMENT_SYNONYMS,
     JOB_ATTRIBUTES,
     JOB_ORDER_WIKI2,
     NODE_ATTRIBUTES,
+    NODE_SYNONYMS,
+    Attribute,
     Dialect,
     HostFormat,
     JobWord,
+    Kind,
     NodeWord,
+    check_host,
+    check_id,
+    check_tasks,
+    compressed,
+    expand,
+    folded,
+    plain,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from koala_adapter.wiki.codec.words import Attribute
+
+# -- Values --------------------------------------------------------------------------------------------------
+# Values of attributes: how each kind is written so that no peer is harmed, and read as Maui would read it. Pure.
+
+LARGEST_NUMBER = (1 << 63) - 1
+FLAG_BITS = (1 << 63) | (1 << 31)
+"""Slurm's sched/wiki leaves the flag "for each processor" in RMEM; no node has 2 PiB of memory."""
+
+_NOT_IN_WORD = re.compile(r'[\s:;#"\\=\x00-\x1f\x7f]')
+_NOT_IN_NAME = re.compile(r'[\s:;#"\\=,\[\]\x00-\x1f\x7f]')
+_NOT_IN_COMPARISON = re.compile(r"[^<>=]")
+_NOT_IN_TEXT = re.compile(r'[:;#"\\\x00-\x1f\x7f]')
+_NOT_IN_QUOTED_TEXT = re.compile(r'[;#"\\\x00-\x1f\x7f]')
+_BASE_0 = re.compile(
+    r"\s*(?P<sign>[+-]?)(?:0[xX](?P<hexadecimal>[0-9a-fA-F]{1,32})|(?P<octal>0[0-7]{0,40})|(?P<decimal>[0-9]{1,40}))",
+    re.ASCII,
+)
+_BASE_10 = re.compile(r"\s*(?P<number>[+-]?[0-9]{1,40})", re.ASCII)
+_FLOAT = re.compile(r"\s*[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
+_CLASS = re.compile(r"\[([^\[\]:]*)(?::([^\[\]]*))?\]")
+_LONGEST_QUICK_NUMBER = 18
+
+
+class Count(NamedTuple):
+    """A class (queue) of a node and how many tasks it takes; or a resource and how many there are."""
+
+    name: str
+    amount: int
+
+
+Value = str | int | float | tuple[str, ...] | tuple[Count, ...]
+
+
+# -- writing ------------------------------------------------------------------------------------------------------
+
+
+def writer(attribute: Attribute, dialect: Dialect, hosts: HostFormat) -> Callable[[Value], str]:
+    """Return what writes an attribute in a dialect, as ``NAME=value;``, or as nothing when the value is empty."""
+    quoted = dialect in attribute.quoted_in
+    writers: dict[Kind, Callable[..., str]] = {
+        Kind.COUNT: partial(_number, attribute.name),
+        Kind.FLOAT: _float,
+        Kind.WORD: _comparison if attribute.name.endswith("CMP") else clean_word,
+        Kind.TEXT: partial(_text, dialect=dialect, quoted=quoted),
+        Kind.NAMES: _names,
+        Kind.TASKS: partial(_tasks, dialect=dialect, hosts=hosts),
+        Kind.HOSTS: partial(_hosts, dialect=dialect, hosts=hosts),
+        Kind.CLASSES: _classes,
+        Kind.QUEUE: partial(_queue, dialect=dialect),
+        Kind.RESOURCES: _resources,
+    }
+    if attribute.kind is Kind.TIME:
+        return partial(_time, f"{attribute.name}=")
+    write = partial(_named, f"{attribute.name}=", writers[attribute.kind])
+    # The values of most kinds repeat from record to record, and all are immutable.
+    return write if attribute.kind in {Kind.TASKS, Kind.HOSTS} else lru_cache(maxsize=1024)(write)
+
+
+def _named(prefix: str, write: Callable[[Value], str], value: Value) -> str:
+    text = write(value)
+    return f"{prefix}{text};" if text else ""
+
+
+def _time(prefix: str, value: int) -> str:
+    if 0 <= value <= LARGEST_NUMBER:
+        return f"{prefix}{value:d};"
+    raise WikiError(f"{prefix} cannot be {value}: WIKI has numbers from 0 to 2^63-1")
+
+
+def _number(name: str, value: int) -> str:
+    if not 0 <= value <= LARGEST_NUMBER:
+        raise WikiError(f"{name} cannot be {value}: WIKI has numbers from 0 to 2^63-1")
+    return str(int(value))
+
+
+def _float(value: float) -> str:
+    return f"{value:.6f}" if math.isfinite(value) else ""
+
+
+@lru_cache(maxsize=4096)
+def clean_word(value: str) -> str:
+    """Return one word: whatever would separate it is replaced."""
+    return _NOT_IN_WORD.sub("_", _printable(value))
+
+
+@lru_cache(maxsize=4096)
+def _clean_name(value: str) -> str:
+    return _NOT_IN_NAME.sub("_", _printable(value))
+
+
+def clean_text(value: str, dialect: Dialect) -> str:
+    """Return free text without anything that a reader of the dialect could take for a separator."""
+    pattern = _NOT_IN_TEXT if dialect is Dialect.WIKI else _NOT_IN_QUOTED_TEXT
+    return pattern.sub("_", _printable(value)).strip()
+
+
+def _printable(value: str) -> str:
+    return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
+
+
+def _comparison(value: str) -> str:
+    return _NOT_IN_COMPARISON.sub("", value)
+
+
+def _text(value: str, *, dialect: Dialect, quoted: bool) -> str:
+    text = clean_text(value, dialect)
+    return f'"{text}"' if quoted and text else text
+
+
+def _names(values: Iterable[str]) -> str:
+    return ":".join(filter(None, map(_clean_name, values)))
+
+
+def _tasks(values: Sequence[str], *, dialect: Dialect, hosts: HostFormat) -> str:
+    if dialect is Dialect.WIKI2 and hosts is not HostFormat.PLAIN:
+        return compressed(values)
+    if dialect is Dialect.WIKI:
+        check_tasks(values)
+    return plain(values)
+
+
+def _hosts(values: Sequence[str], *, dialect: Dialect, hosts: HostFormat) -> str:
+    short = dialect is Dialect.WIKI2 and hosts is not HostFormat.PLAIN and len(set(values)) == len(values)
+    return ":".join(folded(map(check_host, values))) if short else _tasks(values, dialect=dialect, hosts=hosts)
+
+
+def _classes(values: Iterable[Count]) -> str:
+    return "".join(f"[{_clean_name(name)}:{_number(name, amount)}]" for name, amount in values if name)
+
+
+def _queue(value: str, *, dialect: Dialect) -> str:
+    if dialect is Dialect.WIKI2:
+        return f'"{clean_text(value, dialect)}"'
+    named = read_classes(value) if value.startswith("[") else (Count(value, 1),)
+    return _classes(named)
+
+
+def _resources(values: Iterable[Count]) -> str:
+    return ",".join(f"{_clean_name(name)}:{_number(name, amount)}" for name, amount in values if name)
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+def read(attribute: Attribute, text: str) -> Value | None:
+    """Return the value of an attribute as Maui would read it; None when there is none."""
+    value = text.strip()
+    if len(value) > 1 and value[0] == value[-1] == '"':
+        value = value[1:-1]
+    return _READERS[attribute.kind](value) if value else None
+
+
+def read_number(text: str) -> int | None:
+    """Return the number at the beginning of a text, as ``strtol(text, NULL, 0)`` reads it; None without one."""
+    if len(text) <= _LONGEST_QUICK_NUMBER and text.isascii() and text.isdigit() and (text[0] != "0" or text == "0"):
+        return int(text)
+    found = _BASE_0.match(text)
+    if not found:
+        return None
+    digits, base = next(
+        (found[name], base) for name, base in (("hexadecimal", 16), ("octal", 8), ("decimal", 10)) if found[name]
+    )
+    number = int(digits, base) * (-1 if found["sign"] == "-" else 1)
+    return max(-LARGEST_NUMBER, min(number, (1 << 64) - 1))
+
+
+def read_time(text: str) -> int | None:
+    """Return the decimal number at the beginning of a text; None without one."""
+    if len(text) <= _LONGEST_QUICK_NUMBER and text.isascii() and text.isdigit():
+        return int(text)
+    found = _BASE_10.match(text)
+    return max(-LARGEST_NUMBER, min(int(found["number"]), LARGEST_NUMBER)) if found else None
+
+
+def _read_count(text: str) -> int | None:
+    number = read_number(text)
+    if number is None or number <= LARGEST_NUMBER:
+        return number
+    return number & LARGEST_NUMBER
+
+
+def without_flags(number: int | None) -> int | None:
+    """Return an amount of memory without the flag bits that Slurm's sched/wiki forgets in it."""
+    return number & ~FLAG_BITS if number is not None and number > 0 else number
+
+
+def _read_float(text: str) -> float | None:
+    found = _FLOAT.match(text)
+    value = float(found[0]) if found else math.inf
+    return value if math.isfinite(value) else None
+
+
+def _read_names(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"[^:\s]+", text))
+
+
+def _read_tasks(text: str) -> tuple[str, ...]:
+    try:
+        return expand(text)
+    except WikiError:
+        # Maui, too, takes what it does not understand for the name of a host that does not exist.
+        return tuple(filter(None, text.split(":")))
+
+
+def read_classes(text: str) -> tuple[Count, ...]:
+    """Return the pairs of ``[name:count][name:count]``; without a count it is 1."""
+    return tuple(
+        Count(name, amount if (amount := read_time(number) if number else 1) is not None else 1)
+        for name, number in _CLASS.findall(text)
+        if name
+    )
+
+
+def _read_queue(text: str) -> str:
+    named = read_classes(text)
+    return named[0].name if len(named) == 1 and named[0].amount == 1 else text
+
+
+def _read_resources(text: str) -> tuple[Count, ...]:
+    pairs = (item.partition(":") for item in text.split(","))
+    return tuple(Count(name, read_time(number) or 0) for name, _, number in pairs if name)
+
+
+_READERS: Mapping[Kind, Callable[[str], Value | None]] = {
+    Kind.COUNT: _read_count,
+    Kind.TIME: read_time,
+    Kind.FLOAT: _read_float,
+    Kind.WORD: str,
+    Kind.TEXT: str,
+    Kind.NAMES: _read_names,
+    Kind.TASKS: _read_tasks,
+    Kind.HOSTS: _read_tasks,
+    Kind.CLASSES: read_classes,
+    Kind.QUEUE: _read_queue,
+    Kind.RESOURCES: _read_resources,
+}
+
+
+# -- Records -------------------------------------------------------------------------------------------------
 
 Plan = tuple["Callable[[object], tuple[Value | None, ...]]", tuple["Callable[[Value], str]", ...]]
 """How a record is written: what gets all its fields at once, and for each of them what writes the attribute."""
@@ -231,3 +481,187 @@ def _job_plan(dialect: Dialect, hosts: HostFormat, brief: bool) -> Plan:  # noqa
 def _plan(wanted: Sequence[Attribute], dialect: Dialect, hosts: HostFormat) -> Plan:
     getter = attrgetter(*(attribute.field for attribute in wanted))
     return getter, tuple(writer(attribute, dialect, hosts) for attribute in wanted)
+
+
+# -- Listings ------------------------------------------------------------------------------------------------
+# The records of a whole reply, ``ARG=2#n1:STATE=Idle;#n2:STATE=Idle;``: put together, made to fit, and taken apart.
+#
+# Both ways are written for 100,000 jobs a second: records may be kept as bytes and only changed ones built again, and
+# a reader looks at each different ``NAME=value`` once. Pure.
+
+Record = TypeVar("Record", NodeRecord, JobRecord)
+
+NO_RECORD: Final = "(null)"
+"""What Slurm sends, and counts, for a job that does not exist."""
+LONG_LIST: Final = 5000
+"""Records from which on the search for garbage pauses: it would look at all of them again and again, for nothing."""
+LONGEST_NAME: Final = 256
+"""Characters of an id that is believed; a longer one is no id."""
+
+_NODES: Final = {attribute.name: attribute for attribute in NODE_ATTRIBUTES}
+_JOBS: Final = {attribute.name: attribute for attribute in JOB_ATTRIBUTES}
+_NODES.update({wrong: _NODES[right] for wrong, right in NODE_SYNONYMS.items()})
+_JOBS.update({wrong: _JOBS[right] for wrong, right in DOCUMENT_SYNONYMS.items()})
+
+_NEXT_RECORD: Final = re.compile(r"(?<!\\)#(?=[^\s:;#\"=]{1,256}:[A-Z][A-Z0-9_]*=|\(null\)|\Z)")
+_ATTRIBUTE: Final = re.compile(
+    r'(?P<name>[A-Z][A-Z0-9_]*)=(?:"(?P<quoted>.*?)"(?=;+(?:[A-Z][A-Z0-9_]*=|\Z)|\Z)'
+    r"|(?P<bare>(?:\\.|[^\\])*?)(?=;+(?:[A-Z][A-Z0-9_]*=|\Z)|\Z));*",
+    re.DOTALL,
+)
+_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+_TIMES: Final = frozenset(item.field for item in (*NODE_ATTRIBUTES, *JOB_ATTRIBUTES) if item.kind is Kind.TIME)
+_UNCLEAR: Final = ("", None)
+"""What stands in the table of seen attributes for one that cannot be told from its text alone."""
+
+
+# -- putting together ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """One record as bytes, complete and in brief, so that it is built once and sent many times."""
+
+    full: bytes
+    brief: bytes
+    finished: bool = False
+    """It reports the end of a job: the first that is left out when there is no room."""
+
+
+def join_records(records: Sequence[bytes]) -> bytes:
+    """Return the message of a successful GETNODES or GETJOBS."""
+    return b"SC=0 ARG=%d#%b" % (len(records), b"#".join(records))
+
+
+def fit_records(records: Sequence[Prepared], *, limit: int) -> list[bytes]:
+    """Return the records for a message of at most ``limit`` bytes, as completely as there is room.
+
+    What goes first, each only as far as needed and from the beginning of the list: the optional attributes of finished
+    jobs, finished jobs altogether, the optional attributes of the others. Raises WikiError when it still is too much.
+    """
+    excess = sum(len(record.full) for record in records) + len(records) + len("SC=0 ARG=#") + 20 - limit
+    chosen: list[bytes | None] = [record.full for record in records]
+    for finished, drop in ((True, False), (True, True), (False, False)):
+        for index, record in enumerate(records):
+            if excess <= 0:
+                return [text for text in chosen if text is not None]
+            text = chosen[index]
+            if record.finished is finished and text is not None:
+                chosen[index] = None if drop else min(record.brief, text, key=len)
+                excess -= len(text) + 1 if drop else len(text) - len(chosen[index] or b"")
+    if excess > 0:
+        raise WikiError(f"{len(records)} records are {excess} bytes too many for a reply of {limit} bytes")
+    return [text for text in chosen if text is not None]
+
+
+# -- taking apart -------------------------------------------------------------------------------------------------
+
+
+def parse_nodes(argument: str) -> tuple[NodeRecord, ...]:
+    """Return the nodes of a GETNODES reply (what follows ``ARG=``); ``n[1-3]:…`` becomes three. Raises WikiError."""
+    nodes: list[NodeRecord] = []
+    for node in _parse(argument, NodeRecord, "name", _NODES):
+        names = expand(node.name) if "[" in node.name else (node.name,)
+        nodes += [node] if names == (node.name,) else [replace(node, name=name) for name in names]
+    return tuple(nodes)
+
+
+def parse_jobs(argument: str) -> tuple[JobRecord, ...]:
+    """Return the jobs of a GETJOBS reply (what follows ``ARG=``). Records ``(null)`` are left out. Raises WikiError."""
+    return tuple(_parse(argument, JobRecord, "id", _JOBS))
+
+
+def _parse(argument: str, kind: type[Record], key: str, table: Mapping[str, Attribute]) -> list[Record]:
+    texts = split_records(argument)
+    collecting = len(texts) >= LONG_LIST and gc.isenabled()
+    if collecting:
+        gc.disable()
+    try:
+        return _read(texts, kind, key, table)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _read(texts: Sequence[str], kind: type[Record], key: str, table: Mapping[str, Attribute]) -> list[Record]:
+    seen: dict[str, tuple[str, Value | None]] = {}
+    records: list[Record] = []
+    for text in texts:
+        id_, colon, rest = text.partition(":")
+        if not colon or not id_ or len(id_) > LONGEST_NAME:
+            continue
+        values: dict[str, object] = {}
+        for item in rest.split(";"):
+            known = seen.get(item)
+            if known is None:
+                known = _attribute(item, table)
+                if known[0] not in _TIMES:  # they rarely repeat
+                    seen[item] = known
+            name, value = known
+            if value is not None:
+                values[name] = value
+            elif not name and item:
+                values = _carefully(rest, table)
+                break
+        values[key] = id_
+        record = object.__new__(kind)
+        object.__setattr__(record, "__dict__", values)
+        records.append(record)
+    return records
+
+
+def split_records(argument: str) -> list[str]:
+    """Return the texts between the ``#``, at most as many as announced. Raises WikiError without a number of records.
+
+    When the number does not agree, a comment may contain ``#``: then only what is followed by the beginning of a
+    record separates.
+    """
+    count_text, _, rest = argument.partition("#")
+    count = read_number(count_text)
+    if count is None:
+        raise WikiError(f"a list begins with its number of records, not with {argument[:40]!r}")
+    if count <= 0 or not rest:
+        return []
+    texts = rest.split("#")
+    if len(texts) != count:
+        texts = [text for text in _NEXT_RECORD.split(rest) if text]
+    return [text for text in texts[:count] if text and text != NO_RECORD]
+
+
+def _attribute(item: str, table: Mapping[str, Attribute]) -> tuple[str, Value | None]:
+    """Return field and value of an attribute that stands for itself, or _UNCLEAR when its neighbours are needed."""
+    name, equals, text = item.partition("=")
+    attribute = table.get(name)
+    if not equals or attribute is None or "\\" in text or ('"' in text and not _is_quoted(text)):
+        return _UNCLEAR
+    return _value(attribute, text)
+
+
+def _is_quoted(text: str) -> bool:
+    return len(text) > 1 and text[0] == text[-1] == '"' and '"' not in text[1:-1]
+
+
+def _value(attribute: Attribute, text: str) -> tuple[str, Value | None]:
+    value = read(attribute, text)
+    if attribute.field == "memory" and isinstance(value, int):
+        value = without_flags(value)
+    return attribute.field, value
+
+
+def _carefully(rest: str, table: Mapping[str, Attribute]) -> dict[str, object]:
+    """Read a record with quotes, escapes, unknown names, or separators inside of values."""
+    values: dict[str, object] = {}
+    extra: list[tuple[str, str]] = []
+    for found in _ATTRIBUTE.finditer(rest):
+        quoted = found["quoted"]
+        text = _ESCAPE.sub(r"\1", found["bare"] if quoted is None else quoted)
+        attribute = table.get(found["name"])
+        if attribute is None:
+            extra.append((found["name"], text))
+            continue
+        field, value = _value(attribute, text)
+        if value is not None:
+            values[field] = value
+    if extra:
+        values["extra"] = tuple(extra)
+    return values

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from koala_adapter.scheduler.outcome import LAUNCHED_STATES
+from koala_adapter.outcome import LAUNCHED_STATES
 from tests.real.chaos.plan import Deed
 from tests.real.chaos.processes import agents, ranks
 from tests.real.chaos.results import Consequence

@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.real.chaos.following import END_SECONDS
 from tests.real.chaos.jobs import End
 from tests.real.leftovers import WORDS
@@ -17,7 +17,7 @@ from tests.real.systems import SystemFailedError
 from tests.real.systems.processes import wait_until
 
 if TYPE_CHECKING:
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
     from tests.real.chaos.results import History
     from tests.real.chaos.stage import Stage
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
     from tests.forkserver import Forked
     from tests.real.chaos.jobs import PlannedJob
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import EXIT_REFUSED, EXIT_WALLTIME
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.real.user import toml
 
 if TYPE_CHECKING:

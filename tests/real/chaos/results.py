@@ -11,10 +11,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 
 if TYPE_CHECKING:
-    from koala_adapter.scheduler.outcome import JobOutcome
+    from koala_adapter.outcome import JobOutcome
     from tests.real.chaos.jobs import PlannedJob
 
 

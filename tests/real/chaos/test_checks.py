@@ -8,7 +8,7 @@ import random
 import pytest
 
 from koala_adapter.model import EndReason
-from koala_adapter.scheduler.outcome import JobOutcome, JobState
+from koala_adapter.outcome import JobOutcome, JobState
 from tests.real.chaos.checks import ledger_violations, mpi_output_is_good
 from tests.real.chaos.following import printed_violations
 from tests.real.chaos.jobs import End, PlannedComponent, PlannedJob, drawn_job

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_drmaa.environment import drmaa_library_places, first_library
+from koala_adapter.lrm.drmaa.client import drmaa_library_places, first_library
 from tests.real.systems.processes import OTHER_SLURM, SLURM_PATH, SYSTEM_PATH
 
 if TYPE_CHECKING:

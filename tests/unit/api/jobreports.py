@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from koala_adapter.api.reports import JobReport
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
+from koala_adapter.report.values import JobReport
 
 _WAITING = JobReport(
     id="1",

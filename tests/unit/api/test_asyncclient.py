@@ -14,7 +14,7 @@ from koala_adapter.api import protocol
 from koala_adapter.api.asyncclient import AsyncClient
 from koala_adapter.api.statedirectory import SOCKET_NAME
 from koala_adapter.errors import JobNotFoundError, ProtocolError, ServiceUnavailableError
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
 from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.api.askedclusters import ClusterAnswer, answer_report
-from koala_adapter.api.clusterreports import PlannedComponent
-from koala_adapter.api.logprinter import LogPrinter
-from koala_adapter.api.offline import JournalView
-from koala_adapter.api.reports import ComponentReport, JobReport
-from koala_adapter.cli.check import Checked
-from koala_adapter.cli.plan import plan_table
+from koala_adapter.api.offline import ClusterAnswer, JournalView, answer_report
+from koala_adapter.api.statedirectory import LogPrinter
+from koala_adapter.cli.display import bar, clusters_table, seconds
+from koala_adapter.cli.run import plan_table
 from koala_adapter.cli.session import make_console
-from koala_adapter.cli.tables import bar, clusters_table, seconds
+from koala_adapter.cli.site import Checked
+from koala_adapter.lrm import CheckResult
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeState
-from koala_adapter.plugin import CheckResult
-from koala_adapter.service.poller import ClusterReading
+from koala_adapter.report.values import ComponentReport, JobReport, PlannedComponent
+from koala_adapter.service.clusters import ClusterReading
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import Site
 from tests.unit.service.scripted_lrm import config, node

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter.api.ownsocket import listening
+from koala_adapter.api.server import listening
 from koala_adapter.api.statedirectory import SOCKET_NAME
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from koala_adapter.application.library.members import Member, members_text
-from koala_adapter.application.library.notes import Note, note_payload
+from koala_adapter.application.notes import Member, Note, members_text, note_payload
 
 Said = list[tuple[int, bytes]]
 """What is said to whom."""

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from koala_adapter.application.library.notes import note_payload, parse_note
-from koala_adapter.negotiation import applicationside as nt
+from koala_adapter import negotiation as nt
+from koala_adapter.application.notes import note_payload, parse_note
 from tests.unit.application.coordinator import Coordinator
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter import negotiation as nt
 from koala_adapter.application import clibrary
-from koala_adapter.application.libraryfile import FILE_NAME, library_file
-from koala_adapter.negotiation import applicationside as nt
+from koala_adapter.application.shipping import FILE_NAME, library_file
 from tests.unit.application.koala_end import Driver, KoalaEnd
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.application.libraryfile import FILE_NAME, library_file
+from koala_adapter.application.shipping import FILE_NAME, library_file
 from tests.unit.application.koala_end import LIVENESS, KoalaEnd
 
 if TYPE_CHECKING:

@@ -12,17 +12,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.application import library, libraryfile
-from koala_adapter.application.library.bargains import Bargains
-from koala_adapter.application.library.members import Member, members_text, parse_change, parse_members
-from koala_adapter.application.library.notes import KoalaAppError, Note, NoteError, note_payload, one_line, parse_note
-from koala_adapter.application.library.process import Process
-from koala_adapter.application.library.session import Session
-from koala_adapter.application.library.sizes import size_rule
-from koala_adapter.application.libraryfile import joined, library_file
-from koala_adapter.dynaco.decide import rule_named
+from koala_adapter.application import library
+from koala_adapter.application import shipping as libraryfile
+from koala_adapter.application.bargains import Bargains
+from koala_adapter.application.notes import (
+    KoalaAppError,
+    Member,
+    Note,
+    NoteError,
+    members_text,
+    note_payload,
+    one_line,
+    parse_change,
+    parse_members,
+    parse_note,
+)
+from koala_adapter.application.process import Process
+from koala_adapter.application.session import Session
+from koala_adapter.application.shipping import joined, library_file
+from koala_adapter.application.sizes import size_rule
 from koala_adapter.errors import KoalaError
-from koala_adapter.negotiation.applicationside import frame
+from koala_adapter.negotiation import frame
+from koala_adapter.sizes import rule_named
 from tests.examples import examples
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.application.libraryfile import FILE_NAME, library_file
+from koala_adapter.application.shipping import FILE_NAME, library_file
 from tests.nbody import ALONE, BODIES, EXAMPLES, STEPS, sizes_and_digest
 from tests.unit.application.koala_end import LIVENESS, KoalaEnd
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter import negotiation as nt
 from koala_adapter.application import clibrary
-from koala_adapter.negotiation import applicationside as nt
 from tests.examples import repeated
 
 if TYPE_CHECKING:

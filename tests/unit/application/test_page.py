@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from koala_adapter.application.installation import install
+from koala_adapter.application.shipping import install
 from tests.unit.application.koala_end import LIVENESS
 
 WHOLE_PAGE = (Path(__file__).parents[3] / "docs" / "malleable.md").read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.application.library.notes import Note, note_payload, parse_note
-from koala_adapter.application.library.process import Process
+from koala_adapter.application.notes import Note, note_payload, parse_note
+from koala_adapter.application.process import Process
 from tests.examples import examples
 from tests.unit.application.coordinator import Coordinator, Said
 

@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter.batchsystem import starter
-from koala_adapter.batchsystem.starter import Starter
-from koala_adapter.batchsystem.startlog import OriginalRequest, Pin, StartLog
-from koala_adapter.batchsystem.starts import Failure, Patience, Stage, Starts, placed_elsewhere
 from koala_adapter.errors import JournalError, LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm import starts as starter
+from koala_adapter.lrm.starts import (
+    Failure,
+    OriginalRequest,
+    Patience,
+    Pin,
+    Stage,
+    Starter,
+    StartLog,
+    Starts,
+    placed_elsewhere,
+)
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.batchsystem.startlog import OriginalRequest, Pin, StartLog
 from koala_adapter.errors import JournalError
 from koala_adapter.host.clock import ClockReading
+from koala_adapter.lrm.starts import OriginalRequest, Pin, StartLog
 from koala_adapter.model import LrmJobId
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from koala_adapter.batchsystem.waitingjobs import MOST_TOLD, processors_wanted
+from koala_adapter.lrm.listing import MOST_TOLD, processors_wanted
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from tests.unit.service.scripted_lrm import node
 

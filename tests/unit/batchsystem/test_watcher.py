@@ -6,10 +6,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from koala_adapter.batchsystem.listing import read_listing
-from koala_adapter.batchsystem.watcher import Watcher
 from koala_adapter.errors import LrmError, LrmUnavailableError
-from koala_adapter.plugin.limits import CircuitBreaker
+from koala_adapter.lrm.listing import Watcher, read_listing
+from koala_adapter.lrm.rate import CircuitBreaker
 from tests.unit.service.scripted_lrm import ScriptedLrm
 
 pytestmark = pytest.mark.anyio

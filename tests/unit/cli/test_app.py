@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from koala_adapter.application.installation import C_FILES, PKG_CONFIG_FILE
-from koala_adapter.application.libraryfile import FILE_NAME, NEGOTIATION_FILE_NAME
+from koala_adapter.application.shipping import C_FILES, FILE_NAME, NEGOTIATION_FILE_NAME, PKG_CONFIG_FILE
 from koala_adapter.cli.koala import koala
 
 if TYPE_CHECKING:

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.cli.following import Display, closing, follow
+from koala_adapter.cli.display import Display, closing, follow, job_lines
 from koala_adapter.cli.session import make_console
-from koala_adapter.cli.tables import job_lines
 from koala_adapter.model import EndReason
-from koala_adapter.scheduler.outcome import JobOutcome, JobState
+from koala_adapter.outcome import JobOutcome, JobState
 from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
 
 
 COMPLETED = JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0)

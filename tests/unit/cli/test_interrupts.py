@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from koala_adapter.cli.interrupts import Interrupts
+from koala_adapter.cli.terminal import Interrupts
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

@@ -12,9 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from koala_adapter.cli.jsonshapes import SHAPES, shape_schema
-from koala_adapter.cli.koala import koala
+from koala_adapter.cli.koala import OnDemandCommand, koala
 from koala_adapter.cli.manual import JSON_SHAPES
-from koala_adapter.cli.ondemand import OnDemandCommand
 from tests.json_shapes import deviations
 
 RECORD = Path(__file__).parent / "jsonshapes.json"

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from koala_adapter.cli.koala import koala
-from koala_adapter.cli.shippedfiles import chosen, shipped, shown_name, summary
+from koala_adapter.cli.manual import chosen, shipped, shown_name, summary
 from tests.unit.config.test_config_reference import SCHEMA_WRITER
 
 if TYPE_CHECKING:

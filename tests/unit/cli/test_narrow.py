@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from koala_adapter.api.clusterreports import PlannedComponent
-from koala_adapter.cli.fittingtable import FittingTable
-from koala_adapter.cli.plan import plan_table
-from koala_adapter.cli.tables import changes_table, clusters_table, components_table, jobs_table
+from koala_adapter.cli.display import FittingTable, changes_table, clusters_table, components_table, jobs_table
+from koala_adapter.cli.run import plan_table
+from koala_adapter.report.values import PlannedComponent
 from tests.unit.cli.test_top import cluster, component, running
 
 if TYPE_CHECKING:

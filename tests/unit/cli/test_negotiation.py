@@ -14,9 +14,9 @@ from lxml import etree
 
 from koala_adapter.cli.jsonshapes import shape_schema
 from koala_adapter.cli.koala import koala
-from koala_adapter.negotiation.template import Resource, Template
-from koala_adapter.negotiation.templatejson import to_object
-from koala_adapter.negotiation.templatexml import build
+from koala_adapter.negotiation.schema import to_object
+from koala_adapter.negotiation.serviceside.document import build
+from koala_adapter.negotiation.serviceside.template import Resource, Template
 from tests.json_shapes import deviations
 from tests.unit.negotiation.templates import PUBLISHED, full, templates
 

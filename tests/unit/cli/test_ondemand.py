@@ -13,8 +13,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from koala_adapter.cli.koala import koala
-from koala_adapter.cli.ondemand import OnDemandCommand
+from koala_adapter.cli.koala import OnDemandCommand, koala
 from tests.imported import imported_packages
 
 if TYPE_CHECKING:

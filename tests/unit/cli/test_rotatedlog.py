@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.cli.rotatedlog import KEPT, RotatedLog
+from koala_adapter.cli.log import KEPT, RotatedLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

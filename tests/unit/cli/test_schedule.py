@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from koala_adapter.cli import ordertext
+from koala_adapter.cli import schedule as ordertext
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.schedule import parse_weights
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import LrmJobId
-from koala_adapter.ordering.entries import JobEvent, JobEventKind
-from koala_adapter.ordering.explanations import Explanation, Overview
+from koala_adapter.ordering.asking import Explanation, Overview
+from koala_adapter.ordering.jobs import JobEvent, JobEventKind
 from koala_adapter.ordering.shadow import Difference, ShadowReport
-from koala_adapter.queueing.priority import PriorityWeights
+from koala_adapter.queueing.queue import PriorityWeights
 
 if TYPE_CHECKING:
     from pathlib import Path

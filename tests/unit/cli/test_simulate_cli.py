@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from koala_adapter.cli.koala import koala
 from koala_adapter.errors import EXIT_CONFIGURATION
-from koala_adapter.simulation.swf import Field, read_trace
+from koala_adapter.simulation.workload import Field, read_trace
 
 if TYPE_CHECKING:
     from click.testing import Result

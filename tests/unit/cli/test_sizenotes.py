@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.cli.sizenotes import size_notes
+from koala_adapter.cli.run import size_notes
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.lrm import load_plugins
 from koala_adapter.model import JobId
-from koala_adapter.plugin import load_plugins
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,21 +11,18 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from koala_adapter.api.clusterreports import ClusterReport
-from koala_adapter.api.reports import ComponentReport, SizeChangeReport
-from koala_adapter.cli.plaintext import PlainText, plain, shows_all
-from koala_adapter.cli.sparkline import sizes_over_time, sparkline
-from koala_adapter.cli.top import LINES, latest_output, wrapped
-from koala_adapter.cli.topscreen import Snapshot, View, choose, screen
-from koala_adapter.endreason import EndReason
+from koala_adapter.cli.display import sizes_over_time, sparkline
+from koala_adapter.cli.terminal import PlainText, plain, shows_all
+from koala_adapter.cli.top import LINES, Snapshot, View, choose, latest_output, screen, wrapped
 from koala_adapter.model import ClusterName
-from koala_adapter.scheduler.outcome import JobOutcome, JobState
+from koala_adapter.outcome import EndReason, JobOutcome, JobState
+from koala_adapter.report.values import ClusterReport, ComponentReport, SizeChangeReport
 from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
 
 
 def cluster(name: str = "alpha", *, idle: int = 4, others: int = 2, ours: int = 10) -> ClusterReport:

@@ -16,13 +16,13 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from koala_adapter.api.client import Client
-from koala_adapter.api.hosting import host
+from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import ownership
+from koala_adapter.cli.display import Watched, until_interrupted
 from koala_adapter.cli.koala import koala
-from koala_adapter.cli.watching import Watched, until_interrupted
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_REFUSED, EXIT_SERVICE
 from koala_adapter.model import EndReason
-from koala_adapter.scheduler.outcome import JobOutcome, JobState
+from koala_adapter.outcome import JobOutcome, JobState
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import component, job
 from tests.unit.service.test_service import Served
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.api.server import Server
-    from koala_adapter.cli.watching import T
+    from koala_adapter.cli.display import T
 
 PATIENCE = 120.0
 WAITS = job_report(id="7", state=JobState.WAITING)

@@ -12,17 +12,19 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from koala_adapter.config.fields import PLACEMENTS
-from koala_adapter.config.sitefile import load_site, load_site_text, shortest_poll_interval
-from koala_adapter.config.sitemodel import (
+from koala_adapter.config.sitefile import (
     ClusterConfig,
     ControlCenterConfig,
     DirectivesConfig,
     SchedulerConfig,
     SiteConfig,
+    load_site,
+    load_site_text,
+    shortest_poll_interval,
 )
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.plugin.directives import Directives
-from koala_adapter.plugin.limits import RequestWindow
+from koala_adapter.lrm.contract import Directives
+from koala_adapter.lrm.rate import RequestWindow
 from koala_adapter.scheduler.parameters import ClusterParameters
 from tests.unit.config.toml_text import plugin, replaced, toml_file, values
 
@@ -304,7 +306,7 @@ def test_shortest_poll_interval_fits_the_bound(per_minute: int) -> None:
 
 def test_placement_policies_of_files_are_those_of_the_scheduler() -> None:
     """A policy that a file may name exists, and one that exists may be named."""
-    policies = pytest.importorskip("koala_adapter.scheduler.placement.ownpolicies")
+    policies = pytest.importorskip("koala_adapter.scheduler.knownpolicies")
     assert set(PLACEMENTS) == set(policies.POLICIES)
 
 

@@ -18,7 +18,7 @@ from koala_adapter.config.fields import (
     WholeSeconds,
     parse_duration,
 )
-from koala_adapter.config.formatting import show_duration
+from koala_adapter.config.tomlfile import show_duration
 
 HOST: TypeAdapter[str] = TypeAdapter(Host)
 ENVIRONMENT: TypeAdapter[dict[str, str]] = TypeAdapter(Environment)

@@ -15,14 +15,20 @@ import pytest
 from pydantic import BaseModel
 
 from koala_adapter.config.schema import job_schema, site_schema
-from koala_adapter.config.sitefile import load_site, load_site_text
-from koala_adapter.config.sitemodel import ClusterConfig, ControlCenterConfig, DirectivesConfig, SchedulerConfig
+from koala_adapter.config.sitefile import (
+    ClusterConfig,
+    ControlCenterConfig,
+    DirectivesConfig,
+    SchedulerConfig,
+    load_site,
+    load_site_text,
+)
 from tests.unit.config.toml_text import plugin
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from koala_adapter.plugin import PluginDefinition
+    from koala_adapter.lrm import PluginDefinition
 
 ROOT = Path(__file__).parents[3]
 CONF = ROOT / "conf"

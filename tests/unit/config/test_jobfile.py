@@ -15,11 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.config.inputfiles import LARGEST_SUM, InputFileTable
-from koala_adapter.config.jobfile import check_job, job_from_dict, load_job, load_job_text
-from koala_adapter.config.jobmodel import ComponentTable, JobTable
-from koala_adapter.config.sitefile import load_site_text
-from koala_adapter.config.sitemodel import NoSettings, SiteConfig
+from koala_adapter.config.jobfile import LARGEST_SUM, check_job, job_from_dict, load_job, load_job_text
+from koala_adapter.config.jobtables import ComponentTable, InputFileTable, JobTable
+from koala_adapter.config.sitefile import NoSettings, SiteConfig, load_site_text
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind, Launcher, Retirement, RunnerName
 from tests.unit.config.toml_text import plugin, replaced, toml_file, values

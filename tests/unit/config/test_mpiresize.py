@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.config.jobfile import load_job
-from koala_adapter.config.mpiresize import explained
+from koala_adapter.config.jobfile import explained, load_job
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.errors import ConfigurationError
+from koala_adapter.lrm import load_plugins
 from koala_adapter.model import Job, JobId, MpiResize
-from koala_adapter.plugin import load_plugins
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.config.sitemodel import SiteConfig
+    from koala_adapter.config.sitefile import SiteConfig
 
 HEAD = 'kind = "malleable"\nrunner = "adaptive"\nlauncher = "mpi"\nwalltime = 60\n'
 COMPONENT = '[[components]]\ncommand = ["a"]\nminimum = 1\nmaximum = 4\n'

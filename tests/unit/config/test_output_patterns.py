@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from koala_adapter.config.outputfiles import OutputPattern
-from koala_adapter.vjm.agent.patterns import NamePattern, Patterns
+from koala_adapter.config.fields import OutputPattern
+from koala_adapter.vjm.agent.results import NamePattern, Patterns
 
 PATTERN: TypeAdapter[str] = TypeAdapter(OutputPattern)
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.config.commandsweep import CommandSweep, split_words, sweep_file_text
+from koala_adapter.config.commandjob import CommandSweep, split_words, sweep_file_text
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import Job, JobId, RunnerName
-from koala_adapter.sweeps.parameters import Expansion, filled
+from koala_adapter.tasks.sweep import Expansion, filled
 
 if TYPE_CHECKING:
     from pathlib import Path

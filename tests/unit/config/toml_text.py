@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hypothesis import strategies as st
 
-from koala_adapter.plugin import Capabilities, ClusterContext, Lrm, PluginDefinition
+from koala_adapter.lrm import Capabilities, ClusterContext, Lrm, PluginDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

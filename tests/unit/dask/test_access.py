@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 from distributed import Security
 
-from koala_adapter.config.sitemodel import ControlCenterConfig
-from koala_adapter.dask.access import as_nodes_reach_it, credentials_of_workers, files_of, listening_address
-from koala_adapter.dask.workerjob import CREDENTIALS
+from koala_adapter.config.sitefile import ControlCenterConfig
+from koala_adapter.dask.cluster import (
+    CREDENTIALS,
+    as_nodes_reach_it,
+    credentials_of_workers,
+    files_of,
+    listening_address,
+)
 from koala_adapter.errors import ConfigurationError
 
 

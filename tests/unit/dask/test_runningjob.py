@@ -12,8 +12,8 @@ from distributed.core import Status
 
 from koala_adapter.api import protocol
 from koala_adapter.api.statedirectory import SOCKET_NAME
-from koala_adapter.dask.runningjob import WorkersJob
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.dask.cluster import WorkersJob
+from koala_adapter.outcome import JobState
 from tests.unit.api.test_asyncclient import report
 from tests.unit.scheduler.scheduler_site import job
 

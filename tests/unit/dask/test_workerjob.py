@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from koala_adapter.config.jobfile import job_of_values
 from koala_adapter.dask import leave
-from koala_adapter.dask.workerjob import CREDENTIALS, LEAVE, WorkerSettings, job_values
+from koala_adapter.dask.cluster import CREDENTIALS, LEAVE, WorkerSettings, job_values
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import Job, JobKind, Retirement, RunnerName
 

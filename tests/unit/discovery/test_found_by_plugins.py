@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.plugin import Surroundings
-from koala_pbs.discovery import discover as discover_pbs
-from koala_sge.discovery import discover as discover_sge
-from koala_sge.discovery import smallest_user
-from koala_slurm.discovery import discover as discover_slurm
-from koala_slurm.discovery import parse_clusters
+from koala_adapter.lrm import Surroundings
+from koala_pbs.settings import discover as discover_pbs
+from koala_sge.settings import discover as discover_sge
+from koala_sge.settings import smallest_user
+from koala_slurm.settings import discover as discover_slurm
+from koala_slurm.settings import parse_clusters
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,21 +13,27 @@ import pytest
 
 import koala_local
 from koala_adapter.config.sitefile import load_site_text
-from koala_adapter.discovery.candidates import Candidate, find_candidates, unique_name
-from koala_adapter.discovery.probing import UsableCluster
-from koala_adapter.discovery.search import search
-from koala_adapter.discovery.sitetext import Address, site_text
-from koala_adapter.discovery.standin import FILE_NAME, standin_site_file
 from koala_adapter.errors import ConfigurationError, PluginError
+from koala_adapter.lrm import Discovery, FoundCluster, LeftOut, Surroundings, load_plugins
 from koala_adapter.model import Queue
-from koala_adapter.plugin import Discovery, FoundCluster, LeftOut, Surroundings, load_plugins
+from koala_adapter.sitesetup.find import (
+    FILE_NAME,
+    Address,
+    Candidate,
+    UsableCluster,
+    find_candidates,
+    search,
+    site_text,
+    standin_site_file,
+    unique_name,
+)
 from tests.local_daemon import end_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from koala_adapter.plugin import PluginDefinition
+    from koala_adapter.lrm import PluginDefinition
 
 NOWHERE = Surroundings(environment={})
 FOUND = FoundCluster(name="here", described="this host, by a test", settings={"processors": 3})

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler import Scheduler
-from koala_adapter.scheduler.clockchanges import advance
 from koala_adapter.scheduler.knownpolicies import OWN
+from koala_adapter.scheduler.timetable import advance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from koala_adapter.scheduler.actions import Action
-    from koala_adapter.scheduler.batchnumbers import RecordedBatches
-    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.context import Context, RecordedBatches
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.records import State

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from koala_adapter.scheduler.batchnumbers import NumberedBatch
+    from koala_adapter.scheduler.context import NumberedBatch
 
 A = ClusterName("a")
 

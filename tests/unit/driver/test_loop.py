@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.driver.loop import POSTPONEMENT, SNAPSHOT_INTERVAL, EventLoop
-from koala_adapter.driver.recovery import MOST_FAILURES, rebuilt
+from koala_adapter.driver.store import MOST_FAILURES, rebuilt
 from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError, JournalError, RecoveryError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import ClusterName, JobId
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.service.journal import Journal
 from tests.unit.driver.failing_scheduler import Defects

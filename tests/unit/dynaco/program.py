@@ -6,12 +6,22 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from koala_adapter.application.library.notes import KoalaAppError
-from koala_adapter.application.library.notes import parse_note as parse_as_library
-from koala_adapter.application.library.process import Process
-from koala_adapter.dynaco.adaptation import AllDone, AllStand, GivenUp, Membership, Overdue, WantedChange
-from koala_adapter.dynaco.coordinator import Coordinator
-from koala_adapter.dynaco.notes import Place, note, parse_note, payload_of
+from koala_adapter.application.notes import KoalaAppError
+from koala_adapter.application.notes import parse_note as parse_as_library
+from koala_adapter.application.process import Process
+from koala_adapter.runners.coordinator import (
+    AllDone,
+    AllStand,
+    Coordinator,
+    GivenUp,
+    Membership,
+    Overdue,
+    Place,
+    WantedChange,
+    note,
+    parse_note,
+    payload_of,
+)
 
 PATIENCE = 60.0
 DONE_PATIENCE = 600.0

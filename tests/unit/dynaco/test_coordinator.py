@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koala_adapter.dynaco.adaptation import Overdue
-from koala_adapter.dynaco.coordinator import LAST_WORDS
-from koala_adapter.dynaco.notes import note
+from koala_adapter.runners.coordinator import LAST_WORDS, Overdue, note
 from tests.unit.dynaco.program import DONE_PATIENCE, PATIENCE, World
 
 if TYPE_CHECKING:

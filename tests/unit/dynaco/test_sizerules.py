@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from koala_adapter.dynaco.decide import AcceptanceRule
-from koala_adapter.dynaco.sizerules import LARGEST_SIZE, OWN_SIZES, CheckedRule, Decision, SizeRules, UsableSizes
 from koala_adapter.errors import PolicyAnswerError
+from koala_adapter.sizes import LARGEST_SIZE, OWN_SIZES, AcceptanceRule, CheckedRule, Decision, SizeRules, UsableSizes
 
 
 class Fixed(AcceptanceRule):

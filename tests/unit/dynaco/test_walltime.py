@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from koala_adapter.dynaco.notes import Note, note
-from koala_adapter.dynaco.observe import WalltimeMonitor, WalltimeNear
-from koala_adapter.dynaco.walltime import WalltimeNotices
+from koala_adapter.runners.adaptive import WalltimeNotices
+from koala_adapter.runners.coordinator import Note, note
+from koala_adapter.runners.workers import WalltimeMonitor, WalltimeNear
 
 HELLO = note("hello", ends=1)
 EARLIER = note("hello")

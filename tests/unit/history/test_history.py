@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from koala_adapter.api.reports import ComponentReport, JobReport, SizeChangeReport
-from koala_adapter.history.occupations import Occupation, lanes, occupations, within
-from koala_adapter.history.picture import MOST_ROWS, Period, history
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.outcome import JobState
+from koala_adapter.report.history import MOST_ROWS, Occupation, Period, history, lanes, occupations, within
+from koala_adapter.report.values import ComponentReport, JobReport, SizeChangeReport
 from tests.unit.api.jobreports import job_report
 
 

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from koala_adapter.host.servicemanager import ServiceManager
+from koala_adapter.host.process import ServiceManager
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.liveworkload.bag import Bag
-from koala_adapter.simulation.application_models import ft, gadget2
+from koala_adapter.simulation.applications import ft, gadget2
+from koala_experiments.liveruns import Bag
 
 UNIT = 0.25
 PACE = 40.0

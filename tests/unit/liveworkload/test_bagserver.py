@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.liveworkload.bag import Bag
-from koala_adapter.liveworkload.bagserver import BagServer, bag_server
-from koala_adapter.liveworkload.jobs import WORKER
+from koala_experiments.liveruns import WORKER, Bag, BagServer, bag_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

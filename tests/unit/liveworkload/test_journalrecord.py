@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.liveworkload.jobs import live_job, name_of
-from koala_adapter.liveworkload.journalrecord import JournalRecord
 from koala_adapter.model import JobKind, RunnerName
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.simulation.koala_workloads import WM_HIGH, WMR_HIGH, koala_workload
+from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.multicluster import Settings, simulate
 from koala_adapter.simulation.platform import DAS3
+from koala_experiments.liveruns import JournalRecord, live_job, name_of
+from koala_experiments.malleable import WM_HIGH, WMR_HIGH, koala_workload
 from tests.unit.simulation.test_multicluster_live import LiveWorld
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.simulation.koala_workloads import KoalaWorkload
-    from koala_adapter.simulation.simulated_jobs import SimulatedJob
+    from koala_adapter.simulation.applications import SimulatedJob
+    from koala_experiments.malleable import KoalaWorkload
 
 
 class Journaled(LiveWorld):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from koala_adapter.metrics import catalogue
+from koala_adapter.host import metrics as catalogue
 
 DASHBOARD = json.loads((Path(__file__).parents[3] / "conf" / "grafana.json").read_text(encoding="utf-8"))
 PANELS: list[dict[str, Any]] = [one for one in DASHBOARD["panels"] if one["type"] != "row"]

@@ -13,13 +13,11 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from koala_adapter.errors import LrmUnreachableError, ServiceRunningError
-from koala_adapter.metrics import catalogue, endpoint
-from koala_adapter.metrics.catalogue import Kind
-from koala_adapter.metrics.endpoint import LONGEST_HEAD, MetricsEndpoint
-from koala_adapter.metrics.exposition import openmetrics
-from koala_adapter.metrics.meter import MOST_SERIES, Meter
-from koala_adapter.metrics.process import process_meter, watch_commands
-from koala_adapter.plugin.commands import CommandRunner
+from koala_adapter.host import metrics as catalogue
+from koala_adapter.host import metricsport as endpoint
+from koala_adapter.host.metrics import MOST_SERIES, Kind, Meter, openmetrics, process_meter, watch_commands
+from koala_adapter.host.metricsport import LONGEST_HEAD, MetricsEndpoint
+from koala_adapter.lrm.commands import CommandRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

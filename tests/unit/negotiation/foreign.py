@@ -5,23 +5,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from koala_adapter import negotiation as applicationside
 from koala_adapter.errors import NegotiationStepError
-from koala_adapter.negotiation import applicationside, templatexml
-from koala_adapter.negotiation.endpoint import Limits
-from koala_adapter.negotiation.events import (
+from koala_adapter.negotiation.serviceside import document as templatexml
+from koala_adapter.negotiation.serviceside.endpoint import (
     Agreed,
     Complaint,
     Consumed,
     Ended,
+    Limits,
     OfferAccepted,
     OfferReceived,
     Unreadable,
 )
-from koala_adapter.negotiation.states import State
-from koala_adapter.negotiation.template import NegotiationKey, Side, Template
+from koala_adapter.negotiation.serviceside.states import State
+from koala_adapter.negotiation.serviceside.template import NegotiationKey, Side, Template
 
 if TYPE_CHECKING:
-    from koala_adapter.negotiation.events import Event
+    from koala_adapter.negotiation.serviceside.endpoint import Event
 
 KINDS: dict[str, type[OfferReceived | OfferAccepted | Agreed | Consumed]] = {
     "offer": OfferReceived,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from koala_adapter.negotiation.endpoint import Endpoint, Limits
-from koala_adapter.negotiation.template import (
+from koala_adapter.negotiation.serviceside.endpoint import Endpoint, Limits
+from koala_adapter.negotiation.serviceside.template import (
     Direction,
     Negotiability,
     Obligation,
@@ -24,7 +24,7 @@ from koala_adapter.negotiation.template import (
 if TYPE_CHECKING:
     import random
 
-    from koala_adapter.negotiation.events import Event
+    from koala_adapter.negotiation.serviceside.endpoint import Event
 
 PUBLISHED = b"""<?xml version="1.0" encoding="UTF-8"?>
 <NT NT_AgreementID="1001" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:noNamespaceSchemaLocation="NT.xsd">

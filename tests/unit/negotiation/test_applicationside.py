@@ -14,12 +14,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.application.libraryfile import negotiation_file
+from koala_adapter import negotiation as applicationside
+from koala_adapter.application.shipping import negotiation_file
 from koala_adapter.errors import NegotiationError
-from koala_adapter.negotiation import applicationside, bargaining, framing, template, templatexml
-from koala_adapter.negotiation.endpoint import Limits
-from koala_adapter.negotiation.states import BARGAINING, DEADLINE, DISCONNECTED, ENDED, RECEIVED, SAID, SENT, Message
-from koala_adapter.negotiation.template import Side, Template
+from koala_adapter.negotiation.schema import LARGEST_TEMPLATE
+from koala_adapter.negotiation.serviceside import document as framing
+from koala_adapter.negotiation.serviceside import document as templatexml
+from koala_adapter.negotiation.serviceside import template
+from koala_adapter.negotiation.serviceside import template as bargaining
+from koala_adapter.negotiation.serviceside.endpoint import Limits
+from koala_adapter.negotiation.serviceside.states import (
+    BARGAINING,
+    DEADLINE,
+    DISCONNECTED,
+    ENDED,
+    RECEIVED,
+    SAID,
+    SENT,
+    Message,
+)
+from koala_adapter.negotiation.serviceside.template import Side, Template
 from tests.examples import examples, repeated
 from tests.unit.negotiation.foreign import ForeignEndpoint, ours
 from tests.unit.negotiation.templates import PUBLISHED, full, mutated, request, templates
@@ -52,7 +66,7 @@ def test_the_tables_are_the_same() -> None:
 
 def test_the_bounds_are_the_same() -> None:
     """Nothing is too large for one side only."""
-    assert applicationside.LARGEST_TEMPLATE == templatexml.LARGEST_TEMPLATE
+    assert applicationside.LARGEST_TEMPLATE == LARGEST_TEMPLATE
     assert applicationside.HEADER_SIZE == framing.HEADER_SIZE
     assert applicationside.NAMESPACE == templatexml.NAMESPACE
     for name in ("LARGEST_QUANTITY", "LONGEST_ANSWER_TIME", "LONGEST_REASON", "MOST_RESOURCES", "MOST_ROUNDS"):

@@ -10,25 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import NegotiationError
-from koala_adapter.negotiation.bargaining import (
-    Terms,
-    completed,
-    decide,
-    powers_of_two,
-    problem_of_closing,
-    problem_of_counter,
-)
-from koala_adapter.negotiation.derivedtemplates import accepted, committed, consumed, countered, published
-from koala_adapter.negotiation.template import (
+from koala_adapter.negotiation.serviceside.document import build, parse
+from koala_adapter.negotiation.serviceside.template import (
     Direction,
     Negotiability,
     Obligation,
     Resource,
     ResourceKey,
     Status,
+    Terms,
     Usage,
+    accepted,
+    committed,
+    completed,
+    consumed,
+    countered,
+    decide,
+    powers_of_two,
+    problem_of_closing,
+    problem_of_counter,
+    published,
 )
-from koala_adapter.negotiation.templatexml import build, parse
 from tests.examples import examples
 from tests.unit.negotiation.templates import CPU, MEM, request, templates
 

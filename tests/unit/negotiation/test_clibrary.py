@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from koala_adapter.application import clibrary
 from koala_adapter.errors import NegotiationError
-from koala_adapter.negotiation.framing import FrameBuffer, frame
-from koala_adapter.negotiation.templatexml import LARGEST_TEMPLATE, build, parse
+from koala_adapter.negotiation.schema import LARGEST_TEMPLATE
+from koala_adapter.negotiation.serviceside.document import FrameBuffer, build, frame, parse
 from tests.examples import examples, repeated
 from tests.unit.negotiation.templates import CPU, PUBLISHED, full, mutated, request, templates
 from tests.unit.negotiation.test_peerlistener import Manager, listening
 
 if TYPE_CHECKING:
-    from koala_adapter.negotiation.template import Template
+    from koala_adapter.negotiation.serviceside.template import Template
 
 pytestmark = pytest.mark.real("cc")
 

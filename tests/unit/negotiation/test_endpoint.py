@@ -9,31 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.errors import NegotiationStepError
-from koala_adapter.negotiation.bargaining import Terms, decide
-from koala_adapter.negotiation.derivedtemplates import (
-    accepted,
-    committed,
-    consumed,
-    countered,
-    expired,
-    faulty,
-    published,
-    rejected,
-    withdrawn,
-)
-from koala_adapter.negotiation.endpoint import Endpoint
-from koala_adapter.negotiation.events import (
+from koala_adapter.negotiation.serviceside.document import FrameBuffer, build, frame, parse
+from koala_adapter.negotiation.serviceside.endpoint import (
     Agreed,
     Complaint,
     Consumed,
     Ended,
+    Endpoint,
     OfferAccepted,
     OfferReceived,
     Unreadable,
 )
-from koala_adapter.negotiation.framing import FrameBuffer, frame
-from koala_adapter.negotiation.states import State
-from koala_adapter.negotiation.template import (
+from koala_adapter.negotiation.serviceside.states import State
+from koala_adapter.negotiation.serviceside.template import (
     Direction,
     NegotiationKey,
     Obligation,
@@ -42,8 +30,18 @@ from koala_adapter.negotiation.template import (
     Side,
     Status,
     Template,
+    Terms,
+    accepted,
+    committed,
+    consumed,
+    countered,
+    decide,
+    expired,
+    faulty,
+    published,
+    rejected,
+    withdrawn,
 )
-from koala_adapter.negotiation.templatexml import build, parse
 from tests.unit.negotiation.foreign import ForeignEndpoint
 from tests.unit.negotiation.templates import CPU, MEM, carried, pair, request
 

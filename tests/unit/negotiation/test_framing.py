@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import NegotiationError
-from koala_adapter.negotiation.framing import FrameBuffer, frame
-from koala_adapter.negotiation.templatexml import LARGEST_TEMPLATE
+from koala_adapter.negotiation.schema import LARGEST_TEMPLATE
+from koala_adapter.negotiation.serviceside.document import FrameBuffer, frame
 from tests.examples import examples, repeated
 from tests.unit.negotiation.templates import PUBLISHED, mutated
 

@@ -9,20 +9,36 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.negotiation.bargaining import Terms, decide
-from koala_adapter.negotiation.derivedtemplates import accepted, committed, countered, rejected, withdrawn
-from koala_adapter.negotiation.endpoint import Endpoint, Limits
-from koala_adapter.negotiation.events import Agreed, Consumed, Ended, OfferAccepted, OfferReceived
-from koala_adapter.negotiation.granting import Granter, Promised
-from koala_adapter.negotiation.reservations import ReservationBook
-from koala_adapter.negotiation.states import State
-from koala_adapter.negotiation.template import Direction, NegotiationKey, Side, Status
+from koala_adapter.negotiation.serviceside.endpoint import (
+    Agreed,
+    Consumed,
+    Ended,
+    Endpoint,
+    Limits,
+    OfferAccepted,
+    OfferReceived,
+)
+from koala_adapter.negotiation.serviceside.states import State
+from koala_adapter.negotiation.serviceside.template import (
+    Direction,
+    NegotiationKey,
+    Side,
+    Status,
+    Terms,
+    accepted,
+    committed,
+    countered,
+    decide,
+    rejected,
+    withdrawn,
+)
+from koala_adapter.service.sizes.port import Granter, Promised, ReservationBook
 from tests.examples import repeated
 from tests.unit.negotiation.foreign import ForeignEndpoint
 from tests.unit.negotiation.templates import CPU, carried, pair, request
 
 if TYPE_CHECKING:
-    from koala_adapter.negotiation.events import Event
+    from koala_adapter.negotiation.serviceside.endpoint import Event
 
 FIRST = NegotiationKey(initiator=Side.APPLICATION, agreement_id="1")
 

@@ -12,22 +12,27 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter.negotiation import applicationside as nt
-from koala_adapter.negotiation import conversation
-from koala_adapter.negotiation.derivedtemplates import accepted, committed, countered, rejected, withdrawn
-from koala_adapter.negotiation.events import Ended, OfferAccepted, OfferReceived
-from koala_adapter.negotiation.framing import FrameBuffer, frame
-from koala_adapter.negotiation.granting import Granter, Promised
-from koala_adapter.negotiation.reservations import ReservationBook
-from koala_adapter.negotiation.states import State
-from koala_adapter.negotiation.template import Side, Template
+from koala_adapter import negotiation as nt
+from koala_adapter.negotiation.serviceside.document import FrameBuffer, frame
+from koala_adapter.negotiation.serviceside.endpoint import Ended, OfferAccepted, OfferReceived
+from koala_adapter.negotiation.serviceside.states import State
+from koala_adapter.negotiation.serviceside.template import (
+    Side,
+    Template,
+    accepted,
+    committed,
+    countered,
+    rejected,
+    withdrawn,
+)
+from koala_adapter.service.sizes import port as conversation
+from koala_adapter.service.sizes.port import Granter, Promised, ReservationBook
 from tests.unit.negotiation.templates import CPU, carried, pair, request
 from tests.unit.negotiation.test_peerlistener import Manager, listening, refused, wish
 
 if TYPE_CHECKING:
-    from koala_adapter.negotiation.endpoint import Endpoint
-    from koala_adapter.negotiation.events import Event
-    from koala_adapter.negotiation.template import NegotiationKey
+    from koala_adapter.negotiation.serviceside.endpoint import Endpoint, Event
+    from koala_adapter.negotiation.serviceside.template import NegotiationKey
 
 IDLE = 6
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 
 from koala_adapter.errors import NegotiationError
-from koala_adapter.negotiation import layoutreader
-from koala_adapter.negotiation.template import Direction, Resource, Template
-from koala_adapter.negotiation.templatexml import build, parse_any
+from koala_adapter.negotiation.serviceside import document as layoutreader
+from koala_adapter.negotiation.serviceside.document import build, parse_any
+from koala_adapter.negotiation.serviceside.template import Direction, Resource, Template
 from tests.examples import examples, repeated
 from tests.unit.negotiation.templates import PUBLISHED, full, mutated, request, templates
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from koala_adapter.application.libraryfile import NEGOTIATION_FILE_NAME, negotiation_file
-from koala_adapter.negotiation.states import Message
-from koala_adapter.negotiation.template import Direction, Negotiability, Obligation, Side, Status, Usage
-from koala_adapter.negotiation.templatejson import _INTEGERS, _REQUIRED, _WORDS
-from koala_adapter.negotiation.templateschema import EXTENSION, PUBLISHED, schema_path
+from koala_adapter.application.shipping import NEGOTIATION_FILE_NAME, negotiation_file
+from koala_adapter.negotiation.schema import _INTEGERS, _REQUIRED, _WORDS, EXTENSION, PUBLISHED, schema_path
+from koala_adapter.negotiation.serviceside.states import Message
+from koala_adapter.negotiation.serviceside.template import Direction, Negotiability, Obligation, Side, Status, Usage
 from tests.unit.negotiation import templates
 
 ROOT = Path(__file__).parents[3]

@@ -15,20 +15,24 @@ import anyio
 import pytest
 from anyio import to_thread
 
+from koala_adapter import negotiation as nt
 from koala_adapter.errors import ConfigurationError, ServiceRunningError
-from koala_adapter.negotiation import applicationside as nt
-from koala_adapter.negotiation.conversation import Conversation
-from koala_adapter.negotiation.derivedtemplates import accepted
-from koala_adapter.negotiation.endpoint import Endpoint, Limits
-from koala_adapter.negotiation.events import Agreed, Consumed, Ended, OfferReceived
-from koala_adapter.negotiation.framing import frame
-from koala_adapter.negotiation.granting import Granter, Promised
-from koala_adapter.negotiation.peerconnection import connect, connect_unix
-from koala_adapter.negotiation.peerlistener import ListenerBounds, PeerListener
-from koala_adapter.negotiation.reservations import ReservationBook
-from koala_adapter.negotiation.states import State
-from koala_adapter.negotiation.template import NegotiationKey, Side
-from koala_adapter.negotiation.tokens import GREETING, OneTimeTokens
+from koala_adapter.negotiation.serviceside.document import frame
+from koala_adapter.negotiation.serviceside.endpoint import Agreed, Consumed, Ended, Endpoint, Limits, OfferReceived
+from koala_adapter.negotiation.serviceside.states import State
+from koala_adapter.negotiation.serviceside.template import NegotiationKey, Side, accepted
+from koala_adapter.service.sizes.port import (
+    GREETING,
+    Conversation,
+    Granter,
+    ListenerBounds,
+    OneTimeTokens,
+    PeerListener,
+    Promised,
+    ReservationBook,
+    connect,
+    connect_unix,
+)
 from tests.unit.negotiation.templates import CPU, request
 
 if TYPE_CHECKING:
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import SocketStream
 
-    from koala_adapter.negotiation.events import Event
+    from koala_adapter.negotiation.serviceside.endpoint import Event
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from koala_adapter.negotiation.reservations import ReservationBook
+from koala_adapter.service.sizes.port import ReservationBook
 from tests.examples import repeated
 from tests.unit.negotiation.templates import CPU, MEM
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from koala_adapter.negotiation.states import (
+from koala_adapter.negotiation.serviceside.states import (
     BARGAINING,
     DEADLINE,
     DISCONNECTED,
@@ -18,7 +18,7 @@ from koala_adapter.negotiation.states import (
     State,
     Step,
 )
-from koala_adapter.negotiation.template import Status
+from koala_adapter.negotiation.serviceside.template import Status
 
 CLOSING = {Message.REJECT, Message.WITHDRAW, Message.EXPIRE, Message.ERROR}
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 
 from koala_adapter.errors import NegotiationError
-from koala_adapter.negotiation.derivedtemplates import accepted, committed, countered, published, rejected, withdrawn
-from koala_adapter.negotiation.template import (
+from koala_adapter.negotiation.schema import LARGEST_TEMPLATE, from_json, to_json
+from koala_adapter.negotiation.serviceside.document import NAMESPACE, build, parse
+from koala_adapter.negotiation.serviceside.template import (
     Negotiability,
     Resource,
     ResourceKey,
@@ -21,10 +22,14 @@ from koala_adapter.negotiation.template import (
     Status,
     Template,
     Usage,
+    accepted,
+    committed,
+    countered,
+    published,
+    rejected,
     sayable,
+    withdrawn,
 )
-from koala_adapter.negotiation.templatejson import from_json, to_json
-from koala_adapter.negotiation.templatexml import LARGEST_TEMPLATE, NAMESPACE, build, parse
 from tests.examples import examples, repeated
 from tests.unit.negotiation.templates import CPU, MEM, PUBLISHED, full, mutated, request, templates
 

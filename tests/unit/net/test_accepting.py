@@ -19,7 +19,7 @@ SERVER = """\
 import resource, sys
 from contextlib import suppress
 import anyio
-from koala_adapter.net.accepting import serve_streams
+from koala_adapter.host.accepting import serve_streams
 
 async def echo(stream):
     async with stream:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from koala_adapter.net.admission import Admission
+from koala_adapter.host.accepting import Admission
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from koala_adapter.net import freeport
+from koala_adapter.host import sockets as freeport
 
 if TYPE_CHECKING:
     import pytest

@@ -12,8 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
-from koala_adapter.ordering.allocation import Allocation, Misfit, NodeRoom, allocate, memory_on, rooms_of
-from koala_adapter.ordering.guards import NodeRelease, guard_for, guarded
+from koala_adapter.ordering.allocation import (
+    Allocation,
+    Misfit,
+    NodeRelease,
+    NodeRoom,
+    allocate,
+    guard_for,
+    guarded,
+    memory_on,
+    rooms_of,
+)
 from tests.examples import examples
 
 if TYPE_CHECKING:

@@ -18,37 +18,36 @@ from anyio.from_thread import start_blocking_portal
 from anyio.streams.buffered import BufferedByteReceiveStream
 from click.testing import CliRunner
 
-from koala_adapter.batchsystem.starts import Patience, Starts
 from koala_adapter.cli.koala import koala
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceRunningError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
-from koala_adapter.ordering.askclient import ask_in_public
-from koala_adapter.ordering.asksocket import (
+from koala_adapter.lrm.starts import Patience, Starts
+from koala_adapter.ordering.asking import (
     BUSY,
     PLACES,
     PLACES_OF_ONE,
     QUESTION_LIMIT,
     AskSocket,
+    PublicPath,
+    ask_in_public,
+    explain,
+    explain_as_noted,
     explained_as_noted,
     job_asked_for,
 )
-from koala_adapter.ordering.explanations import explain, explain_as_noted
-from koala_adapter.ordering.listedjobs import Rules
+from koala_adapter.ordering.jobs import Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.publicpath import PublicPath
-from koala_adapter.queueing.backfill import Easy
-from koala_adapter.queueing.checkedqueue import CheckedQueues
-from koala_adapter.queueing.local_queue import ClusterScheduler
-from koala_adapter.queueing.policies import POLICIES
-from koala_adapter.queueing.priority import ARRIVAL
+from koala_adapter.policies.checked import CheckedQueues
+from koala_adapter.queueing.backfill import POLICIES, Easy
+from koala_adapter.queueing.queue import ARRIVAL, ClusterScheduler
 from tests.unit.ordering.ordering_site import Listed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from koala_adapter.ordering.explanations import Explanation
-    from koala_adapter.queueing.local_queue import LocalJob
+    from koala_adapter.ordering.asking import Explanation
+    from koala_adapter.queueing.queue import LocalJob
 
 pytestmark = pytest.mark.anyio
 

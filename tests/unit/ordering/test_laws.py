@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.ordering.entries import JobEventKind
-from koala_adapter.queueing.policies import POLICIES
+from koala_adapter.ordering.jobs import JobEventKind
+from koala_adapter.queueing.backfill import POLICIES
 from tests.examples import examples
 from tests.unit.ordering.ordering_site import Listed
 

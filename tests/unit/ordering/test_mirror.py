@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from koala_adapter.batchsystem.starts import Stage
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm.starts import Stage
 from koala_adapter.model import HoldOwner, LrmJobState, NodeState, Queue
-from koala_adapter.ordering.entries import JobEventKind, Phase
-from koala_adapter.ordering.listedjobs import Rules
+from koala_adapter.ordering.jobs import JobEventKind, Phase, Rules
 from tests.unit.ordering.ordering_site import PATIENCE, Listed, node
 
 if TYPE_CHECKING:
-    from koala_adapter.batchsystem.startlog import Pin
+    from koala_adapter.lrm.starts import Pin
 
 
 def test_jobs_are_started_in_order_and_backfilled() -> None:

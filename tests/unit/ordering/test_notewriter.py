@@ -11,8 +11,8 @@ import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import LrmJobState
-from koala_adapter.ordering.entries import JobEventKind
-from koala_adapter.ordering.notewriter import SHARE
+from koala_adapter.ordering.jobs import JobEventKind
+from koala_adapter.ordering.notes import SHARE
 from tests.unit.ordering.test_outsidescheduler import Driven, StartingLrm
 
 if TYPE_CHECKING:

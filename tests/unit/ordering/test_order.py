@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.batchsystem.listing import Listing
-from koala_adapter.batchsystem.starts import Starts
+from koala_adapter.lrm.listing import Listing
+from koala_adapter.lrm.starts import Starts
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
-from koala_adapter.ordering.listedjobs import Rules
+from koala_adapter.ordering.jobs import Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.shadow import Shadow
-from koala_adapter.queueing.policies import POLICIES, make_cluster_scheduler
-from koala_adapter.queueing.priority import PriorityWeights
+from koala_adapter.queueing.backfill import POLICIES, make_cluster_scheduler
+from koala_adapter.queueing.queue import PriorityWeights
 from tests.unit.ordering.ordering_site import Listed, node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from koala_adapter.queueing.local_queue import ClusterScheduler
+    from koala_adapter.queueing.queue import ClusterScheduler
 
 IDS = (
     ("8", "9", "10", "11", "100"),

@@ -11,23 +11,18 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter.batchsystem.starter import LrmStarts, Starter
-from koala_adapter.batchsystem.startlog import StartLog
-from koala_adapter.batchsystem.starts import Patience, Starts
 from koala_adapter.errors import JobNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.host.clock import ServiceClock
+from koala_adapter.host.sockets import reachable
+from koala_adapter.lrm.starts import LrmStarts, Patience, Starter, StartLog, Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
-from koala_adapter.net.unixsocket import reachable
-from koala_adapter.ordering.entries import JobEventKind
-from koala_adapter.ordering.explainserver import ExplainServer, ask_explanation, explained_by
-from koala_adapter.ordering.explanations import explain, overview
-from koala_adapter.ordering.listedjobs import Rules
+from koala_adapter.ordering.asking import ExplainServer, ask_explanation, explain, explained_by, overview
+from koala_adapter.ordering.jobs import JobEventKind, Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.notewriter import NoteWriter
-from koala_adapter.ordering.outsidescheduler import OutsideScheduler
-from koala_adapter.ordering.pacedwatcher import Pace, PacedWatcher
-from koala_adapter.ordering.schedulingpass import MisfitRules
-from koala_adapter.queueing.policies import make_cluster_scheduler
+from koala_adapter.ordering.notes import NoteWriter
+from koala_adapter.ordering.passes import MisfitRules
+from koala_adapter.ordering.scheduler import OutsideScheduler, Pace, PacedWatcher
+from koala_adapter.queueing.backfill import make_cluster_scheduler
 from tests.unit.ordering.ordering_site import Listed
 from tests.unit.service.scripted_lrm import ScriptedLrm
 
@@ -35,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from koala_adapter.ordering.entries import JobEvent
+    from koala_adapter.ordering.jobs import JobEvent
 
 pytestmark = pytest.mark.anyio
 

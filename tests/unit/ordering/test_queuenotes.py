@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import LrmJobId
-from koala_adapter.ordering.localminutes import LocalMinutes
-from koala_adapter.ordering.queuenotes import (
+from koala_adapter.ordering.notes import (
     EXACT_PLACES,
     START_STEP,
     Answer,
+    LocalMinutes,
     NotedJob,
     changes_due,
     is_outdated,

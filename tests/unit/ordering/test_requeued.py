@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from koala_adapter.model import HoldOwner, LrmJobState
-from koala_adapter.ordering.entries import JobEventKind, Phase
+from koala_adapter.ordering.jobs import JobEventKind, Phase
 from tests.unit.ordering.ordering_site import Listed
 
 if TYPE_CHECKING:
     from koala_adapter.model import LrmJobId
-    from koala_adapter.ordering.entries import Entry
+    from koala_adapter.ordering.jobs import Entry
 
 
 def ran(processors: int = 32, **values: Any) -> tuple[Listed, LrmJobId]:  # noqa: ANN401 - fields of many types

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from koala_adapter.batchsystem.listing import Listing
+from koala_adapter.lrm.listing import Listing
 from koala_adapter.model import LrmJobState
-from koala_adapter.ordering.entries import JobEventKind
-from koala_adapter.ordering.listedjobs import Rules
+from koala_adapter.ordering.jobs import JobEventKind, Rules
 from koala_adapter.ordering.shadow import Shadow
-from koala_adapter.queueing.policies import make_cluster_scheduler
+from koala_adapter.queueing.backfill import make_cluster_scheduler
 from tests.unit.ordering.ordering_site import Listed
 
 

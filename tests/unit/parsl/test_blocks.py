@@ -14,12 +14,12 @@ from parsl.jobs.states import JobState as BlockState
 
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.model import EndReason, JobId
-from koala_adapter.parsl.blocks import BlockShape, block_state, job_text
-from koala_adapter.scheduler.outcome import JobOutcome, JobState
+from koala_adapter.outcome import JobOutcome, JobState
+from koala_adapter.parsl import BlockShape, block_state, job_text
 from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
 
 
 def report(state: JobState, reason: EndReason = EndReason.EXITED) -> JobReport:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from koala_adapter.plugin import Capabilities
+from koala_adapter.lrm import Capabilities
 
 ROOT = Path(__file__).parents[3]
 CONTRACT = ROOT / "koala_adapter" / "plugin" / "contract.py"

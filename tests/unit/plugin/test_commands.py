@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmUnavailableError
-from koala_adapter.plugin.commands import CommandResult, CommandRunner, child_environment, login_name
+from koala_adapter.lrm.commands import CommandResult, CommandRunner, child_environment, login_name
 from koala_adapter.testing import eventually
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def test_complaint(stdout: bytes, stderr: bytes, complaint: str) -> None:
 DIES = """
 import os, signal, threading, time
 import anyio
-from koala_adapter.plugin.commands import CommandRunner
+from koala_adapter.lrm.commands import CommandRunner
 
 
 def die_when_it_reads():

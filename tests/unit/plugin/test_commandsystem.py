@@ -17,9 +17,16 @@ from koala_adapter.errors import (
     LrmUnavailableError,
     LrmUnreachableError,
 )
+from koala_adapter.lrm.commands import (
+    CommandRunner,
+    CommandSystem,
+    ComplaintTable,
+    complaints,
+    only_id,
+    parsed,
+    portions,
+)
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
-from koala_adapter.plugin.commands import CommandRunner
-from koala_adapter.plugin.commandsystem import CommandSystem, ComplaintTable, complaints, only_id, parsed, portions
 
 SAMPLES = Path(__file__).parents[2] / "wire" / "samples" / "openpbs2306"
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from koala_adapter.plugin.limits import SHORTEST_PAUSE, URGENT_SHARE, WINDOW, CircuitBreaker, PollPace, RequestWindow
+from koala_adapter.lrm.rate import SHORTEST_PAUSE, URGENT_SHARE, WINDOW, CircuitBreaker, PollPace, RequestWindow
 
 bounds = st.integers(min_value=2, max_value=40)
 wishes = st.lists(

@@ -11,21 +11,14 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from koala_adapter.errors import EXIT_CONFIGURATION, LrmUnsupportedError, PluginError
+from koala_adapter.lrm import ENTRY_POINT_GROUP, INTERFACE_VERSION, Capabilities, Lrm, PluginDefinition, load_plugins
 from koala_adapter.model import LrmJobId
-from koala_adapter.plugin import (
-    ENTRY_POINT_GROUP,
-    INTERFACE_VERSION,
-    Capabilities,
-    Lrm,
-    PluginDefinition,
-    load_plugins,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from koala_adapter.plugin import ClusterContext
+    from koala_adapter.lrm import ClusterContext
 
 
 class ClosedSettings(BaseModel):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.plugin.sharedwindow import (
+from koala_adapter.lrm.rate import (
     LOCKED_AT_MOST,
     LOCKED_PAUSE,
     SUFFIX,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ASKER = """
 import json, sys, time
 from pathlib import Path
-from koala_adapter.plugin.sharedwindow import SharedWindow
+from koala_adapter.lrm.rate import SharedWindow
 
 window = SharedWindow(int(sys.argv[2]), Path(sys.argv[1]))
 print("ready", flush=True)

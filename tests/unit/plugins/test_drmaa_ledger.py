@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_drmaa.ledger import (
+from koala_adapter.lrm.drmaa.helper import (
     KEEP_SECONDS,
     KEEP_UNKNOWN_SECONDS,
     JobEnd,

@@ -16,19 +16,44 @@ from koala_adapter.errors import (
     LrmUnavailableError,
     LrmUnsupportedError,
 )
+from koala_adapter.lrm import Submission
+from koala_adapter.lrm.contract import Directives
+from koala_adapter.lrm.drmaa.client import HelperLaunch, Loading, first_library
+from koala_adapter.lrm.drmaa.libraries import (
+    GRID_ENGINE,
+    LIBRARIES,
+    OTHER,
+    PBS,
+    SLURM,
+    FailureKind,
+    Library,
+    error_of,
+    is_ending,
+    kind_of_exception,
+    kind_of_text,
+    library_of,
+)
+from koala_adapter.lrm.drmaa.protocol import JobStatus, ListedBatch, ListedJob, Refusal
+from koala_adapter.lrm.drmaa.transport import (
+    KEEP_SECONDS,
+    ScriptDelivery,
+    ScriptStore,
+    apply_directives,
+    job_template,
+    raise_for,
+    render_template,
+)
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
-from koala_adapter.plugin import Submission
-from koala_adapter.plugin.directives import Directives
-from koala_drmaa.classify import error_of, is_ending, kind_of_exception, kind_of_text
-from koala_drmaa.environment import HelperLaunch, Loading, first_library
-from koala_drmaa.libraries import GRID_ENGINE, LIBRARIES, OTHER, PBS, SLURM, Library, library_of
-from koala_drmaa.native import index_variable, is_bulk, job_id_variable, native_options
-from koala_drmaa.protocol import FailureKind, JobStatus, ListedBatch, ListedJob, Refusal
-from koala_drmaa.scripts import KEEP_SECONDS, ScriptDelivery, ScriptStore
-from koala_drmaa.settings import DrmaaSettings
-from koala_drmaa.states import end_of, jobs_of_batch, unknown_key
-from koala_drmaa.template import apply_directives, job_template, render_template
-from koala_drmaa.transport import raise_for
+from koala_drmaa.lrm import (
+    DrmaaSettings,
+    end_of,
+    index_variable,
+    is_bulk,
+    job_id_variable,
+    jobs_of_batch,
+    native_options,
+    unknown_key,
+)
 
 INVALID_ID = "slurm_terminate_job error: Invalid job id specified,job_id: 999999"
 COMPLETING = "slurm_terminate_job error: Job/step already completing or completed,job_id: 9"

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import ProtocolError
-from koala_drmaa.protocol import (
+from koala_adapter.lrm.drmaa.client import decode_result
+from koala_adapter.lrm.drmaa.libraries import FailureKind
+from koala_adapter.lrm.drmaa.protocol import (
     AbandonBatches,
     ControlAction,
     ControlJobs,
     Controlled,
     Done,
     Failure,
-    FailureKind,
     JobStatus,
     ListBatches,
     Listed,
@@ -35,10 +36,9 @@ from koala_drmaa.protocol import (
     SubmitJobs,
     Submitted,
     Template,
+    decode_request,
     encode,
 )
-from koala_drmaa.requestlines import decode_request
-from koala_drmaa.resultlines import decode_result
 
 TEMPLATE = Template(
     name="k1",
@@ -137,7 +137,7 @@ def test_what_is_no_result_is_refused(line: bytes) -> None:
 
 def test_the_helper_starts_without_what_only_its_parent_needs() -> None:
     """One runs for each cluster, and is started again when it has died: it takes a quarter of the time so."""
-    heavy = ("pydantic", "anyio", "asyncio", "structlog", "importlib.metadata", "koala_adapter.plugin")
-    code = f"import sys, koala_drmaa.helper; print(*[one for one in {heavy} if one in sys.modules])"
+    heavy = ("pydantic", "anyio", "asyncio", "structlog", "importlib.metadata", "koala_adapter.lrm")
+    code = f"import sys, koala_adapter.lrm.drmaa.helper; print(*[one for one in {heavy} if one in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -23,13 +23,22 @@ from koala_adapter.errors import (
     ProtocolError,
 )
 from koala_adapter.model import EndReason, LrmJobState
-from koala_local.layout import Layout, NodeSlots
-from koala_local.process import since_boot
-from koala_local.protocol import Fields, decode, encode, failure, raise_failure
-from koala_local.record import OCCUPYING, Ending, JobRecord
-from koala_local.settings import LocalSettings
-from koala_local.slots import next_starts, used_processors
-from koala_local.supervision import Supervisor
+from koala_local.jobs import (
+    OCCUPYING,
+    Ending,
+    Fields,
+    JobRecord,
+    Layout,
+    NodeSlots,
+    decode,
+    encode,
+    failure,
+    next_starts,
+    raise_failure,
+    used_processors,
+)
+from koala_local.lrm import LocalSettings
+from koala_local.processes import Supervisor, since_boot
 
 if TYPE_CHECKING:
     from pathlib import Path

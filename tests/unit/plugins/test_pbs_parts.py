@@ -12,20 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.lrm import Submission
+from koala_adapter.lrm.commands import CommandResult
+from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import BatchKey, EndReason, Node, NodeState
-from koala_adapter.plugin import Submission
-from koala_adapter.plugin.commands import CommandResult
-from koala_adapter.plugin.directives import Directives
-from koala_pbs import control
-from koala_pbs.directives import problem_of
-from koala_pbs.jobids import array_index, array_of, checked, compacted, element_ids
+from koala_pbs import client as control
+from koala_pbs.jobs import assign, parse_exec_vnode, parse_select, tied_place
+from koala_pbs.lrm import pieces, problem_of, qsub_command
 from koala_pbs.queues import QueueConfig, ServerConfig, largest_array, served, walltime_limit
-from koala_pbs.refusals import submission_error
-from koala_pbs.selection import assign, parse_exec_vnode, parse_select, tied_place
 from koala_pbs.settings import PbsSettings
-from koala_pbs.states import job_end
-from koala_pbs.submission import pieces, qsub_command
-from koala_pbs.values import mebibytes_of, moment_of, number_of, seconds_of
+from koala_pbs.words import (
+    array_index,
+    array_of,
+    checked,
+    compacted,
+    element_ids,
+    job_end,
+    mebibytes_of,
+    moment_of,
+    number_of,
+    seconds_of,
+    submission_error,
+)
 
 SUBMISSION = Submission(key=BatchKey("koala-1"), count=3, script="#!/bin/sh\n", walltime=600)
 EVERYTHING = Directives()

@@ -10,13 +10,13 @@ import pytest
 from pydantic import ValidationError
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnsupportedError
+from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
-from koala_adapter.plugin import Submission
 from koala_adapter.testing import new_context
 from koala_pbs import PLUGIN, PbsSettings
 
 if TYPE_CHECKING:
-    from koala_adapter.plugin import Lrm
+    from koala_adapter.lrm import Lrm
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
-from koala_sge.contexts import JobContext
-from koala_sge.hookholds import possibly_hook_holds, without_users
+from koala_sge.heldjobs import JobContext, possibly_hook_holds, without_users
 
 
 def job(id_: str, state: LrmJobState, letters: str) -> LrmJob:

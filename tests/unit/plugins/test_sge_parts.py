@@ -10,13 +10,13 @@ import pytest
 from pydantic import ValidationError
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm import ClusterContext, Submission
+from koala_adapter.lrm.commands import CommandResult, CommandRunner
+from koala_adapter.lrm.contract import Directives
+from koala_adapter.lrm.drmaa.transport import ScriptDelivery
 from koala_adapter.model import BatchKey, ClusterName, LrmJobId
-from koala_adapter.plugin import ClusterContext, Submission
-from koala_adapter.plugin.commands import CommandResult, CommandRunner
-from koala_adapter.plugin.directives import Directives
-from koala_drmaa.scripts import ScriptDelivery
 from koala_sge import SgeLrm, SgeSettings
-from koala_sge import requests as sge_requests
+from koala_sge import heldjobs as sge_requests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_sge.settings import SgeSettings
-from koala_sge.wrapper import WRAPPER, behind_wrapper
+from koala_sge.settings import WRAPPER, SgeSettings, behind_wrapper
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,13 +11,12 @@ import pytest
 
 from koala_adapter.errors import LrmRejectedError
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
-from koala_slurm.accountinglimits import over_limits, parse_accounting_limits
-from koala_slurm.controller import parse_config
-from koala_slurm.details import new_separator
-from koala_slurm.listing import parse_jobs
+from koala_slurm.limits import over_limits, parse_accounting_limits
+from koala_slurm.listing import parse_config, parse_jobs
 from koala_slurm.outside import OutsideReader
-from koala_slurm.startnotes import StartNotes
-from koala_slurm.waitreasons import START_MAY_SHOW, WaitKind, wait_kind
+from koala_slurm.requests import new_separator
+from koala_slurm.starting import StartNotes
+from koala_slurm.words import START_MAY_SHOW, WaitKind, wait_kind
 from tests.unit.plugins.test_slurm_outside import listing, wide
 
 if TYPE_CHECKING:

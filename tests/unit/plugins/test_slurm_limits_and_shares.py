@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
-from koala_slurm.gresshares import GresOnNodes, gres_shares, parse_gres_on_nodes
+from koala_slurm.limits import GresOnNodes, gres_shares, parse_gres_on_nodes, parse_partition_limits, within_limits
 from koala_slurm.outside import groups_by_user
-from koala_slurm.partitionlimits import parse_partition_limits, within_limits
-from koala_slurm.restrictions import Restrictions
+from koala_slurm.requests import Restrictions
 
 PARTITIONS = """\
 PartitionName=batch AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=YES QoS=N/A MaxNodes=UNLIMITED \

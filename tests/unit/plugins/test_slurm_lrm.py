@@ -15,12 +15,12 @@ from koala_adapter.errors import (
     LrmUnavailableError,
     LrmUnsupportedError,
 )
+from koala_adapter.lrm import Submission
+from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
-from koala_adapter.plugin import Submission
-from koala_adapter.plugin.directives import Directives
 from koala_adapter.testing import RecordingRunner, eventually, new_context
 from koala_slurm import PLUGIN, SlurmSettings
-from koala_slurm.controller import parse_config
+from koala_slurm.listing import parse_config
 from koala_slurm.lrm import SlurmLrm
 from tests.fakes.slurm import FakeSlurm
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from koala_adapter.plugin import ClusterContext
+    from koala_adapter.lrm import ClusterContext
 
 pytestmark = pytest.mark.anyio
 

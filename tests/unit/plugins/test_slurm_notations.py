@@ -11,10 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmNotFoundError
-from koala_adapter.plugin.commandsystem import portions
-from koala_slurm.durations import duration, minutes, moment
-from koala_slurm.hostlist import expand
-from koala_slurm.jobids import ARGUMENTS_PER_COMMAND, array_ids, array_index, compacted, waiting_elements
+from koala_adapter.lrm.commands import portions
+from koala_adapter.wire.hostlists import expand
+from koala_slurm.words import (
+    ARGUMENTS_PER_COMMAND,
+    array_ids,
+    array_index,
+    compacted,
+    duration,
+    minutes,
+    moment,
+    waiting_elements,
+)
 
 ELEMENTS = st.sets(st.integers(min_value=0, max_value=3000))
 

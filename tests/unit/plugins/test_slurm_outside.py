@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import HoldOwner
-from koala_slurm.details import (
+from koala_slurm.listing import FIELDS
+from koala_slurm.outside import OutsideReader
+from koala_slurm.requests import (
     ANY_NODES,
     KEEPS_NOTES,
     MORE_FIELDS,
@@ -25,11 +27,17 @@ from koala_slurm.details import (
     parse_everything,
     with_details,
 )
-from koala_slurm.listing import FIELDS
-from koala_slurm.outside import OutsideReader
-from koala_slurm.pinning import make_pin, natural_order, pin_commands, unpin_commands
-from koala_slurm.reservations import Reserved, reserve_command, reserved_cores, reserved_order
-from koala_slurm.startnotes import StartNotes
+from koala_slurm.starting import (
+    Reserved,
+    StartNotes,
+    make_pin,
+    natural_order,
+    pin_commands,
+    reserve_command,
+    reserved_cores,
+    reserved_order,
+    unpin_commands,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

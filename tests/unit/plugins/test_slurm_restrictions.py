@@ -6,12 +6,12 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
-from koala_slurm.dependencies import by_number, unfulfilled
-from koala_slurm.details import parse_details
-from koala_slurm.restrictions import (
+from koala_slurm.limits import by_number, unfulfilled
+from koala_slurm.requests import (
     Restrictions,
     missing_license,
     nodes_with_gres,
+    parse_details,
     parse_features,
     parse_gres,
     parse_licenses,

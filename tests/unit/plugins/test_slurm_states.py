@@ -6,11 +6,10 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.model import EndReason, LrmJobState, NodeState
-from koala_adapter.plugin.commands import CommandResult
-from koala_slurm.control import cancel_error, control_error
-from koala_slurm.refusals import reading_error, submission_error
-from koala_slurm.states import END_REASONS, JOB_STATES, job_end, job_state, node_state
+from koala_slurm.client import cancel_error, control_error
+from koala_slurm.words import END_REASONS, JOB_STATES, job_end, job_state, node_state, reading_error, submission_error
 
 
 def result(stderr: str, *, returncode: int = 1, stdout: str = "") -> CommandResult:

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmRejectedError
+from koala_adapter.lrm import Submission
+from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import BatchKey
-from koala_adapter.plugin import Submission
-from koala_adapter.plugin.directives import Directives
-from koala_slurm.directives import problem_of
+from koala_slurm.lrm import dry_run_command, problem_of, sbatch_command
 from koala_slurm.settings import SlurmSettings
-from koala_slurm.submission import dry_run_command, parse_job_id, sbatch_command
+from koala_slurm.words import parse_job_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.host.entrypoints import installed_entry_points
+from koala_adapter.lrm.contract import installed_entry_points
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

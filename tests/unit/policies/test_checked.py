@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from koala_adapter.errors import PolicyAnswerError
 from koala_adapter.model import ClusterName
+from koala_adapter.outcome import JobState
+from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement
 from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, RequestProcessors, SubmitPlaceholders
 from koala_adapter.scheduler.explain import explain
-from koala_adapter.scheduler.knownpolicies import Policies
-from koala_adapter.scheduler.malleable.checkedmalleability import CheckedMalleability
+from koala_adapter.scheduler.knownpolicies import POLICIES, Policies
 from koala_adapter.scheduler.malleable.policies import (
     MALLEABILITY_POLICIES,
     Direction,
@@ -27,10 +28,7 @@ from koala_adapter.scheduler.malleable.policies import (
     Step,
     carry_out,
 )
-from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import Parameters
-from koala_adapter.scheduler.placement.checkedplacement import CheckedPlacement
-from koala_adapter.scheduler.placement.ownpolicies import POLICIES
 from koala_adapter.scheduler.placement.policy import (
     Infeasible,
     Insufficient,

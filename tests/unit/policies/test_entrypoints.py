@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from koala_adapter.errors import EXIT_CONFIGURATION, ConfigurationError, PluginError
-from koala_adapter.host.entrypoints import installed_entry_points
+from koala_adapter.lrm.contract import installed_entry_points
 from koala_adapter.policies import ENTRY_POINT_GROUP, INTERFACE_VERSION, PolicyDefinition, PolicyKind
-from koala_adapter.policies.entrypoints import load_definitions, policy_names
-from koala_adapter.policies.loading import load_policies, load_queue_policy
+from koala_adapter.policies.checked import CheckedQueues
+from koala_adapter.policies.loading import load_definitions, load_policies, load_queue_policy, policy_names
 from koala_adapter.queueing.backfill import Easy
-from koala_adapter.queueing.checkedqueue import CheckedQueues
-from koala_adapter.scheduler.placement.worstfit import WorstFit
+from koala_adapter.scheduler.placement.policies import WorstFit
 from tests.unit.policies.installed import install
 
 if TYPE_CHECKING:

@@ -13,15 +13,14 @@ from koala_adapter.api.offline import read_record
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.config.sitefile import load_site_text
-from koala_adapter.dynaco.sizerules import OWN_SIZES, SizeRules
 from koala_adapter.errors import ConfigurationError, JobRefusedError
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.policies.loading import load_policies
 from koala_adapter.scheduler.actions import OfferProcessors
 from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.neededpolicies import check_policies
-from koala_adapter.service.service import Service
+from koala_adapter.service.service import Service, check_policies
+from koala_adapter.sizes import OWN_SIZES, SizeRules
 from tests.unit.config.test_config import PLUGINS, one_cluster
 from tests.unit.policies.installed import example_policies
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part

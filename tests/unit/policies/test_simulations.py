@@ -11,16 +11,15 @@ from click.testing import CliRunner
 
 from koala_adapter.cli.koala import koala
 from koala_adapter.errors import EXIT_CONFIGURATION, PolicyAnswerError, SimulationError
+from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement
 from koala_adapter.policies.loading import load_policies
 from koala_adapter.scheduler.knownpolicies import Policies
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.malleable.checkedmalleability import CheckedMalleability
-from koala_adapter.scheduler.placement.checkedplacement import CheckedPlacement
-from koala_adapter.simulation import malleable_report
-from koala_adapter.simulation.experiments import placement
-from koala_adapter.simulation.experiments.framework import load_experiment
-from koala_adapter.simulation.malleable_runs import Case, run_case
+from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.multicluster import Settings, simulate
+from koala_experiments import malleable as malleable_report
+from koala_experiments import placement
+from koala_experiments.framework import load_experiment
+from koala_experiments.malleable import Case, run_case
 from tests.unit.policies.installed import example_policies
 from tests.unit.policies.test_checked import Scripted, Told
 from tests.unit.simulation.test_multicluster import jobs, platform

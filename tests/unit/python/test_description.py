@@ -11,7 +11,7 @@ import pytest
 
 import koala_adapter as koala
 from koala_adapter.config.jobfile import job_of_values
-from koala_adapter.config.jobmodel import ComponentTable, JobTable
+from koala_adapter.config.jobtables import ComponentTable, JobTable
 from koala_adapter.model import Job as CheckedJob
 from koala_adapter.model import JobKind, RunnerName
 from koala_adapter.python import description

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.api.reports import ComponentReport
 from koala_adapter.model import EndReason
-from koala_adapter.python.display import mimebundle, show_reports
-from koala_adapter.scheduler.outcome import JobOutcome, JobState
+from koala_adapter.outcome import JobOutcome, JobState
+from koala_adapter.python.jobs import mimebundle, show_reports
+from koala_adapter.report.values import ComponentReport
 from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:

@@ -12,15 +12,15 @@ import doctest
 import pytest
 
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.queueing import policies as cluster_module
-from koala_adapter.queueing.maui import COMBINATIONS, Greedy, Metric
-from koala_adapter.queueing.policies import (
+from koala_adapter.queueing import backfill as cluster_module
+from koala_adapter.queueing.backfill import (
     POLICIES,
     ClusterScheduler,
     LocalJob,
     PriorityWeights,
     make_cluster_scheduler,
 )
+from koala_adapter.queueing.maui import COMBINATIONS, Greedy, Metric
 
 
 def job(name: str, processors: int, estimate: float, submitted_at: float = 0, user: str = "") -> LocalJob:

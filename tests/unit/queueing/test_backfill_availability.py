@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.queueing import availability
-from koala_adapter.queueing.availability import EarliestStarts, Profile
+from koala_adapter.queueing import profile as availability
+from koala_adapter.queueing.profile import EarliestStarts, Profile
 from tests.examples import examples
 
 SIZE = 12

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import JobRefusedError
-from koala_adapter.queueing.metacluster import ClusterLoad, Requirements, least_loaded
+from koala_adapter.simulation.replay import ClusterLoad, Requirements, least_loaded
 
 
 def test_the_least_loaded_cluster_that_satisfies_the_job() -> None:

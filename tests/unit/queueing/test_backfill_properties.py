@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from koala_adapter.queueing import conservative
+from koala_adapter.queueing import backfill as conservative
+from koala_adapter.queueing.backfill import ClusterScheduler, LocalJob, Metric, make_cluster_scheduler
 from koala_adapter.queueing.maui import FirstFit, Greedy
-from koala_adapter.queueing.policies import ClusterScheduler, LocalJob, Metric, make_cluster_scheduler
 from tests.examples import examples
 from tests.slow_simulator import SlowJob, SlowSimulator, best_sum, earliest, fits
 

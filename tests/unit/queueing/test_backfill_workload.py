@@ -9,9 +9,8 @@ import pytest
 
 from benchmarks.plain_easy import plain_easy
 from koala_adapter.queueing.maui import FirstFit
-from koala_adapter.simulation.lublin import lublin
-from koala_adapter.simulation.platform_replay import Site
-from koala_adapter.simulation.replay import Policy, replay
+from koala_adapter.simulation.models import lublin
+from koala_adapter.simulation.replay import Policy, Site, replay
 
 JOBS = lublin(2000, seed=5, processors=128)
 SITE = Site(name="machine", processors=128)

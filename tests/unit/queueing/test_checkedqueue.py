@@ -12,19 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import PolicyAnswerError
-from koala_adapter.queueing.backfill import Easy
-from koala_adapter.queueing.checkedqueue import CheckedQueues
-from koala_adapter.queueing.local_queue import LocalJob
-from koala_adapter.queueing.policies import POLICIES, make_cluster_scheduler
-from koala_adapter.queueing.priority import ARRIVAL
-from koala_adapter.simulation.platform_replay import Site
-from koala_adapter.simulation.replay import Policy, replay
-from koala_adapter.simulation.workload_models import make_model
+from koala_adapter.policies.checked import CheckedQueues
+from koala_adapter.queueing.backfill import POLICIES, Easy, make_cluster_scheduler
+from koala_adapter.queueing.queue import ARRIVAL, LocalJob
+from koala_adapter.simulation.models import make_model
+from koala_adapter.simulation.replay import Policy, Site, replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from koala_adapter.queueing.priority import PriorityWeights
+    from koala_adapter.queueing.queue import PriorityWeights
 
 DESCRIBED = "policy 'queue.mine' (site:MINE) of site 1.2"
 STRANGER = LocalJob("stranger", 1, 10.0, 0.0)

@@ -22,8 +22,7 @@ from koala_adapter.model import (
     TaskEnd,
 )
 from koala_adapter.runners.mpi import MpiRunner
-from koala_adapter.runners.process import ProcessRunner
-from koala_adapter.runners.runner import Application
+from koala_adapter.runners.runner import Application, ProcessRunner
 from koala_adapter.scheduler.actions import Rank
 from koala_adapter.scheduler.events import RankEnded, RankStarted
 from koala_adapter.vjm.channel import LaunchFile

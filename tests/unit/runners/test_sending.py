@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from koala_adapter.model import BatchKey, JobId, PlaceholderId
-from koala_adapter.runners.runner import AddressedLaunch
-from koala_adapter.runners.sending import IN_FLIGHT, Sending
+from koala_adapter.runners.runner import IN_FLIGHT, AddressedLaunch, Sending
 from koala_adapter.vjm.channel import Launch, LaunchFile
 
 QUARTER = LaunchFile(target="data", mode=0o600, content=bytes(IN_FLIGHT // 4))

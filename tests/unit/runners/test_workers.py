@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.dynaco.observe import GrowOffer, ShrinkRequest
 from koala_adapter.model import (
     BatchKey,
     ClusterName,
@@ -23,7 +22,7 @@ from koala_adapter.model import (
     TaskEnd,
 )
 from koala_adapter.runners.runner import AddressedLaunch, Application
-from koala_adapter.runners.workers import AddressedSignal, WorkersRunner
+from koala_adapter.runners.workers import AddressedSignal, GrowOffer, ShrinkRequest, WorkersRunner
 from koala_adapter.scheduler.actions import Rank
 
 if TYPE_CHECKING:

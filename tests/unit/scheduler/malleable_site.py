@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import ClusterName, JobId, JobKind, PlaceholderId
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import GrantProcessors, OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.scheduler.parameters import Parameters
+from koala_adapter.scheduler.parameters import Approach, Parameters
 from tests.unit.scheduler.scheduler_site import Site, component, job, of_kind
 
 if TYPE_CHECKING:

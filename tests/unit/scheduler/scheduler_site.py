@@ -24,15 +24,14 @@ from koala_adapter.model import (
     PlaceholderId,
     TaskEnd,
 )
+from koala_adapter.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, EndPlaceholders, FinishJob, LaunchJob, SubmitPlaceholders
-from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.records import State
-from koala_adapter.scheduler.roster import bounds
+from koala_adapter.scheduler.records import ChangePhase, State
+from koala_adapter.scheduler.states import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from koala_adapter.model import EndReason, JobId, RunnerName, TaskEnd
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import (
     Action,
@@ -18,10 +19,9 @@ from koala_adapter.scheduler.actions import (
     TakeProcessors,
     WithdrawOffer,
 )
-from koala_adapter.scheduler.changes import Change, ChangePhase
 from koala_adapter.scheduler.explain import explain
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.scheduler.records import Change, ChangePhase
 from tests.unit.scheduler.malleable_site import MalleableSite, granted, malleable, part, requests
 from tests.unit.scheduler.scheduler_site import WELL, job, of_kind
 

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from koala_adapter.model import BatchKey, LrmJobId
+from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import Parameters
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, ends, job, launches, submissions
 

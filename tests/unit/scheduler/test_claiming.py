@@ -7,12 +7,12 @@ import pytest
 
 from koala_adapter.errors import JobRefusedError
 from koala_adapter.model import EndReason
+from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import FinishJob, LaunchJob, SubmitPlaceholders
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.placement.policy import Placed, PlacedComponent
-from koala_adapter.scheduler.timers import TimerKind
+from koala_adapter.scheduler.records import TimerKind
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, ends, job, launches, of_kind, submissions
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from koala_adapter.model import ClusterName, EndReason, HoldOwner, JobId, TaskEnd
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.durations import duration
-from koala_adapter.scheduler.explain import explain
+from koala_adapter.scheduler.explain import duration, explain
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job
 

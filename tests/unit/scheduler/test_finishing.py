@@ -7,9 +7,9 @@ import pytest
 
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST, EXIT_WALLTIME
 from koala_adapter.model import EndReason, JobId, PlaceholderId, TaskEnd
+from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import CorrectOutcome
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import Parameters
 from tests.unit.scheduler.scheduler_site import WELL, Site, component, ends, job, launches, of_kind, submissions
 

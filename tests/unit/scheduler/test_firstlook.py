@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from koala_adapter.model import JobId
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import RequestProcessors
-from koala_adapter.scheduler.claiming.firstlook import FIRST_LOOK
+from koala_adapter.scheduler.claiming.waiting import FIRST_LOOK
 from koala_adapter.scheduler.explain import explain
-from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import B, C, Site, component, copied, job, of_kind, submissions

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from koala_adapter.model import EndReason, Launcher, MpiResize, RunnerName, TaskEnd
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors
-from koala_adapter.scheduler.lastranks import PATIENCE
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.reports import PATIENCE
 from tests.unit.scheduler.malleable_site import malleable, part
 from tests.unit.scheduler.scheduler_site import Site, component, job, of_kind
 from tests.unit.scheduler.test_adapting import AdaptiveSite

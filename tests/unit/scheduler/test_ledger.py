@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from koala_adapter.scheduler import records
-from koala_adapter.scheduler.ledger import Ledger
+from koala_adapter.scheduler.states import Ledger
 from tests.unit.scheduler import test_malleability_state
 from tests.unit.scheduler.scheduler_site import A, B, Site, copied, job
 from tests.unit.scheduler.test_state import eventful

@@ -10,9 +10,9 @@ import pytest
 
 from koala_adapter.errors import EXIT_NOT_PLACED
 from koala_adapter.model import EndReason, JobId
+from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.jitter import backoff, grace, life
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.context import backoff, grace, life
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.records import JobRecord
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, ends, job, launches, submissions

@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.dynaco.decide import AcceptanceRule, AnySize, PowerOfTwo
-from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, Direction, Step, carry_out
-from koala_adapter.scheduler.malleable.runningjobs import MalleableJob, RunningJobs
-from koala_adapter.scheduler.malleable.shares import equal_sizes, levelled_sizes
+from koala_adapter.scheduler.malleable.policies import (
+    MALLEABILITY_POLICIES,
+    Direction,
+    MalleableJob,
+    RunningJobs,
+    Step,
+    carry_out,
+    equal_sizes,
+    levelled_sizes,
+)
+from koala_adapter.sizes import AcceptanceRule, AnySize, PowerOfTwo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from koala_adapter.scheduler.malleable.approaches import Approach, Shrinkable, cluster_to_shrink
+from koala_adapter.scheduler.malleable.jobmanagement import Shrinkable, cluster_to_shrink
+from koala_adapter.scheduler.parameters import Approach
 
 
 def test_who_comes_first() -> None:

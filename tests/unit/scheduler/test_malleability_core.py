@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from koala_adapter.dynaco.decide import AnySize, PowerOfTwo
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import (
@@ -21,10 +21,9 @@ from koala_adapter.scheduler.actions import (
     WithdrawOffer,
 )
 from koala_adapter.scheduler.explain import explain
-from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.policies import Direction
-from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
+from koala_adapter.sizes import AnySize, PowerOfTwo
 from tests.unit.scheduler.malleable_site import MalleableSite, is_running, malleable, offers, part, requests
 from tests.unit.scheduler.scheduler_site import A, component, copied, ends, job, launches, of_kind, submissions
 from tests.unit.scheduler.test_malleability import Scene

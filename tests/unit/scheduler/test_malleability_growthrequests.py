@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.model import JobKind
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.actions import GrantProcessors, OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.explain import explain
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.parameters import Approach
 from tests.unit.scheduler.malleable_site import MalleableSite, granted, malleable, part, requests
 from tests.unit.scheduler.scheduler_site import A, component, job, of_kind, submissions
 

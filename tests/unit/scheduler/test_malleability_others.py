@@ -12,8 +12,7 @@ from koala_adapter.model import JobId
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors, WithdrawOffer
 from koala_adapter.scheduler.explain import explain
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.parameters import ClusterParameters
+from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from tests.unit.scheduler.malleable_site import MalleableSite, granted, malleable, offers, part, requests
 from tests.unit.scheduler.scheduler_site import A, copied, job, of_kind, submissions
 

@@ -9,15 +9,14 @@ from dataclasses import replace
 import pytest
 
 from koala_adapter.model import JobId, JobKind, RunnerName
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors
-from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
-from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.roster import Roster
+from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
+from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.scheduler.states import Roster
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable
 from tests.unit.scheduler.scheduler_site import STATE, A, Site, component, copied, job, of_kind
 from tests.unit.scheduler.test_state import answer_one, end_rank, end_some, hold_many, poll_one, report_one

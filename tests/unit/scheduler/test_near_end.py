@@ -12,7 +12,7 @@ from koala_adapter.model import JobId, RunnerName
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import GrantProcessors, OfferProcessors, WithdrawOffer
 from koala_adapter.scheduler.explain import explain
-from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.parameters import Approach
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import WELL, of_kind
 from tests.unit.scheduler.test_workers import workers

@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koala_adapter.model import JobId, RunnerName
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.actions import GrantProcessors, TakeProcessors, WithdrawOffer
-from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.malleable.jointgrowth import parts_of
-from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.scheduler.parameters import ClusterParameters
+from koala_adapter.scheduler.malleable.changes import parts_of
+from koala_adapter.scheduler.parameters import Approach, ClusterParameters
+from koala_adapter.scheduler.records import ChangePhase
 from tests.unit.scheduler.malleable_site import malleable, part
 from tests.unit.scheduler.scheduler_site import A, B, component, job, of_kind, submissions
 from tests.unit.scheduler.test_adapting import AdaptiveSite
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from koala_adapter.scheduler.actions import Action
-    from koala_adapter.scheduler.changes import Change
-    from koala_adapter.scheduler.records import Claim, JobRecord
+    from koala_adapter.scheduler.records import Change, Claim, JobRecord
 
 SIZES = {"a": 11, "b": 5}
 THRESHOLD = 1

@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import replace
 
 from koala_adapter.model import ClusterName, EndReason, Job
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.explain import explain
-from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import Parameters
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, job, launches, of_kind, submissions
 

@@ -10,16 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName
-from koala_adapter.scheduler.placement.ownpolicies import POLICIES
-from koala_adapter.scheduler.placement.packing import Piece, pack
+from koala_adapter.scheduler.knownpolicies import POLICIES
 from koala_adapter.scheduler.placement.policy import (
     ClusterView,
     ComponentRequest,
     Infeasible,
     Insufficient,
+    Piece,
     Placed,
     PlacementResult,
     infeasibility,
+    pack,
 )
 from tests.unit.scheduler.scheduler_site import component
 

@@ -11,8 +11,7 @@ from koala_adapter.model import ClusterName, EndReason
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import SubmitPlaceholders, TakeProcessors
 from koala_adapter.scheduler.explain import explain
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.parameters import ClusterParameters
+from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from tests.unit.scheduler.malleable_site import MalleableSite, part
 from tests.unit.scheduler.scheduler_site import component, ends, job, of_kind, submissions
 from tests.unit.scheduler.test_workers import FAILED, end, headed, want, workers

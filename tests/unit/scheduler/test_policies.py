@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName, InputFile
-from koala_adapter.scheduler.placement.ownpolicies import POLICIES
-from koala_adapter.scheduler.placement.packing import Piece, pack_fewest
-from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed
-from koala_adapter.scheduler.placement.waitinghistory import WaitingHistory
+from koala_adapter.scheduler.knownpolicies import POLICIES
+from koala_adapter.scheduler.placement.policies import WaitingHistory
+from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Piece, Placed, pack_fewest
 from tests.unit.scheduler.test_placement import Views, request, request_sets, site, some_fit, view, view_sets
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from koala_adapter.model import EndReason
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import Parameters
-from koala_adapter.scheduler.timers import TimerKind
+from koala_adapter.scheduler.records import TimerKind
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, ends, job, launches, submissions
 
 LIFE = Parameters(placeholder_life=100.0, backoff=50.0, longest_backoff=400.0)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import LaunchJob
-from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from tests.unit.scheduler.scheduler_site import WELL, A, Site, component, ends, job, launches, of_kind, submissions
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.model import EndReason
+from koala_adapter.outcome import PlaceholderState
 from koala_adapter.scheduler import Scheduler
-from koala_adapter.scheduler.outcome import PlaceholderState
 from koala_adapter.scheduler.parameters import Parameters
-from koala_adapter.scheduler.placement.waitinghistory import REMEMBERED, expected_wait
+from koala_adapter.scheduler.placement.policies import REMEMBERED, expected_wait
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, job, submissions
 
 SELECTED = "waiting-history"

@@ -11,17 +11,25 @@ import pytest
 
 from koala_adapter.errors import JobNotFoundError
 from koala_adapter.model import EndReason, JobId, TaskEnd
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
-from koala_adapter.scheduler.clockchanges import POINTS_IN_TIME, advance
-from koala_adapter.scheduler.clusterrecord import ClusterRecord, Wait
-from koala_adapter.scheduler.othersjob import OthersJob
-from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.records import BatchRecord, Claim, JobRecord, PlaceholderRecord, State
-from koala_adapter.scheduler.timers import Due
-from koala_adapter.scheduler.timetable import Timetable
+from koala_adapter.scheduler.records import (
+    BatchRecord,
+    Change,
+    ChangePhase,
+    Claim,
+    ClusterRecord,
+    ClusterStep,
+    Due,
+    JobRecord,
+    OthersJob,
+    PlaceholderRecord,
+    State,
+    Wait,
+)
+from koala_adapter.scheduler.timetable import POINTS_IN_TIME, Timetable, advance
 from tests.unit.scheduler.scheduler_site import (
     STATE,
     WELL,

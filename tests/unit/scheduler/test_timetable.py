@@ -7,7 +7,7 @@ import pytest
 
 from koala_adapter.model import JobId
 from koala_adapter.scheduler.parameters import Parameters
-from koala_adapter.scheduler.timers import Timer, TimerKind
+from koala_adapter.scheduler.records import Timer, TimerKind
 from koala_adapter.scheduler.timetable import Timetable
 from tests.unit.scheduler import test_malleability_state
 from tests.unit.scheduler.scheduler_site import A, Site, copied, job

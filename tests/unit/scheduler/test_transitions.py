@@ -8,8 +8,8 @@ import itertools
 import pytest
 
 from koala_adapter.errors import TransitionError
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.transitions import JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
+from koala_adapter.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.states import JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
 from tests.unit.scheduler.scheduler_site import Site, job
 
 

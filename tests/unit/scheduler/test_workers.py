@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from koala_adapter.api.formersizes import former_sizes
+from koala_adapter.api.reporting import former_sizes
 from koala_adapter.model import ClusterName, Component, EndReason, Job, JobId, RunnerName, TaskEnd
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import (
     Action,
@@ -19,8 +20,7 @@ from koala_adapter.scheduler.actions import (
     TakeProcessors,
 )
 from koala_adapter.scheduler.explain import explain
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.parameters import Approach
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, offers, part, requests
 from tests.unit.scheduler.scheduler_site import WELL, component, job, of_kind
 

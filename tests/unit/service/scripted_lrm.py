@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.config.sitefile import ClusterConfig
+from koala_adapter.lrm import Capabilities, Lrm, RenderedSubmission, Submission
 from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, NodeState, Queue
-from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission, Submission
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

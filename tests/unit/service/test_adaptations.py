@@ -12,18 +12,17 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from koala_adapter.dynaco.notes import Note, note, parse_note, payload_of
+from koala_adapter import negotiation as nt
 from koala_adapter.model import EndReason, JobId, TaskEnd
-from koala_adapter.negotiation import applicationside as nt
-from koala_adapter.negotiation.framing import FrameBuffer, frame
+from koala_adapter.negotiation.serviceside.document import FrameBuffer, frame
 from koala_adapter.runners.adaptive import AdaptiveRunner
+from koala_adapter.runners.coordinator import Note, note, parse_note, payload_of
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler.events import RankEnded
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.service.adaptations import Adaptations
-from koala_adapter.service.negotiationkeeper import NegotiationKeeper
-from koala_adapter.service.negotiationport import NegotiationPort
-from koala_adapter.service.negotiationstore import NegotiationStore
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.service.records import NegotiationKeeper, NegotiationStore
+from koala_adapter.service.sizes.adaptive import Adaptations
+from koala_adapter.service.sizes.port import NegotiationPort
 from tests.unit.scheduler.test_adapting import AdaptiveSite
 
 if TYPE_CHECKING:

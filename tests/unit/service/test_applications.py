@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.config.inputfiles import LARGEST_SUM
+from koala_adapter.config.jobfile import LARGEST_SUM
 from koala_adapter.errors import JobRefusedError, ProtocolError
 from koala_adapter.model import EndReason, InputFile, PlaceholderId, TaskEnd
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.actions import LaunchJob
-from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.service.applications import Applications
-from koala_adapter.service.resultstore import ResultStore
+from koala_adapter.service.results import ResultStore
 from koala_adapter.vjm.channel import FilePiece, Launch, Signal, TaskFiles, TaskReport
 from tests.unit.scheduler.scheduler_site import WELL, Site, component, job, of_kind
 

@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.dynaco.decide import AnySize
-from koala_adapter.dynaco.sizerules import OWN_SIZES, CheckedRule, SizeRules
 from koala_adapter.model import RunnerName
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler.actions import OfferProcessors, TakeProcessors
-from koala_adapter.scheduler.changes import Change, ChangePhase
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.service.changetemplates import FirstOffer, depends_on_answer, offer_of
-from koala_adapter.service.negotiationparties import AdaptiveParty
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.scheduler.records import Change, ChangePhase
+from koala_adapter.service.sizes.bargaining import AdaptiveParty, FirstOffer, depends_on_answer, offer_of
+from koala_adapter.sizes import OWN_SIZES, AnySize, CheckedRule, SizeRules
 from tests.unit.scheduler.malleable_site import malleable
 from tests.unit.scheduler.scheduler_site import component, of_kind
 from tests.unit.scheduler.test_adapting import AdaptiveSite
 
 if TYPE_CHECKING:
-    from koala_adapter.negotiation.template import Template
+    from koala_adapter.negotiation.serviceside.template import Template
 
 
 class Failing(AnySize):

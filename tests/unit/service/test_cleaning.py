@@ -17,11 +17,11 @@ from koala_adapter.api.statedirectory import LOG_NAME, ownership
 from koala_adapter.cli.koala import koala
 from koala_adapter.errors import EXIT_REFUSED, EXIT_SERVICE
 from koala_adapter.model import JobId, Sweep
+from koala_adapter.report.values import SweepProgress
 from koala_adapter.scheduler.knownpolicies import OWN
-from koala_adapter.service.cleaning import CLEANED
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
-from koala_adapter.sweeps.progress import SweepProgress
+from koala_adapter.service.leftovers import CLEANED
+from koala_adapter.service.records import KeptNegotiation, Message
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import Site, component, job
 

@@ -11,12 +11,13 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.lrm import Capabilities, Submission
+from koala_adapter.lrm.commands import CommandRunner
 from koala_adapter.model import BatchKey, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState
-from koala_adapter.plugin import Capabilities, Submission
-from koala_adapter.plugin.commands import CommandRunner
 from koala_adapter.scheduler import events as ev
-from koala_adapter.service.clusterdriver import ClusterDriver, DriverContext
-from koala_adapter.service.scriptmaker import leave_token, token_path
+from koala_adapter.service.agents import leave_token
+from koala_adapter.service.clusters import ClusterDriver, DriverContext
+from koala_adapter.service.opening import token_path
 from tests.unit.scheduler.scheduler_site import A, Site, component, job
 from tests.unit.service.scripted_lrm import ScriptedLrm, config
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.service.deadlines import Deadlines
+from koala_adapter.service.sizes.jobs import Deadlines
 
 
 def test_the_first_one_is_due_first_and_once() -> None:

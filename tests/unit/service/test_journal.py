@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.driver.recovery import rebuilt
+from koala_adapter.driver.store import rebuilt
 from koala_adapter.errors import JournalError
 from koala_adapter.model import BatchKey, ClusterName, EndReason, HoldOwner, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler import Scheduler

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from koala_adapter.scheduler import events as ev
-from koala_adapter.service.listingjudge import ClusterObservation, Judgement, ListingJudge
+from koala_adapter.service.listings import ClusterObservation, Judgement, ListingJudge
 from tests.unit.scheduler.scheduler_site import A, Site, job
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import pytest
 
+from koala_adapter import negotiation as nt
 from koala_adapter.model import ClusterName
-from koala_adapter.negotiation import applicationside as nt
 from koala_adapter.scheduler.actions import SubmitPlaceholders
-from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.parameters import ClusterParameters
+from koala_adapter.scheduler.parameters import Approach, ClusterParameters
+from koala_adapter.scheduler.records import ChangePhase
 from tests.unit.scheduler.scheduler_site import of_kind
 from tests.unit.service.test_negotiations import Stage
 

@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.api.negotiationbuilder import job_negotiations, negotiation_reports
+from koala_adapter.api.negotiations import job_negotiations, negotiation_reports
 from koala_adapter.errors import JournalBlockedError, NegotiationError
 from koala_adapter.model import JobId
-from koala_adapter.negotiation.derivedtemplates import (
+from koala_adapter.negotiation.serviceside.document import build
+from koala_adapter.negotiation.serviceside.template import (
+    CPU,
+    Direction,
+    NegotiationKey,
+    Obligation,
+    Resource,
+    Side,
+    Template,
     accepted,
     committed,
     consumed,
@@ -20,20 +28,18 @@ from koala_adapter.negotiation.derivedtemplates import (
     rejected,
     withdrawn,
 )
-from koala_adapter.negotiation.template import CPU, Direction, NegotiationKey, Obligation, Resource, Side, Template
-from koala_adapter.negotiation.templatexml import build
 from koala_adapter.scheduler.records import State
-from koala_adapter.service import negotiationstore
+from koala_adapter.service import records as negotiationstore
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.negotiationkeeper import NegotiationKeeper
+from koala_adapter.service.records import NegotiationKeeper
 from tests.unit.scheduler.test_adapting import AdaptiveSite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from koala_adapter.api.negotiationreports import NegotiationReport
-    from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
+    from koala_adapter.report.values import NegotiationReport
+    from koala_adapter.service.records import KeptNegotiation, Message
 
 JOB = JobId("1")
 KOALA, APPLICATION = Side.RMS, Side.APPLICATION

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.dynaco.notes import note
+from koala_adapter import negotiation as nt
 from koala_adapter.model import JobId
-from koala_adapter.negotiation import applicationside as nt
-from koala_adapter.negotiation.template import Side, Status, Template
-from koala_adapter.negotiation.templatexml import build, parse
+from koala_adapter.negotiation.serviceside.document import build, parse
+from koala_adapter.negotiation.serviceside.template import Side, Status, Template
 from koala_adapter.runners.adaptive import AdaptiveRunner
+from koala_adapter.runners.coordinator import note
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, GrantProcessors, WithdrawOffer
-from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
-from koala_adapter.service.negotiationparties import AdaptiveParty
-from koala_adapter.service.negotiations import Negotiations
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.service.records import KeptNegotiation, Message
+from koala_adapter.service.sizes.bargaining import AdaptiveParty, Negotiations
 from tests.unit.scheduler.scheduler_site import of_kind
 from tests.unit.scheduler.test_adapting import AdaptiveSite
 from tests.unit.scheduler.test_joint_growth import JointSite

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.negotiation import applicationside as nt
-from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter import negotiation as nt
+from koala_adapter.scheduler.parameters import Approach
 from tests.unit.service.test_negotiations import ID, Stage, wish
 
 if TYPE_CHECKING:

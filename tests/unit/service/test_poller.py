@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter.batchsystem.listing import answering
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm.listing import answering
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeState
-from koala_adapter.service.poller import ClusterReading, Poller
+from koala_adapter.service.clusters import ClusterReading, Poller
 from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
 
 if TYPE_CHECKING:

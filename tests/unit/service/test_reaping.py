@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from koala_adapter.model import BatchKey, LrmJob, LrmJobId, LrmJobState, PlaceholderId
-from koala_adapter.service.reaping import Owned, leftovers
+from koala_adapter.service.leftovers import Owned, leftovers
 
 
 def job(name: str, *, user: str = "me", state: LrmJobState = LrmJobState.RUNNING) -> LrmJob:

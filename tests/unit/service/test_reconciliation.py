@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.model import BatchKey, EndReason, LrmJob, LrmJobId, LrmJobState, PlaceholderId
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.service.reconciliation import RESTLESS_FOR, Findings, Reconciler, processors_held
+from koala_adapter.service.listings import RESTLESS_FOR, Findings, Reconciler, processors_held
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job
 
 if TYPE_CHECKING:

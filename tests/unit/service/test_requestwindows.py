@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.config.sitefile import load_site
-from koala_adapter.plugin import load_plugins
-from koala_adapter.service.clusterdriver import make_lrm
-from koala_adapter.service.requestwindows import request_window
+from koala_adapter.lrm import load_plugins
+from koala_adapter.service.opening import make_lrm, request_window
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 
 from koala_adapter.errors import JobRefusedError
 from koala_adapter.model import RunnerName
-from koala_adapter.service.resizing import resizable
+from koala_adapter.service.sizes.jobs import resizable
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
 
 if TYPE_CHECKING:

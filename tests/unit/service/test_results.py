@@ -7,21 +7,19 @@ import io
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.api.reportbuilder import job_report
-from koala_adapter.cli.following import closing
+from koala_adapter.api.reporting import job_report
+from koala_adapter.cli.display import closing, files_lines
 from koala_adapter.cli.session import make_console
-from koala_adapter.cli.tables import files_lines
 from koala_adapter.model import PlaceholderId
-from koala_adapter.service.filesreport import FilesReport
-from koala_adapter.service.results import LEDGER_NAME, Results, read_ledger
-from koala_adapter.service.resultstore import ResultStore
+from koala_adapter.report.values import FilesReport
+from koala_adapter.service.results import LEDGER_NAME, Results, ResultStore, read_ledger
 from koala_adapter.vjm.channel import FilePiece, Omission, TaskFiles
 from tests.unit.scheduler.scheduler_site import Site, component, job
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.report.values import JobReport
 
 PLACEHOLDER = PlaceholderId(batch="b", index=1)  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import ProtocolError
-from koala_adapter.service.resultstore import ResultStore
+from koala_adapter.service.results import ResultStore
 from koala_adapter.vjm.channel import FilePiece
 from tests.examples import examples
 

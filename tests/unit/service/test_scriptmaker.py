@@ -7,10 +7,10 @@ import os
 from typing import TYPE_CHECKING
 
 from koala_adapter.config.sitefile import load_site
+from koala_adapter.lrm import load_plugins
 from koala_adapter.model import BatchKey, PlaceholderId
-from koala_adapter.plugin import load_plugins
-from koala_adapter.service.clusterdriver import make_lrm
-from koala_adapter.service.scriptmaker import last_words, tidy_words, words_directory, words_paths
+from koala_adapter.service.agents import last_words, tidy_words, words_paths
+from koala_adapter.service.opening import make_lrm, words_directory
 from tests.unit.service.scripted_lrm import config
 
 if TYPE_CHECKING:

@@ -17,25 +17,23 @@ from pydantic import BaseModel
 
 from koala_adapter.api.client import Client
 from koala_adapter.api.closedjournal import ClosedJournal, closed_journal
-from koala_adapter.api.hosting import host
-from koala_adapter.api.offline import recorded
-from koala_adapter.api.offlinecleaning import clean
+from koala_adapter.api.offline import clean, recorded
+from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import JOURNAL_NAME
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.errors import EXIT_SERVICE, DefectError, JobNotFoundError, RecoveryError
+from koala_adapter.lrm import Capabilities, PluginDefinition
+from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJob, LrmJobId, LrmJobState, PlaceholderId
-from koala_adapter.plugin import Capabilities, PluginDefinition
-from koala_adapter.plugin.commands import login_name
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.core import Scheduler
 from koala_adapter.scheduler.knownpolicies import OWN
-from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.service.askingagain import FIRST_PAUSE
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
-from koala_adapter.service.service import Service
+from koala_adapter.service.records import KeptNegotiation, Message
+from koala_adapter.service.service import FIRST_PAUSE, Service
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import component, job
 from tests.unit.service.scripted_agent import ScriptedAgent
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.config.sitefile import SiteConfig
-    from koala_adapter.scheduler.batchnumbers import RecordedBatches
+    from koala_adapter.scheduler.context import RecordedBatches
     from koala_adapter.scheduler.records import State
 
 pytestmark = pytest.mark.anyio
@@ -197,7 +195,7 @@ async def test_a_job_is_queued_nowhere_before_every_cluster_has_answered(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be queued on the busy one, which answered first, and stay there for good."""
-    monkeypatch.setattr("koala_adapter.scheduler.claiming.firstlook.FIRST_LOOK", 3600.0)
+    monkeypatch.setattr("koala_adapter.scheduler.claiming.waiting.FIRST_LOOK", 3600.0)
     served.lrm.all_nodes = (node(used=4),)
     slow = served.others[ClusterName("b")] = SlowLrm()
     async with served.running() as service:

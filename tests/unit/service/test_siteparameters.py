@@ -13,14 +13,21 @@ from typing import Any, get_type_hints
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from koala_adapter.config.parametertables import Kind, settings_of, values_of
-from koala_adapter.config.sitefile import load_site_text
-from koala_adapter.config.sitemodel import ClusterConfig, ControlCenterConfig, NoSettings, SchedulerConfig, SiteConfig
+from koala_adapter.config.sitefile import (
+    ClusterConfig,
+    ControlCenterConfig,
+    Kind,
+    NoSettings,
+    SchedulerConfig,
+    SiteConfig,
+    load_site_text,
+    settings_of,
+    values_of,
+)
 from koala_adapter.model import ClusterName
 from koala_adapter.scheduler.events import Configured
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.parameters import NOT_IN_SITE_FILES, ClusterParameters, Parameters
-from koala_adapter.service.siteparameters import configuration
+from koala_adapter.scheduler.parameters import NOT_IN_SITE_FILES, Approach, ClusterParameters, Parameters
+from koala_adapter.service.service import configuration
 from tests.unit.config.toml_text import plugin, toml
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -16,7 +16,7 @@ from koala_adapter.errors import JournalError
 from koala_adapter.model import ClusterName
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.service import snapshots
+from koala_adapter.service import journal as snapshots
 from koala_adapter.service.journal import ROWS_DROPPED, Journal
 from tests.unit.scheduler import test_malleability_state
 from tests.unit.scheduler.scheduler_site import STATE, Site, job

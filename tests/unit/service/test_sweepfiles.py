@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobId, Sweep
-from koala_adapter.service.sweepfiles import FOLDER, SweepFiles, latest_progress, recorded_progress
-from koala_adapter.sweeps.progress import SweepProgress
+from koala_adapter.report.values import SweepProgress
+from koala_adapter.service.sweeps import FOLDER, SweepFiles, latest_progress, recorded_progress
 from tests.unit.scheduler.scheduler_site import component, job
 
 if TYPE_CHECKING:

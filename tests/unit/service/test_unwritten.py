@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from koala_adapter.cli.logsettings import LogStream
+from koala_adapter.cli.log import LogStream
 from koala_adapter.model import JobId
-from koala_adapter.service.unwritten import UnwrittenOutput
+from koala_adapter.service.applications import UnwrittenOutput
 
 FULL = "No space left on device"
 JOB = JobId("7")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.dynaco.decide import rule_named
 from koala_adapter.model import JobId, RunnerName
 from koala_adapter.runners.runner import Application
 from koala_adapter.runners.workers import AddressedSignal, WorkersRunner
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.service.workersresizing import WorkersResizing
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.service.sizes.workers import WorkersResizing
+from koala_adapter.sizes import rule_named
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable
 from tests.unit.scheduler.scheduler_site import component, job, of_kind
 

@@ -7,13 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from koala_adapter.simulation.application_models import (
-    Application,
-    Interpolated,
-    ReconfigurationCost,
-    ft,
-    gadget2,
-)
+from koala_adapter.simulation.applications import Application, Interpolated, ReconfigurationCost, ft, gadget2
 
 
 @pytest.mark.parametrize(

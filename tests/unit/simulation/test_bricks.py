@@ -10,28 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.simulation.bricks import (
+from koala_adapter.simulation.platform import DomainModel, LinkModel
+from koala_experiments.bricks import (
     BACKBONE,
     Bricks,
+    Call,
     CallParameters,
     CallRecord,
+    Deadline,
+    Greedy,
     Grid,
     GridParameters,
     Monitors,
     Node,
+    OtherTasks,
     PlannedCall,
     SchedulerParameters,
+    Server,
     failure_rate,
     make_calls,
     make_grid,
     mean_cost,
 )
-from koala_adapter.simulation.confidence import difference, estimate
-from koala_adapter.simulation.deadline_policies import Call, Deadline, Greedy
-from koala_adapter.simulation.deadline_runs import Case, Variant, simulate
-from koala_adapter.simulation.experiments.deadline import EXPERIMENT
-from koala_adapter.simulation.platform import DomainModel, LinkModel
-from koala_adapter.simulation.servers import OtherTasks, Server
+from koala_experiments.deadline import EXPERIMENT, Case, Variant, simulate
+from koala_experiments.framework import difference, estimate
 
 NOBODY = OtherTasks(utilization=0)
 

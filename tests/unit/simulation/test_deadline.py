@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.simulation.deadline_policies import Call, CallScheduler, Deadline, Fallback, Greedy, ServerForecast
+from koala_experiments.bricks import Call, CallScheduler, Deadline, Fallback, Greedy, ServerForecast
 
 CALL = Call(send=100, receive=50, operations=6000, deadline=100)
 FAST = ServerForecast("fast", 10, 10, 600, 0)

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.simulation.application_models import Application, Interpolated
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.simulation.applications import Application, Interpolated, JobResult, SimulatedJob
 from koala_adapter.simulation.multicluster import Settings, simulate
 from koala_adapter.simulation.platform import ClusterModel, Platform
-from koala_adapter.simulation.simulated_jobs import JobResult, SimulatedJob
 
 PLATFORM = Platform(name="one", clusters=(ClusterModel(name="c", nodes=4),))
 

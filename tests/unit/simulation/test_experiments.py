@@ -14,29 +14,17 @@ from click.testing import CliRunner
 
 from koala_adapter.cli.koala import koala
 from koala_adapter.errors import EXIT_CONFIGURATION, SimulationError
-from koala_adapter.simulation.experiments.framework import (
+from koala_adapter.report.figures import Figure, Series, check_matplotlib, draw, thinned
+from koala_adapter.report.page import Finding, Result, Table, figure_csv, shown
+from koala_experiments.framework import (
     Experiment,
-    Figure,
-    Finding,
     Options,
-    Result,
-    Series,
     Setting,
-    Table,
     experiment_names,
     load_experiment,
+    write_experiment,
 )
-from koala_adapter.simulation.figures import check_matplotlib, draw, thinned
-from koala_adapter.simulation.maui_findings import (
-    ALL_POLICIES,
-    BESTFIT,
-    FIRSTFIT,
-    GREEDY,
-    METACLUSTER,
-    Measured,
-    result,
-)
-from koala_adapter.simulation.report import figure_csv, shown, write_experiment
+from koala_experiments.maui import ALL_POLICIES, BESTFIT, FIRSTFIT, GREEDY, METACLUSTER, Measured, result
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -284,7 +272,7 @@ def test_where_nothing_can_be_written_nothing_runs(tmp_path: Path, monkeypatch: 
         return Result(findings=())
 
     loaded = replace(SAMPLE, run=tells)
-    monkeypatch.setattr("koala_adapter.simulation.experiments.framework.load_experiment", lambda _: loaded)
+    monkeypatch.setattr("koala_experiments.framework.load_experiment", lambda _: loaded)
     (tmp_path / "file").touch()
     words = ["experiment", "run", "sample", "--out"]
     result = CliRunner().invoke(koala, [*words, str(tmp_path / "file" / "below")])
@@ -302,7 +290,7 @@ def test_an_interrupted_experiment_says_so(tmp_path: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     loaded = replace(SAMPLE, run=interrupted)
-    monkeypatch.setattr("koala_adapter.simulation.experiments.framework.load_experiment", lambda _: loaded)
+    monkeypatch.setattr("koala_experiments.framework.load_experiment", lambda _: loaded)
     result = CliRunner().invoke(koala, ["experiment", "run", "sample", "--out", str(tmp_path)])
     assert result.exit_code == 130
     assert "interrupted: an experiment is judged as a whole" in result.output

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.queueing.policies import POLICIES
+from koala_adapter.queueing.backfill import POLICIES
 from koala_adapter.simulation import metrics
 from koala_adapter.simulation.metrics import Steps, job_metrics, percentiles, summarized
-from koala_adapter.simulation.platform_replay import Site
-from koala_adapter.simulation.replay import Policy, replay
+from koala_adapter.simulation.replay import Policy, Site, replay
 from tests.unit.simulation.workloads import PROCESSORS, any_workload, make
 
 if TYPE_CHECKING:

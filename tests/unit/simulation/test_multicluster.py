@@ -12,23 +12,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from koala_adapter.dynaco.decide import AnySize, PowerOfTwo
 from koala_adapter.errors import SimulationError
 from koala_adapter.model import ClusterName, Component
-from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
-from koala_adapter.simulation.application_models import FREE, Application, ReconfigurationCost, SpeedUp
-from koala_adapter.simulation.background_load import LocalUse
-from koala_adapter.simulation.koala_workloads import WM, WM_HIGH, WMR, WMR_HIGH, koala_workload
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.simulation.applications import FREE, Application, ReconfigurationCost, SimulatedJob, SpeedUp
 from koala_adapter.simulation.multicluster import Multicluster, Settings, simulate
 from koala_adapter.simulation.platform import DAS3, BackgroundLoad, ClusterModel, Failures, Platform
-from koala_adapter.simulation.simulated_jobs import SimulatedJob
+from koala_adapter.simulation.world import LocalUse
+from koala_adapter.sizes import AnySize, PowerOfTwo
+from koala_experiments.malleable import WM, WM_HIGH, WMR, WMR_HIGH, koala_workload
 from tests.examples import examples
 
 if TYPE_CHECKING:
-    from koala_adapter.dynaco.decide import AcceptanceRule
-    from koala_adapter.simulation.simulated_cluster import Run
-    from koala_adapter.simulation.simulated_jobs import JobResult, Outcome
+    from koala_adapter.simulation.applications import JobResult, Outcome
+    from koala_adapter.simulation.multicluster import Run
+    from koala_adapter.sizes import AcceptanceRule
 
 
 class EvenlyDivided(SpeedUp):

@@ -6,10 +6,9 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.simulation.experiments.framework import load_experiment
-from koala_adapter.simulation.malleable_report import conditions_of
-from koala_adapter.simulation.malleable_runs import RIGID, Case, Conditions, mean_used, run_case, used_over_time
+from koala_adapter.scheduler.parameters import Approach
+from koala_experiments.framework import load_experiment
+from koala_experiments.malleable import RIGID, Case, Conditions, conditions_of, mean_used, run_case, used_over_time
 
 USED = [(0.0, 2, 0), (10.0, 6, 0), (15.0, 0, 0)]
 """2 processors for 10 s, then 6 for 5 s."""

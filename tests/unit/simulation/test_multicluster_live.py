@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.dynaco.decide import AnySize
 from koala_adapter.model import (
     Component,
     EndReason,
@@ -28,20 +27,19 @@ from koala_adapter.model import (
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.simulation.application_models import Application, Interpolated
-from koala_adapter.simulation.koala_workloads import INITIAL, WM, WM_HIGH, WMR_HIGH, koala_workload
+from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
+from koala_adapter.simulation.applications import Application, Interpolated, SimulatedJob
 from koala_adapter.simulation.multicluster import Multicluster, Settings
 from koala_adapter.simulation.platform import DAS3, ClusterModel, Platform
-from koala_adapter.simulation.simulated_jobs import SimulatedJob
+from koala_adapter.sizes import AnySize
+from koala_experiments.malleable import INITIAL, WM, WM_HIGH, WMR_HIGH, koala_workload
 from tests.unit.scheduler.scheduler_site import recount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from koala_adapter.scheduler.actions import Action
-    from koala_adapter.simulation.koala_workloads import KoalaWorkload
+    from koala_experiments.malleable import KoalaWorkload
 
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 LONG = 10_000_000

@@ -10,10 +10,8 @@ from itertools import pairwise
 import pytest
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.liveworkload.negotiatingjobs import application, played, rigid, steps_done
 from koala_adapter.model import JobKind
-from koala_adapter.simulation.experiments.framework import load_experiment
-from koala_adapter.simulation.live_negotiations import (
+from koala_experiments.framework import (
     COUNTERED,
     DECLINING,
     MALLEABLE,
@@ -22,8 +20,10 @@ from koala_adapter.simulation.live_negotiations import (
     Played,
     Said,
     Scenario,
+    load_experiment,
 )
-from koala_adapter.simulation.negotiation_report import as_published, findings, timeline
+from koala_experiments.negotiation import as_published, findings, timeline
+from koala_experiments.stage import application, played, rigid, steps_done
 
 
 def said(at: float, sender: str, status: str, processors: int) -> Said:

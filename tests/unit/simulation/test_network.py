@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.simulation.engine import Engine
-from koala_adapter.simulation.network import Network
 from koala_adapter.simulation.platform import DomainModel, LinkModel, load_platform_text
+from koala_adapter.simulation.world import Engine
+from koala_experiments.bricks import Network
 from tests.examples import examples
 
 if TYPE_CHECKING:
-    from koala_adapter.simulation.network import Transfer
+    from koala_experiments.bricks import Transfer
 
 
 def network(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.simulation.experiments.framework import Options
 from koala_adapter.simulation.parallel import in_parallel, watched
+from koala_experiments.framework import Options
 
 if TYPE_CHECKING:
     from koala_adapter.simulation.parallel import ProgressBoard, ProgressMark

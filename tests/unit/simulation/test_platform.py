@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.simulation.background_load import local_users, outages
-from koala_adapter.simulation.engine import FIRST, LAST, Engine
 from koala_adapter.simulation.platform import (
     DAS3,
     BackgroundLoad,
@@ -21,6 +19,7 @@ from koala_adapter.simulation.platform import (
     load_platform_text,
     named_platform,
 )
+from koala_adapter.simulation.world import FIRST, LAST, Engine, local_users, outages
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "platforms"
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 
-from koala_adapter.queueing.policies import POLICIES
+from koala_adapter.queueing.backfill import POLICIES
 from koala_adapter.simulation.metrics import job_metrics, summarized, used_processors
-from koala_adapter.simulation.platform_replay import NEVER, Site
-from koala_adapter.simulation.replay import Policy, Replay, replay
-from koala_adapter.simulation.swf import NEEDED, read_trace, workload
+from koala_adapter.simulation.replay import NEVER, Policy, Replay, Site, replay
+from koala_adapter.simulation.workload import NEEDED, read_trace, workload
 from tests.unit.simulation.workloads import PROCESSORS, any_workload, archive, make
 
 if TYPE_CHECKING:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.queueing.policies import POLICIES
-from koala_adapter.simulation import platform_replay
-from koala_adapter.simulation.background_load import LocalUse, Outage
+from koala_adapter.queueing.backfill import POLICIES
+from koala_adapter.simulation import replay as platform_replay
 from koala_adapter.simulation.metrics import job_metrics, summarized, used_processors
+from koala_adapter.simulation.models import make_model
 from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel, Failures
-from koala_adapter.simulation.platform_replay import NEVER, Site
-from koala_adapter.simulation.replay import Policy, Replay, replay
-from koala_adapter.simulation.workload_models import make_model
+from koala_adapter.simulation.replay import NEVER, Policy, Replay, Site, replay
+from koala_adapter.simulation.world import LocalUse, Outage
 from tests.unit.simulation.workloads import make
 
 if TYPE_CHECKING:

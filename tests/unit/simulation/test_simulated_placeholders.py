@@ -9,16 +9,25 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.model import ClusterName, Component, EndReason, Job, JobId, JobKind
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
-from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.simulation.engine import Engine
-from koala_adapter.simulation.experiments import placement, vjm_deadlock, vjm_selection
-from koala_adapter.simulation.placeholders import Delays, SimulatedService, run_to_end
-from koala_adapter.simulation.simulated_batch_system import BatchSystem, QueuedJob, local_job
+from koala_adapter.simulation.placeholders import (
+    BatchSystem,
+    Delays,
+    QueuedJob,
+    SimulatedService,
+    local_job,
+    run_to_end,
+)
+from koala_adapter.simulation.world import Engine
+from koala_experiments import placement
+from koala_experiments import vjm as vjm_deadlock
+from koala_experiments import vjm as vjm_selection
 
 if TYPE_CHECKING:
-    from koala_adapter.simulation.experiments.framework import Experiment, Result
+    from koala_adapter.report.page import Result
+    from koala_experiments.framework import Experiment
 
 A, B = ClusterName("a"), ClusterName("b")
 
@@ -216,7 +225,7 @@ def test_deadlock_experiment_finds_what_the_paper_says() -> None:
 
 def test_other_experiments_run_small() -> None:
     """Each compares all its variants on the same jobs, and gives every claim a verdict or says that it cannot."""
-    selection = quick(vjm_selection.EXPERIMENT, 2, jobs="8")
+    selection = quick(vjm_selection.EXPERIMENT_OF_VJM_SELECTION, 2, jobs="8")
     assert len(selection.tables[0].rows) == 9
     policies = quick(placement.EXPERIMENT, 2, jobs="10")
     assert [row[0] for row in policies.tables[0].rows] == list(placement.POLICIES)

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.simulation import swf
-from koala_adapter.simulation.swf import ALL, Field, parse_trace, read_trace, trace_text, workload, write_trace
+from koala_adapter.simulation import workload as swf
+from koala_adapter.simulation.workload import ALL, Field, parse_trace, read_trace, trace_text, workload, write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from koala_adapter.simulation.swf import Trace
+    from koala_adapter.simulation.workload import Trace
 
 HEADER = "; Version: 2.2\n; MaxProcs: 128\n;\n; Note: with a colon: here\n"
 UNKNOWN = dict.fromkeys(ALL, -1)

@@ -12,9 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.simulation import lublin
-from koala_adapter.simulation.lublin import ALL_JOBS, BATCH, INTERACTIVE, Arrivals, daily_cycle, gamma_cdf
-from koala_adapter.simulation.workload_models import DAS2_FS3, DAS2_FS4, MODELS, PublishedFigures, make_model
+from koala_adapter.simulation import models as lublin
+from koala_adapter.simulation.models import (
+    ALL_JOBS,
+    BATCH,
+    DAS2_FS3,
+    DAS2_FS4,
+    INTERACTIVE,
+    MODELS,
+    Arrivals,
+    PublishedFigures,
+    daily_cycle,
+    gamma_cdf,
+    make_model,
+)
 
 JOBS = 20_000
 HALF_DAY = 43_200

@@ -10,17 +10,18 @@ import pytest
 from pydantic import BaseModel
 
 from koala_adapter.errors import LrmUnavailableError
-from koala_adapter.plugin import Capabilities, CheckResult, PluginDefinition
-from koala_adapter.sitecheck import clustercheck, progress
-from koala_adapter.sitecheck.clustercheck import ClusterCheck
+from koala_adapter.lrm import Capabilities, CheckResult, PluginDefinition
+from koala_adapter.sitesetup import checks as clustercheck
+from koala_adapter.sitesetup import checks as progress
+from koala_adapter.sitesetup.checks import ClusterCheck
 from tests.unit.service.scripted_lrm import ScriptedLrm, config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from koala_adapter.plugin import ClusterContext, Lrm
-    from koala_adapter.plugin.commands import CommandRunner
+    from koala_adapter.lrm import ClusterContext, Lrm
+    from koala_adapter.lrm.commands import CommandRunner
 
 pytestmark = pytest.mark.anyio
 

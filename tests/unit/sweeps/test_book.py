@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from koala_adapter.sweeps.book import MOST_LOSSES, Assignment, Book, Entry
+from koala_adapter.tasks.sweep import MOST_LOSSES, Assignment, Book, Entry
 
 
 class Life(RuleBasedStateMachine):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from koala_adapter.sweeps.estimate import WINDOW, Pace
+from koala_adapter.tasks.sweep import WINDOW, Pace
 
 
 def test_nobody_can_tell_yet() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import Sweep, SweepAxis
-from koala_adapter.sweeps.parameters import Expansion, count_tasks, filled, lines_of, list_axis, range_axis
+from koala_adapter.tasks.sweep import Expansion, count_tasks, filled, lines_of, list_axis, range_axis
 
 
 def values(text: str) -> list[str]:

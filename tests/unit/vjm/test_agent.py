@@ -16,13 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.vjm.agent import task as tasks
-from koala_adapter.vjm.agent.launching import LaunchError, task_environment, write_file
-from koala_adapter.vjm.agent.node import clock
-from koala_adapter.vjm.agent.processes import oom_kills, read_bytes, session_of, signal_all
-from koala_adapter.vjm.agent.settings import FatalError, Settings, read_token
-from koala_adapter.vjm.agent.streams import KEPT, Output
-from koala_adapter.vjm.agent.timers import Timers
-from koala_adapter.vjm.agent.workplace import Workplace
+from koala_adapter.vjm.agent.node import FatalError, Settings, Timers, clock, read_token
+from koala_adapter.vjm.agent.place import Workplace
+from koala_adapter.vjm.agent.processes import (
+    KEPT,
+    LaunchError,
+    Output,
+    oom_kills,
+    read_bytes,
+    session_of,
+    signal_all,
+    task_environment,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ import pytest
 
 from koala_adapter.vjm.agent import application
 from koala_adapter.vjm.agent.application import ApplicationSocket
-from koala_adapter.vjm.agent.timers import Timers
+from koala_adapter.vjm.agent.node import Timers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import socket
     import ssl
 
-    from koala_adapter.vjm.agent.settings import Settings
+    from koala_adapter.vjm.agent.node import Settings
 
 
 class Flood:

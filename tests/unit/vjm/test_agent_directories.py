@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.vjm.agent.directories import claim_directory, remove_stale, remove_tree
+from koala_adapter.vjm.agent.place import claim_directory, remove_stale, remove_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from koala_adapter.vjm import agent
-from koala_adapter.vjm.agentfile import agent_file
+from koala_adapter.vjm.jobscript import agent_file
 
 DIRECTORY = Path(agent.__file__).parent
 MODULES = {path.stem: path.read_text() for path in DIRECTORY.glob("*.py")}
@@ -74,7 +74,7 @@ GIVEN = {
     "walltime": None, "token": "a-token", "token_file": None, "array_index_variable": None, "job_id_variable": None,
 }  # fmt: skip
 DIAL = f"""
-from {agent.__name__}.program import Agent, Settings
+from {agent.__name__}.holding import Agent, Settings
 agent = Agent(Settings({GIVEN!r}, {{}}))
 agent._dial(0)
 """
@@ -109,15 +109,15 @@ def test_a_processor_is_held_without_what_tasks_need() -> None:
 def test_tasks_are_prepared_for_while_there_is_nothing_else_to_do() -> None:
     """So the first starts at once in what has been held for a while."""
     loaded = run(with_end(DIAL + WAIT + LOADED)).split()
-    assert {f"{agent.__name__}.tasklist", f"{agent.__name__}.launching"} <= set(loaded)
+    assert {f"{agent.__name__}.task", f"{agent.__name__}.processes"} <= set(loaded)
 
 
 def test_a_traceback_names_module_and_line() -> None:
     """As a defect on a node is told: with the file in koala-adapter and the line in it."""
-    started = f"from {agent.__name__}.settings import Settings\nSettings({{}}, {{}})\n"
+    started = f"from {agent.__name__}.node import Settings\nSettings({{}}, {{}})\n"
     lines = MODULES["settings"].splitlines()
     number, line = next((number, line) for number, line in enumerate(lines, 1) if 'given["host"]' in line)
-    place = f'File "koala_adapter/vjm/agent/settings.py", line {number}, in __init__'
+    place = f'File "koala_adapter/vjm/agent/node.py", line {number}, in __init__'
     said = run(with_end(started))
     assert place in said
     assert said.endswith("KeyError: 'host'\n")

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.vjm.certificate import load_or_create, server_context
-from koala_adapter.vjm.credentials import digest, matches, new_token
+from koala_adapter.vjm.certificate import digest, load_or_create, matches, new_token, server_context
 
 if TYPE_CHECKING:
     from pathlib import Path

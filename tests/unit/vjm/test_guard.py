@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 AGENT = """
 import os, sys
-from koala_adapter.vjm.agent.directories import claim_directory
-from koala_adapter.vjm.agent.guard import Guard
+from koala_adapter.vjm.agent.place import claim_directory
+from koala_adapter.vjm.agent.place import Guard
 
 directory, session, dismissed = sys.argv[1:]
 guard = Guard("b")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.vjm.agent import launching
-from koala_adapter.vjm.agent.launching import LaunchError, start
+from koala_adapter.vjm.agent import processes as launching
+from koala_adapter.vjm.agent.processes import LaunchError, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import ProtocolError
-from koala_adapter.vjm.outputstore import OutputStore
+from koala_adapter.vjm.output import OutputStore
 
 STREAM = bytes(range(256)) * 2
 

@@ -24,7 +24,7 @@ from koala_adapter.errors import (
 from koala_adapter.model import LrmJobId
 from koala_adapter.testing import new_context
 from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.codec.protocol import (
+from koala_adapter.wiki.codec.verbs import (
     Dialect,
     FrameReader,
     GetJobs,
@@ -43,8 +43,7 @@ from koala_adapter.wiki.codec.protocol import (
 )
 from koala_local import PLUGIN as LOCAL_PLUGIN
 from koala_wiki import PLUGIN
-from koala_wiki.lrm import WikiLrm
-from koala_wiki.settings import WikiSettings
+from koala_wiki.lrm import WikiLrm, WikiSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

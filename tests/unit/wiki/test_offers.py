@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from koala_adapter.model import LrmJob, LrmJobState, Node, NodeState
 from koala_adapter.wiki.codec.records import NodeRecord
 from koala_adapter.wiki.codec.words import Dialect
-from koala_adapter.wiki.offers import Host, Offer, dealt, lacks, offer, tasks_of
-from koala_adapter.wiki.recordbuilder import ReportingRules, job_record
+from koala_adapter.wiki.reporting import Host, Offer, ReportingRules, dealt, job_record, lacks, offer, tasks_of
 from tests.real.mauistandin import Room, place
 from tests.unit.wiki.wiki_source import job
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter.batchsystem.startlog import OriginalRequest, Pin, StartLog
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm import Capabilities
+from koala_adapter.lrm.starts import OriginalRequest, Pin, StartLog
 from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
-from koala_adapter.plugin import Capabilities
-from koala_adapter.wiki.codec.protocol import Dialect
-from koala_adapter.wiki.earliernotes import take_over_notes
+from koala_adapter.wiki.codec.verbs import Dialect
+from koala_adapter.wiki.starts import take_over_notes
 from tests.unit.wiki.wiki_source import NOW, MemorySource, Server, job, node, running
 
 if TYPE_CHECKING:

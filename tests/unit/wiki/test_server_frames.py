@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.codec.protocol import Dialect, FrameReader, Status, checksum, open_reply, parse_reply
+from koala_adapter.wiki.codec.verbs import Dialect, FrameReader, Status, checksum, open_reply, parse_reply
 from tests.examples import repeated
 from tests.unit.wiki.wiki_source import KEY, NOW, Server, job, running
 from tests.wire.wiki_samples import golden

@@ -13,13 +13,11 @@ import pytest
 from anyio.abc import SocketAttribute
 
 from koala_adapter.errors import ConfigurationError, LrmUnavailableError, ServiceRunningError
-from koala_adapter.net.loopback import is_loopback
-from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.codec.protocol import Dialect, Event, GetJobs, GetNodes, Initialize, build_event
-from koala_adapter.wiki.keyfile import load_key
-from koala_adapter.wiki.listener import networks
-from koala_adapter.wiki.options import ServerOptions
-from koala_adapter.wiki.server import serve
+from koala_adapter.host.sockets import is_loopback
+from koala_adapter.wiki.client import Peer, exchange, load_key
+from koala_adapter.wiki.codec.verbs import Dialect, Event, GetJobs, GetNodes, Initialize, build_event
+from koala_adapter.wiki.inventory import ServerOptions
+from koala_adapter.wiki.server import networks, serve
 from tests.unit.wiki.wiki_source import KEY, Server, job
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter.batchsystem.startlog import OriginalRequest, Pin, StartLog
+from koala_adapter.lrm.starts import OriginalRequest, Pin, StartLog
 from koala_adapter.model import LrmJobId
 from koala_adapter.wiki.server import serve
 from tests.unit.wiki.wiki_source import NOW, Server, SlowSource, job

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.errors import LrmError, LrmNotFoundError
+from koala_adapter.lrm import Capabilities
+from koala_adapter.lrm.starts import StartLog
 from koala_adapter.model import ClusterName, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
-from koala_adapter.plugin import Capabilities
-from koala_adapter.wiki.codec.protocol import Envelope, FrameReader, Key, Reply, open_reply, parse_reply, read_key, seal
-from koala_adapter.wiki.options import ServerOptions
+from koala_adapter.wiki.codec.verbs import Envelope, FrameReader, Key, Reply, open_reply, parse_reply, read_key, seal
+from koala_adapter.wiki.inventory import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.sources import Source, SourceListing
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from koala_adapter.wiki.runningjobsfile import RunningJobsFile
+    from koala_adapter.wiki.resource import RunningJobsFile
 
 KEY = read_key("1234567890")
 CLUSTER = ClusterName("alpha")

@@ -10,6 +10,9 @@ Units: seconds, Mbit, Mbit/s, Mop, Mop/s.
 
 from __future__ import annotations
 
+import heapq
+from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,16 +20,486 @@ from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
 
-from koala_adapter.simulation.deadline_policies import Call, CallScheduler, Fallback, ServerForecast, execution_time
-from koala_adapter.simulation.engine import Engine
-from koala_adapter.simulation.network import Network
-from koala_adapter.simulation.platform import DomainModel, LinkModel
-from koala_adapter.simulation.servers import OtherTasks, Server
+from koala_adapter.errors import SimulationError
+from koala_adapter.simulation.platform import DomainModel, LinkModel, NetworkModel
+from koala_adapter.simulation.world import FIRST, Engine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from koala_adapter.simulation.deadline_policies import ServerChoice
+    from koala_adapter.simulation.platform import Platform
+    from koala_adapter.simulation.world import EventHandle
+
+
+# -- Servers -------------------------------------------------------------------------------------------------
+# Simulated servers that work first come, first served, beside tasks of others, and remember how loaded they were.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherTasks:
+    """Tasks that reach a server past the scheduler, at random (Poisson) times and of random (exponential) length."""
+
+    utilization: float
+    """Share of the server's time that they take; 0: there are none."""
+    mean_seconds: float = 60.0
+    """Mean length on this server."""
+
+
+class Server:
+    """One server with a queue. Its past load can be asked for, as a monitor saw it."""
+
+    def __init__(self, name: str, performance: float, others: OtherTasks, chance: Random) -> None:
+        """Start idle at time 0; ``performance`` in Mop/s."""
+        self.name = name
+        self.performance = performance
+        self._others = others
+        self._chance = chance
+        self._arrivals: list[float] = []
+        self._ends: list[float] = []
+        self._next_other = self._draw_other(0.0)
+
+    def arrive(self, operations: float, now: float) -> float:
+        """Take a job of so many Mop; return when it ends. Times of arrival must not go back."""
+        self._catch_up(now)
+        return self._enqueue(now, operations / self.performance)
+
+    def load(self, now: float) -> int:
+        """Return the number of jobs there, running and waiting, of which those that arrive at ``now`` are part."""
+        self._catch_up(now)
+        return bisect_right(self._arrivals, now) - bisect_right(self._ends, now)
+
+    def _enqueue(self, at: float, seconds: float) -> float:
+        start = max(at, self._ends[-1]) if self._ends else at
+        self._arrivals.append(at)
+        self._ends.append(start + seconds)  # in order: nobody overtakes
+        return start + seconds
+
+    def _catch_up(self, now: float) -> None:
+        while self._next_other is not None and self._next_other <= now:
+            self._enqueue(self._next_other, self._chance.expovariate(1.0 / self._others.mean_seconds))
+            self._next_other = self._draw_other(self._next_other)
+
+    def _draw_other(self, after: float) -> float | None:
+        if self._others.utilization <= 0.0:
+            return None
+        return after + self._chance.expovariate(self._others.utilization / self._others.mean_seconds)
+
+
+# -- Network -------------------------------------------------------------------------------------------------
+# A network of local domains and wide-area links, whose bandwidth concurrent transfers share fairly.
+#
+# Transfers are fluids: at every moment each has its max-min fair share of the links on its path (the rate of no
+# transfer can be raised without lowering that of one which has no more). Shares change only when a transfer begins or
+# ends, so these are the only events. A path is the local domain of the sender, the wide-area links of the route with
+# the fewest links, and the local domain of the receiver. Used for input files and for the calls of Bricks (Takefusa
+# 2001).
+
+LinkNumber = int
+
+
+class Transfer:
+    """Data on their way."""
+
+    __slots__ = (
+        "_since",
+        "ended_at",
+        "left",
+        "links",
+        "megabits",
+        "number",
+        "on_end",
+        "rate",
+        "started_at",
+        "version",
+    )
+
+    def __init__(self, *, number: int, megabits: float, links: tuple[LinkNumber, ...], started_at: float) -> None:
+        """Begin with nothing sent."""
+        self.number = number
+        self.megabits = megabits
+        self.links = links
+        self.started_at = started_at
+        self.left = megabits
+        """Megabits not yet arrived, when its rate last changed."""
+        self.rate = 0.0
+        """Mbit/s at present; 0 during the latency and after the end."""
+        self.ended_at: float | None = None
+        self.on_end: Callable[[Transfer], object] | None = None
+        self.version = 0
+        self._since = started_at
+
+    def change_rate(self, rate: float, now: float) -> None:
+        """Go on at another rate from now."""
+        self.left = max(0.0, self.left - self.rate * (now - self._since))
+        self._since = now
+        self.rate = rate
+        self.version += 1
+
+
+class Network:
+    """Local domains, wide-area links, and what is on its way over them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        domains: Iterable[DomainModel],
+        links: Iterable[LinkModel] = (),
+        *,
+        complete: bool = True,
+    ) -> None:
+        """Build the network; with ``complete``, domains that no route joins get a default link between them."""
+        self._engine = engine
+        self._bandwidth: list[float] = []
+        self._latency: list[float] = []
+        self._domains: dict[str, LinkNumber] = {}
+        self._neighbours: dict[str, list[tuple[str, LinkNumber]]] = {}
+        self._complete = complete
+        for domain in domains:
+            self._domains[domain.name] = self._add(domain.bandwidth, domain.latency)
+            self._neighbours[domain.name] = []
+        for link in links:
+            one, other = link.between
+            self._join(one, other, self._add(link.bandwidth, link.latency))
+        self._routes: dict[tuple[str, str], tuple[LinkNumber, ...]] = {}
+        self._busy: list[dict[int, Transfer]] = [{} for _ in self._bandwidth]
+        self._started = 0
+        self._ends: list[tuple[float, int, int, Transfer]] = []
+        self._wake: EventHandle | None = None
+
+    @classmethod
+    def of(cls, engine: Engine, platform: Platform) -> Network:
+        """Return the network of a platform."""
+        model: NetworkModel = platform.network
+        return cls(engine, platform.domains, model.links, complete=model.complete)
+
+    # ---- what is asked of it --------------------------------------------------------------------------------------
+
+    def send(
+        self, source: str, target: str, megabits: float, on_end: Callable[[Transfer], object] | None = None
+    ) -> Transfer:
+        """Begin a transfer between two domains now; ``on_end`` is called when the last bit has arrived.
+
+        Raises SimulationError when no route joins them.
+        """
+        links = self.route(source, target)
+        self._started += 1
+        transfer = Transfer(number=self._started, megabits=megabits, links=links, started_at=self._engine.now)
+        transfer.on_end = on_end
+        self._engine.after(sum(self._latency[link] for link in links), lambda: self._begin(transfer), rank=FIRST)
+        return transfer
+
+    def estimate(self, source: str, target: str, megabits: float) -> float:
+        """Return the seconds that a transfer takes when alone. Raises SimulationError when no route joins them."""
+        links = self.route(source, target)
+        narrowest = min(self._bandwidth[link] for link in links)
+        return sum(self._latency[link] for link in links) + megabits / narrowest
+
+    def route(self, source: str, target: str) -> tuple[LinkNumber, ...]:
+        """Return the links that a transfer goes over. Raises SimulationError for an unknown domain or no route."""
+        found = self._routes.get((source, target))
+        if found is None:
+            found = self._routes[source, target] = self._find_route(source, target)
+        return found
+
+    def users(self) -> tuple[int, ...]:
+        """Return the number of transfers on each link at present: what a network monitor measures."""
+        return tuple(map(len, self._busy))
+
+    def throughput(self, source: str, target: str, users: Sequence[int]) -> float:
+        """Return the Mbit/s that one more transfer may expect where so many are on each link (see :meth:`users`).
+
+        The narrowest of the equal shares on its way; links made after ``users`` was measured count as free.
+        """
+        known = len(users)
+        return min(
+            self._bandwidth[link] / ((users[link] if link < known else 0) + 1) for link in self.route(source, target)
+        )
+
+    # ---- routes ---------------------------------------------------------------------------------------------------
+
+    def _add(self, bandwidth: float, latency: float) -> LinkNumber:
+        self._bandwidth.append(bandwidth)
+        self._latency.append(latency)
+        return len(self._bandwidth) - 1
+
+    def _join(self, one: str, other: str, link: LinkNumber) -> None:
+        self._neighbours[one].append((other, link))
+        self._neighbours[other].append((one, link))
+
+    def _find_route(self, source: str, target: str) -> tuple[LinkNumber, ...]:
+        for name in (source, target):
+            if name not in self._domains:
+                raise SimulationError(f"the network has no domain {name!r}", hint="the platform file names its domains")
+        if source == target:
+            return (self._domains[source],)
+        between = self._fewest_links(source, target)
+        if between is None:
+            if not self._complete:
+                hint = "add a link to the platform file, or set complete = true in [network]"
+                raise SimulationError(f"no route joins the domains {source!r} and {target!r}", hint=hint)
+            between = (self._default_link(source, target),)
+        return (self._domains[source], *between, self._domains[target])
+
+    def _fewest_links(self, source: str, target: str) -> tuple[LinkNumber, ...] | None:
+        """Search breadth first; of routes of equal length, the one whose links were given first."""
+        routes: dict[str, tuple[LinkNumber, ...]] = {source: ()}
+        ahead = deque([source])
+        while ahead and target not in routes:
+            here = ahead.popleft()
+            for name, link in self._neighbours[here]:
+                if name not in routes:
+                    routes[name] = (*routes[here], link)
+                    ahead.append(name)
+        return routes.get(target)
+
+    def _default_link(self, source: str, target: str) -> LinkNumber:
+        """Return the default link of a pair of domains, the same in both directions."""
+        back = self._routes.get((target, source))
+        if back is not None:
+            return back[1]
+        default = LinkModel(between=(source, target))
+        self._busy.append({})
+        return self._add(default.bandwidth, default.latency)
+
+    # ---- events ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, transfer: Transfer) -> None:
+        if transfer.megabits <= 0:
+            self._ended(transfer)
+            return
+        for link in transfer.links:
+            self._busy[link][transfer.number] = transfer
+        self._share(transfer.links)
+
+    def _finish(self) -> None:
+        """End the transfers whose time has come."""
+        now = self._engine.now
+        self._wake = None
+        done = []
+        while self._ends and self._ends[0][0] <= now:
+            _, _, version, transfer = heapq.heappop(self._ends)
+            if version == transfer.version and transfer.ended_at is None:
+                done.append(transfer)
+        touched: dict[LinkNumber, None] = {}
+        for transfer in done:
+            for link in transfer.links:
+                del self._busy[link][transfer.number]
+                touched[link] = None
+            transfer.change_rate(0.0, now)
+            transfer.left = 0.0
+        self._share(touched)
+        for transfer in done:
+            self._ended(transfer)
+
+    def _ended(self, transfer: Transfer) -> None:
+        transfer.ended_at = self._engine.now
+        if transfer.on_end is not None:
+            transfer.on_end(transfer)
+
+    # ---- fair shares ----------------------------------------------------------------------------------------------
+
+    def _share(self, touched: Iterable[LinkNumber]) -> None:
+        """Give new rates to all transfers that share a link, directly or through others, with one that changed."""
+        now = self._engine.now
+        for transfer, rate in self._fair(*self._affected(touched)):
+            if rate != transfer.rate:
+                transfer.change_rate(rate, now)
+                end = now + transfer.left / rate
+                heapq.heappush(self._ends, (end, transfer.number, transfer.version, transfer))
+        self._set_alarm()
+
+    def _affected(self, touched: Iterable[LinkNumber]) -> tuple[list[LinkNumber], dict[int, Transfer]]:
+        links = dict.fromkeys(touched)
+        ahead = list(links)
+        transfers: dict[int, Transfer] = {}
+        while ahead:
+            for number, transfer in self._busy[ahead.pop()].items():
+                if number not in transfers:
+                    transfers[number] = transfer
+                    new = [link for link in transfer.links if link not in links]
+                    links.update(dict.fromkeys(new))
+                    ahead += new
+        return sorted(links), transfers
+
+    def _fair(self, links: list[LinkNumber], transfers: dict[int, Transfer]) -> list[tuple[Transfer, float]]:
+        """Fill the links progressively: the narrowest share is settled first, then what is left is shared again."""
+        left = {link: self._bandwidth[link] for link in links}
+        users = {link: len(self._busy[link]) for link in links if self._busy[link]}
+        rates: list[tuple[Transfer, float]] = []
+        settled: set[int] = set()
+        while users:
+            share, narrowest = min((left[link] / count, link) for link, count in users.items())
+            for number, transfer in self._busy[narrowest].items():
+                if number in settled:
+                    continue
+                settled.add(number)
+                rates.append((transfers[number], share))
+                for link in transfer.links:
+                    left[link] = max(0.0, left[link] - share)
+                    users[link] -= 1
+                    if not users[link]:
+                        del users[link]
+        return rates
+
+    def _set_alarm(self) -> None:
+        while self._ends and self._ends[0][2] != self._ends[0][3].version:
+            heapq.heappop(self._ends)
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        if self._ends:
+            self._wake = self._engine.at(self._ends[0][0], self._finish, rank=FIRST)
+
+
+# -- Deadline scheduling of calls to servers (Takefusa 2001). Pure -------------------------------------------
+# A client calls a server: it sends data, the server computes, the client receives the result. Each call has a
+# deadline. A server's price is its performance, so the best choice is not the fastest server but the slowest that is
+# in time.
+#
+# Units: seconds, Mbit, Mbit/s, Mop (a million operations), Mop/s. Load is the number of jobs at a server.
+
+P_LOAD = 1.0
+"""Load by which one assigned and unfinished call raises the forecast of its server, where load is corrected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a client wants computed."""
+
+    send: float
+    """Mbit to the server."""
+    receive: float
+    """Mbit back."""
+    operations: float
+    """Mop."""
+    deadline: float
+    """Time at which the client must have received all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerForecast:
+    """What is predicted for one server, as seen from one client."""
+
+    name: str
+    send_throughput: float
+    """Mbit/s to the server."""
+    receive_throughput: float
+    """Mbit/s back."""
+    performance: float
+    """Mop/s of the server when it has nothing else to do."""
+    load: float
+    """Jobs there; each takes an equal part of the performance."""
+
+    def response_time(self, call: Call, more_load: float = 0.0) -> float:
+        """Return the seconds from sending to having received: Ts = Wsend/Psend + Wrecv/Precv + Ws/Pserv."""
+        transfers = call.send / self.send_throughput + call.receive / self.receive_throughput
+        return transfers + execution_time(call, self.performance, self.load + more_load)
+
+
+def execution_time(call: Call, performance: float, load: float) -> float:
+    """Return the seconds that a server of ``performance`` (Mop/s) needs beside ``load`` other jobs."""
+    return call.operations * (load + 1.0) / performance
+
+
+class ServerChoice(ABC):
+    """Chooses the server for a call."""
+
+    name: str
+
+    @abstractmethod
+    def choose(self, estimates: Sequence[float], time_left: float) -> int:
+        """Return the index of the best server.
+
+        ``estimates`` holds the response time (seconds) at each server, at least one; ``time_left`` is the time until
+        the deadline (seconds), negative when it is over.
+        """
+
+
+class Greedy(ServerChoice):
+    """The server with the shortest response time, whatever the deadline: the usual way, and the baseline."""
+
+    name = "greedy"
+
+    def choose(self, estimates: Sequence[float], time_left: float) -> int:  # noqa: ARG002 - that is its nature
+        """Return the index of the shortest estimate, the first of equal ones."""
+        return estimates.index(min(estimates))
+
+
+class Deadline(ServerChoice):
+    """The slowest server that is still in time (the deadline algorithm of the paper).
+
+    T_target = time left x Opt. Chosen is the smallest T_target - Ts that is not negative; where there is none, the
+    smallest absolute difference.
+    """
+
+    def __init__(self, opt: float) -> None:
+        """Aim at the share ``opt`` of the time left, 0 < opt <= 1. Raises ValueError for another."""
+        if not 0.0 < opt <= 1.0:
+            message = f"opt is {opt:g}, allowed is more than 0 and at most 1"
+            raise ValueError(message)
+        self.opt = opt
+        self.name = f"deadline {opt:g}"
+
+    def choose(self, estimates: Sequence[float], time_left: float) -> int:
+        """Return the index of the longest estimate within the target, else of the one nearest to it."""
+        target = time_left * self.opt
+        in_time = [estimate for estimate in estimates if estimate <= target]
+        # Beyond the target the nearest estimate is the shortest one.
+        return estimates.index(max(in_time) if in_time else min(estimates))
+
+
+class CallScheduler:
+    """Assigns calls to servers, and knows how many of its calls each server has not finished yet.
+
+    Load correction: monitors see a new load late, so each unfinished call that was assigned to a server adds ``p_load``
+    to the load that is forecast for it. 0 turns the correction off.
+    """
+
+    def __init__(self, choice: ServerChoice, *, p_load: float = 0.0) -> None:
+        """Start with no call assigned."""
+        self._choice = choice
+        self._p_load = p_load
+        self._unfinished: dict[str, int] = {}
+
+    def assign(self, call: Call, forecasts: Sequence[ServerForecast], now: float) -> ServerForecast:
+        """Return the server for a call, and count the call as there until :meth:`finished`. Needs one forecast."""
+        if self._p_load:
+            estimates = [one.response_time(call, self._p_load * self._unfinished.get(one.name, 0)) for one in forecasts]
+        else:
+            estimates = [one.response_time(call) for one in forecasts]
+        chosen = forecasts[self._choice.choose(estimates, call.deadline - now)]
+        self._unfinished[chosen.name] = self._unfinished.get(chosen.name, 0) + 1
+        return chosen
+
+    def finished(self, server: str) -> None:
+        """A call left a server: its result was received, or it fell back. Raises KeyError if none was there."""
+        if self._unfinished[server] == 1:
+            del self._unfinished[server]
+        else:
+            self._unfinished[server] -= 1
+
+    def unfinished(self, server: str) -> int:
+        """Return the number of calls assigned to a server and not finished."""
+        return self._unfinished.get(server, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """Lets a server send an arriving call back to be scheduled again, when it cannot finish it in time."""
+
+    maximum: int
+    """Most fallbacks of one call (N_max); 0: never."""
+
+    def wanted(self, *, time_left: float, execution: float, receive: float, fallbacks: int) -> bool:
+        """Tell whether a call that just arrived goes back.
+
+        ``time_left``: seconds from its arrival (after the actual send time) to its deadline; ``execution`` and
+        ``receive``: seconds that the server estimates; ``fallbacks``: how often this call went back before.
+        """
+        return fallbacks < self.maximum and time_left < execution + receive
+
+
+# -- Bricks --------------------------------------------------------------------------------------------------
 
 BACKBONE = "backbone"
 HOUR = 3600.0

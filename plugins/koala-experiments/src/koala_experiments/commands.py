@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import click
 from rich.markup import escape
 
-from koala_adapter.cli.fittingtable import FittingTable
+from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.session import EXIT_INTERRUPTED, command_body, json_option, pass_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from koala_adapter.cli.session import Session
-    from koala_adapter.simulation.experiments.framework import Finding
-    from koala_adapter.simulation.live_negotiations import Pace, Played, Scenario
-    from koala_adapter.simulation.live_runs import LiveOutcome, LiveRun
+    from koala_adapter.report.page import Finding
+    from koala_experiments.framework import LiveOutcome, LiveRun, Pace, Played, Scenario
+
 
 VERDICTS = {True: "[green]holds[/]", False: "[red]does not hold[/]", None: "[yellow]cannot tell[/]"}
 OUT = click.Path(path_type=Path, file_okay=False)
@@ -47,7 +47,7 @@ def list_experiments(session: Session, as_json: bool) -> None:
     Example:
       koala experiment list
     """
-    from koala_adapter.simulation.experiments import framework
+    from koala_experiments import framework
 
     found = [framework.load_experiment(name) for name in framework.experiment_names()]
     if as_json:
@@ -102,11 +102,11 @@ def run(
     Example:
       koala experiment run vjm-deadlock --out results
     """
-    from koala_adapter.cli.simulationdisplay import progress_display, told
+    from koala_adapter.cli.simulate import progress_display, told
+    from koala_adapter.report.figures import check_matplotlib
+    from koala_adapter.report.page import tally
     from koala_adapter.scheduler.knownpolicies import OWN
-    from koala_adapter.simulation.experiments.framework import ALSO, load_experiment, tally
-    from koala_adapter.simulation.figures import check_matplotlib
-    from koala_adapter.simulation.report import write_experiment
+    from koala_experiments.framework import ALSO, load_experiment, write_experiment
 
     chosen = load_experiment(name)
     check_matplotlib()
@@ -149,13 +149,13 @@ def run(
 
 
 def _run_live(run: LiveRun, ended: Callable[[int], None]) -> LiveOutcome:
-    from koala_adapter.cli.liveruns import run_live
+    from koala_experiments.liveruns import run_live
 
     return run_live(run, ended)
 
 
 def _negotiate(scenario: Scenario, pace: Pace, site: str) -> Played:
-    from koala_adapter.cli.livenegotiations import play_scenario
+    from koala_experiments.stage import play_scenario
 
     return play_scenario(scenario, pace, site)
 

@@ -9,36 +9,275 @@ An experiment is a module beside this one with a constant ``EXPERIMENT``:
         outcomes = options.map(one_simulation, cases, what="simulations")   # on all cores, in order of the cases
         return Result(findings=(Finding(claim=..., outcome=..., holds=..., margin=...),), figures=..., tables=...)
 
-It returns values only; :mod:`koala_adapter.simulation.report` draws and writes them. The same options give the same
+It returns values only; :mod:`koala_adapter.report.page` draws and writes them. The same options give the same
 values to the last bit, whatever the number of processes: chance comes from ``random.Random(seed)`` alone.
 """
 
 from __future__ import annotations
 
+import math
 import pkgutil
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import pairwise
 from math import inf, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import koala_experiments as experiments
 from koala_adapter.errors import SimulationError
+from koala_adapter.report.page import (
+    Heading,
+    Result,
+    write_result,
+)
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.simulation import experiments
+from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.parallel import ProgressListener, in_parallel, silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from koala_adapter.simulation.live_negotiations import PlaysScenarios
-    from koala_adapter.simulation.live_runs import RunsLive
+    from koala_adapter.simulation.applications import Outcome, SimulatedJob
+    from koala_adapter.simulation.platform import ClusterModel
+
+
+# -- Confidence ----------------------------------------------------------------------------------------------
+# Means with confidence intervals over repetitions, by Student's t: few repetitions give wide intervals.
+
+# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom (any table); beyond, the normal one is near.
+T_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+NORMAL_95 = 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over repetitions and how far it can be trusted."""
+
+    mean: float
+    half_width: float
+    """Half of the 95 % confidence interval; 0 with a single repetition, which tells nothing of its spread."""
+    repetitions: int
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval."""
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval."""
+        return self.mean + self.half_width
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean of independent repetitions with its 95 % confidence interval. Raises ValueError for none."""
+    if not values:
+        message = "a mean needs at least one value"
+        raise ValueError(message)
+    count = len(values)
+    if count == 1:
+        return Estimate(values[0], 0.0, 1)
+    quantile = T_95[count - 2] if count - 1 <= len(T_95) else NORMAL_95
+    return Estimate(fmean(values), quantile * stdev(values) / math.sqrt(count), count)
+
+
+def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
+    """Return ``first - second`` of pairs that share a seed: what both have in common cancels out."""
+    return estimate([a - b for a, b in zip(first, second, strict=True)])
+
+
+# -- Live negotiations ---------------------------------------------------------------------------------------
+# Scenarios in which a live application negotiates its size, and what came of them. Who plays them comes from outside.
+#
+# The experiments of Ghafoor et al. on eight processors (Ghafoor 2005).
+
+ALL = 8
+"""Processors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One application, and what runs beside it."""
+
+    name: str
+    title: str
+    approach: Approach
+    """NONE: only the application begins negotiations."""
+    initial: int
+    maximum: int
+    goal: int
+    """Processors on which it is to end."""
+    wish: int = 0
+    """It asks for so many more after a third of its steps; 0: it does not ask."""
+    sizes: str = "any"
+    """On how many processes the program can run."""
+    beside: tuple[int, ...] = ()
+    """Processors of the rigid jobs beside it; one alone ends by itself, several end one after the other."""
+
+
+EVOLVING = Scenario(
+    name="asks-for-2",
+    title="An evolving application on 2 asks for 2 more",
+    approach=Approach.NONE,
+    initial=2,
+    maximum=16,
+    goal=4,
+    wish=2,
+)
+COUNTERED = Scenario(
+    name="asks-for-14",
+    title="An evolving application on 2 asks for 14 more, and 6 are idle",
+    approach=Approach.NONE,
+    initial=2,
+    maximum=16,
+    goal=8,
+    wish=14,
+)
+MALLEABLE = Scenario(
+    name="is-offered-4",
+    title="A malleable application on 4 beside a rigid one on 4, which ends",
+    approach=Approach.PRA,
+    initial=4,
+    maximum=8,
+    goal=8,
+    sizes="power-of-two",
+    beside=(4,),
+)
+DECLINING = Scenario(
+    name="declines-1-to-3",
+    title="A malleable application on 4 beside four rigid ones on 1, which end one after the other",
+    approach=Approach.PRA,
+    initial=4,
+    maximum=8,
+    goal=8,
+    sizes="power-of-two",
+    beside=(1, 1, 1, 1),
+)
+SCENARIOS = (EVOLVING, COUNTERED, MALLEABLE, DECLINING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long a scenario takes."""
+
+    steps: int = 30
+    work: float = 0.8
+    """Seconds that a step takes on one processor."""
+    rest: float = 6.0
+    """Seconds that a rigid job runs which ends by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One message of a negotiation."""
+
+    negotiation: int
+    at: float
+    """Seconds from the beginning of the scenario."""
+    sender: str
+    status: str
+    processors: int
+    reason: str
+    template: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What came of a scenario; all times in seconds from its beginning."""
+
+    scenario: Scenario
+    sizes: Sequence[tuple[float, int]]
+    """From when on the application had how many processors; 0 at its end."""
+    beside: Sequence[tuple[int, float, float]]
+    """Of each rigid job its processors, when it began and when it ended."""
+    steps: Sequence[tuple[float, int]]
+    """When each step was done, and on how many processes."""
+    resized: Sequence[float]
+    """When the application went on after a change."""
+    messages: Sequence[Said]
+
+    def rate(self, size: int) -> float | None:
+        """Return the steps per second on so many processes, changes of size left out; None: there were not two."""
+        pairs = [
+            after - before
+            for (before, earlier), (after, later) in pairwise(self.steps)
+            if earlier == later == size and not any(before < at <= after for at in self.resized)
+        ]
+        return len(pairs) / sum(pairs) if pairs else None
+
+    @property
+    def course(self) -> list[int]:
+        """Return the sizes that it had, one after the other."""
+        return [size for _, size in self.sizes if size]
+
+    def said(self, status: str, sender: str) -> list[int]:
+        """Return of how many processors one side said something, in order."""
+        return [one.processors for one in self.messages if (one.status, one.sender) == (status, sender)]
+
+
+class PlaysScenarios(Protocol):
+    """Plays scenarios on live clusters."""
+
+    def __call__(self, scenario: Scenario, pace: Pace, site: str, /) -> Played:
+        """Play one; ``site``: path of the site file with the clusters, empty: local ones. Raises KoalaError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun:
+    """What is to be run."""
+
+    approach: Approach
+    malleability: str
+    """Name of a policy."""
+    jobs: Sequence[SimulatedJob]
+    """Each of one component, in the order of their submission."""
+    clusters: Sequence[ClusterModel]
+    """Local clusters to be started for it; without effect where a site file names others."""
+    pace: float
+    """Seconds of the workload in one second."""
+    site: str = ""
+    """Path of the site file with the clusters; empty: ``clusters``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveOutcome:
+    """What came out of it."""
+
+    outcome: Outcome
+    clusters: Sequence[ClusterModel]
+    """As they were seen: processors that others had are not among them."""
+    held_after: float
+    """Mean, from the submission of a placeholder until it was held."""
+    computes_after: float
+    """Mean, from the launch of a process until it was ready to work."""
+    known_after: float
+    """Mean, from the end of a job's work until the scheduler knew that it had ended."""
+    sizes: Mapping[int, Sequence[tuple[float, int]]]
+    """By the number of each job: when it had how many processors from then on; 0 at its end."""
+    free_after: float
+    """Mean, from the end of a process until its processor was known to be idle."""
+
+
+class RunsLive(Protocol):
+    """Runs a workload on live clusters."""
+
+    def __call__(self, run: LiveRun, ended: Callable[[int], None], /) -> LiveOutcome:
+        """Run it; ``ended`` is told how many jobs have ended. Raises KoalaError."""
+
+
+# -- Framework -----------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 ALSO = "also"
 """Name of the setting :data:`ALSO_POLICIES`."""
-Cell: TypeAlias = str | int | float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,101 +322,6 @@ class Options:
             results[index] = result
             self.progress(len(results), len(items), what)
         return [results[index] for index in range(len(items))]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One claim of the paper beside what came out here."""
-
-    claim: str
-    """What the paper says, in our words."""
-    outcome: str
-    """What came out, with numbers."""
-    holds: bool | None
-    """Whether the claim holds here; None when this run cannot tell, and `outcome` says why."""
-    margin: str = ""
-    """By how much it holds or fails to."""
-
-
-def tally(findings: Sequence[Finding]) -> str:
-    """Return in words how many claims hold, and how many this run cannot tell."""
-    held = sum(finding.holds is True for finding in findings)
-    unknown = sum(finding.holds is None for finding in findings)
-    return f"{held} of {len(findings)} hold" + (f", {unknown} cannot be told" if unknown else "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """One line or one set of bars of a figure."""
-
-    label: str
-    y: Sequence[float]
-    x: Sequence[float] = ()
-    """As many as ``y``; empty for bars, which stand at the categories of the figure."""
-    low: Sequence[float] = ()
-    """Lower ends of the confidence intervals; empty when there are none."""
-    high: Sequence[float] = ()
-    """Upper ends."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """The values of a figure and what is written at its axes."""
-
-    name: str
-    """Stem of its files."""
-    title: str
-    x_label: str
-    """With the unit."""
-    y_label: str
-    """With the unit."""
-    series: Sequence[Series]
-    kind: Literal["line", "step", "bars", "points", "timeline"] = "line"
-    """``step``: each value holds until the next x. ``line`` and ``points`` mark or join the values. ``timeline``: a
-    bar from x to ``high`` in row y."""
-    categories: Sequence[str] = ()
-    """Names along the x axis, for bars; names of the rows from 0, for a timeline."""
-    caption: str = ""
-    x_log: bool = False
-    y_log: bool = False
-    x_range: tuple[float, float] | None = None
-    y_range: tuple[float, float] | None = None
-    """None: from 0, or from what is there on a logarithmic axis."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Values in rows and columns."""
-
-    name: str
-    """Stem of its files."""
-    title: str
-    columns: Sequence[str]
-    """Headings, with units."""
-    rows: Sequence[Sequence[Cell]]
-    caption: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """Text to be read as it stands."""
-
-    name: str
-    """Stem of its file."""
-    title: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """All that came out of an experiment."""
-
-    findings: Sequence[Finding]
-    figures: Sequence[Figure] = ()
-    tables: Sequence[Table] = ()
-    notes: Sequence[str] = ()
-    """What a reader must know to judge it: what was substituted, assumed or left out."""
-    listings: Sequence[Listing] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,3 +421,16 @@ def load_experiment(name: str) -> Experiment:
     if not isinstance(experiment, Experiment) or experiment.name != name:
         raise SimulationError(f"the module of experiment {name} does not define it")
     return experiment
+
+
+def write_experiment(directory: Path, experiment: Experiment, options: Options, result: Result) -> Path:
+    """Write data, figures and page of an experiment; returns the page. Raises OSError."""
+    words = ["koala experiment run", experiment.name, f"--seeds {options.seeds}"]
+    words += [f"--seed {options.seed}"] if options.seed else []
+    defaults = {setting.name: setting.default for setting in experiment.settings}
+    changed = {name: value for name, value in options.settings.items() if defaults.get(name) != value}
+    words += [f"--set {name}={value}" for name, value in changed.items()]
+    heading = Heading(
+        title=experiment.name, lead=f"{experiment.summary} After: {experiment.paper}", command=" ".join(words)
+    )
+    return write_result(directory, heading, result)

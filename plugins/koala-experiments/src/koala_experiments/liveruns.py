@@ -1,27 +1,339 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the journal of a live run tells of its jobs, by replaying it: the same figures as the simulator gives. Pure."""
+"""Runs workloads live for ``koala experiment``: a service inside this process, clusters, jobs at their times."""
 
 from __future__ import annotations
 
+import io
+import secrets
+import shutil
+import socket
+import threading
+import time
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from math import ceil
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
+from koala_adapter.api.offline import end_daemons, read_record, temporary_directory
+from koala_adapter.api.statedirectory import ownership
+from koala_adapter.cli.innerservice import inner_service, temporary_site
+from koala_adapter.cli.session import Session
+from koala_adapter.cli.terminal import Interrupts
+from koala_adapter.errors import KoalaError, SimulationError
+from koala_adapter.lrm.commands import login_name
+from koala_adapter.model import Component, InputFile, Job, JobId, JobKind, Retirement, RunnerName
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.simulation.simulated_jobs import JobResult, Outcome
+from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.service.journal import Journal
+from koala_adapter.simulation.applications import JobResult, Outcome, ft, gadget2
+from koala_adapter.simulation.multicluster import Settings, simulate
+from koala_adapter.simulation.platform import DAS3, ClusterModel, Platform
+from koala_adapter.sizes import PowerOfTwo
+from koala_experiments.framework import LiveOutcome
+from koala_experiments.malleable import WORKLOADS, koala_workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from koala_adapter.model import JobId, PlaceholderId
+    from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.model import PlaceholderId
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
+    from koala_adapter.scheduler.parameters import Approach
     from koala_adapter.scheduler.records import Claim, JobRecord
-    from koala_adapter.simulation.simulated_jobs import SimulatedJob
+    from koala_adapter.simulation.applications import SimulatedJob
+    from koala_experiments.framework import LiveRun
+
+
+# -- The bag of work units of one application that runs live. Pure -------------------------------------------
+# The whole work of an application of the simulator is cut into units of equal size. On n workers a unit takes n times
+# as long as the n-th execution time divided by the units, so that n workers that take one unit after the other need
+# just the execution time on n processors, however poorly the application makes use of them.
+
+SMALLEST = 0.1
+"""Smallest part of a unit that is given out, unless less is left."""
+NOTHING = 1e-9
+"""What is left of many fractions is no work."""
+
+
+class Bag:
+    """What is left of the work of one application, and how many workers it has."""
+
+    def __init__(self, times: Sequence[float], unit: float, *, at: int) -> None:
+        """``times``: seconds that the whole work takes on 0, 1, 2 ... workers; beyond the last, as on the last.
+
+        ``unit``: seconds, at most, that one unit takes on ``at`` workers.
+        """
+        self._times = times
+        self.units = max(1, ceil(times[at] * at / unit))
+        self.left = float(self.units)
+        """Units that nobody works on."""
+        self._taken: dict[int, float] = {}
+        """What each worker works on, in units."""
+        self._workers: set[int] = set()
+
+    @property
+    def empty(self) -> bool:
+        """True when all the work is done."""
+        return self.left <= 0 and not self._taken
+
+    def join(self, worker: int) -> None:
+        """Count a worker from now on."""
+        self._workers.add(worker)
+
+    def leave(self, worker: int) -> None:
+        """Count a worker no more; what it worked on is back in the bag."""
+        self._workers.discard(worker)
+        self.left += self._taken.pop(worker, 0.0)
+
+    def take(self, worker: int) -> float | None:
+        """Return the seconds for which a worker is to work; None: there is nothing to be done at present."""
+        if self.left <= 0:
+            return None
+        count = min(max(1, len(self._workers)), len(self._times) - 1)
+        share = min(1.0, self.left, max(SMALLEST, self.left / count))  # small ones last, so that all end together
+        self.left -= share
+        if self.left < NOTHING:
+            self.left = 0.0
+        self._taken[worker] = share
+        return share * count * self._times[count] / self.units
+
+    def done(self, worker: int, part: float) -> None:
+        """Take note that a worker has done a part, from 0 to 1, of what it took; the rest is back in the bag."""
+        self.left += self._taken.pop(worker, 0.0) * (1.0 - min(1.0, max(0.0, part)))
+
+
+# -- Jobs ----------------------------------------------------------------------------------------------------
+# Jobs of a simulated workload as live ones: head elsewhere, workers that take units of work from it.
+
+WORKER = Path(__file__).with_name("worker.py")
+UNIT = 0.25
+"""Seconds, at most, that a unit of work takes at a job's first size."""
+WALLTIME = 24 * 3600
+GRACE = 10
+"""Seconds after which a worker that was asked to leave is killed; it leaves at once."""
+
+
+def name_of(job: SimulatedJob) -> str:
+    """Return the name under which a job is submitted."""
+    return f"{job.application.name.lower()}-{job.number}"
+
+
+def bag_of(job: SimulatedJob, pace: float) -> Bag:
+    """Return the work of a job, to be done at a pace of so many of its seconds per second."""
+    times = [time * job.work / pace for time in job.application.times()]
+    return Bag(times, UNIT, at=job.initial)
+
+
+def live_job(job: SimulatedJob, *, address: str, port: int, key: Path, user: str) -> Job:
+    """Return a job whose workers find their bag at an address; ``key``: file with what they prove themselves by."""
+    application = job.application
+    low, high = (application.minimum, application.maximum) if job.malleable else (job.initial, job.initial)
+    worker = Component(
+        name="worker",
+        command=("python3", WORKER.name, address, str(port), name_of(job)),
+        minimum=low,
+        maximum=high,
+        initial=job.initial if job.malleable else None,
+        input_files=tuple(InputFile(source=str(path), target=path.name) for path in (WORKER, key)),
+        sizes="power-of-two" if isinstance(application.acceptance, PowerOfTwo) else "any",
+        retirement=Retirement(grace=GRACE),
+    )
+    return Job(
+        id=JobId("0"),
+        name=name_of(job),
+        kind=JobKind.MALLEABLE if job.malleable else JobKind.RIGID,
+        components=(worker,),
+        walltime=WALLTIME,
+        user=user,
+        submitted_at=0.0,
+        placement=job.placement,
+        runner=RunnerName.WORKERS if job.malleable else RunnerName.RANKS,
+    )
+
+
+# -- Bagserver -----------------------------------------------------------------------------------------------
+# Hands the work units of running applications out to their workers: the head, elsewhere, of all of them.
+
+LOOK = 0.05
+"""Seconds after which a worker for which there was nothing to do asks again."""
+LONGEST_LINE = 100
+BACKLOG = 512
+NOBODY_TALKS = (OSError, EOFError, AuthenticationError, ValueError, KeyError)
+"""What comes of a peer that goes away, proves nothing, or says what no worker says."""
+
+
+class BagServer:
+    """Serves bags by their names, a thread for each worker."""
+
+    def __init__(self, address: str) -> None:
+        """Listen on an address of this host, on a free port."""
+        self.key = secrets.token_bytes(32)
+        """What workers must have to be believed."""
+        self._listener = socket.create_server((address, 0), backlog=BACKLOG)
+        self.joined_at: dict[tuple[str, int], float] = {}
+        """When, by the time of day, the worker of each bag and rank was ready to work for the first time."""
+        self.emptied_at: dict[str, float] = {}
+        """When the work of each bag was done."""
+        self._bags: dict[str, Bag] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self._numbers = count(1)
+        self._connections: set[socket.socket] = set()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._listener.getsockname()[1])
+
+    def put(self, bags: Mapping[str, Bag]) -> None:
+        """Have further bags served."""
+        with self._changed:
+            self._bags.update(bags)
+
+    def serve(self) -> None:
+        """Accept workers until it is closed."""
+        threads = []
+        while True:
+            try:
+                connected, _ = self._listener.accept()
+            except OSError:
+                break
+            thread = threading.Thread(target=self._talk, args=(connected,), daemon=True)
+            threads.append(thread)
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def close(self) -> None:
+        """Talk to nobody any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            for connected in self._connections:
+                with suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _talk(self, connected: socket.socket) -> None:
+        with connected:
+            with self._changed:
+                if self._closed:
+                    return
+                self._connections.add(connected)
+            with suppress(*NOBODY_TALKS), Connection(connected.dup().detach()) as worker:
+                deliver_challenge(worker, self.key)
+                answer_challenge(worker, self.key)
+                name, _, rank = worker.recv_bytes(LONGEST_LINE).decode().partition(" ")
+                bag = self._bags[name]
+                self.joined_at.setdefault((name, int(rank)), time.time())
+                self._hand_out(worker, bag)
+                if bag.empty:
+                    self.emptied_at.setdefault(name, time.time())
+            with self._changed:
+                self._connections.discard(connected)
+
+    def _hand_out(self, worker: Connection, bag: Bag) -> None:
+        number = next(self._numbers)
+        with self._changed:
+            bag.join(number)
+        try:
+            while True:
+                seconds = self._next(number, bag)
+                worker.send_bytes(f"{seconds:.6f}".encode())
+                if seconds < 0:
+                    return
+                word, _, part = worker.recv_bytes(LONGEST_LINE).decode().partition(" ")
+                with self._changed:
+                    bag.done(number, float(part))
+                    self._changed.notify_all()
+                if word != "done":
+                    return
+        finally:
+            with self._changed:
+                bag.leave(number)
+                self._changed.notify_all()
+
+    def _next(self, number: int, bag: Bag) -> float:
+        """Return the seconds of the next unit; a moment when others have it all; -1 when there is no more."""
+        with self._changed:
+            seconds = bag.take(number)
+            if seconds is not None:
+                return seconds
+            return -1.0 if bag.empty or self._closed else LOOK
+
+
+@contextmanager
+def bag_server(address: str) -> Iterator[BagServer]:
+    """Run a server during the block."""
+    server = BagServer(address)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.close()
+        thread.join()
+
+
+# -- The site file of local clusters that are started for an experiment. Pure --------------------------------
+
+SITE = """\
+[control_center]
+listen = "127.0.0.1"
+lease = 120
+heartbeat = 10
+
+[scheduler]
+scan_interval = 0.5
+approach = "{approach}"
+malleability = "{malleability}"
+launch_margin = 20
+placeholder_life = 60
+backoff = 1
+reuse = false
+maximum_tries = 1000000
+"""
+CLUSTER = """
+[[clusters]]
+name = "{name}"
+plugin = "local"
+poll_interval = 0.3
+requests_per_minute = 3000
+threshold = {threshold}
+output_directory = "{directory}"
+settings = {{ processors = {processors}, idle_seconds = 60 }}
+"""
+
+
+def site_text(clusters: Sequence[ClusterModel], approach: Approach, malleability: str, directory: str) -> str:
+    """Return a site file. ``directory``: for what placeholders print.
+
+    Placeholders are not handed from job to job, as in the simulator, and nothing is given up for long.
+    """
+    head = SITE.format(approach=approach.value, malleability=malleability)
+    tables = [
+        CLUSTER.format(name=one.name, processors=one.processors, threshold=one.threshold, directory=directory)
+        for one in clusters
+    ]
+    return head + "".join(tables)
+
+
+# -- Journalrecord -------------------------------------------------------------------------------------------
+# What the journal of a live run tells of its jobs, by replaying it: the same figures as the simulator gives. Pure.
 
 
 @dataclass(slots=True)
@@ -217,3 +529,220 @@ def _result(course: _Course, at: Callable[[float], float]) -> JobResult:
 def mean(seconds: list[float], pace: float) -> float:
     """Return the mean in the time of the workload; 0 of nothing."""
     return fmean(seconds) * pace if seconds else 0.0
+
+
+# -- Live runs -----------------------------------------------------------------------------------------------
+# What a live run of a workload is and gives, and the simulation of the same. Who runs it live comes from outside.
+#
+# All times are those of the workload, in seconds: a live run goes through them at a pace of so many seconds of the
+# workload per second.
+
+
+def clusters_in_small(divisor: float) -> tuple[ClusterModel, ...]:
+    """Return the clusters of DAS-3 with their processors divided by a number; each has at least two."""
+    return tuple(
+        one.model_copy(update={"nodes": max(2, round(one.processors / divisor)), "processors_per_node": 1})
+        for one in DAS3.clusters
+    )
+
+
+def workload_in_small(name: str, seed: int, *, jobs: int, divisor: float) -> list[SimulatedJob]:
+    """Return the first so many jobs of a workload, the largest sizes of its applications divided by a number.
+
+    How long they take on so many processors, and when they are submitted, is as it was.
+    """
+    found = koala_workload(WORKLOADS[name], seed, jobs=jobs)
+    smaller = {
+        one.name: replace(one, maximum=max(one.minimum + 1, round(one.maximum / divisor))) for one in (ft(), gadget2())
+    }
+    return [replace(job, application=smaller[job.application.name]) for job in found]
+
+
+def predicted(run: LiveRun, live: LiveOutcome, *, delays: bool) -> Outcome:
+    """Return what the simulator says of a run; ``delays``: with those that were measured in it, or without any."""
+    settings = Settings(approach=run.approach, malleability=run.malleability)
+    return simulate(platform_of(live), run.jobs, with_delays(settings, live) if delays else settings)
+
+
+def platform_of(live: LiveOutcome) -> Platform:
+    """Return the clusters of a live run for the simulator."""
+    return Platform(name="live", clusters=tuple(live.clusters))
+
+
+def with_delays(settings: Settings, live: LiveOutcome) -> Settings:
+    """Return settings with the delays that were measured in a live run."""
+    return replace(
+        settings,
+        placeholder_delay=live.held_after,
+        start_delay=live.computes_after,
+        end_delay=live.known_after,
+        release_delay=live.free_after,
+    )
+
+
+# -- Liveruns ------------------------------------------------------------------------------------------------
+
+PREFIX = "koala-live-"
+LOOK_OF_LIVERUNS = 0.25
+"""Seconds between two looks at the jobs."""
+ENDING = 60.0
+"""Seconds within which jobs that are cancelled on the clusters of a site must have ended."""
+SEEN = 60.0
+"""Seconds within which each cluster must have answered."""
+NEVER = 10**9
+"""Events after which a snapshot is taken: the journal of a run is read as a whole."""
+
+
+def run_live(run: LiveRun, ended: Callable[[int], None]) -> LiveOutcome:
+    """See RunsLive."""
+    return carried_out(run, lambda running: _by_the_clock(running, ended))
+
+
+def carried_out(run: LiveRun, work: Callable[[RunningService], None]) -> LiveOutcome:
+    """Return what came out of a run whose jobs are submitted, and followed to their ends, by ``work``.
+
+    Whatever comes between, the jobs that it submitted are cancelled first. Raises KoalaError.
+    """
+    with Interrupts() as interrupts, _site(run, interrupts) as session:
+        session.progress = Console(file=io.StringIO())  # how far the experiment is shown moves on the terminal already
+        with (
+            bag_server(session.site.control_center.listen) as bags,
+            ownership(session.directory, "koala experiment"),
+            inner_service(session, interrupts, snapshot_interval=NEVER),
+        ):
+            clusters = _clusters(run, session)
+            running = RunningService(run, session, bags)
+            try:
+                work(running)
+            except BaseException:
+                with interrupts.deferred():
+                    running.cancel()
+                raise
+        return _outcome(run, session.directory, clusters, bags)
+
+
+@contextmanager
+def _site(run: LiveRun, interrupts: Interrupts) -> Iterator[Session]:
+    """Yield a session on the clusters of a run, with a state directory of its own."""
+    if not run.site:
+        files = partial(_local, run)
+        with temporary_site(interrupts, files, prefix=PREFIX) as session:
+            yield session
+        return
+    session = Session(site_option=Path(run.site), state_option=temporary_directory(PREFIX))
+    session.here.config = _steered(session.site, run)
+    try:
+        yield session
+    finally:
+        with interrupts.deferred():
+            remove_session(session)
+
+
+def _steered(site: SiteConfig, run: LiveRun) -> SiteConfig:
+    """Return a site with the approach and the policy of a run."""
+    how = {"approach": run.approach, "malleability": run.malleability}
+    scheduler = site.scheduler.model_copy(update=how)
+    clusters = tuple(one.model_copy(update={"malleability": None}) for one in site.clusters)
+    return site.model_copy(update={"scheduler": scheduler, "clusters": clusters})
+
+
+def remove_session(session: Session) -> None:
+    """Remove the state directory, unless `koala reap` needs it."""
+    if read_record(session.directory, session.policies).unfinished:
+        return
+    end_daemons(session.directory)
+    shutil.rmtree(session.directory, ignore_errors=True)
+
+
+def _local(run: LiveRun, directory: Path) -> Mapping[str, str]:
+    return {"site.toml": site_text(run.clusters, run.approach, run.malleability, str(directory))}
+
+
+def _clusters(run: LiveRun, session: Session) -> Sequence[ClusterModel]:
+    """Return the clusters as they are; of those of a site, what nobody else uses now."""
+    if not run.site:
+        return run.clusters
+    session.client.wait_until_seen(SEEN)
+    open_ones = [one for one in session.client.clusters() if one.closed is None]
+    usable = [(one, (one.processors or 0) - (one.others or 0) - one.down) for one in open_ones]
+    found = [
+        ClusterModel(name=one.name, nodes=processors, threshold=one.threshold)
+        for one, processors in usable
+        if processors > one.threshold
+    ]
+    if not found:
+        raise SimulationError(f"{run.site}: no cluster has a free processor", hint="see `koala clusters`")
+    return found
+
+
+@dataclass(slots=True)
+class RunningService:
+    """The service of a run: takes its jobs, and tells of them."""
+
+    run: LiveRun
+    session: Session
+    bags: BagServer
+    submitted: list[str] = field(default_factory=list)
+
+    def submit(self, job: SimulatedJob, bag: Bag) -> str:
+        """Submit a job whose work is in a bag; return its id."""
+        key = self.session.directory / "authkey"
+        key.touch(mode=0o600)
+        key.write_bytes(self.bags.key)
+        self.bags.put({name_of(job): bag})
+        live = live_job(
+            job,
+            address=self.session.site.control_center.node_address,
+            port=self.bags.port,
+            key=key,
+            user=login_name(),
+        )
+        self.submitted.append(self.session.client.submit(live))
+        return self.submitted[-1]
+
+    def follow(self, ended: Callable[[int], None], *, until: float | None) -> bool:
+        """Tell how many jobs have ended until all have, or a time has come; tell which of the two."""
+        while True:
+            reports = self.session.client.jobs(max(1, len(self.submitted)))
+            over = sum(one.over for one in reports)
+            ended(over)
+            if until is None and over == len(self.submitted):
+                return True
+            left = LOOK_OF_LIVERUNS if until is None else min(LOOK_OF_LIVERUNS, until - time.monotonic())
+            if left <= 0:
+                return over == len(self.submitted)
+            time.sleep(left)
+
+    def cancel(self) -> None:
+        """Cancel all jobs and wait for their ends. Raises KoalaError when these do not come."""
+        for job_id in self.submitted:
+            self.session.client.cancel(job_id)
+        if not self.follow(lambda _ended: None, until=time.monotonic() + ENDING):
+            where = f"--site {self.run.site} --state {self.session.directory}"
+            raise KoalaError("jobs of the experiment have not ended", hint=f"see `koala {where} reap`") from None
+
+
+def _by_the_clock(running: RunningService, ended: Callable[[int], None]) -> None:
+    """Submit the jobs of a run at their times; return when all have ended."""
+    run, begin = running.run, time.monotonic()
+    for job in run.jobs:
+        running.follow(ended, until=begin + job.submitted_at / run.pace)
+        running.submit(job, bag_of(job, run.pace))
+    running.follow(ended, until=None)
+
+
+def _outcome(run: LiveRun, directory: Path, clusters: Sequence[ClusterModel], bags: BagServer) -> LiveOutcome:
+    record = JournalRecord({name_of(job): job for job in run.jobs})
+    with closing(Journal(directory / "journal.sqlite", read_only=True)) as journal:
+        record.read(event for _, event in journal.recover()[1])
+    if record.failed:
+        raise SimulationError(f"jobs of the live run failed: {', '.join(record.failed)}", hint="see `koala check`")
+    return LiveOutcome(
+        outcome=record.outcome(run.pace),
+        clusters=clusters,
+        sizes=record.sizes(run.pace),
+        held_after=mean(record.held_after, run.pace),
+        computes_after=mean(record.computes_after(bags.joined_at), run.pace),
+        known_after=mean(record.known_after(bags.emptied_at), run.pace),
+        free_after=mean(record.free_after, run.pace),
+    )

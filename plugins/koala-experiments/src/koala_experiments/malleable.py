@@ -1,23 +1,264 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What koala-pra and koala-pwa have in common: cases, the six figures, tables, findings, settings (TR-0092)."""
+"""The workloads of KOALA's experiments with malleable jobs (CoreGRID TR-0092), from a seed.
+
+300 jobs, half of them NAS FT and half GADGET-2, chosen uniformly. Wm: all malleable, one every 120 s. Wmr: half
+malleable, half rigid. W'm and W'mr: the same, one every 30 s. Malleable jobs start on 2 processors, rigid ones have 2.
+"""
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.simulation.confidence import difference, estimate
-from koala_adapter.simulation.experiments.framework import ALSO_POLICIES, Figure, Finding, Series, Setting, Table
-from koala_adapter.simulation.malleable_runs import BINS, RIGID, Case, Conditions, Record, run_case, time_axis
+from koala_adapter.report.figures import Figure, Series
+from koala_adapter.report.page import Finding, Result, Table
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.simulation.applications import FREE, ReconfigurationCost, SimulatedJob, ft, gadget2
+from koala_adapter.simulation.multicluster import Settings, simulate
 from koala_adapter.simulation.platform import DAS3
+from koala_experiments.framework import ALSO_POLICIES, Experiment, Options, Setting, difference, estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from koala_adapter.scheduler.malleable.approaches import Approach
-    from koala_adapter.simulation.confidence import Estimate
-    from koala_adapter.simulation.experiments.framework import Options
+    from koala_adapter.simulation.applications import Outcome
+    from koala_experiments.framework import Estimate
+
+
+JOBS = 300
+INITIAL = 2
+"""Processors of a malleable job at its start, and of a rigid job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KoalaWorkload:
+    """What one of the workloads is like."""
+
+    name: str
+    interarrival: float
+    """Seconds between two submissions."""
+    rigid: float
+    """Share of rigid jobs."""
+
+
+WM = KoalaWorkload(name="Wm", interarrival=120.0, rigid=0.0)
+WMR = KoalaWorkload(name="Wmr", interarrival=120.0, rigid=0.5)
+WM_HIGH = KoalaWorkload(name="W'm", interarrival=30.0, rigid=0.0)
+WMR_HIGH = KoalaWorkload(name="W'mr", interarrival=30.0, rigid=0.5)
+WORKLOADS: Mapping[str, KoalaWorkload] = {workload.name: workload for workload in (WM, WMR, WM_HIGH, WMR_HIGH)}
+
+
+def koala_workload(
+    workload: KoalaWorkload,
+    seed: int,
+    *,
+    jobs: int = JOBS,
+    poisson: bool = False,
+    cost: ReconfigurationCost = FREE,
+    malleable: bool = True,
+) -> list[SimulatedJob]:
+    """Return the jobs of a workload: exactly half of each application, and the exact share of rigid jobs, in any order.
+
+    ``poisson`` makes the times between submissions exponential instead of equal; ``malleable=False`` makes all jobs
+    rigid, which is what the malleable ones are compared with. Applications, order and times do not depend on that.
+    """
+    chance = random.Random(f"{seed}/{workload.name}")
+    applications = [ft(cost), gadget2(cost)]
+    kinds = _shuffled(chance, jobs, 0.5)
+    rigid = _shuffled(chance, jobs, workload.rigid)
+    time = 0.0
+    found = []
+    for number in range(jobs):
+        found.append(
+            SimulatedJob(
+                number=number,
+                submitted_at=time,
+                application=applications[kinds[number]],
+                initial=INITIAL,
+                malleable=malleable and not rigid[number],
+            )
+        )
+        time += chance.expovariate(1.0 / workload.interarrival) if poisson else workload.interarrival
+    return found
+
+
+def _shuffled(chance: random.Random, count: int, share: float) -> list[bool]:
+    """Return as many values, the given share of them true, in any order."""
+    true = round(count * share)
+    values = [True] * true + [False] * (count - true)
+    chance.shuffle(values)
+    return values
+
+
+# -- Malleable runs ------------------------------------------------------------------------------------------
+# One run of a KOALA workload on DAS-3, and what is kept of it: the numbers behind figures 7 and 8 (TR-0092).
+
+RIGID = "rigid"
+"""Stands for a malleability policy where all jobs are rigid: what malleability is compared with."""
+BINS = 120
+"""Parts into which the time axis of the timelines is divided."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What a run costs and who else is there."""
+
+    name: str = "as set"
+    background: float = 0.0
+    """Share of each cluster that local users ask for."""
+    threshold: int = 0
+    """Processors of each cluster that are left to local users."""
+    delay: float = 0.0
+    """Seconds until placeholders are held."""
+    cost: float = 0.0
+    """Seconds for which a job stands still when its size changes."""
+    poll: float = 0.0
+    """Seconds between two looks at local users; 0: they are seen at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is to be run."""
+
+    approach: Approach
+    malleability: str
+    """Name of a policy, or `RIGID`."""
+    workload: str
+    seed: int
+    conditions: Conditions = field(default_factory=Conditions)
+    detailed: bool = False
+    """Whether the values of all jobs and the timelines are wanted."""
+    policies: Policies = OWN
+    """Those that there are."""
+
+    @property
+    def combination(self) -> str:
+        """Policy and workload, as the legends of the figures have it."""
+        return f"{self.malleability}/{self.workload}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What is kept of a run. Times in seconds; means over all jobs unless said."""
+
+    case: Case
+    average_processors: float
+    maximum_processors: float
+    execution: float
+    malleable_execution: float
+    """Of the malleable jobs alone."""
+    wait: float
+    response: float
+    used: float
+    """Mean processors of managed jobs while jobs were submitted."""
+    makespan: float
+    messages: int
+    jobs: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By the name of a property above: one value for each job. Only of detailed runs."""
+    used_over_time: Sequence[float] = ()
+    """Mean processors of managed jobs in each part of the time axis."""
+    messages_over_time: Sequence[float] = ()
+    """Messages sent until the end of each part."""
+
+
+def time_axis(workload: str) -> list[float]:
+    """Return the ends of the parts of the time axis, in seconds: to a tenth of the time after the last submission."""
+    return axis_to(JOBS * WORKLOADS[workload].interarrival * 1.1)
+
+
+def axis_to(last: float) -> list[float]:
+    """Return the ends of equal parts of a time axis that ends at ``last``, in seconds."""
+    return [last * (part + 1) / BINS for part in range(BINS)]
+
+
+def run_case(case: Case) -> Record:
+    """Run a case."""
+    where = case.conditions
+    rigid = case.malleability == RIGID
+    cost = ReconfigurationCost(fixed=where.cost)
+    jobs = koala_workload(WORKLOADS[case.workload], case.seed, cost=cost, malleable=not rigid)
+    clusters = tuple(one.model_copy(update={"threshold": where.threshold}) for one in DAS3.clusters)
+    platform = DAS3.model_copy(update={"clusters": clusters}).with_background(where.background)
+    settings = Settings(
+        approach=Approach.NONE if rigid else case.approach,
+        malleability="fpsma" if rigid else case.malleability,
+        poll_interval=where.poll,
+        placeholder_delay=where.delay,
+        seed=case.seed,
+        policies=case.policies,
+    )
+    outcome = simulate(platform, jobs, settings)
+    if len(outcome.jobs) < len(jobs):
+        message = f"{len(jobs) - len(outcome.jobs)} jobs of {case.combination} can never run under these conditions"
+        raise SimulationError(message, hint="set a lower threshold")
+    return record_of(case, outcome, jobs[-1].submitted_at, time_axis(case.workload))
+
+
+def record_of(case: Case, outcome: Outcome, last_submission: float, axis: Sequence[float]) -> Record:
+    """Return what is kept of an outcome, of a simulation or a live run; ``axis``: of the timelines."""
+    results = sorted(outcome.jobs, key=lambda one: one.job.number)
+    malleable = [one.execution for one in results if one.job.malleable]
+    columns = {
+        "average_processors": [one.average_processors for one in results],
+        "maximum_processors": [float(one.maximum_processors) for one in results],
+        "execution": [one.execution for one in results],
+        "response": [one.response for one in results],
+    }
+    return Record(
+        case=case,
+        **{name: fmean(column) for name, column in columns.items()},
+        malleable_execution=fmean(malleable) if malleable else fmean(columns["execution"]),
+        wait=fmean(one.wait for one in results),
+        used=mean_used(outcome.used, 0.0, last_submission),
+        makespan=outcome.ended_at,
+        messages=outcome.grow_messages + outcome.shrink_messages,
+        jobs=columns if case.detailed else {},
+        used_over_time=used_over_time(outcome.used, axis) if case.detailed else (),
+        messages_over_time=_messages_over_time(outcome, axis) if case.detailed else (),
+    )
+
+
+def mean_used(used: Sequence[tuple[float, int, int]], begin: float, end: float) -> float:
+    """Return the mean of managed processors between two times."""
+    area = 0.0
+    for index, (since, managed, _) in enumerate(used):
+        until = used[index + 1][0] if index + 1 < len(used) else end
+        area += managed * max(0.0, min(until, end) - max(since, begin))
+    return area / (end - begin)
+
+
+def used_over_time(used: Sequence[tuple[float, int, int]], axis: Sequence[float]) -> list[float]:
+    """Return the mean of managed processors in each part of a time axis that begins at 0."""
+    means = []
+    index, begin = 0, 0.0
+    for end in axis:
+        area, at = 0.0, begin
+        while index < len(used) and used[index][0] <= end:
+            area += (used[index - 1][1] if index else 0) * (used[index][0] - at)
+            at = used[index][0]
+            index += 1
+        area += (used[index - 1][1] if index else 0) * (end - at)
+        means.append(area / (end - begin))
+        begin = end
+    return means
+
+
+def _messages_over_time(outcome: Outcome, axis: Sequence[float]) -> list[float]:
+    sums, total, index = [], 0, 0
+    for end in axis:
+        while index < len(outcome.messages) and outcome.messages[index][0] <= end:
+            total += outcome.messages[index][1] + outcome.messages[index][2]
+            index += 1
+        sums.append(float(total))
+    return sums
+
+
+# -- Malleable report ----------------------------------------------------------------------------------------
+# What koala-pra and koala-pwa have in common: cases, the six figures, tables, findings, settings (TR-0092).
 
 PAPER = (
     "J. Buisson, O. Sonmez, H. Mohamed, W. Lammers, D. Epema: Scheduling Malleable Applications in Multicluster "
@@ -337,3 +578,121 @@ def _against_rigid(records: Records, what: str, claim: str, unit: str, *, shorte
             margins.append(100.0 * change.mean / fmean(rigid))
     margin = f"{min(margins):+.0f} % to {max(margins):+.0f} % against rigid jobs of 2 processors"
     return Finding(claim=claim, outcome="; ".join(said) + ".", holds=holds, margin=margin)
+
+
+# -- Koala pra -----------------------------------------------------------------------------------------------
+# Precedence to running applications: figure 7 of KOALA's experiments with malleable jobs (CoreGRID TR-0092).
+
+WORKLOADS_OF_KOALA_PRA = ("Wm", "Wmr")
+
+
+def run(options: Options) -> Result:
+    """Run the experiment."""
+    records = Records(options, Approach.PRA, WORKLOADS_OF_KOALA_PRA)
+    return Result(
+        findings=(shorter_execution(records), higher_utilization(records)),
+        figures=figures(records, 7),
+        tables=tables(records),
+        notes=NOTES,
+    )
+
+
+EXPERIMENT = Experiment(
+    name="koala-pra",
+    summary="Malleable jobs on DAS-3, running jobs first: FPSMA and EGS with the workloads Wm and Wmr (figure 7).",
+    paper=PAPER,
+    run=run,
+    seeds=10,
+    settings=SETTINGS,
+)
+
+
+# -- Koala pwa -----------------------------------------------------------------------------------------------
+# Precedence to waiting applications: figure 8 of KOALA's experiments with malleable jobs (CoreGRID TR-0092).
+
+WORKLOADS_OF_KOALA_PWA = ("W'm", "W'mr")
+NEARLY = 0.10
+"""Execution times are called nearly the same when the longest exceeds the shortest by at most this share."""
+FAR = 0.25
+"""A response time is called far worse when it exceeds all others by at least this share."""
+
+
+def run_of_koala_pwa(options: Options) -> Result:
+    """Run the experiment."""
+    records = Records(options, Approach.PWA, WORKLOADS_OF_KOALA_PWA)
+    return Result(
+        findings=(
+            shorter_execution(records),
+            higher_utilization(records),
+            _same_execution(records, "execution", "all jobs"),
+            _same_execution(records, "malleable_execution", "the malleable jobs alone"),
+            _worse_response(records),
+        ),
+        figures=figures(records, 8),
+        tables=tables(records),
+        notes=(
+            *NOTES,
+            f"Nearly the same is taken to mean within {100 * NEARLY:.0f} %, far worse by {100 * FAR:.0f} % at least.",
+        ),
+    )
+
+
+def _same_execution(records: Records, what: str, whose: str) -> Finding:
+    """Judge the claim on the four execution times."""
+    means = {
+        combination(policy, workload): records.estimate(policy, workload, what)
+        for workload in WORKLOADS_OF_KOALA_PWA
+        for policy in POLICIES
+    }
+    longest, shortest = (pick(one.mean for one in means.values()) for pick in (max, min))
+    return Finding(
+        claim=f"The execution times of the four combinations are nearly the same (taken over {whose}).",
+        outcome="; ".join(f"{name}: {show(one)} s" for name, one in means.items()) + ".",
+        holds=longest / shortest - 1.0 <= NEARLY,
+        margin=f"the longest mean exceeds the shortest by {100.0 * (longest / shortest - 1.0):.0f} %",
+    )
+
+
+def _worse_response(records: Records) -> Finding:
+    """Judge the claim that EGS with W'm has far worse response times than the others, because jobs wait longer."""
+    excess, others = _excess(records, None)
+    more_wait = difference(records.values("egs", "W'm", "wait"), records.values("fpsma", "W'm", "wait"))
+    more_response = difference(records.values("egs", "W'm", "response"), records.values("fpsma", "W'm", "response"))
+    egs = records.estimate("egs", "W'm", "response")
+    worst = max(OTHER_CONDITIONS, key=lambda where: _against_fpsma(records, where))
+    return Finding(
+        claim="EGS with W'm has far worse response times than the other three, because its jobs wait longer.",
+        outcome=f"EGS/W'm: {show(egs)} s; the largest of the others: {others:.1f} s. Against FPSMA/W'm it responds "
+        f"{show(more_response)} s later, of which {show(more_wait)} s are longer waits. Under the other conditions of "
+        f"the table below, the mean response of EGS/W'm comes out worst against FPSMA/W'm with {worst.name}: "
+        f"{100.0 * _against_fpsma(records, worst):+.0f} %.",
+        holds=excess >= FAR and more_wait.low > 0.5 * more_response.mean,
+        margin=f"{100.0 * excess:+.0f} % against the largest of the others",
+    )
+
+
+def _excess(records: Records, where: Conditions | None) -> tuple[float, float]:
+    """Return by which share the response time of EGS with W'm exceeds that of all others, and the largest of those."""
+    others = max(
+        records.estimate(policy, workload, "response", where).mean
+        for policy in POLICIES
+        for workload in WORKLOADS_OF_KOALA_PWA
+        if (policy, workload) != ("egs", "W'm")
+    )
+    return records.estimate("egs", "W'm", "response", where).mean / others - 1.0, others
+
+
+def _against_fpsma(records: Records, where: Conditions) -> float:
+    """Return by which share the response time of EGS exceeds that of FPSMA with W'm."""
+    egs, fpsma = (fmean(records.values(policy, "W'm", "response", where)) for policy in ("egs", "fpsma"))
+    return egs / fpsma - 1.0
+
+
+EXPERIMENT_OF_KOALA_PWA = Experiment(
+    name="koala-pwa",
+    summary="Malleable jobs on DAS-3, waiting jobs first: FPSMA and EGS with the workloads W'm and W'mr (figure 8).",
+    paper=PAPER,
+    run=run_of_koala_pwa,
+    seeds=10,
+    settings=SETTINGS,
+)

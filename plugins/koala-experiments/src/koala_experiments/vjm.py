@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What resource selection by waiting history and resource reorganization gain (Xing 2009).
+"""Deadlock between two co-allocated jobs: certain with direct submission, broken by virtual jobs (Xing 2009).
 
-Clusters that differ in size and load serve their local users first come, first served. Co-allocated jobs come on top,
-through placeholders. Selection is compared with worst fit, which goes by the idle processors that it sees, and with
-cluster minimization, which shares with it that few clusters are used; each without reorganization, with exchanges after
-which a job starts, and with exchanges whenever somebody waits. All variants see the same local users and jobs.
+Clusters A and B have three nodes each; user 1 has priority on A, user 2 on B; at the same moment each submits a job of
+six nodes. Each gets one cluster and waits for the other. Each user has a co-allocator of his own, so nobody sees both
+jobs. Besides the two variants of the paper there is one in which placeholders are held for ever: it shows that it is
+the life cycle, and not the placeholder, that breaks the deadlock.
 """
 
 from __future__ import annotations
@@ -15,29 +15,348 @@ from functools import partial
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import Component, Job, JobId, JobKind
+from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind
+from koala_adapter.report.figures import Figure, Series
+from koala_adapter.report.page import Cell, Finding, Result, Table
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.simulation.confidence import difference, estimate
-from koala_adapter.simulation.engine import Engine
-from koala_adapter.simulation.experiments.framework import (
-    Cell,
-    Experiment,
-    Figure,
-    Finding,
-    Options,
-    Result,
-    Series,
-    Setting,
-    Table,
+from koala_adapter.simulation.placeholders import (
+    BatchSystem,
+    Occupation,
+    QueuedJob,
+    SimulatedService,
+    run_to_end,
+    with_local_users,
 )
-from koala_adapter.simulation.placeholders import SimulatedService, run_to_end
 from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
-from koala_adapter.simulation.simulated_batch_system import with_local_users
+from koala_adapter.simulation.world import FIRST, Engine
+from koala_experiments.framework import Experiment, Options, Setting, difference, estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from koala_adapter.simulation.confidence import Estimate
+    from koala_experiments.framework import Estimate
+
+
+A, B = ClusterName("A"), ClusterName("B")
+NODES = 3
+USERS = ("user1", "user2")
+HORIZON = 24 * 3600.0
+"""Seconds after which a job that has not started is taken never to."""
+DIRECT = "direct submission"
+HELD_FOR_EVER = "virtual jobs without life cycle"
+VIRTUAL = "virtual jobs"
+VARIANTS = (DIRECT, HELD_FOR_EVER, VIRTUAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One simulation."""
+
+    variant: str
+    seed: int
+    run: float
+    """Seconds that each job runs."""
+    life: float
+    """Placeholder life, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A node held by somebody."""
+
+    node: int
+    """0 to 2 on A, 3 to 5 on B."""
+    who: str
+    begins_at: float
+    ends_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the two jobs."""
+
+    launched: tuple[float | None, ...]
+    """Seconds after the submission; None: never, within the horizon."""
+    finished: tuple[float | None, ...]
+    hand_backs: int
+    bars: tuple[Bar, ...]
+
+
+def simulate(case: Case) -> Outcome:
+    """Run one simulation."""
+    engine = Engine()
+    systems = [
+        BatchSystem(engine, A, NODES, priorities={"user1": 1}),
+        BatchSystem(engine, B, NODES, priorities={"user2": 1}),
+    ]
+    for system in systems:
+        system.occupations = []
+    return _direct(case, engine, systems) if case.variant == DIRECT else _virtual(case, engine, systems)
+
+
+# ---- direct submission ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Parts:
+    """A job whose real pieces were submitted at once: they hold their nodes until all of them run."""
+
+    user: str
+    run: float
+    engine: Engine
+    jobs: list[QueuedJob]
+    launched_at: float | None = None
+    finished_at: float | None = None
+
+    def started(self, _job: QueuedJob) -> None:
+        """Begin the work when the last piece has started."""
+        if self.launched_at is None and all(job.running for job in self.jobs):
+            self.launched_at = self.engine.now
+            self.engine.after(self.run, self.finish, rank=FIRST)
+
+    def finish(self) -> None:
+        """End all pieces."""
+        self.finished_at = self.engine.now
+        for job in self.jobs:
+            job.on_end = lambda _job, _reason: None
+
+
+def _direct(case: Case, engine: Engine, systems: Sequence[BatchSystem]) -> Outcome:
+    jobs = []
+    for user in USERS:
+        parts = _Parts(user, case.run, engine, [])
+        for system in systems:
+            piece = QueuedJob(user, NODES, 2 * HORIZON, parts.started, lambda _job, _reason: None)
+            parts.jobs.append(piece)
+            system.submit(piece)
+        jobs.append(parts)
+    engine.run(until=HORIZON)
+    bars = [
+        Bar(number * NODES + place, f"{job.user} waits", job.started_at, HORIZON)
+        for parts in jobs
+        for number, job in enumerate(parts.jobs)
+        if job.started_at is not None
+        for place in job.places
+    ]
+    launched = tuple(parts.launched_at for parts in jobs)
+    return Outcome(launched, tuple(parts.finished_at for parts in jobs), 0, tuple(bars))
+
+
+# ---- virtual jobs ---------------------------------------------------------------------------------------------------
+
+
+def _virtual(case: Case, engine: Engine, systems: Sequence[BatchSystem]) -> Outcome:
+    life = case.life if case.variant == VIRTUAL else 10 * HORIZON
+    clusters = [ClusterParameters(name=system.name) for system in systems]
+    services = [
+        SimulatedService(
+            engine,
+            systems,
+            Parameters(instance=user, placeholder_life=life),
+            clusters,
+            run_seconds=lambda _record: case.run,
+            user=user,
+            seed=case.seed,
+        )
+        for user in USERS
+    ]
+    engine.run(until=1.0)
+    begin = engine.now
+    for user, service in zip(USERS, services, strict=True):
+        service.submit(_job(user, case, begin))
+    run_to_end(engine, services, until=begin + HORIZON)
+    marks = [next(iter(service.jobs.values())) for service in services]
+    records = [next(iter(service.state.jobs.values())) for service in services]
+    return Outcome(
+        tuple(None if one.launched_at is None else one.launched_at - begin for one in marks),
+        tuple(None if one.ended_at is None else one.ended_at - begin for one in marks),
+        sum(record.hand_backs for record in records),
+        tuple(_bars(systems, services, begin)),
+    )
+
+
+def _job(user: str, case: Case, now: float) -> Job:
+    return Job(
+        id=JobId(f"{user}-{case.seed}"),
+        name=user,
+        kind=JobKind.RIGID,
+        components=tuple(
+            Component(name=f"on-{name}", command=("program",), minimum=NODES, maximum=NODES, cluster=name)
+            for name in (A, B)
+        ),
+        walltime=int(2 * case.run) + 1,
+        user=user,
+        submitted_at=now,
+    )
+
+
+def _bars(systems: Sequence[BatchSystem], services: Sequence[SimulatedService], begin: float) -> Iterator[Bar]:
+    """Yield who had which node when, apart for waiting with it and running on it."""
+    spans = {
+        service.user: (one.launched_at or HORIZON, one.ended_at or HORIZON)
+        for service in services
+        for one in service.jobs.values()
+    }
+    for number, system in enumerate(systems):
+        still = [
+            Occupation(place=place, who=job.user, begins_at=job.started_at or 0.0, ends_at=begin + HORIZON)
+            for place, job in system.running.items()
+        ]
+        for one in [*(system.occupations or ()), *still]:
+            node = number * NODES + one.place
+            launched, ended = spans[one.who]
+            middle = min(max(launched, one.begins_at), one.ends_at)
+            for who, start, end in (("waits", one.begins_at, middle), ("runs", middle, min(ended, one.ends_at))):
+                if end > start:
+                    yield Bar(node, f"{one.who} {who}", start - begin, end - begin)
+
+
+# ---- what came out --------------------------------------------------------------------------------------------------
+
+
+def run(options: Options) -> Result:
+    """Run all variants for all seeds."""
+    run_seconds, life = float(options.settings["run"]), float(options.settings["life"])
+    cases = [Case(variant, seed, run_seconds, life) for variant in VARIANTS for seed in options.all_seeds]
+    outcomes: dict[str, list[Outcome]] = {variant: [] for variant in VARIANTS}
+    for case, outcome in zip(cases, options.map(simulate, cases), strict=True):
+        outcomes[case.variant].append(outcome)
+    return Result(
+        findings=_findings(outcomes, run_seconds),
+        figures=[_timeline(name, outcomes[name][0]) for name in (DIRECT, VIRTUAL)] + [_starts(outcomes[VIRTUAL])],
+        tables=[_table(outcomes)],
+        notes=(
+            (
+                f"Simulated: two clusters of {NODES} nodes, strict order of priority in each; each job runs "
+                f"{run_seconds:.0f} s; placeholder life {life:.0f} s, less a part that differs by instance and try; "
+                "agents report 1 to 3 s after their placeholder starts; clusters are polled every 15 s."
+            ),
+            f"Never means: not within {HORIZON / 3600:.0f} simulated hours.",
+            (
+                "The paper's control center serves both users and re-assigns virtual jobs between them; here each has "
+                "a service of his own, as the program runs for real, so the two know nothing of each other and the "
+                "processors pass through the batch systems."
+            ),
+        ),
+    )
+
+
+def _never(outcomes: Sequence[Outcome]) -> int:
+    return sum(start is None for one in outcomes for start in one.launched)
+
+
+def _findings(outcomes: dict[str, list[Outcome]], run_seconds: float) -> list[Finding]:
+    jobs = 2 * len(outcomes[DIRECT])
+    virtual = [one for one in outcomes[VIRTUAL] if None not in one.finished]
+    apart = [sorted(start for start in one.launched if start is not None) for one in virtual]
+    gaps = [second - first for first, second in apart]
+    ends = [max(end for end in one.finished if end is not None) for one in virtual]
+    finish = estimate(ends) if ends else None
+    said = (
+        f"all {jobs} jobs finished; the later job began {min(gaps):.0f} s or more after the earlier one, which runs "
+        f"{run_seconds:.0f} s; both were over after {finish.mean:.0f} ± {finish.half_width:.0f} s (95 %)"
+        if finish is not None and len(virtual) == len(outcomes[VIRTUAL])
+        else f"{_never(outcomes[VIRTUAL])} of {jobs} jobs never started"
+    )
+    return [
+        Finding(
+            claim="With the pieces submitted directly, neither job ever starts and both clusters are blocked.",
+            outcome=f"{_never(outcomes[DIRECT])} of {jobs} jobs never started; all nodes were held and none was used",
+            holds=_never(outcomes[DIRECT]) == jobs,
+        ),
+        Finding(
+            claim="With virtual jobs both finish, one after the other.",
+            outcome=said,
+            holds=len(virtual) == len(outcomes[VIRTUAL]) and min(gaps) >= run_seconds,
+            margin=f"the cost of the deadlock: {finish.mean - 2 * run_seconds:.0f} s beyond two runs" if finish else "",
+        ),
+        Finding(
+            claim="It is the bounded life of virtual jobs that breaks the deadlock.",
+            outcome=f"held for ever, {_never(outcomes[HELD_FOR_EVER])} of {jobs} jobs never started",
+            holds=_never(outcomes[HELD_FOR_EVER]) == jobs and _never(outcomes[VIRTUAL]) == 0,
+        ),
+    ]
+
+
+def _timeline(name: str, outcome: Outcome) -> Figure:
+    whos = [f"{user} {what}" for user in USERS for what in ("waits", "runs")]
+    last = max((end for end in outcome.finished if end is not None), default=1800.0)
+    shown = [bar for bar in outcome.bars if bar.begins_at < last]
+    series = []
+    for who in whos:
+        bars = [bar for bar in shown if bar.who == who]
+        series.append(
+            Series(
+                label=f"{who.replace('user', 'user ').replace('waits', 'holds and waits')}",
+                x=[bar.begins_at / 60 for bar in bars],
+                y=[bar.node for bar in bars],
+                high=[min(bar.ends_at, last) / 60 for bar in bars],
+            )
+        )
+    return Figure(
+        name="timeline-direct" if name == DIRECT else "timeline-virtual",
+        title=f"Who has which node: {name}",
+        x_label="time since the submission (min)",
+        y_label="node",
+        series=[one for one in series if one.x],
+        kind="timeline",
+        categories=[f"{cluster}{number}" for cluster in (A, B) for number in range(1, NODES + 1)],
+        caption="First seed." + (" It goes on like this for ever." if name == DIRECT else ""),
+    )
+
+
+def _starts(outcomes: Sequence[Outcome]) -> Figure:
+    finished = [[t for t in one.launched if t is not None] for one in outcomes if None not in one.launched]
+    shares = [(index + 1) / len(finished) for index in range(len(finished))]
+    return Figure(
+        name="starts",
+        title="When the two jobs start, with virtual jobs",
+        x_label="time since the submission (s)",
+        y_label="share of the repetitions",
+        series=[
+            Series(label="the first job", x=[0.0, *sorted(min(one) for one in finished)], y=[0.0, *shares]),
+            Series(label="the second job", x=[0.0, *sorted(max(one) for one in finished)], y=[0.0, *shares]),
+        ],
+        kind="step",
+        y_range=(0.0, 1.05),
+    )
+
+
+def _table(outcomes: dict[str, list[Outcome]]) -> Table:
+    rows: list[list[Cell]] = []
+    for variant, found in outcomes.items():
+        starts = [sorted(t for t in one.launched if t is not None) for one in found if None not in one.launched]
+        first, second = (fmean(one[n] for one in starts) if starts else None for n in (0, 1))
+        backs = fmean(one.hand_backs for one in found)
+        rows.append([variant, 2 * len(found), _never(found), first, second, backs])
+    return Table(
+        name="variants",
+        title="Both jobs in each variant",
+        columns=("variant", "jobs", "never started", "first start (s)", "second start (s)", "hand-backs per pair"),
+        rows=rows,
+        caption="Means over the seeds.",
+    )
+
+
+EXPERIMENT = Experiment(
+    name="vjm-deadlock",
+    summary="Two jobs that each hold what the other needs: direct submission against virtual jobs.",
+    paper="the virtual job model (Xing, Jilin University, 2009; Ding, Wei and others, 2007 to 2009)",
+    run=run,
+    seeds=30,
+    settings=(
+        Setting(name="run", default="300", meaning="Seconds that each job runs.", least=1),
+        Setting(name="life", default="900", meaning="Life of a placeholder that waits for others, seconds.", least=1),
+    ),
+)
+
+
+# -- What resource selection by waiting history and resource reorganization gain (Xing 2009) -----------------
+# Clusters that differ in size and load serve their local users first come, first served. Co-allocated jobs come on
+# top, through placeholders. Selection is compared with worst fit, which goes by the idle processors that it sees, and
+# with cluster minimization, which shares with it that few clusters are used; each without reorganization, with
+# exchanges after which a job starts, and with exchanges whenever somebody waits. All variants see the same local users
+# and jobs.
 
 HOUR = 3600.0
 CLUSTERS = (("north", 64, 0.9), ("east", 48, 0.8), ("south", 40, 0.6), ("west", 32, 0.4))
@@ -53,11 +372,11 @@ FEWEST = "cluster-minimization"
 PLACEMENTS = (WORST_FIT, FEWEST, SELECTION)
 OFF, STARTING, ALWAYS = "no reorganization", "exchanges that start a job", "every exchange"
 MODES = (OFF, STARTING, ALWAYS)
-VARIANTS = tuple((policy, mode) for policy in PLACEMENTS for mode in MODES)
+VARIANTS_OF_VJM_SELECTION = tuple((policy, mode) for policy in PLACEMENTS for mode in MODES)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CaseOfVjmSelection:
     """One simulation."""
 
     policy: str
@@ -72,7 +391,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class OutcomeOfVjmSelection:
     """What is looked at."""
 
     waits: tuple[float, ...]
@@ -86,7 +405,7 @@ class Outcome:
     unfinished: int
 
 
-def simulate(case: Case) -> Outcome:
+def simulate_of_vjm_selection(case: CaseOfVjmSelection) -> OutcomeOfVjmSelection:
     """Run one simulation."""
     engine = Engine()
     systems = []
@@ -112,7 +431,7 @@ def simulate(case: Case) -> Outcome:
     for number in range(case.jobs):
         at += chance.expovariate(1.0 / case.interval)
         sizes = [chance.choice(SIZES) for _ in range(chance.choice((2, 2, 3)))]
-        job = _job(f"{number}", sizes, case.policy, at)
+        job = _job_of_vjm_selection(f"{number}", sizes, case.policy, at)
         runs[job.id] = chance.uniform(300.0, 1500.0)
         engine.at(at, partial(service.submit, job))
     engine.run(until=at + 1.0)
@@ -120,7 +439,7 @@ def simulate(case: Case) -> Outcome:
     return _outcome(service, runs)
 
 
-def _job(name: str, sizes: Sequence[int], policy: str, at: float) -> Job:
+def _job_of_vjm_selection(name: str, sizes: Sequence[int], policy: str, at: float) -> Job:
     return Job(
         id=JobId(name),
         name=name,
@@ -136,11 +455,11 @@ def _job(name: str, sizes: Sequence[int], policy: str, at: float) -> Job:
     )
 
 
-def _outcome(service: SimulatedService, runs: dict[JobId, float]) -> Outcome:
+def _outcome(service: SimulatedService, runs: dict[JobId, float]) -> OutcomeOfVjmSelection:
     started = {id_: one for id_, one in service.jobs.items() if one.co_allocation is not None}
     used = sum(runs[id_] * sum(one.clusters.values()) for id_, one in started.items())
     records = service.state.jobs.values()
-    return Outcome(
+    return OutcomeOfVjmSelection(
         waits=tuple(one.co_allocation for one in started.values() if one.co_allocation is not None),
         clusters=fmean(len(one.clusters) for one in started.values()),
         held=(service.held_seconds - used) / used,
@@ -152,36 +471,38 @@ def _outcome(service: SimulatedService, runs: dict[JobId, float]) -> Outcome:
 
 # ---- what came out --------------------------------------------------------------------------------------------------
 
-Outcomes = dict[tuple[str, str], list[Outcome]]
+Outcomes = dict[tuple[str, str], list[OutcomeOfVjmSelection]]
 
 
-def run(options: Options) -> Result:
+def run_of_vjm_selection(options: Options) -> Result:
     """Run all variants for all seeds."""
     jobs, life = int(options.settings["jobs"]), float(options.settings["life"])
     interval, load = float(options.settings["interval"]), float(options.settings["load"])
     cases = [
-        Case(policy, mode, seed, jobs, interval, life, load) for policy, mode in VARIANTS for seed in options.all_seeds
+        CaseOfVjmSelection(policy, mode, seed, jobs, interval, life, load)
+        for policy, mode in VARIANTS_OF_VJM_SELECTION
+        for seed in options.all_seeds
     ]
-    outcomes: Outcomes = {variant: [] for variant in VARIANTS}
-    for case, outcome in zip(cases, options.map(simulate, cases), strict=True):
+    outcomes: Outcomes = {variant: [] for variant in VARIANTS_OF_VJM_SELECTION}
+    for case, outcome in zip(cases, options.map(simulate_of_vjm_selection, cases), strict=True):
         outcomes[case.policy, case.mode].append(outcome)
     return Result(
-        findings=_findings(outcomes),
+        findings=_findings_of_vjm_selection(outcomes),
         figures=(_distribution(outcomes), _means(outcomes), _idle(outcomes)),
-        tables=(_table(outcomes),),
+        tables=(_table_of_vjm_selection(outcomes),),
         notes=_notes(options),
     )
 
 
-def _mean_waits(found: Sequence[Outcome]) -> list[float]:
+def _mean_waits(found: Sequence[OutcomeOfVjmSelection]) -> list[float]:
     return [fmean(one.waits) for one in found]
 
 
-def _held(found: Sequence[Outcome]) -> list[float]:
+def _held(found: Sequence[OutcomeOfVjmSelection]) -> list[float]:
     return [one.held for one in found]
 
 
-def _findings(outcomes: Outcomes) -> list[Finding]:
+def _findings_of_vjm_selection(outcomes: Outcomes) -> list[Finding]:
     def compared(claim: str, before: tuple[str, str], after: tuple[str, str]) -> Finding:
         first, second = _mean_waits(outcomes[before]), _mean_waits(outcomes[after])
         return _gain(claim, difference(first, second), fmean(first))
@@ -211,7 +532,9 @@ def _findings(outcomes: Outcomes) -> list[Finding]:
     return findings
 
 
-def _waste(policy: str, mode: str, without: Sequence[Outcome], reorganized: Sequence[Outcome]) -> Finding:
+def _waste(
+    policy: str, mode: str, without: Sequence[OutcomeOfVjmSelection], reorganized: Sequence[OutcomeOfVjmSelection]
+) -> Finding:
     gain, base = difference(_held(without), _held(reorganized)), fmean(_held(without))
     return Finding(
         claim=f"Reorganization wastes less of what is held ({policy}, {mode}).",
@@ -261,7 +584,9 @@ def _distribution(outcomes: Outcomes) -> Figure:
     )
 
 
-def _bars(outcomes: Outcomes, values: Callable[[Sequence[Outcome]], list[float]]) -> list[Series]:
+def _bars_of_vjm_selection(
+    outcomes: Outcomes, values: Callable[[Sequence[OutcomeOfVjmSelection]], list[float]]
+) -> list[Series]:
     series = []
     for mode in MODES:
         found = [estimate(values(outcomes[policy, mode])) for policy in PLACEMENTS]
@@ -276,7 +601,7 @@ def _means(outcomes: Outcomes) -> Figure:
         title="Mean co-allocation time, with 95 % confidence intervals",
         x_label="placement policy",
         y_label="mean co-allocation time (min)",
-        series=_bars(outcomes, lambda found: [wait / 60 for wait in _mean_waits(found)]),
+        series=_bars_of_vjm_selection(outcomes, lambda found: [wait / 60 for wait in _mean_waits(found)]),
         kind="bars",
         categories=PLACEMENTS,
         caption="The intervals are wide because the load differs between repetitions; the findings compare pairs.",
@@ -289,13 +614,13 @@ def _idle(outcomes: Outcomes) -> Figure:
         title="Processors held without use, with 95 % confidence intervals",
         x_label="placement policy",
         y_label="processor-seconds held idle per one used",
-        series=_bars(outcomes, _held),
+        series=_bars_of_vjm_selection(outcomes, _held),
         kind="bars",
         categories=PLACEMENTS,
     )
 
 
-def _table(outcomes: Outcomes) -> Table:
+def _table_of_vjm_selection(outcomes: Outcomes) -> Table:
     rows: list[list[Cell]] = []
     for (policy, mode), found in outcomes.items():
         waits = [wait for one in found for wait in one.waits]
@@ -360,11 +685,11 @@ def _notes(options: Options) -> tuple[str, ...]:
     )
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT_OF_VJM_SELECTION = Experiment(
     name="vjm-selection",
     summary="What selection by waiting history and reorganization gain for co-allocated jobs on loaded clusters.",
     paper="the virtual job model (Xing, Jilin University, 2009; Ding, Wei and others, 2007 to 2009)",
-    run=run,
+    run=run_of_vjm_selection,
     seeds=40,
     settings=(
         Setting(name="jobs", default="100", meaning="Co-allocated jobs in each run.", least=1, whole=True),

@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-from koala_psij.config import KoalaExecutorConfig
+from koala_psij.executor import KoalaExecutorConfig
 
 __all__ = ["KoalaExecutorConfig"]
