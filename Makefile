@@ -45,9 +45,9 @@ $(VENV)/.made: .ci/make_venv
 	@.ci/make_venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.made setup.cfg pyproject.toml
-	@echo "Installing koala-adapter into $(VENV)"
-	@$(PIP) install --use-pep517 --editable .
+$(VENV)/.installed: $(VENV)/.made setup.cfg pyproject.toml plugins/koala-experiments/pyproject.toml
+	@echo "Installing koala-adapter and its experiments into $(VENV)"
+	@$(PIP) install --use-pep517 --editable . --editable plugins/koala-experiments
 	@touch $@
 
 $(VENV)/.tox-installed: $(VENV)/.made

@@ -10,12 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parsl.jobs.states import JobState as BlockState
-from parsl.jobs.states import JobStatus
-from parsl.providers.base import ExecutionProvider
-from parsl.providers.errors import SubmitException
-from parsl.utils import RepresentationMixin
-
 from koala_adapter.api.client import Client, stand_by
 from koala_adapter.api.statedirectory import check_directory
 from koala_adapter.config.jobfile import load_job_text
@@ -26,6 +20,18 @@ from koala_adapter.lrm import load_plugins
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobState
+
+try:
+    from parsl.jobs.states import JobState as BlockState
+    from parsl.jobs.states import JobStatus
+    from parsl.providers.base import ExecutionProvider
+    from parsl.providers.errors import SubmitException
+    from parsl.utils import RepresentationMixin
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] != "parsl":
+        raise
+    message = "koala_adapter.parsl needs Parsl, which is not installed: pip install 'koala-adapter[parsl]'"
+    raise ModuleNotFoundError(message, name=error.name) from None
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

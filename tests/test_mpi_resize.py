@@ -243,7 +243,7 @@ def test_all_processes_learn_at_the_same_point_that_the_end_is_near(
     """Those that have just entered, too; where the size changes they are told at the next point."""
     program, source = tmp_path / "ending", tmp_path / "ending.c"
     source.write_text(ENDING)
-    resize, library = EXAMPLES / "resize", EXAMPLES.parents[1] / "koala_adapter" / "application" / "clibrary"
+    resize, library = EXAMPLES / "resize", EXAMPLES.parents[1] / "koala_adapter" / "application" / "c"
     files = [source, *sorted(resize.glob("*.c")), library / "koala_app.c", library / "koala_nt.c"]
     mpicc = [str(spawning.commands / "mpicc"), *UNOPTIMIZED.split(), "-Wall", "-Wextra", "-Werror", f"-I{resize}"]
     subprocess.run([*mpicc, f"-I{library}", "-o", program, *files, "-pthread", "-lm"], check=True, timeout=PATIENCE)

@@ -10,7 +10,7 @@ from textwrap import fill, indent
 from typing import TYPE_CHECKING
 
 from koala_adapter import __version__
-from koala_adapter.application import clibrary
+from koala_adapter.application import c as c_library
 from koala_adapter.errors import KoalaError
 
 if TYPE_CHECKING:
@@ -18,17 +18,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-LIBRARY = "application/library"
+LIBRARY = "application"
 """Folder of the modules of the library, in the package. They are read as text, and imported by no service."""
-NEGOTIATION = "negotiation/applicationside"
+NEGOTIATION = "negotiation"
 """Folder of those that negotiate."""
 FILE_NAME = "koala_app.py"
 NEGOTIATION_FILE_NAME = "koala_nt.py"
-NEGOTIATION_MODULES = (
-    "values", "messages", "layout", "document", "frames", "machine", "rules", "endpoint", "connection",
-)  # fmt: skip
+NEGOTIATION_MODULES = ("templates", "document", "states", "endpoint", "connection")
 """Each after those that it imports."""
-MODULES = ("notes", "members", "sizes", "process", "bargains", "session", "calls")
+MODULES = ("notes", "sizes", "process", "bargains", "session")
 """Likewise."""
 NAMES = ("Answer", "App", "Change", "KoalaAppError", "Member", "join")
 """What a program may use."""
@@ -91,9 +89,9 @@ def library_file() -> str:
 @cache
 def negotiation_file() -> str:
     """Return the text of its part that negotiates, for programs that do that alone."""
-    from koala_adapter import negotiation as applicationside
+    from koala_adapter import negotiation
 
-    return joined(_texts(NEGOTIATION, NEGOTIATION_MODULES), _NEGOTIATION_BEGINNING, applicationside.__all__)
+    return joined(_texts(NEGOTIATION, NEGOTIATION_MODULES), _NEGOTIATION_BEGINNING, negotiation.__all__)
 
 
 def _texts(folder: str, modules: Iterable[str]) -> dict[str, str]:
@@ -186,7 +184,7 @@ def library_files(directory: Path) -> dict[str, str]:
         raise KoalaError(
             f"pkg-config cannot read {str(directory)!r}", hint="choose a directory without blanks, quotes, $, # and \\"
         )
-    source = resources.files(clibrary)
+    source = resources.files(c_library)
     files = {name: source.joinpath(name).read_text(encoding="utf-8") for name in C_FILES}
     return {
         FILE_NAME: library_file(),

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # -- Ondemand ------------------------------------------------------------------------------------------------
 # A group of commands whose modules are imported when one of them is called, and not to list or complete them.
 
+COMMAND_GROUP = "koala_adapter.commands"
+
 
 class OnDemandCommand(click.Command):
     """Stands for a command in listings and completions: has its name and its first sentence, and nothing else."""
@@ -36,6 +38,20 @@ class OnDemandCommand(click.Command):
         command: click.Command = getattr(import_module(self._module), str(self.name))
         as_written(command)
         return command
+
+
+class InstalledCommand(OnDemandCommand):
+    """Stands for a command of another distribution, which an entry point of group ``koala_adapter.commands`` names."""
+
+    def load(self) -> click.Command:
+        """Return the command itself, or what stands in its place where that distribution is not installed."""
+        from importlib import metadata
+
+        for entry_point in metadata.entry_points(group=COMMAND_GROUP, name=str(self.name)):
+            command: click.Command = entry_point.load()
+            as_written(command)
+            return command
+        return super().load()
 
 
 class OnDemandGroup(click.Group):
@@ -86,7 +102,7 @@ COMMANDS = (
     ("schedule", "schedule", "Schedule one cluster's whole queue in the place of its own scheduler."),
     ("demo", "demo", "See it work: one job on three clusters at once, in ten seconds."),
     ("simulate", "simulate", "Replay workloads under the policies of real clusters."),
-    ("experiment", "experiment", "Repeat the published evaluations."),
+    ("experiment", "simulate", "Repeat the published evaluations."),
     ("negotiations", "negotiation", "Show who offered what when in the negotiations of jobs, and how each ended."),
     ("negotiation", "negotiation", "Show and check templates of negotiations, and let a program negotiate for a job."),
     ("app", "manual", "Write the library for programs that change their size while they run, in Python and in C."),
@@ -97,6 +113,8 @@ COMMANDS = (
     ("wiki", "wiki", "Let a scheduler that speaks WIKI (Maui, Moab) own the order of a batch system's jobs."),
 )
 """Name, module and first sentence of each, in the order in which a person comes to need them."""
+INSTALLED = frozenset({"experiment"})
+"""Commands of distributions of their own; the module has what is said where it is missing."""
 
 
 @click.group(cls=OnDemandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -139,5 +157,6 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 for name, module, sentence in COMMANDS:
-    koala.add_command(OnDemandCommand(name, f"koala_adapter.cli.{module}", sentence))
+    kind = InstalledCommand if name in INSTALLED else OnDemandCommand
+    koala.add_command(kind(name, f"koala_adapter.cli.{module}", sentence))
 as_written(koala)

@@ -17,6 +17,7 @@ from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.jobs import job_information
 from koala_adapter.cli.schedule import QueuePolicy
 from koala_adapter.cli.session import EXIT_INTERRUPTED, command_body, in_seconds, json_option, pass_session
+from koala_adapter.errors import ConfigurationError
 from koala_adapter.queueing.backfill import METRICS
 from koala_adapter.simulation.comparison import find_platform, run_cases, sites_of
 
@@ -271,3 +272,25 @@ def report(session: Session, job_id: str | None, since: float | None, directory:
     with session.progress.status("drawing"):
         page = write_result(directory, Heading(title=title, lead=lead, command=words), result)
     session.console.print(f"wrote {page}", markup=False, soft_wrap=True)
+
+
+# -- ``koala experiment`` where it is not installed ----------------------------------------------------------
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@pass_session
+@command_body
+def experiment(_session: Session) -> None:
+    r"""Repeat the published evaluations.
+
+    The experiments are a distribution of their own, koala-experiments, which is not installed here. It is in the
+    sources of koala-adapter, in plugins/koala-experiments.
+
+    \b
+    Example:
+      pip install /path/to/koala-adapter/plugins/koala-experiments
+    """
+    raise ConfigurationError(
+        "the experiments are a distribution of their own, which is not installed",
+        hint="pip install the folder plugins/koala-experiments of the sources of koala-adapter",
+    )

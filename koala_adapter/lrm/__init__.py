@@ -4,24 +4,26 @@
 Beside it, for plugins that run commands: :mod:`koala_adapter.lrm.commands`.
 """
 
-from koala_adapter.lrm.contract import (
-    ENTRY_POINT_GROUP,
-    INTERFACE_VERSION,
-    NOWHERE,
-    Capabilities,
-    CheckResult,
-    ClusterContext,
-    Discovery,
-    FoundCluster,
-    LeftOut,
-    Lrm,
-    PluginDefinition,
-    RenderedSubmission,
-    Submission,
-    Surroundings,
-    load_plugins,
-    readable_text,
-)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from koala_adapter.lrm.contract import (
+        ENTRY_POINT_GROUP,
+        INTERFACE_VERSION,
+        NOWHERE,
+        Capabilities,
+        CheckResult,
+        ClusterContext,
+        Discovery,
+        FoundCluster,
+        LeftOut,
+        Lrm,
+        PluginDefinition,
+        RenderedSubmission,
+        Submission,
+        Surroundings,
+        load_plugins,
+        readable_text,
+    )
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -41,3 +43,22 @@ __all__ = [
     "load_plugins",
     "readable_text",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import the contract with the first name that is asked for (PEP 562).
+
+    The DRMAA helper process is a module below this package, and needs neither the contract nor what that imports.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from koala_adapter.lrm import contract  # noqa: PLC0415 - see above
+
+    found: object = getattr(contract, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """Return what there is, imported or not."""
+    return sorted({*globals(), *__all__})

@@ -24,201 +24,120 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 CORE = "koala_adapter"
 PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_pbs", "koala_sge", "koala_slurm", "koala_wiki"})
+EXPERIMENTS = "koala_experiments"
+DISTRIBUTIONS = (*PLUGINS, EXPERIMENTS)
+"""What the core finds by entry points, and never imports."""
 AGENT = f"{CORE}.vjm.agent"
-APPLICATION_SIDE = f"{CORE}.negotiation"
-WORKER = "koala_experiments.worker"
-STEPPER = "koala_experiments.stepper"
-LIBRARY = f"{CORE}.application"
-TASKWORKER = f"{CORE}.python.taskworker"
-CONNECTION = f"{CORE}.tasks.connection"
-LAUNCHER = f"{CORE}.tasks.launcher"
-STANDALONE = (AGENT, APPLICATION_SIDE, CONNECTION, LAUNCHER, LIBRARY, WORKER)
+
+
+def _in(*names: str) -> tuple[str, ...]:
+    return tuple(f"{CORE}.{name}" for name in names)
+
+
+APPLICATION = _in(*(f"application.{part}" for part in ("notes", "sizes", "process", "bargains", "session")))
+NEGOTIATION = f"{CORE}.negotiation"
+SERVICE_SIDE = _in("negotiation.schema", "negotiation.serviceside")
+"""What the service has beside the application's side of negotiation, which is all the rest of that room."""
+CONNECTION, LAUNCHER = _in("tasks.connection", "tasks.launcher")
+TASKWORKER, LEAVE = _in("python.taskworker", "dask.leave")
+WORKER, STEPPER = f"{EXPERIMENTS}.worker", f"{EXPERIMENTS}.stepper"
+STANDALONE = (AGENT, *APPLICATION, NEGOTIATION, CONNECTION, LAUNCHER, WORKER)
 """Modules that run alone, with whatever Python a node has."""
 
-BOTTOM = (
-    f"{CORE}.__version__",
-    f"{CORE}.wire.messages",
-    f"{CORE}.outcome",
-    f"{CORE}.errors",
-    f"{CORE}.model",
-    f"{CORE}.outcome",
+NOUNS = _in("__version__", "errors", "outcome", "model")
+"""What every room may import: the nouns, the error tree, and the version."""
+
+SCHEDULER_NOUNS = tuple(
+    f"scheduler.{part}"
+    for part in ("actions", "context", "events", "knownpolicies", "parameters", "records", "states", "timetable")
 )
-"""What every part may import: nouns, the error tree, what checks values against types, and the version."""
-
-FILES = tuple(f"{CORE}.config.{part}" for part in ("tomlfile", "diagnosis", "fields"))
-"""Reading a file that a person wrote, and saying what is wrong with it."""
-
-PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.lrm", f"{CORE}.testing")
-"""All that a plugin may import of the core: what a third party may rely on."""
-
-# fmt: off
-SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "context", "records", "records", "records", "context", "events", "context",
-    "knownpolicies", "states", "records", "outcome",
-    "parameters", "records", "states", "records", "timetable", "states",
-))
-# fmt: on
-"""What the rooms of the scheduler share."""
+"""What the rooms inside the scheduler share."""
 
 
 def _rooms(*names: str) -> tuple[str, ...]:
-    return (*BOTTOM, *(f"{CORE}.{name}" for name in names))
+    return (*NOUNS, *_in(*names))
 
-
-SIZES = ("dynaco.decide", "dynaco.sizerules")
-"""Which sizes a component accepts."""
 
 MAY_IMPORT = {
-    f"{CORE}.wire.messages": (),
-    f"{CORE}.outcome": (),
-    f"{CORE}.errors": BOTTOM,
-    f"{CORE}.model": BOTTOM,
-    f"{CORE}.outcome": (f"{CORE}.outcome",),
-    f"{CORE}.report.history": _rooms("report.values", "simulation.experiments.framework", "report.history"),
-    f"{CORE}.host": _rooms("host"),
-    f"{CORE}.host": _rooms("host", "host"),
-    f"{CORE}.host": _rooms("host"),
-    f"{CORE}.lrm": _rooms("host", "lrm"),
-    f"{CORE}.policies": _rooms("host", "policies", "scheduler", "queueing", *SIZES),
-    f"{CORE}.policies": _rooms("policies"),
-    f"{CORE}.policies.loading": _rooms("host", "policies", "policies.loading"),
-    f"{CORE}.lrm": _rooms("host", "lrm", "lrm"),
-    f"{CORE}.config": _rooms(
-        "lrm",
-        "config",
-        "sizes",
-        "scheduler.parameters",
-        "policies",
-        "policies.loading",
-        "tasks.sweep",
-    ),
-    f"{CORE}.dynaco": _rooms("dynaco"),
-    f"{CORE}.scheduler": _rooms("scheduler"),
-    f"{CORE}.scheduler.knownpolicies": _rooms("scheduler", "sizes"),
-    f"{CORE}.scheduler.placement": (*_rooms("scheduler.placement"), *SCHEDULER_NOUNS),
-    f"{CORE}.scheduler.claiming": (*_rooms("scheduler.placement", "scheduler.claiming"), *SCHEDULER_NOUNS),
-    f"{CORE}.scheduler.malleable": (*_rooms("scheduler.claiming", "scheduler.malleable"), *SCHEDULER_NOUNS),
-    f"{CORE}.driver": _rooms("scheduler", "driver"),
-    f"{CORE}.queueing": _rooms("queueing"),
-    f"{CORE}.vjm": _rooms("host", "vjm"),
+    **dict.fromkeys(NOUNS[1:], NOUNS),
+    **{one: _rooms(one.removeprefix(f"{CORE}.")) for one in _in("wire", "sizes", "host", "queueing", "report")},
+    NEGOTIATION: _rooms("negotiation"),
+    f"{CORE}.application": _rooms("application", "negotiation"),
+    **dict.fromkeys(APPLICATION, (*APPLICATION, NEGOTIATION)),
+    f"{CORE}.lrm": _rooms("lrm", "host", "wire"),
+    f"{CORE}.lrm.drmaa": _rooms("lrm", "host"),
+    f"{CORE}.scheduler": _rooms("scheduler", "sizes", "wire"),
+    f"{CORE}.scheduler.placement": _rooms("scheduler.placement", *SCHEDULER_NOUNS),
+    f"{CORE}.scheduler.claiming": _rooms("scheduler.claiming", "scheduler.placement", *SCHEDULER_NOUNS),
+    f"{CORE}.scheduler.malleable": _rooms("scheduler.malleable", "scheduler.claiming", *SCHEDULER_NOUNS),
+    f"{CORE}.vjm": _rooms("vjm", "host", "wire"),
     AGENT: (AGENT,),
-    f"{CORE}.runners": _rooms("scheduler", "dynaco", "vjm", "runners"),
-    f"{CORE}.ordering": _rooms("host", "host", "lrm", "lrm", "queueing", "host", "ordering"),
-    f"{CORE}.wiki": _rooms("host", "lrm", "lrm", "queueing", "host", "wiki"),
-    f"{CORE}.wiki.codec": _rooms("wiki.codec"),
-    f"{CORE}.wiki.sources": _rooms("lrm", "outcome", "api.client", "report.values", "wiki"),
-    f"{CORE}.negotiation": _rooms("host", "negotiation"),
-    APPLICATION_SIDE: (APPLICATION_SIDE,),
-    f"{CORE}.application": (*_rooms("application"), APPLICATION_SIDE),
-    LIBRARY: (LIBRARY, APPLICATION_SIDE),
-    f"{CORE}.simulation": (*_rooms("scheduler", "driver", "dynaco", "queueing", "simulation"), *FILES),
-    "koala_experiments": _rooms("scheduler", "dynaco", "simulation", "liveworkload"),
-    STEPPER: (),
+    f"{CORE}.driver": _rooms("driver", "scheduler"),
+    f"{CORE}.policies": _rooms("policies", "lrm", "queueing", "scheduler", "sizes"),
+    f"{CORE}.runners": _rooms("runners", "scheduler", "sizes", "vjm"),
     f"{CORE}.tasks": _rooms("tasks", "vjm.certificate"),
     CONNECTION: (),
-    f"{CORE}.sweeps": _rooms("sweeps"),
     LAUNCHER: (CONNECTION,),
-    TASKWORKER: (CONNECTION,),
-    WORKER: (),
+    f"{CORE}.testing": _rooms("testing", "lrm"),
+    f"{CORE}.config": _rooms("config", "lrm", "policies", "scheduler", "sizes", "tasks", "wire"),
+    f"{CORE}.ordering": _rooms("ordering", "host", "lrm", "policies.checked", "queueing"),
     f"{CORE}.service": _rooms(
-        "host",
-        "host",
-        "lrm",
-        "lrm",
-        "config",
-        "scheduler",
-        "driver",
-        "dynaco",
-        "vjm",
-        "runners",
-        "negotiation",
-        "application",
-        "tasks",
-        "sweeps",
-        "host",
         "service",
+        *("application", "config", "driver", "host", "lrm", "negotiation", "report.values", "runners", "scheduler"),
+        *("sizes", "tasks", "vjm", "wire"),
+    ),
+    f"{CORE}.simulation": _rooms(
+        "simulation",
+        *("config.fields", "config.diagnosis", "config.tomlfile"),
+        *("driver", "queueing", "report", "scheduler", "sizes"),
     ),
     f"{CORE}.api": _rooms(
-        "host",
-        "host",
-        "lrm",
-        "config",
-        "scheduler",
-        "driver",
-        "vjm",
-        "negotiation",
-        "sweeps",
-        "host",
-        "service",
-        "api",
+        "api", "config", "driver", "host", "lrm", "negotiation", "report", "scheduler", "service", "vjm", "wire"
     ),
-    f"{CORE}.dask": (
-        *_rooms("lrm", "config", "dask"),
-        *(f"{CORE}.api.{part}" for part in ("asyncclient", "client", "reports", "client", "statedirectory")),
-    ),
-    f"{CORE}.dask.leave": (),
-    f"{CORE}.parsl": _rooms("lrm", "config", "outcome", "api", "parsl"),
+    f"{CORE}.wiki": _rooms("wiki", "api.client", "host", "lrm", "report.values"),
+    f"{CORE}.wiki.codec": _rooms("wiki.codec"),
+    f"{CORE}.sitesetup": _rooms("sitesetup", "api", "config", "lrm", "scheduler", "service", "vjm"),
+    f"{CORE}.dask": _rooms("dask", "api", "config", "lrm", "report"),
+    LEAVE: (),
+    f"{CORE}.parsl": _rooms("api", "config", "lrm", "report"),
     f"{CORE}.python": _rooms(
-        "lrm",
-        "policies",
-        "config",
-        "outcome",
-        "scheduler.knownpolicies",
-        "vjm.certificate",
-        "tasks",
-        "api",
-        "sitesetup.find",
         "python",
+        *("api", "config", "lrm", "policies", "report", "scheduler.knownpolicies", "sitesetup", "tasks"),
+        "vjm.certificate",
     ),
-    f"{CORE}.sitesetup.find": _rooms("lrm", "config", "service", "api", "sitesetup.find"),
-    f"{CORE}.sitesetup": _rooms("lrm", "config", "scheduler", "vjm", "service", "api", "sitesetup"),
-    f"{CORE}.testing": PLUGIN_SUPPORT,
-    "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
-    "koala_local": (*PLUGIN_SUPPORT, "koala_local"),
-    "koala_pbs": (*PLUGIN_SUPPORT, "koala_pbs", "koala_drmaa"),
-    "koala_sge": (*PLUGIN_SUPPORT, "koala_sge", "koala_drmaa"),
-    "koala_slurm": (*PLUGIN_SUPPORT, "koala_slurm", "koala_drmaa"),
-    "koala_wiki": (
-        *PLUGIN_SUPPORT,
-        *(f"{CORE}.wiki.{part}" for part in ("codec", "client", "client")),
-        "koala_wiki",
+    TASKWORKER: (CONNECTION,),
+    f"{CORE}.cli": (CORE,),
+    "koala_drmaa": (*_rooms("lrm"), "koala_drmaa"),
+    "koala_local": (*_rooms("host", "lrm"), "koala_local"),
+    "koala_pbs": (*_rooms("lrm"), "koala_pbs"),
+    "koala_sge": (*_rooms("lrm"), "koala_sge"),
+    "koala_slurm": (*_rooms("lrm", "wire"), "koala_slurm"),
+    "koala_wiki": (*_rooms("lrm", "wiki.client", "wiki.codec"), "koala_wiki"),
+    EXPERIMENTS: (
+        *_rooms("api", "cli", "config", "lrm", "report", "scheduler", "service", "simulation", "sizes"),
+        EXPERIMENTS,
     ),
+    STEPPER: (),
+    WORKER: (),
 }
-"""Of our own modules, a part on the left imports only those on its right. The longest matching name rules."""
+"""Of our own modules, a room on the left imports only those on its right. The longest matching name rules."""
 
 IMPORTED_ONLY_BY = {
-    f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
-    f"{CORE}.sitesetup.find": (f"{CORE}.sitesetup.find", f"{CORE}.python", f"{CORE}.cli"),
-    f"{CORE}.sitesetup": (f"{CORE}.sitesetup", f"{CORE}.cli"),
-    f"{CORE}.api": (
-        f"{CORE}.api",
-        f"{CORE}.dask",
-        f"{CORE}.parsl",
-        f"{CORE}.python",
-        f"{CORE}.sitesetup.find",
-        f"{CORE}.report.history",
-        f"{CORE}.sitesetup",
-        f"{CORE}.wiki.sources",
-        f"{CORE}.cli",
-    ),
-    f"{CORE}.python": (f"{CORE}.python", f"{CORE}.cli"),
-    f"{CORE}.dask": (f"{CORE}.dask",),
-    f"{CORE}.parsl": (f"{CORE}.parsl",),
-    "parsl": (f"{CORE}.parsl",),
-    f"{CORE}.service": (
-        f"{CORE}.service",
-        f"{CORE}.api",
-        f"{CORE}.sitesetup.find",
-        f"{CORE}.sitesetup",
-        f"{CORE}.cli",
-    ),
-    f"{CORE}.simulation": (f"{CORE}.simulation", "koala_experiments", f"{CORE}.report.history", f"{CORE}.cli"),
-    "koala_experiments": ("koala_experiments", f"{CORE}.cli"),
+    f"{CORE}.cli": (*_in("cli", "__main__"), EXPERIMENTS),
+    f"{CORE}.sitesetup": _in("sitesetup", "python", "cli"),
+    f"{CORE}.api": (*_in("api", "dask", "parsl", "python", "sitesetup", "wiki.sources", "cli"), EXPERIMENTS),
+    f"{CORE}.python": _in("python", "cli"),
+    f"{CORE}.dask": _in("dask"),
+    f"{CORE}.parsl": _in("parsl"),
+    "parsl": _in("parsl"),
+    f"{CORE}.service": (*_in("service", "api", "sitesetup", "cli"), EXPERIMENTS),
+    f"{CORE}.simulation": (*_in("simulation", "cli"), EXPERIMENTS),
+    EXPERIMENTS: (EXPERIMENTS,),
 }
-"""The parts on top, and what is installed for one of them alone: whatever lies below does not know them."""
+"""The rooms on top, and what is installed for one of them alone: whatever lies below does not know them."""
 
 OF_EXTRAS = {"dask": f"{CORE}.dask", "distributed": f"{CORE}.dask"}
-"""What only an extra of setup.cfg brings along, and the one part that needs it."""
+"""What only an extra of setup.cfg brings along, and the one room that needs it."""
 
 # fmt: off
 WORLD = frozenset({
@@ -240,35 +159,12 @@ HARMLESS = (
 
 WORLD_CALLS = frozenset({"__import__", "input", "open", "print"})
 
-PURE = (
-    f"{CORE}.scheduler",
-    f"{CORE}.dynaco",
-    f"{CORE}.queueing",
-    f"{CORE}.wiki.codec",
-    *(f"{CORE}.sweeps.{part}" for part in ("book", "estimate", "parameters", "progress")),
-    *(
-        f"{CORE}.negotiation.{part}"
-        for part in (
-            "serviceside.template",
-            "serviceside.endpoint",
-            "serviceside.document",
-            "granting",
-            "serviceside.template",
-            "reservations",
-            "serviceside.states",
-            "serviceside.template",
-            "schema",
-            "serviceside.document",
-        )
-    ),
-    f"{CORE}.model",
-    f"{CORE}.outcome",
-    f"{CORE}.outcome",
-    f"{CORE}.errors",
-    f"{CORE}.vjm.channel",
-    "koala_adapter.lrm.drmaa.protocol",
+PURE = _in(
+    *("scheduler", "queueing", "sizes", "model", "outcome", "errors", "wiki.codec", "wiki.inventory"),
+    *("runners.coordinator", "tasks.sweep", "report.values", "service.listings", "vjm.channel", "lrm.drmaa.protocol"),
+    *(f"negotiation.{part}" for part in ("templates", "document", "states", "endpoint", "serviceside")),
 )
-"""Parts that compute and do nothing else. So does each module that calls itself pure, see `is_pure`."""
+"""Rooms and files that compute and do nothing else. So does each module that calls itself pure, see `is_pure`."""
 
 PURE_CLAIM = re.compile(r"^Pure\b|[.:] Pure\b", re.MULTILINE)
 """A sentence of a module's docstring that begins with this word makes it one of the pure parts."""
@@ -300,9 +196,10 @@ class Import:
 
 
 def source_modules() -> list[Module]:
-    """Return every module of the core and of our plugins."""
+    """Return every module of the core, of our plugins and of the experiments."""
     found = []
-    for root, folder in [(ROOT, CORE), *((ROOT / "plugins", name) for name in sorted(PLUGINS))]:
+    experiments = (ROOT / "plugins" / "koala-experiments" / "src", EXPERIMENTS)
+    for root, folder in [(ROOT, CORE), *((ROOT / "plugins", name) for name in sorted(PLUGINS)), experiments]:
         for path in sorted((root / folder).rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -339,8 +236,8 @@ def imports(module: Module) -> Iterator[Import]:
 
 
 def is_ours(name: str) -> bool:
-    """Tell whether a module belongs to the core or to one of our plugins."""
-    return within(name, (CORE, *PLUGINS))
+    """Tell whether a module belongs to the core or to a distribution of ours that it finds by entry points."""
+    return within(name, (CORE, *DISTRIBUTIONS))
 
 
 def direction_violations(module: Module) -> list[str]:
@@ -355,7 +252,7 @@ def direction_violations(module: Module) -> list[str]:
             continue  # of the bare package, the core uses nothing but the version
         if (
             (rule is not None and is_ours(item.target) and not within(item.target, MAY_IMPORT[rule]))
-            or (within(module.name, [CORE]) and within(item.target, PLUGINS))
+            or (within(module.name, [CORE]) and within(item.target, DISTRIBUTIONS))
             or any(not within(module.name, IMPORTED_ONLY_BY[part]) for part in reserved)
         ):
             found.append(f"{module.path}:{item.line}: {module.name} may not import {item.target}")
@@ -412,8 +309,8 @@ def agent_violations(module: Module) -> list[str]:
     found = []
     for item in imports(module):
         top = item.target.partition(".")[0]
-        newer = top in STDLIB_SINCE_36 or item.target == "__future__.annotations"
-        travels_along = [AGENT] if within(module.name, [AGENT]) else [LIBRARY, APPLICATION_SIDE, CONNECTION]
+        newer = top in STDLIB_SINCE_36 or item.target == "__future__.annotations" or within(item.target, SERVICE_SIDE)
+        travels_along = [AGENT] if within(module.name, [AGENT]) else [*APPLICATION, NEGOTIATION, CONNECTION]
         if newer or not (top in sys.stdlib_module_names or within(item.target, travels_along)):
             found.append(f"{module.path}:{item.line}: what runs alone may not import {item.target}")
     return found
@@ -425,7 +322,7 @@ def snippet(name: str, source: str) -> Module:
 
 
 def test_dependencies_point_one_way() -> None:
-    """No module imports from a layer above it, from a plugin, or past the contract."""
+    """No module imports from a room above it, from a plugin, or past the contract."""
     assert [line for module in source_modules() for line in direction_violations(module)] == []
 
 
@@ -449,7 +346,8 @@ def test_pure_modules_do_not_touch_the_world() -> None:
 
 def test_what_runs_alone_needs_only_an_old_standard_library() -> None:
     """The agent and the application library import what Python 3.6 brings along, and nothing else."""
-    agents = [module for module in source_modules() if within(module.name, STANDALONE)]
+    alone = [module for module in source_modules() if within(module.name, STANDALONE)]
+    agents = [module for module in alone if not within(module.name, SERVICE_SIDE)]
     assert {STANDALONE[0], STANDALONE[1]} <= {module.name for module in agents}
     assert [line for module in agents for line in agent_violations(module)] == []
 
@@ -473,11 +371,12 @@ def test_rules_name_parts_that_exist(name: str) -> None:
         (f"{CORE}.service.service", "from koala_adapter.cli import main"),
         (f"{CORE}.simulation.replay", "import koala_adapter.cli.run"),
         (f"{CORE}.vjm.center", "from koala_adapter.runners import runner"),
-        (f"{CORE}.service.journal", "from koala_adapter.report.values import JobReport"),
+        (f"{CORE}.service.journal", "from koala_adapter.report.page import Heading"),
         (f"{CORE}.scheduler.placement.policy", "from koala_adapter.scheduler.claiming.claims import retake"),
         (f"{CORE}.queueing.maui", "from koala_adapter.scheduler.core import Scheduler"),
         (f"{CORE}.runners.rigid", "if TYPE_CHECKING:\n    from koala_adapter.service.service import Service"),
         (AGENT, "from koala_adapter.errors import KoalaError"),
+        (f"{CORE}.cli.simulate", "import koala_experiments.commands"),
         (f"{CORE}.cli.run", "from koala_adapter.dask import KoalaCluster"),
         (f"{CORE}.dask.cluster", "from koala_adapter.service.service import Service"),
         ("koala_slurm.parsing", "from koala_adapter.service.service import Service"),
@@ -503,7 +402,7 @@ def test_import_against_the_direction_is_found(importer: str, source: str) -> No
     [
         (f"{CORE}.scheduler.core", "from .queue import Queue\nfrom koala_adapter.model import Job"),
         (f"{CORE}.cli.run", "from koala_adapter.service.service import Service\nfrom . import output"),
-        ("koala_sge.lrm", "from koala_drmaa import session\nfrom koala_adapter.lrm import Lrm"),
+        ("koala_sge.lrm", "from koala_adapter.lrm.drmaa import transport\nfrom koala_adapter.lrm import Lrm"),
         ("koala_slurm.lrm", "import subprocess\nfrom koala_adapter.lrm.commands import CommandRunner"),
     ],
 )
@@ -568,6 +467,7 @@ def test_pure_modules_are_recognised(name: str, docstring: str, pure: bool) -> N
         "from koala_adapter.errors import KoalaError",
         "import dataclasses",
         "from __future__ import annotations",
+        "from koala_adapter.negotiation.serviceside import document",
     ],
 )
 def test_agent_import_beyond_the_old_standard_library_is_found(source: str) -> None:

@@ -150,7 +150,7 @@ class HelperLaunch:
 
 def _module_roots() -> list[str]:
     """Directories from which the helper imports us: the same from which we were imported ourselves."""
-    return [str(Path(file).resolve().parents[1]) for file in (__file__, koala_adapter.__file__)]
+    return [str(Path(koala_adapter.__file__).resolve().parents[1])]
 
 
 def drmaa_library_places(name: str) -> tuple[str, ...]:

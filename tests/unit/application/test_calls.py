@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter import negotiation as nt
-from koala_adapter.application import clibrary
+from koala_adapter.application import c as c_library
 from koala_adapter.application.shipping import FILE_NAME, library_file
 from tests.unit.application.koala_end import Driver, KoalaEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-C_LIBRARY = Path(clibrary.__file__).parent
+C_LIBRARY = Path(c_library.__file__).parent
 
 
 @dataclass(kw_only=True)

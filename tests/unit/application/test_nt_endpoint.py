@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter import negotiation as nt
-from koala_adapter.application import clibrary
+from koala_adapter.application import c as c_library
 from tests.examples import repeated
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real("cc")
 
-SOURCES = Path(clibrary.__file__).parent
+SOURCES = Path(c_library.__file__).parent
 ENDPOINT = r"""
 #include "koala_nt.h"
 #include <stdio.h>

@@ -14,7 +14,7 @@ from anyio import run_process, to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.application import clibrary
+from koala_adapter.application import c as c_library
 from koala_adapter.errors import NegotiationError
 from koala_adapter.negotiation.schema import LARGEST_TEMPLATE
 from koala_adapter.negotiation.serviceside.document import FrameBuffer, build, frame, parse
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real("cc")
 
-SOURCES = Path(clibrary.__file__).parent
+SOURCES = Path(c_library.__file__).parent
 EXAMPLE = Path(__file__).parents[3] / "examples" / "negotiation" / "evolving.c"
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-O1")
 REWRITER = r"""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an experiment is: how it is run, what it returns, and how the experiments of this package are found.
+"""What an experiment is: how it is run, what it returns, and how installed experiments are found.
 
-An experiment is a module beside this one with a constant ``EXPERIMENT``:
+An experiment is a value that an entry point of the group ``koala_adapter.experiments`` names, under its own name:
 
     EXPERIMENT = Experiment(name="vjm-deadlock", summary="...", paper="...", run=run)
 
@@ -16,17 +16,14 @@ values to the last bit, whatever the number of processes: chance comes from ``ra
 from __future__ import annotations
 
 import math
-import pkgutil
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import pairwise
 from math import inf, nan
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import koala_experiments as experiments
 from koala_adapter.errors import SimulationError
+from koala_adapter.lrm.contract import installed_entry_points
 from koala_adapter.report.page import (
     Heading,
     Result,
@@ -38,9 +35,14 @@ from koala_adapter.simulation.parallel import ProgressListener, in_parallel, sil
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from importlib import metadata
+    from pathlib import Path
 
     from koala_adapter.simulation.applications import Outcome, SimulatedJob
     from koala_adapter.simulation.platform import ClusterModel
+
+
+ENTRY_POINT_GROUP = "koala_adapter.experiments"
 
 
 # -- Confidence ----------------------------------------------------------------------------------------------
@@ -406,21 +408,23 @@ class Experiment:
 
 
 def experiment_names() -> list[str]:
-    """Return the names of the experiments in this package, in order of the alphabet."""
-    modules = [module.name for module in pkgutil.iter_modules([str(Path(experiments.__file__).parent)])]
-    return [name.replace("_", "-") for name in sorted(modules) if name != "framework"]
+    """Return the names of the installed experiments, in order of the alphabet."""
+    return sorted(_installed())
 
 
 def load_experiment(name: str) -> Experiment:
     """Return an experiment by name. Raises SimulationError when there is none of that name."""
-    names = experiment_names()
-    if name not in names:
-        raise SimulationError(f"there is no experiment {name}", hint=f"there is {', '.join(names)}")
-    module = import_module(f"{experiments.__name__}.{name.replace('-', '_')}")
-    experiment = module.EXPERIMENT
+    installed = _installed()
+    if name not in installed:
+        raise SimulationError(f"there is no experiment {name}", hint=f"there is {', '.join(sorted(installed))}")
+    experiment = installed[name].load()
     if not isinstance(experiment, Experiment) or experiment.name != name:
         raise SimulationError(f"the module of experiment {name} does not define it")
     return experiment
+
+
+def _installed() -> dict[str, metadata.EntryPoint]:
+    return {one.name: one for one in installed_entry_points().select(group=ENTRY_POINT_GROUP)}
 
 
 def write_experiment(directory: Path, experiment: Experiment, options: Options, result: Result) -> Path:
