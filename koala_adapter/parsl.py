@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of Parsl as jobs of koala: what is submitted for a block, and what state its job's report means. Pure."""
+"""Parsl on all clusters of a site: blocks of workers are jobs of koala. Needs the extra ``koala-adapter[parsl]``.
+
+First a block as a job file, and the state of a job as the state of a block; then ``KoalaProvider``, which Parsl asks
+for blocks and which asks a koala service for jobs.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import Job
     from koala_adapter.report.values import JobReport
+
+
+# -- Blocks as job files, and their states -------------------------------------------------------------------
 
 __all__ = [
     "KoalaProvider",
@@ -119,7 +126,7 @@ def block_state(report: JobReport) -> BlockState:
     return _STATES.get(report.state, BlockState.FAILED)
 
 
-# -- The provider: Parsl asks it for blocks of workers, and it asks a koala service for jobs -----------------
+# -- The provider --------------------------------------------------------------------------------------------
 
 PAUSE = 30.0
 """Seconds until it is tried again to start a service that did not come up."""
@@ -314,8 +321,7 @@ def _status_of(report: JobReport) -> JobStatus:
     )
 
 
-# -- Parsl ---------------------------------------------------------------------------------------------------
-# Parsl on all clusters of a site: blocks of workers are koala jobs. Needs the extra ``koala-adapter[parsl]``.
+# -- Refusal without Parsl -----------------------------------------------------------------------------------
 
 try:
     pass
