@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from koala_adapter.report.values import JobReport
 
 
-# -- Blocks as job files, and their states -------------------------------------------------------------------
-
 __all__ = [
     "KoalaProvider",
 ]
 
+
+# -- Blocks as job files, and their states -------------------------------------------------------------------
 
 COMPONENT = "block"
 SOURCE = "KoalaProvider"

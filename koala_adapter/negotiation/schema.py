@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The XML schemas of the negotiation template, shipped with the package, and templates as JSON.
 
-It is used by the service and the commands, not by applications: the schemas are validated with an XML library.
+Used by the service and the commands, not by applications: validation needs lxml.
 """
 
 from __future__ import annotations

@@ -429,7 +429,8 @@ def _runner_class(job: Job) -> type[Runner]:
 
 
 # -- Reports of ended jobs -----------------------------------------------------------------------------------
-# A report is kept when its job ends, again when the end is corrected, and when the last output has arrived.
+# A report is kept when its job ends, when that end is corrected, and when no placeholder of the job is left, because
+# files of its ranks may arrive until then.
 
 
 class Archive:

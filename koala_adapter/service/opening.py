@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 # -- Request windows -----------------------------------------------------------------------------------------
-# All processes that ask a batch system (``koala serve``, ``koala schedule``, ``koala wiki serve``) count their
-# requests in one file, so that they keep to its bound together.
+# All processes of a user that ask a batch system (``koala serve``, ``koala schedule``, ``koala wiki serve``) count
+# their requests in one file, so that they keep to its bound together.
 
 log = structlog.get_logger()
 

@@ -192,7 +192,7 @@ class AskingAgain:
 
 
 # -- Start of the cluster drivers ----------------------------------------------------------------------------
-# A cluster that is not enabled is driven only while jobs of ours are there.
+# A cluster that is not enabled is driven only while placeholders of ours are there.
 
 FIRST_ANSWERS = 2.0
 """Seconds within which a cluster that is well has answered for the first time; one that hangs must not keep the others

@@ -329,7 +329,7 @@ class RunningSweep:
             directory=str(self._files.directory),
         )
 
-    # ---- as the launchers see it: see Board -------------------------------------------------------------------------
+    # ---- what launchers ask for (Board) -----------------------------------------------------------------------------
 
     def came(self, puller: Puller) -> None:
         """See Board; it says who it is first."""

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 # -- What MPI on the nodes can do ----------------------------------------------------------------------------
-# A small program is compiled in a placeholder, and spawns.
+# A small program is compiled in a placeholder, and spawns processes by MPI.
 
 SUBJECT = "MPI"
 PROBE_TIME = 60.0

@@ -95,7 +95,7 @@ class Adaptations:
         self._moved = anyio.Event()
         applications.listener = self
 
-    # ---- what the scheduler wants: see Resizer ----------------------------------------------------------------------
+    # ---- what the scheduler wants (Resizer) -------------------------------------------------------------------------
 
     def offer(self, action: act.OfferProcessors) -> None:
         """See Resizer. That there is an offer is in the records."""

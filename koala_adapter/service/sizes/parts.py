@@ -126,7 +126,7 @@ class Negotiators:
         if record is not None and record.job.runner is RunnerName.WORKERS:
             self._workers.carry_on(record)
 
-    # ---- what the scheduler wants of jobs with workers: see Resizer -------------------------------------------------
+    # ---- what the scheduler wants of jobs with workers (Resizer) ----------------------------------------------------
 
     def offer(self, action: act.OfferProcessors) -> None:
         """See Resizer."""
