@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of one process of a malleable program while its size changes: notes in, notes and states out. No I/O.
+"""The state of one process while its program changes size: notes in, notes and states out. No I/O.
 
 ========  =============================================================================================
 new       has joined, is no member yet

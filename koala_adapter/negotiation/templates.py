@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A template and its resources as immutable values, what may stand in them, and the answers made of them. Pure.
+"""A template and its resources as immutable values, their bounds, and the answers made of them. Pure.
 
 Applications use it, in Python 3.6.
 """
