@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of Parsl as jobs of koala: what is submitted for a block, and what state its job's report means. Pure."""
+"""Parsl on all clusters of a site: blocks of workers are jobs of koala. Needs the extra ``koala-adapter[parsl]``.
+
+First a block as a job file, and the state of a job as the state of a block; then ``KoalaProvider``, which Parsl asks
+for blocks and which asks a koala service for jobs.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +43,13 @@ if TYPE_CHECKING:
     from koala_adapter.model import Job
     from koala_adapter.report.values import JobReport
 
+
 __all__ = [
     "KoalaProvider",
 ]
 
+
+# -- Blocks as job files, and their states -------------------------------------------------------------------
 
 COMPONENT = "block"
 SOURCE = "KoalaProvider"
@@ -125,7 +132,7 @@ def block_state(report: JobReport) -> BlockState:
     return _STATES.get(report.state, BlockState.FAILED)
 
 
-# -- The provider: Parsl asks it for blocks of workers, and it asks a koala service for jobs -----------------
+# -- The provider --------------------------------------------------------------------------------------------
 
 PAUSE = 30.0
 """Seconds until it is tried again to start a service that did not come up."""
@@ -318,15 +325,3 @@ def _status_of(report: JobReport) -> JobStatus:
         str(output / "0.out"),
         str(output / "0.err"),
     )
-
-
-# -- Parsl ---------------------------------------------------------------------------------------------------
-# Parsl on all clusters of a site: blocks of workers are koala jobs. Needs the extra ``koala-adapter[parsl]``.
-
-try:
-    pass
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] != "parsl":
-        raise
-    message = "koala_adapter.parsl needs Parsl, which is not installed: pip install 'koala-adapter[parsl]'"
-    raise ModuleNotFoundError(message, name=error.name) from None

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DYNACO, decide: does an application adapt, and to what size? Rules of which the scheduler knows nothing. Pure.
+"""Sizes on which malleable applications run: acceptance rules, their check, and the decision on an offer. Pure.
 
-CoreGRID TR-0092: no step size is assumed, the amount of a change is settled by offer and acceptance.
+This is the "decide" step of DYNACO; the scheduler does not know these rules. The built-in rules come first, then the
+rules made of functions, pending changes or installed plugins, and the table of all rules that a job file may name.
+
+No step size is assumed: the amount of a change is settled by offer and acceptance (CoreGRID TR-0092).
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from koala_adapter.errors import PolicyAnswerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+
+# -- Built-in rules ------------------------------------------------------------------------------------------
 
 
 class AcceptanceRule(ABC):
@@ -115,8 +121,8 @@ def rule_named(name: str) -> AcceptanceRule:
     return ACCEPTANCE_RULES[name]
 
 
-# -- Sizerules -----------------------------------------------------------------------------------------------
-# The rules by which applications accept sizes: koala's own, and installed ones, whose answers are checked. Pure.
+# -- Rules from functions and plugins, and the table of all rules --------------------------------------------
+# Answers of installed rules are checked before they are followed.
 
 LARGEST_SIZE = 65_536
 """Where the search for a usable size ends."""

@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The socket between the service and its callers: protocol, server, client, reports, hosting."""
+"""The interface between a service and its callers: a Unix socket, and the journal when no service runs.
+
+The door for callers is :mod:`koala_adapter.api.client`, or :mod:`koala_adapter.api.asyncclient` in an event loop; the
+service side is :mod:`koala_adapter.api.server`. Other modules own the state directory, make reports, and answer from
+the journal.
+"""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talking to the service from an event loop, without threads: they cannot be had when a program is ending."""
+"""A client of the service for programs with an event loop (anyio).
+
+It uses no threads, because a program that is shutting down cannot start any.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talking to the service over its Unix socket."""
+"""Clients of the service: requests over its Unix socket, and starting or awaiting a service."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         SampleSubmission,
     )
 
+
+# -- The client ----------------------------------------------------------------------------------------------
 
 TIMEOUT = 30.0
 SHORTEST = 0.001
@@ -243,8 +245,8 @@ def unavailable(directory: Path, why: object) -> ServiceUnavailableError:
     return kind(f"no koala service answers in {directory}: {said}", hint="start one with `koala serve`")
 
 
-# -- Standby -------------------------------------------------------------------------------------------------
-# Making sure that a service answers: the one that runs, one that somebody else starts, or one in the background.
+# -- Starting or awaiting a service --------------------------------------------------------------------------
+# A caller gets the service that runs, one that another process is starting, or a new one in the background.
 
 COMING_UP = 120.0
 """Seconds to wait for a service that somebody else is starting."""

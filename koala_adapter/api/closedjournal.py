@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal of a service that has ended in good order: reports of jobs are read from it, and nothing is replayed.
+"""The journal of a service that ended in good order: its reports of jobs, read without a replay.
 
-Most commands that ask without a service ask for jobs that are over; so this imports nothing of a service's parts.
+Most commands that run without a service ask for jobs that are over, so of the service only its records are imported.
 """
 
 from __future__ import annotations

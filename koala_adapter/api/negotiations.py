@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes reports of negotiations from what the journal keeps of them. Pure."""
+"""Reports of negotiations, made from the messages that the journal keeps. No I/O.
+
+It loads the XML side of negotiation, so it is imported only when a job has negotiated.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the journal says without a service: read only, and replayed.
+"""Commands without a service: the journal replayed, clusters asked once, old jobs cleaned.
 
-Nothing here changes anything, nor what a service that runs meanwhile believes.
+In this order: the temporary directory and daemons of local clusters, what the journal says, what the next service
+would submit, what the clusters answer, and cleaning. Only ending daemons and cleaning change anything; the other
+parts alter neither the journal nor the LRMs nor a service that runs at the same time.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from koala_adapter.service.clusters import ClusterReading
 
 
-# -- Clusters that live in a directory for a while: where that may be, and ending all that ran there ---------
+# -- Local clusters in a temporary directory: make it, end all daemons ---------------------------------------
 
 LONGEST_DIRECTORY = 60
 """Bytes of a temporary directory in which Unix sockets still fit, unix(7)."""
@@ -110,7 +112,7 @@ def end_daemon(directory: Path) -> None:
             os.close(process)
 
 
-# -- Offline -------------------------------------------------------------------------------------------------
+# -- The journal, read and replayed --------------------------------------------------------------------------
 
 NO_INSTANCE = "00000000"
 """Stands for the name that a state directory gets when its first service starts."""
@@ -222,8 +224,7 @@ def recorded(directory: Path, policies: Policies, *, archived: int = 0) -> Journ
     return read_record(directory, policies, archived=archived)
 
 
-# -- Nextsubmissions -----------------------------------------------------------------------------------------
-# What the next service of a state directory would submit: for whoever wants to see it while none runs.
+# -- What the next service would submit ----------------------------------------------------------------------
 
 
 def next_submissions(
@@ -244,10 +245,8 @@ def next_submissions(
     return sample_submissions(scripts, job, config, lrm, record.instance)
 
 
-# -- Askedclusters -------------------------------------------------------------------------------------------
-# What the clusters answer when no service runs and they are asked once, for a look at them or a plan.
-#
-# Nothing here changes anything: not the journal, not the LRMs, and not what a service that runs meanwhile believes.
+# -- Clusters asked once -------------------------------------------------------------------------------------
+# The answers are for a listing or a plan. Nothing is changed, neither in the journal nor in the LRMs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,7 +355,7 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
     )
 
 
-# -- Removes what is left of jobs that ended long ago, where no service runs that would do it ----------------
+# -- Cleaning without a service ------------------------------------------------------------------------------
 
 
 def clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) -> CleanReport:

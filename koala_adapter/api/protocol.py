@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of the service's socket: one JSON object a line, a request and its replies. Pure."""
+"""The protocol of the service's socket: one JSON object a line, a request and its replies. No I/O.
+
+Values are read from JSON by the types of their fields, without pydantic, because clients must start quickly.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 from koala_adapter import errors
 from koala_adapter.errors import KoalaError, ProtocolError
 
-# -- Jsonvalues ----------------------------------------------------------------------------------------------
-# Plain values from JSON by the annotations of their fields, for clients that must start at once. Pure.
+# -- Dataclasses from JSON -----------------------------------------------------------------------------------
 
 T = TypeVar("T")
 
@@ -104,7 +106,7 @@ def _mismatch(where: str, expected: str) -> ProtocolError:
     return ProtocolError(f"{where}: expected {expected}")
 
 
-# -- Protocol ------------------------------------------------------------------------------------------------
+# -- Requests and replies ------------------------------------------------------------------------------------
 
 LINE_LIMIT = 16 * 1024 * 1024
 """Longest request or reply, bytes."""

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What components of a job that has ended had, where nothing was left of them at its end. Pure."""
+"""Reports made of the scheduler's state: jobs, clusters and plans, live and to be kept.
+
+In this order: the sizes that components of an ended job had, what its negotiations came to, reports of the
+scheduler's state, and those of a running service. Programs that only read reports do not need this module.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.channel import TaskFiles
 
 
+# -- Former sizes of the components of ended jobs ------------------------------------------------------------
+
+
 def former_sizes(record: JobRecord) -> Mapping[tuple[str, ClusterName | None], int]:
     """Return, by component and cluster, the processors of such components when they had most; empty for other jobs.
 
@@ -57,8 +64,8 @@ def former_sizes(record: JobRecord) -> Mapping[tuple[str, ClusterName | None], i
     return found
 
 
-# -- Negotiated ----------------------------------------------------------------------------------------------
-# What came of the negotiations of a job, for its report; what reads them is imported with the first that has any.
+# -- What negotiations of a job came to ----------------------------------------------------------------------
+# The code that parses them is imported with the first job that has negotiated.
 
 
 def negotiated(store: NegotiationStore, record: JobRecord, now: float) -> str:
@@ -70,7 +77,7 @@ def negotiated(store: NegotiationStore, record: JobRecord, now: float) -> str:
     return job_negotiations(store, record, now)
 
 
-# -- Makes reports from the state, in the service; who only reads them needs nothing of this -----------------
+# -- Reports of jobs, clusters and plans ---------------------------------------------------------------------
 
 BY_THEMSELVES = frozenset({JobState.COMPLETED, JobState.FAILED})
 """States of jobs whose processes ended when they pleased."""
@@ -234,7 +241,7 @@ def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offs
     )
 
 
-# -- The reports of the jobs that a running service has in its state -----------------------------------------
+# -- Reports of jobs in a running service --------------------------------------------------------------------
 
 
 def live_report(service: Service, job_id: JobId, *, to_keep: bool = False) -> JobReport:

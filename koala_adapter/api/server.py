@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service's Unix socket: only processes of the same user get in, proved by the kernel's peer credentials."""
+"""The service side of the socket: the socket itself, the server, and hosting a service with it.
+
+Only processes of the same user are admitted, proved by the kernel's peer credentials.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,9 @@ if TYPE_CHECKING:
     from koala_adapter.report.values import CleanReport
 
 
-# -- Ownsocket -----------------------------------------------------------------------------------------------
-# The socket of a state directory, which is made anew when somebody, such as a cleaner of old files, has removed it.
-#
-# Without that a living service could be neither asked nor stopped, while its lock keeps every other one away.
+# -- The socket in the state directory -----------------------------------------------------------------------
+# It is made again when it was removed, for example by a cleaner of old files. Otherwise a running service could be
+# neither asked nor stopped, while its lock excludes every other one.
 
 LOOK_AGAIN = 5.0
 """Seconds between two looks at the path of the socket."""
@@ -108,7 +110,7 @@ async def _new_listener(path: Path) -> Listener[SocketStream]:
     return await anyio.create_unix_listener(path, mode=0o600)
 
 
-# -- Server --------------------------------------------------------------------------------------------------
+# -- The server ----------------------------------------------------------------------------------------------
 
 WATCH_PAUSE = 0.1
 """Seconds between two replies of a watch at least."""
@@ -331,7 +333,7 @@ def _json(report: JobReport) -> Any:  # noqa: ANN401 - JSON
     return adapter_of(JobReport).dump_python(report, mode="json")
 
 
-# -- Hosting a service and its socket, in the foreground or inside ``koala run`` -----------------------------
+# -- Hosting a service, in the foreground or inside ``koala run`` --------------------------------------------
 
 
 async def host(

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state directory of a service: private to its user, owned by one process at a time, and where its socket is."""
+"""The state directory of a service: ownership, a service in the background, cleaned jobs, printed output.
+
+The directory is private to its user and owned by one process at a time, by a lock on a file in it; it has the socket,
+the journal and the log of the service.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 
     from koala_adapter.service.journal import Journal
 
+
+# -- Checks, ownership and the socket of a state directory ---------------------------------------------------
 
 JOURNAL_NAME = "journal.sqlite"
 LOCK_NAME = "service.lock"
@@ -151,7 +157,8 @@ def socket_path(directory: Path) -> Path:
     return checked_path(directory / SOCKET_NAME)
 
 
-# -- Starting a service as a process of its own, which outlives the command that needed one ------------------
+# -- A service in the background -----------------------------------------------------------------------------
+# It is a process of its own, which outlives the command that needed it.
 
 READY = b"ready\n"
 IDLE_LIMIT = 1800
@@ -214,7 +221,7 @@ def _read_within(descriptor: int, timeout: float) -> bytes:
     return os.read(descriptor, len(READY)) if readable else b""
 
 
-# -- What is told of jobs that were cleaned away -------------------------------------------------------------
+# -- Jobs that were cleaned away -----------------------------------------------------------------------------
 
 
 def require_not_cleaned(journal: Journal, job_id: str, wall_offset: float) -> None:
@@ -229,7 +236,8 @@ def require_not_cleaned(journal: Journal, job_id: str, wall_offset: float) -> No
         raise JobNotFoundError(f"job {job_id} was removed by `koala clean` on {at}", hint=hint)
 
 
-# -- Printing what the processes of a job wrote, from the files in which the control center keeps it ---------
+# -- Printing the output of jobs -----------------------------------------------------------------------------
+# The control center keeps it in files of the state directory.
 
 
 class LogPrinter:

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The application library: what a program is linked with that changes its size while it runs, and how it is shipped."""
+"""The library that a malleable program is linked with, for Python 3.6 or newer, and how it is shipped.
+
+The door for programs is :func:`koala_adapter.application.session.join`. ``koala app --install`` joins the modules to
+one file, koala_app.py, by :mod:`koala_adapter.application.shipping`; the library in C is in ``clibrary``.
+"""

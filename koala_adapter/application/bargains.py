@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process settles with koala by negotiation: offers, requests, and its own wishes. Pure: templates in and out.
+"""Negotiations of one process with koala: offers, requests, and its own wishes. No I/O: templates in and out.
 
-It decides with the size that earlier agreements will lead to: what was agreed on and is not there yet counts.
+Decisions use the size that earlier agreements will lead to: processors agreed on and not yet there count.
 """
 
 import re

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes: what a process of an application and koala say to each other beside negotiation templates. Pure.
+"""Notes between a process of an application and koala, and the members and changes in them. No I/O.
 
-A note is one line: a verb, and words ``key=value`` with a space before each. Of a value every byte is percent-encoded
-(RFC 3986) but letters, digits and ``._~:,/@[]-``.
+Notes are all messages beside the negotiation templates. A note is one line: a verb, and words ``key=value`` with a
+space before each. In a value every byte is percent-encoded (RFC 3986) but letters, digits and ``._~:,/@[]-``.
 """
 
 import re
 from typing import Dict, Iterable, NamedTuple, Optional, Tuple
 from urllib.parse import quote, unquote_to_bytes
+
+# -- Notes ---------------------------------------------------------------------------------------------------
 
 VERSION = 1
 """Of the notes; the first frame of a connection names it."""
@@ -91,7 +93,7 @@ def one_line(text: str, longest: int = 500) -> str:
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))[:longest]
 
 
-# -- The processes of a program, and a change of them, as koala tells of them. Pure --------------------------
+# -- Members of a program, and a change of them --------------------------------------------------------------
 
 _SAFE_IN_FIELD = "._~:/[]-"
 _FIELDS = 4

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one process of a program is in, seen from changes of size: notes in, notes and states out. Pure.
+"""The state of one process while its program changes size: notes in, notes and states out. No I/O.
 
 ========  =============================================================================================
 new       has joined, is no member yet
@@ -11,9 +11,10 @@ done      has said so, and waits for the others
 left      was taken out: may only leave
 ========  =============================================================================================
 
-The program counts its points in `Process.reached`, without a lock, and then looks at `Process.attention`. Whoever arms
-a process sets `attention` first and looks at `reached` afterwards. So of a point that is passed at that very moment, at
-least one of the two sees the other, and `stand`, which is called under the lock as `heard` is, finds what holds.
+The program counts its points in `Process.reached`, without a lock, and then reads `Process.attention`. The thread
+that arms a process sets `attention` first and reads `reached` afterwards. So when a point is passed at the same
+moment, at least one of the two threads sees the other, and `stand`, which is called under the lock as `heard` is,
+settles it.
 """
 
 from typing import Callable, Dict, List, Optional, Tuple

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection of a process with koala: a thread that reads and writes the socket while the program computes."""
+"""The connection of a process with koala, in a thread of its own, and the calls that a program makes."""
 
 import atexit
 import os
@@ -16,6 +16,8 @@ from koala_adapter.application.notes import Change, KoalaAppError, Member, note_
 from koala_adapter.application.process import Process
 from koala_adapter.application.sizes import Sizes, size_rule
 from koala_adapter.negotiation import NegotiationError, frame, unframed
+
+# -- Session: a thread that reads and writes the socket ------------------------------------------------------
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 5.0
@@ -310,8 +312,8 @@ def _send_last(stream: socket.socket, output: Deque[bytes]) -> None:
         pass
 
 
-# -- Calls ---------------------------------------------------------------------------------------------------
-# The calls of the library: `join`, and `point`, `done`, `leave`, `request` and `give_back` of what it returns.
+# -- Calls: ``join``, and the methods of what it returns -----------------------------------------------------
+# They are ``point``, ``done``, ``leave``, ``request`` and ``give_back``.
 
 RIGID = "the program does not run as an adaptive job of koala"
 STARTED_WITH = (("KOALA_RANK", "KOALA_SIZE"), ("PMI_RANK", "PMI_SIZE"))

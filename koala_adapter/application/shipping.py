@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala_app.py``: the modules of the library as one file, in one namespace, so that a person can read it."""
+"""The application library as files: modules joined to koala_app.py and koala_nt.py, and their installation."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+
+# -- Modules joined to one file, in one namespace, readable by people ----------------------------------------
 
 LIBRARY = "application"
 """Folder of the modules of the library, in the package. They are read as text, and imported by no service."""
@@ -154,8 +156,7 @@ def _defined(node: ast.stmt) -> list[str]:
     return []
 
 
-# -- Installation --------------------------------------------------------------------------------------------
-# ``koala app --install``: the library for programs, in Python and in C, written to a directory of the user's.
+# -- ``koala app --install``: the library in Python and C in a directory -------------------------------------
 
 C_FILES = ("koala_app.h", "koala_app.c", "koala_nt.h", "koala_nt.c")
 PKG_CONFIG_FILE = "koala_app.pc"

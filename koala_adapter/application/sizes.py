@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sizes a program can run on: the rules of koala_adapter/sizes.py, and the user's own function. Pure."""
+"""Sizes that a program can run on: the rules of koala_adapter/sizes.py, and the user's own function. No I/O."""
 
 from typing import Callable, Union
 

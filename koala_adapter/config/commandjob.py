@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job without a job file: what a command line asks for, written as the job file that it stands for. Pure."""
+"""Jobs and sweeps given on a command line, written as the job files that they stand for. No I/O."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from koala_adapter.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+
+# -- A job ---------------------------------------------------------------------------------------------------
 
 WALLTIME = "1h"
 """How long a command may run unless its user says otherwise."""
@@ -65,8 +67,7 @@ def _component(wanted: CommandJob) -> Iterator[str]:
         yield "flexible = true"
 
 
-# -- Commandsweep --------------------------------------------------------------------------------------------
-# A sweep without a job file: what a command line asks for, written as the job file that it stands for. Pure.
+# -- A sweep -------------------------------------------------------------------------------------------------
 
 SEPARATOR = ":::"
 MOST_LAUNCHERS = 1000

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turning what pydantic finds wrong into what a person needs: file, line, key, what was found, what is allowed.
+"""Problems in site files and job files, worded for people: file, line, key, what was found, what is allowed.
 
-All problems of a file go into one ConfigurationError, one per line in the form ``FILE:LINE: KEY: ...``, so that a file
-is put right in one go and an editor can jump to each place.
+pydantic's errors are translated here. All problems of a file go into one ConfigurationError, one on each line in the
+form ``FILE:LINE: KEY: ...``, so that a file is corrected in one go and an editor can jump to each place.
 """
 
 from __future__ import annotations

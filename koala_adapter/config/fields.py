@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of value that site files and job files have in common: durations, names, paths, host names, variables.
+"""Types of values in site files and job files: durations, names, paths, hosts, patterns, signals, sizes.
 
 A validator raises NotAllowedError with the words that complete "allowed is ..."; before them,
 :mod:`koala_adapter.config.diagnosis` puts file, line, key and what was found.
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from pydantic.config import JsonDict
 
+
+# -- Types that both kinds of file use -----------------------------------------------------------------------
 
 PLACEMENTS = (
     "worst-fit",
@@ -182,11 +184,10 @@ VariableName = Annotated[str, AfterValidator(_variable)]
 Environment = dict[VariableName, PlainText]
 
 
-# -- Outputfiles ---------------------------------------------------------------------------------------------
-# The output files of a job file: patterns, relative to a rank's directory, of what is fetched from there at its end.
-#
-# They are matched by the agent, on the node. As in a shell: ``*``, ``?`` and ``[...]`` within a name, where a dot at
-# its beginning must be written; ``**`` as a name of its own is any number of directories.
+# -- Output files of a job file ------------------------------------------------------------------------------
+# Patterns, relative to a rank's directory, of files that are fetched from there at its end. The agent matches them on
+# the node. As in a shell: ``*``, ``?`` and ``[...]`` within a name, where a dot at its beginning must be written;
+# ``**`` as a name of its own is any number of directories.
 
 MOST_PATTERNS = 100
 
@@ -203,6 +204,8 @@ def _pattern(value: str) -> str:
 OutputPattern = Annotated[str, AfterValidator(_pattern)]
 """Normalized: without empty parts, ``.`` or a slash at its end."""
 
+
+# -- Signals, sizes and resizing of malleable jobs -----------------------------------------------------------
 
 LONGEST_GRACE = 3600
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job files: what to run, on how many processors, and where it may run.
+"""Job files: what to run, on how many processors, and where; read, checked, and made into a ``Job``.
 
-A Job as a plain dictionary, for the service's socket and the journal, is made and read here too.
+In this order: input files, keys of malleable jobs, how malleable MPI programs are resized, sweeps, and the job file
+as a whole. A ``Job`` as a plain dictionary, for the service's socket and the journal, is read here too.
 """
 
 from __future__ import annotations
@@ -58,10 +59,9 @@ if TYPE_CHECKING:
     from koala_adapter.config.tomlfile import KeyPath
 
 
-# -- Inputfiles ----------------------------------------------------------------------------------------------
-# The input files of a job file: where they are, what ranks call them, and whether they can be sent at all.
-#
-# They travel to every rank through the control center, so they are for programs and parameters, not for data sets.
+# -- Input files ---------------------------------------------------------------------------------------------
+# Where they are, what ranks call them, and whether they can be sent. They travel to every rank through the control
+# center, so they are for programs and parameters, not for data sets.
 
 PRIVATE_DIRECTORY = 256
 """Bytes that are left for the path of a rank's private directory on a node (TMPDIR may be long), and a slash."""
@@ -139,7 +139,7 @@ def _problem_and_size(source: str) -> tuple[str, int]:
     return "", status.st_size
 
 
-# -- What a job file says of jobs whose size changes while they run, and what of it fits together ------------
+# -- Malleable jobs: keys that must fit together -------------------------------------------------------------
 
 WARN_ADAPTIVE_BEFORE = 60
 """Seconds before the end of its walltime at which an adaptive program is told of it, unless its job file says."""
@@ -235,7 +235,7 @@ def malleability_problems(
     if header.warn_before is not None:
         yield from _warning_problems(header)
     for index, component in components:
-        yield from _component_problems(header, index, component)
+        yield from _malleable_component_problems(header, index, component)
 
 
 def _warning_problems(header: HeaderKeys) -> Iterator[tuple[KeyPath, str]]:
@@ -251,7 +251,9 @@ def warned_before(header: HeaderKeys) -> int:
     return usual if header.warn_before is None else header.warn_before
 
 
-def _component_problems(header: HeaderKeys, index: int, component: ComponentKeys) -> Iterator[tuple[KeyPath, str]]:
+def _malleable_component_problems(
+    header: HeaderKeys, index: int, component: ComponentKeys
+) -> Iterator[tuple[KeyPath, str]]:
     malleable = header.kind is JobKind.MALLEABLE
     alone = header.runner in {RunnerName.WORKERS, RunnerName.SWEEP}
     if malleable and alone and (component.launcher or header.launcher) is Launcher.MPI:
@@ -285,8 +287,8 @@ def _problems_with_runner(header: HeaderKeys, index: int, component: ComponentKe
             yield ("components", index, key), f"allowed with runner = {names} only"
 
 
-# -- Mpiresize -----------------------------------------------------------------------------------------------
-# How a malleable MPI program changes its size, where its job file leaves that to its clusters: the weakest decides.
+# -- How a malleable MPI program changes its size ------------------------------------------------------------
+# Where the job file leaves that to the clusters, the least capable cluster decides.
 
 
 class ResizeKeys(Protocol):
@@ -370,8 +372,7 @@ def explained(job: Job, site: SiteConfig) -> str:
     )
 
 
-# -- Sweepjob ------------------------------------------------------------------------------------------------
-# What a job file says of the tasks of a sweep: parameters and their values, and what of it fits together.
+# -- Sweeps: parameters, their values, and what must fit together --------------------------------------------
 
 if TYPE_CHECKING:
 
@@ -419,7 +420,7 @@ def sweep_problems(
     if len(components) > 1:
         yield ("components",), 'allowed with runner = "sweep" is one component'
     for index, component in components[:1]:
-        yield from _component_problems_of_sweepjob(index, component)
+        yield from _sweep_component_problems(index, component)
     try:
         table = SweepTable.model_validate(data)
     except ValidationError:
@@ -430,7 +431,7 @@ def sweep_problems(
         yield from _file_problems(table, directory)
 
 
-def _component_problems_of_sweepjob(index: int, component: _Component) -> Iterator[tuple[KeyPath, str]]:
+def _sweep_component_problems(index: int, component: _Component) -> Iterator[tuple[KeyPath, str]]:
     if component.output_files:
         text = 'not with runner = "sweep": what a task prints is kept; let it write files below working_directory'
         yield ("components", index, "output_files"), text
@@ -510,7 +511,7 @@ def _axis(name: str, values: Values, directory: Path) -> SweepAxis:
     return list_axis(name, values)
 
 
-# -- Jobfile -------------------------------------------------------------------------------------------------
+# -- The job file as a whole ---------------------------------------------------------------------------------
 
 HINT = "`koala docs jobfile` describes every key"
 

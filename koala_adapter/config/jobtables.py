@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a job file. They are the reference: docs/jobfile.md and docs/job.schema.json are made from them."""
+"""The tables of a job file as pydantic models; docs/jobfile.md and docs/job.schema.json are made from them."""
 
 from __future__ import annotations
 
@@ -49,6 +49,8 @@ from koala_adapter.tasks.sweep import range_axis
 if TYPE_CHECKING:
     from koala_adapter.config.tomlfile import KeyPath
 
+
+# -- Sweeps and input files ----------------------------------------------------------------------------------
 
 MOST_REPEATS = 1000
 
@@ -171,7 +173,7 @@ class InputFileTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
         return {"source": value} if isinstance(value, str) else value
 
 
-# -- Jobmodel ------------------------------------------------------------------------------------------------
+# -- Components, the head of a job file, and the whole file --------------------------------------------------
 
 MOST_PROCESSORS = 1_000_000
 LONGEST_WALLTIME = 315_360_000

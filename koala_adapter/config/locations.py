@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the site file and the state of the service are found, the same for every command."""
+"""Where the site file and the state directory of the service are, the same for every command.
+
+Clients import it without pydantic and anyio.
+"""
 
 from __future__ import annotations
 

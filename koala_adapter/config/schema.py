@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON Schemas of site files and job files, for editors that complete and check TOML.
 
-Made from the very models that check the files; a schema cannot say all that they check, so it is a help and no proof.
+They are made from the models that check the files. A schema cannot express all of their checks.
 """
 
 from __future__ import annotations

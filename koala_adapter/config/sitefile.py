@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Site files: which clusters there are, who speaks to each, and the limits to be kept there.
+"""Site files: which clusters there are, which plugin speaks to each, and the limits to be kept there.
 
-Here a file is read and checked as a whole; its tables are in :mod:`koala_adapter.config.sitefile`.
+In this order: keys made from the scheduler's parameters, the tables as pydantic models, and the file read and checked
+as a whole.
 """
 
 from __future__ import annotations
@@ -63,13 +64,10 @@ __all__ = [
 ]
 
 
-# -- Parametertables -----------------------------------------------------------------------------------------
-# Tables of a site file that hold parameters of the scheduler: their keys are made from the parameters themselves.
-#
+# -- Keys made from the scheduler's parameters ---------------------------------------------------------------
 # A parameter is written once, in :mod:`koala_adapter.scheduler.parameters`, with its type, default, meaning, unit and
-# bounds. A table that is decorated here has a key for it that says the same in the words of site files: a duration may
-# be a text, a bound that is broken is a refusal with file and line. Read typed values from the parameters, not the
-# keys.
+# bounds. A table decorated with ``with_parameters`` has a key for it in the words of site files: a duration may be a
+# text, and a broken bound is refused with file and line. Read typed values from the parameters, not from the keys.
 
 TableT = TypeVar("TableT", bound=BaseModel)
 Kind = type[Parameters] | type[ClusterParameters]
@@ -156,8 +154,8 @@ def _in_file(hint: object, setting: Setting) -> object:
     return _IN_FILES[hint, setting.unit]
 
 
-# -- The tables of a site file as models: keys, meanings, units, bounds, and what must go together -----------
-# This is the reference: docs/site-file.md and docs/site.schema.json are made from it.
+# -- The tables ----------------------------------------------------------------------------------------------
+# docs/site-file.md and docs/site.schema.json are made from these models.
 
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - named here to be told from an address that nodes can reach
 HEARTBEATS_PER_LEASE = 3
@@ -470,7 +468,7 @@ def shortest_poll_interval(requests_per_minute: int, requests_per_poll: int = RE
     return WINDOW / polls if polls else WINDOW * requests_per_poll / ordinary
 
 
-# -- Sitefile ------------------------------------------------------------------------------------------------
+# -- The file as a whole -------------------------------------------------------------------------------------
 
 HINT = "`koala docs site-file` describes every key"
 

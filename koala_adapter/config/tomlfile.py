@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading TOML files written by people: whatever is wrong with the file itself is one readable refusal.
+"""TOML files written by people: values shown as text, and reading with the line of each key.
 
-The standard library's parser gives no line numbers for values, and a refusal without one makes the reader search. So
-the line of each key is found here by a second, tolerant scan of the text, which is done only when there is something
-to refuse.
+The standard library's parser gives no line numbers for values. So the line of each key is found by a second, tolerant
+scan of the text, which is done only when there is something to refuse.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# -- Durations, sizes and text of others as a person is shown them, and text as TOML has it. Pure ------------
+# -- Durations, sizes and foreign text for people, and TOML strings (pure) -----------------------------------
 
 
 def show_duration(seconds: float) -> str:
@@ -55,7 +54,8 @@ def toml_text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
-# -- Tomlfile ------------------------------------------------------------------------------------------------
+# -- Reading, and the line of each key -----------------------------------------------------------------------
+# Whatever is wrong with a file is one ConfigurationError with its place.
 
 KeyPath = tuple[str | int, ...]
 """Where a value stands: ``("clusters", 1, "name")`` is shown as ``clusters[1].name``."""

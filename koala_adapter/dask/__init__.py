@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dask on all clusters of a site at once: ``KoalaCluster``, whose workers are one job that grows and shrinks.
 
-It needs what ``pip install 'koala-adapter[dask]'`` brings along; nothing else of koala-adapter does.
+It needs what ``pip install 'koala-adapter[dask]'`` installs; nothing else of koala-adapter does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``KoalaCluster``: a Dask cluster whose workers come from all clusters of a site, as one malleable job of koala.
 
-The scheduler of Dask runs in the user's own process; koala's job has workers alone. How many there are at a time is
-settled between what is asked for here, what is free, and who else waits.
+In this order: the job of the workers, addresses and TLS, the running job, and the cluster. Dask's scheduler runs in
+the user's own process; koala's job consists of workers alone. Their number at a time follows from what is asked for
+here, what is free, and which other jobs wait.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from koala_adapter.report.values import JobReport
 
 
-# -- The job whose processes are the workers of a Dask scheduler, as the keys of a job file. Pure ------------
+# -- The job of the workers, as the keys of a job file -------------------------------------------------------
 
 COMPONENT = "worker"
 LEAVE = "leave.py"
@@ -128,8 +129,7 @@ def worker_command(settings: WorkerSettings, *, scheduler: str, credentials: Map
     return ["/bin/sh", "-c", _NAMED, "sh", *worker]
 
 
-# -- Access --------------------------------------------------------------------------------------------------
-# How workers get to the scheduler: the addresses on both sides, and the keys by which the two know each other.
+# -- Addresses of the scheduler, and keys for TLS between it and workers -------------------------------------
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nodes must reach the scheduler; who connects proves that it has the key
 
@@ -183,8 +183,8 @@ def files_of(texts: Mapping[str, str]) -> Iterator[dict[str, str]]:
         yield {name: str(path) for name, path in paths.items()}
 
 
-# -- Runningjob ----------------------------------------------------------------------------------------------
-# The workers' job while it runs: submitted, followed, resized and ended through the service of koala.
+# -- The job while it runs -----------------------------------------------------------------------------------
+# It is submitted, followed, resized and ended through koala's service.
 
 LOOK_AGAIN = 1.0
 """Seconds between two attempts to reach a service that went away."""
@@ -347,7 +347,7 @@ class WorkersJob(ProcessInterface):
             self._owner.say(text, trouble=True)
 
 
-# -- Cluster -------------------------------------------------------------------------------------------------
+# -- The cluster ---------------------------------------------------------------------------------------------
 
 JOB = "job"
 """The one entry in what :class:`SpecCluster` takes for a table of workers."""

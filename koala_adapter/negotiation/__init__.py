@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Negotiation for applications: modules that need the standard library of Python 3.6 or newer, and nothing else.
+"""Negotiation of resources by templates in XML: the side of applications, in Python 3.6 and its standard library.
 
-``koala app --install`` joins them to one file, koala_nt.py, that may be copied beside a program. The templates, the
-rules and the state machine are those of the other modules of the room, which tests hold together; here no XML library
-is needed, and a blocking socket does.
+This package is the door for programs. ``koala app --install`` joins its modules to one file, koala_nt.py, that may be
+copied beside a program. The templates, the rules and the state machine are those of
+``koala_adapter.negotiation.serviceside``, the service's own side; tests compare the two. No XML library beyond expat
+is needed here, and the socket blocks.
 
     connection = connect("head.example.org", 7322, token)
     connection.send(template("1", "APPLICATION", "node7", "head", [resource("CPU", 4)], direction="grow"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Negotiations over sockets that block."""
+"""Negotiations with one peer over a blocking socket, TCP or Unix."""
 
 import socket
 import time

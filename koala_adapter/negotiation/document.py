@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates from XML and to XML, without an XML library beyond expat. Pure."""
+"""Templates of an application as XML: frames, writing and reading, without an XML library beyond expat. Pure.
+
+A document in the layout in which koala writes it is read in one pass; any other is read by expat.
+"""
 
 import re
 from typing import Dict, Iterable, List, Match, Optional, Tuple
@@ -22,11 +25,10 @@ from koala_adapter.negotiation.templates import (
     require,
 )
 
-# -- Layout --------------------------------------------------------------------------------------------------
-# Reads templates that stand in the layout in which they are written here and by koala, in one pass. Pure.
-#
-# What it reads is a template by the schema; anything else (another layout, an escaped character, a number out of
-# range) it leaves to expat. The patterns are also those of layoutreader.py.
+# -- Templates in koala's own layout, read in one pass -------------------------------------------------------
+# A document is read here only if it is a template by the schema. Any other one (another layout, an escaped character,
+# a number out of range) is left to expat. The service's reader,
+# negotiation/serviceside/document.py, uses the same patterns.
 
 _HOST_FIELD = r"([A-Za-z0-9._:-]{1,255})"
 _NAME_FIELD = r"([A-Za-z][A-Za-z0-9_-]{0,62})"
@@ -91,7 +93,7 @@ def _resource(found: Match[str], extended: bool) -> Optional[Resource]:  # noqa:
     return Resource(type_, quantity, usage, negotiability, status, minimum, maximum, cluster or "", component or "")
 
 
-# -- Document ------------------------------------------------------------------------------------------------
+# -- Templates in XML, read by expat and written -------------------------------------------------------------
 
 _XSI = "http://www.w3.org/2001/XMLSchema-instance"
 _SPACE = " \t\r\n"
@@ -284,7 +286,7 @@ def _additions(said: Iterable[Tuple[str, str]]) -> str:
     return "".join(" k:{}={}".format(name, quoteattr(value)) for name, value in said if value)
 
 
-# -- Frames of a negotiation: a size of eight digits, a line feed, and so many bytes. Pure -------------------
+# -- Frames: a size of eight digits, a line feed, and so many bytes ------------------------------------------
 
 HEADER_SIZE = 9
 

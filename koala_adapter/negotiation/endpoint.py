@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One side's end of a connection, for all negotiations on it: bytes in, events and bytes out. Pure."""
+"""The application's end of a connection: bytes and templates in, events and bytes out. Pure.
+
+One endpoint serves all negotiations on its connection.
+"""
 
 from collections import OrderedDict
 from typing import List, NamedTuple, Optional, Tuple
@@ -68,7 +71,7 @@ class Endpoint:
     def __init__(self, side: str = "APPLICATION", host: str = "localhost", peer: str = "localhost", *,
                  answer_within: float = 30.0, longest_answer: float = 3600.0, most_rounds: int = 8,
                  most_open: int = 16, most_kept: int = 64) -> None:  # fmt: skip
-        """The bounds are those of ``Limits`` in endpoint.py."""
+        """The bounds are those of ``Limits`` in negotiation/serviceside/endpoint.py."""
         self.side = side
         self._host = host
         self._peer = peer

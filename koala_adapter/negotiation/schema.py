@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schemas of the negotiation template that are shipped with the package."""
+"""The XML schemas of the negotiation template, shipped with the package, and templates as JSON.
+
+Used by the service and the commands, not by applications: validation needs lxml.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from lxml import etree
 
 
+# -- Schemas -------------------------------------------------------------------------------------------------
+
 PUBLISHED = "NT.xsd"
 EXTENSION = "NT-koala.xsd"
 """Attributes in our own namespace."""
@@ -47,7 +52,8 @@ def template_schema() -> etree.XMLSchema:
     return etree.XMLSchema(etree.parse(schema_path(PUBLISHED), parser))
 
 
-# -- Negotiation templates as JSON, for programs: the fields of the values, in their words. Pure -------------
+# -- Templates as JSON ---------------------------------------------------------------------------------------
+# The members are the fields of the values; what a template does not say is left out.
 
 Value = TypeVar("Value", Resource, Template)
 
@@ -143,6 +149,8 @@ def _expected(right: bool, value: object, where: str, what: str) -> object:  # n
         raise NegotiationError(f"{where}: expected {what}")
     return value
 
+
+# -- Largest template ----------------------------------------------------------------------------------------
 
 LARGEST_TEMPLATE = 65_536
 """Bytes."""

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The finite-state machine as tables, the same as in states.py, which says what they mean. Pure."""
+"""The application's state machine of a negotiation: its tables, and the rules that classify a message. Pure.
+
+The tables are those of negotiation/serviceside/states.py, which explains them.
+"""
 
 from typing import Dict, Tuple
 
 from koala_adapter.negotiation.templates import Resource, Template
+
+# -- Tables --------------------------------------------------------------------------------------------------
 
 MESSAGES = (
     "offer", "repeated offer", "unfit offer", "accept", "commit", "consume", "mismatch", "reject", "withdraw",
@@ -72,7 +77,7 @@ SENT = {
 DISCONNECTED = {"offered": "lost", "asked": "lost", "accepted": "lost"}
 
 
-# -- What may be changed in a counter-offer, and what is an acceptance of what was offered. Pure -------------
+# -- Rules for counter-offers, acceptances and commitments ---------------------------------------------------
 
 
 def problem_of_counter(previous: Template, counter: Template) -> str:

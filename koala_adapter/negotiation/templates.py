@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A template and its resources as immutable values, and what may stand in them. Pure."""
+"""A template and its resources as immutable values, their bounds, and the answers made of them. Pure.
+
+Applications use it, in Python 3.6.
+"""
 
 import re
 from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple, Union
+
+# -- Templates and resources ---------------------------------------------------------------------------------
 
 LARGEST_TEMPLATE = 65536
 LARGEST_QUANTITY = 2147483647
@@ -146,8 +151,7 @@ def require(right: bool, name: str, value: object) -> None:  # noqa: FBT001 - a 
         raise NegotiationError("{} is {:.70}".format(name, repr(value)))
 
 
-# -- Messages ------------------------------------------------------------------------------------------------
-# What may be said: templates that are made from what was heard, and how to decide about an offer. Pure.
+# -- Answers: templates made of a received one, and deciding about an offer ----------------------------------
 
 
 def accepted(offer: Template, declined: Iterable[Tuple[str, str, str]] = ()) -> Template:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes a waiting job gets, and how many processors on each. Pure.
+"""Nodes for waiting jobs: pools of nodes, the allocation of a job, and nodes reserved for a job. No I/O.
 
-A cluster policy counts processors; here the count becomes nodes, within all that a job may insist on: a number of
-nodes, tasks per node, features, memory, nodes it names or refuses, and the nodes of its queue (sbatch(1) -N,
+A cluster policy counts processors; here the count becomes nodes, within all constraints of a job: a number of nodes,
+tasks per node, features, memory, nodes it names or excludes, and the nodes of its queue (sbatch(1) -N,
 --ntasks-per-node, -C, --mem, -w, -x, -p).
 """
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob, Node, Queue
 
 
-# -- Pools of nodes: those that the same jobs may use, directly or through other queues. Pure ----------------
-# Queues that share no node, not even through other queues, are clusters of their own: each has its own order, so that
-# a job that waits in one reserves nothing in another.
+# -- Pools: nodes that the same jobs may use -----------------------------------------------------------------
+# Two queues are in one pool if they share a node, directly or through other queues. Pools are clusters of their own:
+# each has its own order, so that a job waiting in one reserves nothing in another.
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def pools_of(nodes: Iterable[Node], queues: Mapping[str, Queue]) -> Pools:
     return Pools(nodes=by_node, queues=by_queue, default=default)
 
 
-# -- Allocation ----------------------------------------------------------------------------------------------
+# -- Allocation: which nodes a job gets, and how many processors on each -------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,10 +343,10 @@ def _dealt(shares: Sequence[_Share], tasks: int, even: int) -> list[tuple[str, i
     return list(counts.items())
 
 
-# -- Nodes kept for a job that fits in sum but not yet on nodes. Pure ----------------------------------------
+# -- Guards: nodes reserved for a job that fits in sum but not on nodes --------------------------------------
 # The policies count processors, so they would see nothing left to protect once such a job may start: jobs behind it
-# would take each processor that falls free, and it would wait for ever. So the first time at which its nodes will be
-# free, going by the walltimes of what runs, is kept for it: whoever comes later may use these nodes only until then.
+# would take each processor that becomes free, and it would wait for ever. So the first time at which its nodes will
+# be free, by the walltimes of running jobs, is reserved for it: later jobs may use these nodes only until then.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

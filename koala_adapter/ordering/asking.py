@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a job of a batch system waits, and when it starts at the latest. Pure; times are left to whoever shows them."""
+"""Explanations of the jobs of a batch system (``koala explain``): made from the mirror, asked over Unix sockets.
+
+In this order: why a job waits and when it starts at the latest, times as people read them, then the sockets: a path
+that every user may reach, the public socket, the scheduler's own socket with its client, and the public client.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +53,10 @@ if TYPE_CHECKING:
     from koala_adapter.ordering.jobs import Entry, JobEvent
     from koala_adapter.ordering.mirror import Mirror
     from koala_adapter.ordering.shadow import Difference, ShadowReport
+
+
+# -- Explanations of a job and of the whole queue ------------------------------------------------------------
+# No I/O; times are those of the scheduler's clock.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +171,8 @@ def overview(mirror: Mirror) -> Overview:
     )
 
 
-# -- Times of our own clock as people read them: by the time of day as it is set now. Pure -------------------
+# -- Times as people read them -------------------------------------------------------------------------------
+# Times of our clock become times of day, by the time of day as it is set now.
 
 _Told = TypeVar("_Told", "Explanation", "Overview", "JobEvent", "Difference")
 
@@ -188,8 +197,8 @@ def report_as_read(report: ShadowReport, offset: float) -> ShadowReport:
     )
 
 
-# -- Publicpath ----------------------------------------------------------------------------------------------
-# A Unix socket that every user of the host may connect to, where no other user can put one in its place.
+# -- A path for a public socket ------------------------------------------------------------------------------
+# Every user of the host may connect to it, and no other user can put a socket in its place.
 
 BACKLOG = 256
 """Who has connected and is not yet taken in; others wait in the kernel."""
@@ -268,11 +277,12 @@ class PublicPath:
         )
 
 
-# -- Where every user of the host may ask about one job of a batch system, and do nothing else ---------------
-# A question is one short line, the answer is one line, then it is closed. Whoever asks is told from others by the
-# kernel, so that no user can hold all places. What this costs the scheduler, in whose process it runs, is bounded:
-# after each answer, and after each round of admission, it rests for many times as long as that took. Answers are read
-# from what the scheduler has noted; no question reaches a policy, a record, or the batch system.
+# -- The public socket: every user may ask about one job -----------------------------------------------------
+# A question is one short line, the answer is one line, then the connection is closed. Users are told apart by the
+# kernel's peer credentials, so that no user can hold all places. The cost to the scheduler, in whose process this
+# runs, is bounded: after each answer, and after each round of admission, it rests for many times as long as that
+# took. Answers are read from what the scheduler has noted; no question reaches a policy, a record, or the batch
+# system.
 
 PLACES = 32
 """Connections at once."""
@@ -282,7 +292,7 @@ QUESTION_LIMIT = 512
 """Bytes of a question."""
 QUESTION_SECONDS = 5.0
 """A question has arrived by then."""
-ANSWER_SECONDS = 30.0
+PUBLIC_ANSWER_SECONDS = 30.0
 """A place is free again by then, whatever whoever asked does."""
 REST = 19
 """Times as long as something took is rested after it: letting in and answering get a twentieth of a processor each."""
@@ -361,7 +371,7 @@ class AskSocket:
 
     async def _converse(self, connection: socket.socket, user: int) -> None:
         try:
-            with connection, suppress(OSError), anyio.move_on_after(ANSWER_SECONDS):
+            with connection, suppress(OSError), anyio.move_on_after(PUBLIC_ANSWER_SECONDS):
                 question = await _read_line(connection)
                 if question is not None:
                     async with self._turn:
@@ -430,14 +440,13 @@ async def _send(connection: socket.socket, text: bytes) -> None:
         await anyio.wait_writable(connection)
 
 
-# -- Explainserver -------------------------------------------------------------------------------------------
-# ``koala explain`` for jobs of a batch system: whoever owns its order answers on a Unix socket of its own.
-#
-# One question a connection, one JSON line each way; only processes of the same user are heard.
+# -- The scheduler's own socket, and its client --------------------------------------------------------------
+# The process that orders the jobs of a batch system answers on a Unix socket of its own. One question a connection,
+# one JSON line each way; only processes of the same user are admitted.
 
 SOCKET_NAME = "schedule.sock"
 LINE_LIMIT = 65_536
-ANSWER_SECONDS_OF_EXPLAINSERVER = 10.0
+ANSWER_SECONDS = 10.0
 ASK_SECONDS = 30.0
 
 EXPLANATION = TypeAdapter(Explanation)
@@ -479,7 +488,7 @@ class ExplainServer:
                 return
             with (
                 suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.DelimiterNotFound),
-                anyio.move_on_after(ANSWER_SECONDS_OF_EXPLAINSERVER),
+                anyio.move_on_after(ANSWER_SECONDS),
             ):
                 line = await BufferedByteReceiveStream(stream).receive_until(b"\n", LINE_LIMIT)
                 await stream.send(self._answer(line) + b"\n")
@@ -508,10 +517,10 @@ def read_answer(line: bytes) -> Explanation:
     try:
         return EXPLANATION.validate_json(line)
     except ValidationError:
-        raise _refusal_of_explainserver(line) from None
+        raise _refusal_in(line) from None
 
 
-def _refusal_of_explainserver(line: bytes) -> KoalaError:
+def _refusal_in(line: bytes) -> KoalaError:
     try:
         told = json.loads(line)
         return JobNotFoundError(str(told["error"]), hint=str(told["hint"]))
@@ -537,10 +546,9 @@ def _ask(directory: Path, cluster: str, question: dict[str, str]) -> bytes:
         ) from error
 
 
-# -- Askclient -----------------------------------------------------------------------------------------------
-# Asking the scheduler of a batch system about a job at the socket that is there for every user of the host.
+# -- The client of the public socket -------------------------------------------------------------------------
 
-ASK_SECONDS_OF_ASKCLIENT = 60
+PUBLIC_ASK_SECONDS = 60
 """So long it is tried while too many others ask."""
 ANSWER_LIMIT = 4_194_304
 """Bytes of an answer, which names the nodes of a job."""
@@ -554,7 +562,7 @@ def ask_in_public(path: Path, cluster: str, job_id: str) -> Explanation:
     Raises JobNotFoundError, and ServiceUnavailableError when nobody answers there.
     """
     question = json.dumps({"job_id": job_id}).encode() + b"\n"
-    until = time.monotonic() + ASK_SECONDS_OF_ASKCLIENT
+    until = time.monotonic() + PUBLIC_ASK_SECONDS
     while time.monotonic() < until:
         try:
             line = _asked_once(path, question)
@@ -567,7 +575,7 @@ def ask_in_public(path: Path, cluster: str, job_id: str) -> Explanation:
             return read_answer(line)
         time.sleep(SystemRandom().uniform(PAUSE, 2 * PAUSE))
     raise ServiceUnavailableError(
-        f"too many others ask at {path}: no answer within {ASK_SECONDS_OF_ASKCLIENT} s", hint="ask again later"
+        f"too many others ask at {path}: no answer within {PUBLIC_ASK_SECONDS} s", hint="ask again later"
     )
 
 
@@ -575,12 +583,12 @@ def _asked_once(path: Path, question: bytes) -> bytes | None:
     """Return the answer; None when there was no place for the question. Raises OSError."""
     with reachable(path) as name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         # Unlike a time-out of Python's it has the kernel queue us while too many others connect, socket(7).
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", ASK_SECONDS_OF_ASKCLIENT, 0))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", PUBLIC_ASK_SECONDS, 0))
         try:
             connection.connect(name)
         except BlockingIOError:
             return None
-        connection.settimeout(ASK_SECONDS_OF_ASKCLIENT)
+        connection.settimeout(PUBLIC_ASK_SECONDS)
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(question)
         with connection.makefile("rb") as lines:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of each job of the batch system, what is decided for it, and what is told of it. Pure."""
+"""Jobs of a batch system as its outside scheduler knows them: entries, listed jobs, and suitable nodes. No I/O."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob, Queue
     from koala_adapter.ordering.allocation import NodeRoom
     from koala_adapter.queueing.queue import LocalJob
+
+
+# -- Entries: what is kept of each job, decided for it, and reported of it -----------------------------------
 
 
 class Phase(StrEnum):
@@ -109,11 +112,9 @@ class JobEvent:
     nodes: tuple[tuple[str, int], ...] = field(default=())
 
 
-# -- Listedjobs ----------------------------------------------------------------------------------------------
-# Jobs as a batch system lists them: which are ours to start, their order, their shape, where they run. Pure.
-#
-# Only a job that was put in hold by the site (docs/schedule.md) waits for us. Whatever its user, or the batch system
-# itself, keeps from starting is left out of the queue, with the reason, until that has passed.
+# -- Listed jobs: which are ours to start, their order, their shape ------------------------------------------
+# Only a job held by the site's hook (docs/schedule.md) waits for us. A job that its user, or the batch system itself,
+# keeps from starting is left out of the queue, with the reason, until that has passed.
 
 OCCUPYING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING})
 """States in which a job has its processors. Suspended jobs keep their memory and come back; ending ones still clean."""
@@ -256,8 +257,8 @@ def shape(job: LrmJob) -> object:
     )
 
 
-# -- Suitability ---------------------------------------------------------------------------------------------
-# On which nodes a job could start if nothing else ran, and why not; kept until nodes or queues change. Pure.
+# -- Suitability: on which nodes a job could start if nothing else ran ---------------------------------------
+# The answers are kept until nodes or queues change.
 
 
 class Suitability:

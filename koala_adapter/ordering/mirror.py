@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our picture of a batch system's queue: each listing is compared with it, and what differs is told to the policies.
+"""The mirror of a batch system's queue, kept by comparing each listing with it; and where each job stands. No I/O.
 
-Pure: listings and times come in, decisions come out. Nothing here is the truth; a restart builds it anew from the next
-listing and the pins on record.
+Listings and times come in, decisions come out, and differences are reported to the policies. The mirror is not the
+truth: a restart rebuilds it from the next listing and the recorded pins.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from koala_adapter.queueing.queue import ClusterScheduler
 
 
-# -- Where each waiting job stands, as it was after one look at the batch system -----------------------------
-# It is noted when the scheduler has decided, and read by whoever is to be told: so no question of a stranger asks a
-# policy, which may be a site's own code, for anything.
+# -- Where each waiting job stands ---------------------------------------------------------------------------
+# This is noted after the scheduler has decided, and read to answer questions. So no question of another user calls a
+# policy, which may be a site's own code.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Standings:
         return self._queues[entry.pool].standing_of(entry.local)
 
 
-# -- Mirror --------------------------------------------------------------------------------------------------
+# -- The mirror ----------------------------------------------------------------------------------------------
 
 RUNNING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED})
 

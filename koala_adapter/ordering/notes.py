@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of day in whole minutes, as people of one time zone write them."""
+"""Notes in the comments of waiting jobs: place in the queue and latest start, written to the batch system.
+
+In this order: times of day in whole minutes, the writer, and the rules that decide which note is worth a request.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from koala_adapter.ordering.mirror import Mirror
 
 
+# -- Times of day in whole minutes, in one time zone ---------------------------------------------------------
+
 _FORM = "%Y-%m-%d %H:%M"
 
 
@@ -48,11 +53,12 @@ class LocalMinutes:
             return None
 
 
-# -- Notewriter ----------------------------------------------------------------------------------------------
-# Leaves with each waiting job its place and latest start, where its user looks anyway (``squeue -o %k``).
+# -- The writer of notes -------------------------------------------------------------------------------------
+# Users see the notes in the listings of the batch system (``squeue -o %k``).
 #
-# What a job shows is believed as it is listed, so nothing has to be kept over a restart. Each note is a request to the
-# batch system: they get a share of the requests, one goes after the other, and none holds up a decision or a start.
+# The note that a job shows is taken from the listing, so nothing has to be kept over a restart. Each note is a
+# request to the batch system: notes get a share of the requests, go one after the other, and delay neither a decision
+# nor a start.
 
 SHARE = 10
 """One in so many requests may be a note."""
@@ -185,11 +191,9 @@ def _together(mirror: Mirror, job: LrmJobId) -> list[LrmJobId]:
     ]
 
 
-# -- Queuenotes ----------------------------------------------------------------------------------------------
-# What waiting jobs are to say of their place and start, and which of that is worth a request now. Pure.
-#
-# A note is one line of text. What a job shows is read back from it, so a scheduler that was started anew writes
-# nothing that is right already.
+# -- Rules: the note of each job, and which notes are due (pure) ---------------------------------------------
+# A note is one line of text. It is parsed when a job shows it, so a restarted scheduler does not rewrite notes that
+# are still right.
 
 EXACT_PLACES = 10
 """So many places at the head of a queue are told exactly; of those behind, a change by more than one in ten matters."""

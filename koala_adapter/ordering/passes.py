@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One scheduling pass: the policies say who may start, here each gets nodes or is passed over. Pure.
+"""One scheduling pass: policies say which jobs may start, and each gets nodes or is passed over. No I/O.
 
-A job that fits in sum but not on nodes is passed over with its reason; for the first of them nodes are kept, so that
-those behind it cannot take them for longer than it has to wait anyway.
+A job that fits in sum but not on nodes is passed over with the reason. For the first such job nodes are reserved, so
+that jobs behind it cannot hold them for longer than it has to wait anyway.
 """
 
 from __future__ import annotations

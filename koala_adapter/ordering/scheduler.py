@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``koala schedule`` counts of one queue for whoever watches it."""
+"""The scheduler of a live batch system (``koala schedule``), its metrics and watcher, and giving the queue back."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from koala_adapter.ordering.notes import NoteWriter
     from koala_adapter.ordering.passes import MisfitRules
     from koala_adapter.ordering.shadow import ShadowReport
+
+
+# -- Metrics of one queue ------------------------------------------------------------------------------------
 
 
 class QueueMeter:
@@ -85,7 +88,8 @@ class QueueMeter:
         self.meter.read_with(read)
 
 
-# -- Looking at a batch system at intervals, or earlier when something will have changed ---------------------
+# -- Watching a batch system at intervals, or earlier on request ---------------------------------------------
+# It is asked earlier when something is expected to have changed.
 
 QUEUES_AGAIN = 60.0
 """Seconds after which the queues are listed again: they change rarely."""
@@ -183,10 +187,9 @@ class PacedWatcher:
         return replace(listing, jobs=local_jobs(listing), queues=self._queues)
 
 
-# -- Givingback ----------------------------------------------------------------------------------------------
-# Gives the queue of a batch system back to its own scheduler: what the site's hook holds is released, and that only.
-#
-# Needs no ``koala schedule`` and no record of one. What was done is what a listing confirms afterwards.
+# -- Giving the queue back to the batch system's own scheduler -----------------------------------------------
+# Only jobs held by the site's hook are released. It needs neither ``koala schedule`` nor a record of one; a job
+# counts as released when a later listing confirms it.
 
 ROUNDS = 5
 """Listings after which what is still held stays so: new jobs come in as long as the hook is there."""
@@ -284,11 +287,9 @@ async def _release(lrm: Lrm, jobs: Sequence[LrmJobId]) -> dict[LrmJobId, str]:
     return {**await _release(lrm, jobs[:middle]), **await _release(lrm, jobs[middle:])}
 
 
-# -- Outsidescheduler ----------------------------------------------------------------------------------------
-# The scheduler of a live batch system: look, decide, put on record, start, look whether it started.
-#
-# The batch system stays the truth. While it does not answer nothing is decided and nothing is lost; when this process
-# is killed the next one finds its starts on record.
+# -- The scheduler: look, decide, record, start, check the start ---------------------------------------------
+# The batch system remains the truth. While it does not answer, nothing is decided and nothing is lost; when this
+# process is killed, the next one finds its starts on record.
 
 log = structlog.get_logger()
 

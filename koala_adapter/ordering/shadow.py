@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What our policy would have done with the jobs that a batch system schedules itself. Pure.
+"""Shadow mode: what our policy would have done with jobs that a batch system schedules itself. No I/O.
 
-Our decisions change what is free later, so they cannot be judged one by one in the batch system's own state. What is
-seen of each job (when it came, when it started, how long it ran) is replayed through the policy from the beginning of
-the observation, on processor counts: a job whose run time is not known yet counts with its walltime, and as soon as
-it is known all that followed is decided anew.
+Our decisions change what is free later, so they cannot be judged one by one in the batch system's own state. The
+observations of each job (submission, start, run time) are replayed through the policy from the beginning, on
+processor counts. A job whose run time is not known yet counts with its walltime; as soon as it is known, everything
+after it is decided again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from koala_adapter.queueing.queue import ClusterScheduler
 
 
-# -- The jobs that were seen in a batch system, once through a policy of ours. Pure --------------------------
+# -- Replay of observed jobs through a policy ----------------------------------------------------------------
 
 SHORTEST = 0.5
 """Seconds between two passes that a policy itself asks for."""
@@ -147,7 +147,7 @@ class ShadowReplay:
         self._add(max(at, now), _END, seen)
 
 
-# -- Shadow --------------------------------------------------------------------------------------------------
+# -- The shadow of a batch system, and its report ------------------------------------------------------------
 
 SAME = 2.0
 """Seconds within which two starts count as the same."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala.aio``: the same words for programs with an event loop of their own, asyncio's or Trio's.
+"""``koala.aio``: the functions of koala for programs with an event loop of their own, asyncio's or Trio's.
 
     handle = await koala.aio.submit(koala.Job(["./simulate"], processors=4))
     result = await handle.result()
 
-A wait that is cancelled leaves the job alone, but that of :func:`run`: whose job it is, the job is cancelled.
+Cancelling a wait leaves the job alone, except in :func:`run`, which cancels its job.
 """
 
 from __future__ import annotations

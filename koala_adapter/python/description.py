@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs as a program describes them: the tables of a job file as immutable values, with the same names and defaults."""
+"""Jobs as a program describes them: the tables of a job file as immutable values, same names and defaults."""
 
 from __future__ import annotations
 

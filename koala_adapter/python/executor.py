@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala.Executor``: a concurrent.futures.Executor whose workers are the processes of one malleable job."""
+"""``koala.Executor``: a concurrent.futures.Executor whose workers are the processes of one malleable job.
+
+The server that hands tasks to the workers comes first.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,10 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.certificate import Certificate
 
 
-# -- Taskserver ----------------------------------------------------------------------------------------------
-# Where workers get their tasks: an event loop in a thread of its own, which each task leaves and comes back to.
-#
-# A task that was lost with its worker is given to another one, so it may be begun more than once; its future gets one
-# result. Only who has the token gets a task.
+# -- Server of tasks -----------------------------------------------------------------------------------------
+# It runs an event loop in a thread of its own; tasks and results pass between that thread and the caller's. A task
+# lost with its worker is given to another one, so it may begin more than once; its future gets one result. Only
+# workers that show the token get tasks.
 
 LOSSES = 3
 """Workers that may be lost with one task before it is taken as what ends them."""
@@ -198,7 +200,7 @@ def _end(task: Task, error: KoalaError) -> None:
         task.future.set_exception(error)
 
 
-# -- Executor ------------------------------------------------------------------------------------------------
+# -- The executor --------------------------------------------------------------------------------------------
 
 PROGRAM = "taskworker.py"
 """What a worker runs."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job as a person sees it from Python: in one line, and as a table that a notebook keeps up to date."""
+"""A submitted job in Python: how it is shown, its result and output, and the handle that follows it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from koala_adapter.outcome import JobState
     from koala_adapter.report.values import ComponentReport, JobReport
 
+
+# -- Showing a job: one line, or a table that a notebook updates ---------------------------------------------
 
 HEADINGS = ("component", "cluster", "held", "hosts")
 MOST_HOSTS = 4
@@ -117,7 +119,7 @@ def _escaped(text: str) -> str:
     return escape(text)
 
 
-# -- How a job ended, what its processes wrote, and the files that they left ---------------------------------
+# -- Result and output of a job ------------------------------------------------------------------------------
 
 LAST_LINES = 5
 """Lines of standard error in the message of a job that failed."""
@@ -246,7 +248,7 @@ class OutputFollower:
         return text.removesuffix("\n").split("\n") if text else []
 
 
-# -- A handle on one job: its state, its end, what it writes, and cancelling it ------------------------------
+# -- The handle of a job: state, end, output, cancelling -----------------------------------------------------
 
 MOST_STARTS = 3
 """Services that are started, one after the other, to hear of a job whose state none of them tells."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A site as a program sees it: its files, its service, which is started when there is none, and the jobs there."""
+"""A site in Python: its service, started on demand, its jobs and clusters; and sites inside this machine."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from koala_adapter.report.values import ClusterReport
     from koala_adapter.scheduler.knownpolicies import Policies
 
+
+# -- The site ------------------------------------------------------------------------------------------------
 
 ASKING = 60.0
 """Seconds that a cluster may take to answer when no service knows it already."""
@@ -376,8 +378,8 @@ class Site:
                 ended_within(pid, ENDING)
 
 
-# -- Words ---------------------------------------------------------------------------------------------------
-# The words of everyday use, each for the site that is loaded as the command line finds it, or for another one.
+# -- Functions of everyday use -------------------------------------------------------------------------------
+# Each uses the site file that a command would find, or a given one.
 
 
 def submit(job: Job | str | PathLike[str], *, site: Site | None = None) -> JobHandle:
@@ -415,8 +417,8 @@ def jobs(limit: int = LATEST, *, site: Site | None = None) -> list[JobHandle]:
     return (site or Site.load()).jobs(limit)
 
 
-# -- Localsite -----------------------------------------------------------------------------------------------
-# A site of small clusters inside this machine, for trying things out and for tests; all of it is gone afterwards.
+# -- A temporary site inside this machine, for trials and tests ----------------------------------------------
+# All of it is removed at the end of the block.
 
 SITE = """\
 [control_center]

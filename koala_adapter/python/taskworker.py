@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on a node, from a file of its own beside ``executor.json``: takes tasks of a koala.Executor and does them.
+"""A worker of koala.Executor: runs on a node, from a file of its own beside ``executor.json``.
 
 A task is a pickled (function, arguments, keywords); its answer is a pickled (true, value) or (false, exception,
-traceback). SIGTERM asks it to leave: it says so, and does when the task that it is at is done.
+traceback). On SIGTERM the worker announces that it leaves, and ends after its current task.
 """
 
 from __future__ import annotations

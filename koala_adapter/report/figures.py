@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the figures of experiments and replays: values in, PNG and SVG out, the same bytes for the same values.
+"""Figures of experiments and replays, drawn as PNG and SVG: the same bytes for the same values.
 
-Drawing needs matplotlib, the extra ``figures``; nothing else does, so it is imported only when something is drawn.
+Drawing needs matplotlib (the extra ``figures``), which is imported only when a figure is drawn. The values of a
+figure, :class:`Series` and :class:`Figure`, stand at the end.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
     from matplotlib.typing import RcKeyType
 
+
+# -- Drawing -------------------------------------------------------------------------------------------------
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Told apart also by people who do not see all colours, after Okabe and Ito (2008)."""
@@ -193,6 +196,9 @@ def thinned(values: Sequence[float], most: int = MOST_POINTS) -> Sequence[float]
         return values
     step = (len(values) - 1) / (most - 1)
     return [values[round(index * step)] for index in range(most)]
+
+
+# -- Values of a figure --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When each placeholder waited and was used, worked out from the reports of jobs. Pure.
+"""The page of ``koala report``: when each placeholder waited and was used, from the reports of jobs. No I/O.
 
-A report tells of a component when its processors were all held, how long that took, and the latest changes of its size;
-so placeholders that were handed back before are not seen, and before the first change that is known a job is taken to
-have had one size.
+First the occupation of processors is reconstructed, then it is drawn as figures and tables.
 """
 
 from __future__ import annotations
@@ -20,6 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from koala_adapter.report.values import JobReport
+
+
+# -- Occupation: when each placeholder waited and was used ---------------------------------------------------
+# A report has the time at which all processors of a component were held, how long that took, and the latest changes
+# of its size. So placeholders handed back before that are unknown, and before the first known change a component is
+# taken to have had one size.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +148,7 @@ def _spans(steps: Sequence[tuple[float, int, float]], until: float) -> Iterator[
     yield from ((begin, until, had_waited) for begin, had_waited in begun)
 
 
-# -- Figures and tables of what has been, for the pages of the simulator -------------------------------------
+# -- Figures and tables --------------------------------------------------------------------------------------
 
 HOUR = 3600.0
 NOTE = (

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what came out of an experiment or a replay: data, figures, and one page that can be sent as a single file.
+"""Results of an experiment or a replay, written as data files, figures and one self-contained HTML page.
 
-Nothing that is written depends on the day, the machine or the number of processes: the same run gives the same bytes.
+The output does not depend on the day, the machine or the number of processes: the same run gives the same bytes. The
+values of a result stand at the end.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from koala_adapter.report.figures import Drawing
 
+
+# -- Writing CSV, JSON and HTML ------------------------------------------------------------------------------
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -195,6 +198,8 @@ def shown(cell: Cell) -> str:
         return f"{cell:,.0f}"
     return f"{cell:,.1f}" if abs(cell) >= 1000 else f"{cell:.4g}"  # noqa: PLR2004 - digits that can be read
 
+
+# -- Values of a result: findings, tables, listings ----------------------------------------------------------
 
 Cell: TypeAlias = str | int | float | None
 

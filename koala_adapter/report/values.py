@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a sweep is, as people and programs are told. Pure."""
+"""Plain values that people and programs are shown, with a stable JSON form. Pure.
+
+In this order: progress of a sweep, output files of ranks, cleaning, sample submissions, jobs, clusters and plans, and
+negotiations. Clients read them without the code of the service.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from koala_adapter.outcome import (
     JobOutcome,  # noqa: TC001 - read at run time
     JobState,  # noqa: TC001 - read at run time
 )
+
+# -- Progress of a sweep -------------------------------------------------------------------------------------
 
 MOST_NAMED = 20
 
@@ -58,8 +64,7 @@ def said(progress: SweepProgress) -> str:
     return f"{progress.failed} of {progress.total} tasks failed: {noun} {named}{more}"
 
 
-# -- Filesreport ---------------------------------------------------------------------------------------------
-# What became of the files that ranks left: plain values, which a client reads without the service. Pure.
+# -- Output files of ranks -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,7 @@ class FilesReport:
 NO_FILES = FilesReport()
 
 
-# -- What `koala clean` removed from a state directory, or would remove. Pure --------------------------------
+# -- What ``koala clean`` removed, or would remove -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +130,7 @@ class CleanReport:
         return sum(one.size for one in self.removed)
 
 
-# -- Submissions as they would be sent: plain values, which a client reads without the service. Pure ---------
+# -- Sample submissions --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +145,7 @@ class SampleSubmission:
     note: str
 
 
-# -- What people and programs are shown of jobs: plain values with a stable JSON form. Pure ------------------
+# -- Jobs ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,8 +281,7 @@ def of_the_past(report: JobReport) -> JobReport:
     return replace(report, placeholders_left=0)
 
 
-# -- Clusterreports ------------------------------------------------------------------------------------------
-# What people and programs are shown of clusters and plans: plain values with a stable JSON form. Pure.
+# -- Clusters and plans --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +340,7 @@ class PlanReport:
     """Clusters on which nothing is placed at present, and why."""
 
 
-# -- What people and programs are shown of negotiations: plain values with a stable JSON form. Pure ----------
+# -- Negotiations --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes what is submitted: one-time tokens, and job scripts that carry the agent."""
+"""Agents of a service: submissions with one-time tokens, the control center, actions on placeholders.
+
+In this order: the job script and token of a submission and the output that a placeholder leaves, the control center
+that admits agents and turns their messages into events, and the effector that carries out the scheduler's actions on
+clusters and agents.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +55,9 @@ if TYPE_CHECKING:
     from koala_adapter.service.sizes.jobs import Resizing
     from koala_adapter.vjm.channel import Launch, Signal
 
+
+# -- Job scripts, one-time tokens and the output of placeholders ---------------------------------------------
+# A token is written so that no other user can read it; the journal keeps only its hash.
 
 SAMPLE_TOKEN = "THE-ONE-TIME-TOKEN-GOES-HERE"  # noqa: S105 - stands where a token would be, in what people are shown
 
@@ -162,8 +170,8 @@ def last_words(path: Path, *, most: int = 500) -> str:
     return " / ".join(line.strip() for line in lines if line.strip())
 
 
-# -- Reception -----------------------------------------------------------------------------------------------
-# Between agents and scheduler: decides whom the control center lets in, and turns what agents say into events.
+# -- Control center: admit agents, report what they say ------------------------------------------------------
+# Only agents of placeholders that the scheduler wants are admitted.
 
 RELEASE_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL when an application is ended."""
@@ -361,7 +369,7 @@ class Reception:
                 driver.poller.poll_soon()
 
 
-# -- Carries out the scheduler's actions on real clusters and agents -----------------------------------------
+# -- Effector: carry out actions on clusters and agents ------------------------------------------------------
 
 
 class LiveEffector:

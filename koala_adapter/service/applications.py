@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running applications: between the scheduler's ranks and the agents' tasks, one runner for each launched job."""
+"""Running applications of a service: one runner for each launched job, and the reports of ended jobs.
+
+In this order: which output files cannot be written at present, the applications between the scheduler's ranks and the
+agents' tasks, and the archive that keeps the reports of ended jobs in the journal.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +44,8 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.channel import Launch, Signal, TaskReport
 
 
-# -- Unwritten -----------------------------------------------------------------------------------------------
-# Which jobs' output cannot be written at present, and how that is told to the user and to the log.
+# -- Output files that cannot be written ---------------------------------------------------------------------
+# They are reported to the user with the job, and logged.
 
 log = structlog.get_logger()
 
@@ -95,7 +99,7 @@ def _job(task: str) -> JobId:
     return JobId(task.partition(":")[0])
 
 
-# -- Applications --------------------------------------------------------------------------------------------
+# -- Runners of launched jobs --------------------------------------------------------------------------------
 
 _RUNNERS: dict[tuple[RunnerName, Launcher], type[Runner]] = {
     (RunnerName.RANKS, Launcher.PROCESS): ProcessRunner,
@@ -424,8 +428,9 @@ def _runner_class(job: Job) -> type[Runner]:
     return _RUNNERS[job.runner, job.launcher]
 
 
-# -- Archive -------------------------------------------------------------------------------------------------
-# Keeps the reports of finished jobs: at their end, when that is corrected, and when the last of them has come in.
+# -- Reports of ended jobs -----------------------------------------------------------------------------------
+# A report is kept when its job ends, when that end is corrected, and when no placeholder of the job is left, because
+# files of its ranks may arrive until then.
 
 
 class Archive:

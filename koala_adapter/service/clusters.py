@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KIS, the information service for one cluster: what it looks like now, polled with restraint.
+"""One cluster of a service: polls of its LRM, and the driver that submits and cancels there.
 
-All who ask share one poll. When the LRM fails again and again it is left alone for growing pauses; when nothing of ours
-is unfinished it is asked four times less often; when something is about to change, or a running job would take what
-comes free, more often, at first at once, but never so often that submissions would have to wait long for the bound of
-requests.
+The poller is the information service (KIS) of a cluster, polled with restraint; all callers share one poll. The
+driver owns the poller and reports by events.
 """
 
 from __future__ import annotations
@@ -51,6 +49,11 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob, PlaceholderId
     from koala_adapter.scheduler.records import State
 
+
+# -- Poller: jobs and nodes of a cluster, at intervals -------------------------------------------------------
+# The interval varies. While the LRM keeps failing, pauses grow; while no job of ours is unfinished, polls are four
+# times less frequent; when a change is expected, or a running job would take processors that become free, they are
+# more frequent, at first without pause, but never so frequent that submissions wait long for the request bound.
 
 IDLE_FACTOR = 4
 
@@ -182,10 +185,8 @@ async def read_cluster(
     return ClusterReading(read_at=read_at, nodes=nodes, jobs=jobs, of_all_users=others, others_waiting=waiting)
 
 
-# -- Clusterdriver -------------------------------------------------------------------------------------------
-# Drives one cluster's LRM for the service: polls it, submits to it, cancels in it, and reports by events.
-#
-# Requests of one kind go out one after the other; every answer, and every failure to answer, becomes an event.
+# -- Driver: submissions, cancellations and events of a cluster ----------------------------------------------
+# Requests of one kind are sent one after the other. Every answer, and every failure to answer, becomes an event.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The durable record: every event before it takes effect, secrets of placeholders as hashes, and finished jobs.
+"""The journal of a service: events before they take effect, snapshots, hashes of secrets, and ended jobs.
 
-One SQLite database in WAL mode with one writer. Recovery is the latest snapshot plus the events after it. A process
-that is killed loses nothing that was appended; :meth:`Journal.sync` makes the same true for a machine that loses power,
-and is called before anything is asked of the world.
+In this order: events that the scheduler failed on, snapshots in pieces, the SQLite database (WAL mode, one writer),
+and snapshots of version 0.1. Recovery is the latest snapshot plus the events after it. A killed process loses nothing
+that was appended; :meth:`Journal.sync` makes the same true for a power failure, and is called before any request is
+sent to a cluster or an agent.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-# -- The events on which the scheduler failed, and what an operator is told of them. Pure --------------------
+# -- Events that the scheduler failed on (pure) --------------------------------------------------------------
+# They are set aside, and an operator is told of them for a while.
 
 TOLD_FOR = 86400.0
 """Seconds for which the operator is told of an event that was set aside."""
@@ -78,10 +80,9 @@ def sentences(set_aside: Iterable[SetAside], now: float) -> list[str]:
     return [one.sentence(now) for one in set_aside if now - one.time <= TOLD_FOR]
 
 
-# -- Snapshots -----------------------------------------------------------------------------------------------
-# The scheduler's state in pieces: a head, and rows of records, each small enough to be written while others wait.
-#
-# Version 0.1 wrote all of it as one text; that is read, too.
+# -- Snapshots in pieces -------------------------------------------------------------------------------------
+# A snapshot is a head and rows of records, each small enough to be written while others wait. Version 0.1 wrote all
+# of it as one text, which is still read.
 
 GROUP = 250
 """Records in a row of a snapshot: some milliseconds' work."""
@@ -133,7 +134,7 @@ def _put(state: State, record: JobRecord | PlaceholderRecord | BatchRecord | Clu
             state.clusters[record.parameters.name] = record
 
 
-# -- Journal -------------------------------------------------------------------------------------------------
+# -- The database --------------------------------------------------------------------------------------------
 
 SCHEMA_VERSION = 2
 _READABLE = frozenset({"1", "2"})
@@ -496,11 +497,11 @@ class Journal:
         return [BatchKey(row[0]) for row in self._execute("SELECT batch FROM tokens")]
 
 
-# -- Firstversion --------------------------------------------------------------------------------------------
-# Snapshots of version 0.1, whose timers were a list, and what they were for a field of each record, too. Pure.
+# -- Timers in snapshots of version 0.1 (pure) ---------------------------------------------------------------
+# In version 0.1 timers were a list, and a field of each record said whether its timer was set.
 #
-# A timer was never taken off that list when it no longer held; of those with the same kind and subject, the one that
-# was set last held, if its record said that there was one.
+# A timer stayed on that list after it no longer held; of those with the same kind and subject, the one set last held,
+# if its record said that there was one.
 
 _JOB_FIELDS = {"life": "life_ends_at", "retake": "retake_at", "backoff": "not_before"}
 """For each kind of timer the field that was empty when there was none."""

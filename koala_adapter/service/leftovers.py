@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removes from a state directory what is left of jobs that ended long ago.
+"""Cleaning and reaping: remove what is left of old jobs, and cancel placeholders without an owner.
 
-First it is written down that a job is cleaned away, then its directory gets another name, and then that is removed. Who
-is killed in between leaves a directory that the next cleaning knows to be nobody's, and never a job half of whose
-results are there.
+The first part is ``koala clean`` on a state directory, the second ``koala reap`` on the clusters of a site.
 """
 
 from __future__ import annotations
@@ -38,6 +36,11 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.journal import Journal
 
+
+# -- Cleaning: directories of jobs that ended long ago -------------------------------------------------------
+# First the journal notes that a job is cleaned away, then its directory is renamed, and then that is removed. A
+# process killed in between leaves a renamed directory, which the next cleaning removes, and never a job with only
+# half of its results.
 
 CLEANED = ".cleaned-"
 """Begins the name of a directory that is being removed."""
@@ -225,9 +228,10 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-# -- Finds placeholders that no record of ours owns, and ends them -------------------------------------------
-# What is listed first and owned by nobody in a journal that is read afterwards is certainly no submission under way:
-# a submission is in the journal before the LRM hears of it. So this is safe beside a running service, too.
+# -- Reaping: placeholders in no journal of ours -------------------------------------------------------------
+# First the clusters are listed, then the journal is read. A job that was listed and is in no journal read afterwards
+# cannot be a submission under way, because a submission is journaled before the LRM is asked. So this is safe beside
+# a running service.
 
 PREFIX = "koala-"
 NAME = re.compile(r"koala-([0-9a-f]{8})-\d+")
@@ -318,7 +322,7 @@ class Reaper:
             for config in self._site.clusters:
                 tell(f"asking {config.name}")
                 tasks.start_soon(ask, config)
-        owned = read_owned()  # only now: see the module's docstring
+        owned = read_owned()  # after the listings: a submission is journaled before it is sent
         for name, listing in listings.items():
             self.found += leftovers(name, listing, owned, user=login_name(), all_instances=all_instances)
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a listing of an LRM tells of placeholders of ours that it has handed on to another one. Pure."""
+"""What a listing of an LRM proves about placeholders: moves, ends, holds, and the judgement of them all. Pure.
+
+In this order: placeholders moved to another LRM, placeholders seen, gone or unknown, placeholders in hold, and the
+judge that turns a listing of one cluster, or a failed one, into events for the scheduler and jobs to cancel.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import BatchRecord, PlaceholderRecord, State
 
 
+# -- Placeholders moved to another LRM -----------------------------------------------------------------------
+
+
 def new_moves(state: State, cluster: ClusterName, listing: Iterable[LrmJob], *, now: float) -> MovesSeen | None:
     """Return where a listing shows placeholders to be that were moved; None when that is known already."""
     places = {job.id: job.elsewhere for job in listing if job.elsewhere}
@@ -43,10 +50,10 @@ def new_moves(state: State, cluster: ClusterName, listing: Iterable[LrmJob], *, 
     return MovesSeen(time=now, cluster=cluster, moves=moves)
 
 
-# -- What a listing of an LRM proves about our placeholders. Pure --------------------------------------------
-# Knowledge has three values: seen, seen gone, unknown. A placeholder missing from a listing is *unknown* until a
-# second witness agrees: another, later listing while its agent is out of contact, or the agent's own farewell. What
-# the LRM positively shows as ended is believed, after its agent had one more poll to say how.
+# -- Placeholders seen, gone or unknown ----------------------------------------------------------------------
+# A placeholder missing from a listing is *unknown* until a second witness agrees: a later listing while its agent is
+# out of contact, or the last message of the agent. An end that the LRM lists is believed, after the agent had one
+# more poll to report how it ended.
 
 ABSENCES_NEEDED = 2
 RESTLESS_FOR = 120.0
@@ -215,7 +222,7 @@ def processors_held(listing: Iterable[LrmJob]) -> int:
     return sum(job.processors for job in listing if job.state in OCCUPYING and not job.elsewhere)
 
 
-# -- What a listing of an LRM tells of the holds in which placeholders of ours are. Pure ---------------------
+# -- Placeholders in hold ------------------------------------------------------------------------------------
 
 
 def new_holds(
@@ -244,10 +251,8 @@ def new_holds(
     return None if seen == known else HoldsSeen(time=now, cluster=cluster, holds=seen)
 
 
-# -- Listingjudge --------------------------------------------------------------------------------------------
-# What follows from a listing of one cluster, or a failed one: events for the scheduler, jobs to be cancelled. Pure.
-#
-# The same object judges the listings of real batch systems and those of the schedules of faults.
+# -- The judge of one cluster --------------------------------------------------------------------------------
+# It judges listings of real batch systems as well as those of the fault schedules in the tests.
 
 SETTLE = 45.0
 """Seconds after which a submission whose outcome is unknown cannot arrive any more: beyond every command's time-out."""

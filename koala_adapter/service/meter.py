@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a service counts for whoever watches it: told of every event, and reads the state when it is asked."""
+"""Metrics of a service: counters that follow each handled event, and gauges read from the state on request."""
 
 from __future__ import annotations
 

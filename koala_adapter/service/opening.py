@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the requests to a batch system are counted by all that ask it: `koala serve`, `schedule`, `wiki serve`."""
+"""Opening a cluster's LRM: its request window, its plugin object, and the directories of its placeholders."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import Lrm, PluginDefinition
     from koala_adapter.model import BatchKey
 
+
+# -- Request windows -----------------------------------------------------------------------------------------
+# All processes of a user that ask a batch system (``koala serve``, ``koala schedule``, ``koala wiki serve``) count
+# their requests in one file, so that they keep to its bound together.
 
 log = structlog.get_logger()
 
@@ -55,6 +59,8 @@ def _identity(config: ClusterConfig, definition: PluginDefinition) -> tuple[str,
         return (definition.name, chosen)
     return (definition.name, config.settings.model_dump_json(), config.name)
 
+
+# -- The plugin object of a cluster, made and closed ---------------------------------------------------------
 
 CLOSING = 5.0
 """Seconds that a plugin may take to give its resources back."""
@@ -89,6 +95,9 @@ async def close_lrm(lrm: Lrm) -> None:
     """Give an LRM's resources back, also when we are being cancelled."""
     with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING), suppress(LrmError):
         await lrm.close()
+
+
+# -- Token files and output directories of placeholders ------------------------------------------------------
 
 
 def token_path(config: ClusterConfig, batch: BatchKey) -> Path | None:

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was said in a negotiation, as it is kept: texts that nobody has read. Who never negotiates imports no more."""
+"""Records that a service keeps in its journal besides events: negotiations, the closing note, reports.
+
+In this order: the messages of negotiations as unparsed text and their tables, the note of an orderly end, the reports
+of ended jobs, and the keeper that writes each negotiation message as it passes. No negotiation code is imported here,
+so that a service whose jobs never negotiate does not load it.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +23,9 @@ if TYPE_CHECKING:
     from koala_adapter.model import JobId
     from koala_adapter.negotiation.serviceside.template import Side, Template
     from koala_adapter.scheduler.records import State
+
+
+# -- Messages of a negotiation, as unparsed text -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +56,7 @@ class KeptNegotiation:
     messages: tuple[Message, ...] = field(default=())
 
 
-# -- Negotiationstore ----------------------------------------------------------------------------------------
-# The part of the journal that keeps what applications and koala said to each other in negotiations.
+# -- Tables of negotiations ----------------------------------------------------------------------------------
 
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS negotiations (
@@ -150,8 +157,8 @@ class NegotiationStore:
         return tuple(Message(at=at, sender=sender, template=template) for at, sender, template in rows)
 
 
-# -- Closingnote ---------------------------------------------------------------------------------------------
-# What a service notes in its journal at an orderly end, so that who asks afterwards need not replay it.
+# -- Note of an orderly end ----------------------------------------------------------------------------------
+# It lists the unfinished jobs, so that a command without a service need not replay the journal.
 
 _KEY = "closing"
 _LATEST = "SELECT seq FROM sqlite_sequence WHERE name = 'events'"
@@ -181,7 +188,7 @@ def _latest_event(execute: Execute) -> int:
     return 0 if row is None else int(row[0])
 
 
-# -- The part of the journal that keeps reports of jobs that have ended, until they are cleaned away ---------
+# -- Reports of ended jobs, kept until they are cleaned ------------------------------------------------------
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT NULL, body TEXT NOT NULL);
@@ -252,7 +259,8 @@ class FinishedJobs:
         return None if row is None else float(row[0])
 
 
-# -- Takes note of every template that passes between koala and applications, in the journal -----------------
+# -- Keeper of negotiation messages --------------------------------------------------------------------------
+# Messages wait in memory, up to a bound, while the journal cannot be written.
 
 MOST_WAITING = 10_000
 """Messages that are remembered while the journal cannot be written."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of the files that ranks left: those that arrived, were refused, are still awaited, or are gone.
+"""Output files of ranks: the store that receives them, and the ledger of what became of each.
 
-The files themselves are in ``jobs/ID/COMPONENT/RANK/`` of the state directory; what agents say of them at the end is a
-line for each rank in ``jobs/ID/files.jsonl``.
+The files are in ``jobs/ID/COMPONENT/RANK/`` of the state directory. ``jobs/ID/files.jsonl`` has a line for each rank
+with its agent's final report: files that arrived, were refused, are still awaited, or are gone.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.channel import FilePiece
 
 
-# -- Resultstore ---------------------------------------------------------------------------------------------
-# The output files of ranks as they come in: bounded, complete or not there, readable by the user alone.
+# -- Store of arriving files ---------------------------------------------------------------------------------
+# The store is bounded; a file is complete or absent, and readable by the user alone.
 #
-# Names come from the network and are taken from directory to directory without following any link. What has arrived of
-# a file is in ``RANK.partial/NUMBER`` beside the rank's directory until it is whole; its size there is the whole
-# state, so that what is sent again after a lost connection, or after a restart of ours, is recognized.
+# Names come from the network and are opened directory by directory without following links. The part of a file that
+# has arrived is in ``RANK.partial/NUMBER`` beside the rank's directory until the file is complete. The size of that
+# part is the only state, so a piece sent again after a lost connection or a restart of the service is recognized.
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -206,7 +206,7 @@ def _size(directory: Path) -> int:
     return sum(status.st_size for status in found if stat.S_ISREG(status.st_mode))
 
 
-# -- Results -------------------------------------------------------------------------------------------------
+# -- Ledger and report of files ------------------------------------------------------------------------------
 
 LEDGER_NAME = "files.jsonl"
 NAMED = 20

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service: drives the pure scheduler against real clusters, real agents and the real clock.
 
-Every event is journaled before the scheduler sees it, and what the scheduler wants is done after that. A restart
-replays the journal, and then compares with what the LRMs and the agents say. All times are those of the service clock.
+In this order: the scheduler's configuration from a site file, the policies that must be installed, agents asked again
+after a defect, the start of cluster drivers, periodic upkeep, and the service itself.
+
+Every event is journaled before the scheduler sees it; what the scheduler wants is done after that. A restart replays
+the journal, and then compares with what LRMs and agents report. All times are those of the service clock.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.channel import Launch, Signal
 
 
-# -- What a site file means for the scheduler ----------------------------------------------------------------
+# -- Configuration of the scheduler from a site file ---------------------------------------------------------
 
 
 def configuration(site: SiteConfig, instance: str, now: float) -> Configured:
@@ -64,8 +67,8 @@ def configuration(site: SiteConfig, instance: str, now: float) -> Configured:
     return Configured(time=now, parameters=parameters, clusters=clusters)
 
 
-# -- Neededpolicies ------------------------------------------------------------------------------------------
-# What policies must be here: before a journal is replayed, those its events were decided with; those of new jobs.
+# -- Policies that must be installed -------------------------------------------------------------------------
+# Those of new jobs, and, before a journal is replayed, those with which its events were decided.
 
 
 def check_policies(job: Job, policies: Policies, rules: SizeRules) -> None:
@@ -136,15 +139,14 @@ class WithPolicies:
         return self._store.largest_batch_number()
 
 
-# -- Askingagain ---------------------------------------------------------------------------------------------
-# Asks agents again for what they told in an event that was set aside: they are cut off, come back, and tell all.
-#
-# A defect that shows each time would cut them off for ever. So each further time that a kind of event fails, what it
-# told is asked for after a longer pause; meanwhile they stay connected.
+# -- Agents asked again for events that were set aside -------------------------------------------------------
+# Such agents are disconnected; they reconnect and report everything again. A defect that recurs would disconnect them
+# for ever, so each further failure of a kind of event doubles the pause before its agents are disconnected; until
+# then they stay connected.
 
-FIRST_PAUSE = 1.0
+FIRST_ASKING_PAUSE = 1.0
 """Seconds before what a kind of event told is asked for that has failed before; doubled with each further time."""
-LONGEST_PAUSE = 300.0
+LONGEST_ASKING_PAUSE = 300.0
 FORGOTTEN_AFTER = 3600.0
 """Seconds without a failure of its kind after which one counts as the first."""
 
@@ -167,7 +169,7 @@ class AskingAgain:
         failed_at, pause = self._failed.get(kind, (now, 0.0))
         if now - failed_at > FORGOTTEN_AFTER:
             pause = 0.0
-        self._failed[kind] = now, min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * pause))
+        self._failed[kind] = now, min(LONGEST_ASKING_PAUSE, max(FIRST_ASKING_PAUSE, 2 * pause))
         for placeholder in placeholders:
             self._due.setdefault(placeholder, now + pause)
         self._ask_due()
@@ -189,8 +191,8 @@ class AskingAgain:
             self._more = anyio.Event()
 
 
-# -- Driverstart ---------------------------------------------------------------------------------------------
-# Which clusters are driven when a service starts, and for how long it waits for their first answers.
+# -- Start of the cluster drivers ----------------------------------------------------------------------------
+# A cluster that is not enabled is driven only while placeholders of ours are there.
 
 FIRST_ANSWERS = 2.0
 """Seconds within which a cluster that is well has answered for the first time; one that hangs must not keep the others
@@ -224,12 +226,11 @@ async def start_drivers(drivers: Sequence[ClusterDriver], tasks: TaskGroup) -> N
         log.warning("clusters that have not answered yet are not waited for", clusters=sorted(untried))
 
 
-# -- Upkeep --------------------------------------------------------------------------------------------------
-# What a service does beside handling events: wakes the scheduler, writes snapshots, tries the journal, tidies up.
+# -- Upkeep: timers, snapshots, a blocked journal, tidying up ------------------------------------------------
 
-FIRST_PAUSE_OF_UPKEEP = 0.5
+FIRST_JOURNAL_PAUSE = 0.5
 """Seconds before the journal is tried again; doubled with each try."""
-LONGEST_PAUSE_OF_UPKEEP = 15.0
+LONGEST_JOURNAL_PAUSE = 15.0
 LONGEST_WAIT = 60.0
 """Seconds after which the clock is looked at again: a wait does not count the time for which the machine sleeps."""
 
@@ -289,10 +290,10 @@ class Upkeep:
         """Try the journal, while it cannot be written, until that works; then see what happened on the clusters."""
         while True:
             await self._halted.wait()
-            pause = FIRST_PAUSE_OF_UPKEEP
+            pause = FIRST_JOURNAL_PAUSE
             while self._loop.trouble:
                 await anyio.sleep(pause)
-                pause = min(LONGEST_PAUSE_OF_UPKEEP, 2 * pause)
+                pause = min(LONGEST_JOURNAL_PAUSE, 2 * pause)
                 self._loop.try_again()
             self._halted = anyio.Event()
             log.info("the journal can be written again")
@@ -341,7 +342,7 @@ class Upkeep:
                     tidy_words(words_directory(driver.config, self._directory), batch)
 
 
-# -- Service -------------------------------------------------------------------------------------------------
+# -- The service ---------------------------------------------------------------------------------------------
 
 
 class Service:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweeps of a service: opened with their jobs, told of when they are over, closed with their jobs.
+"""Sweeps of a service: the files of a sweep, the running sweep that hands out tasks, and all sweeps together.
 
-Launchers connect to a port of the sweep's own. It is kept, so that after a restart of the service they find it where it
-was; and it lies where nobody gets a port by chance meanwhile.
+Launchers connect to a port of their sweep. The port is kept, so that they find it again after a restart of the
+service; it lies outside the range from which the kernel assigns ports.
 """
 
 from __future__ import annotations
@@ -42,13 +42,12 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.certificate import Certificate
 
 
-# -- Sweepfiles ----------------------------------------------------------------------------------------------
-# What is kept of a sweep in its directory: its job, what became of each task, and what the tasks printed.
+# -- Files of a sweep ----------------------------------------------------------------------------------------
+# The directory has the job, the result of each task, and the output of the tasks.
 #
-# ``results.jsonl`` has a line for each entry of the book, and is all that the book is made from again. A line is
-# written when the output of its task is, so that it never speaks of what is not there; half a line, of a service that
-# was killed in the middle of it, is dropped. A power failure may cost the latest lines: then these tasks are done
-# again.
+# ``results.jsonl`` has a line for each entry of the ledger, and the ledger is rebuilt from it alone. A line is
+# written after the output of its task, so it never refers to missing output; an incomplete last line, left by a
+# killed service, is dropped. A power failure may lose the latest lines; their tasks are then run again.
 
 FOLDER = "sweep"
 RESULTS = "results.jsonl"
@@ -240,7 +239,7 @@ def entries_in(directory: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-# -- One sweep while its job runs: its book, its files, and the launchers that pull its tasks ----------------
+# -- A running sweep: its ledger, its files, its launchers ---------------------------------------------------
 
 LARGEST_FRAME = 80 * 1024 * 1024
 """Bytes; an answer has what a launcher keeps of two streams."""
@@ -330,7 +329,7 @@ class RunningSweep:
             directory=str(self._files.directory),
         )
 
-    # ---- as the launchers see it: see Board -------------------------------------------------------------------------
+    # ---- what launchers ask for (Board) -----------------------------------------------------------------------------
 
     def came(self, puller: Puller) -> None:
         """See Board; it says who it is first."""
@@ -437,7 +436,7 @@ def _answer(frame: bytes) -> _Answer:
     return _Answer(given, int(said["status"]), float(said["seconds"]), output[:size], output[size:])
 
 
-# -- Sweeps --------------------------------------------------------------------------------------------------
+# -- All sweeps of a service: opened, followed and closed with their jobs ------------------------------------
 
 PROGRAM = "koala_sweep.py"
 TELLING = 0.5

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``koala check`` looks at: this host, each cluster, and a placeholder on trial in each."""
+"""Setting up a site: finding clusters on this host, checking them, and trying placeholders in them.
+
+The doors are :func:`koala_adapter.sitesetup.find.search` for ``koala init`` and
+:func:`koala_adapter.sitesetup.checks.check_clusters` for ``koala check``.
+"""

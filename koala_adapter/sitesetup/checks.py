@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is being looked at in one cluster, and what it keeps waiting for."""
+"""The checks of ``koala check``: progress shown to the user, this host, each cluster, all clusters side by side."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import Queue
 
 
+# -- Progress of a check, shown to the user ------------------------------------------------------------------
+
 SOON = 2.0
 """Seconds without an answer from which on that is told."""
 TOLD_EVERY = 1.0
@@ -70,7 +72,7 @@ class Progress:
                 self._tell(f"{self._step}: no answer of {name} for {seconds:.0f} s")
 
 
-# -- What ``koala check`` looks at on this host: all that needs no cluster -----------------------------------
+# -- This host: everything that needs no cluster -------------------------------------------------------------
 
 OLDEST_PYTHON = (3, 11)
 
@@ -193,7 +195,7 @@ def _all_local(site: SiteConfig) -> bool:
     return all(cluster.plugin == "local" for cluster in site.enabled_clusters)
 
 
-# -- What ``koala check`` looks at in one cluster, from the outside in ---------------------------------------
+# -- One cluster, from the outside in ------------------------------------------------------------------------
 
 LISTINGS_AS_OWNER = 30
 """In a minute, by whoever starts all jobs."""
@@ -368,8 +370,8 @@ def _hint(error: BaseException) -> str:
     return error.hint if isinstance(error, KoalaError) else "is the batch system up?"
 
 
-# -- Sidebyside ----------------------------------------------------------------------------------------------
-# Checks all clusters of a site side by side, and tells what was found in the order of the site file.
+# -- All clusters side by side -------------------------------------------------------------------------------
+# Findings are reported in the order of the site file.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks all plugins what they find here, side by side, and gives each find a name of its own."""
+"""Finding the clusters of this host (``koala init``): candidates, probes, the site file, and a stand-in for one."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import FoundCluster, Lrm, PluginDefinition
     from koala_adapter.model import Queue
 
+
+# -- Candidates: batch systems that plugins find -------------------------------------------------------------
+# All plugins are asked side by side; each find gets a name of its own.
 
 LONGEST_NAME = 63
 UNNAMED = "cluster"
@@ -99,8 +102,8 @@ def _search(plugins: Mapping[str, PluginDefinition], name: str, around: Surround
         return Discovery(left_out=(LeftOut(what=f"plugin {name}", why=why, remedy="report it to its authors"),))
 
 
-# -- Probing -------------------------------------------------------------------------------------------------
-# Tries what was found: whether it answers, takes jobs, and which queue and limits a site file should name.
+# -- Probes: does a batch system answer and take jobs --------------------------------------------------------
+# A probe also finds the queue and the limits that a site file should name.
 
 PROBE_TIME = 90.0
 """Seconds that the questions to one batch system may take together."""
@@ -201,8 +204,8 @@ def _chosen(queues: Sequence[Queue]) -> Queue | None:
     return max((queue for queue in queues if queue.up), key=lambda queue: queue.processors, default=None)
 
 
-# -- Sitetext ------------------------------------------------------------------------------------------------
-# The site file of what was found, with comments that say what each line is and what else could be said. Pure.
+# -- The text of the site file (pure) ------------------------------------------------------------------------
+# Comments say what each line means and what else could be written.
 
 COLUMN = 40
 """Where the comments behind values begin."""
@@ -309,8 +312,8 @@ def _line(key: str, value: str, comment: str = "") -> str:
     return f"{said:<{COLUMN}} # {comment}" if comment else said
 
 
-# -- Addresses -----------------------------------------------------------------------------------------------
-# By which address the nodes reach this host: its name where that leads to it, else that of its network.
+# -- The address by which nodes reach this host --------------------------------------------------------------
+# It is the host's name where that leads to it, else its address in the network.
 
 ANYWHERE = "192.0.2.1"
 """An address that no host has (RFC 5737): the route there is the one to other hosts. Nothing is sent."""
@@ -351,7 +354,7 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-# -- The whole search: what is here, what of it works, and the site file that says so ------------------------
+# -- The whole search ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,10 +413,9 @@ def try_candidates(
     return found
 
 
-# -- Standin -------------------------------------------------------------------------------------------------
-# The site file that stands in for one that nobody has written: kept in the state directory while nothing has changed.
-#
-# What is here is looked at each time, which takes a moment; that all of it answers and takes jobs, once a day.
+# -- A site file that stands in for a missing one ------------------------------------------------------------
+# It is kept in the state directory while nothing has changed. Which batch systems are here is looked up each time,
+# which is fast; that all of them answer and take jobs is tried once a day.
 
 FILE_NAME = "found-site.toml"
 KEPT = 86_400.0

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the MPI of a cluster's nodes can do, found out in a placeholder: a small program is built there and spawns."""
+"""Trials of ``koala check`` in real placeholders: reaching this host from the nodes, and the MPI of a cluster.
+
+In this order: the probe of MPI, the control center for trials, and the trial of a cluster.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob, LrmJobId, TaskEnd
 
 
+# -- What MPI on the nodes can do ----------------------------------------------------------------------------
+# A small program is compiled in a placeholder, and spawns processes by MPI.
+
 SUBJECT = "MPI"
 PROBE_TIME = 60.0
 """Seconds that building and running it may take."""
@@ -71,7 +77,7 @@ mpicc -o "$directory/probe" "$directory/probe.c" >/dev/null 2>&1 || { echo "mpic
 timeout 30 mpiexec.hydra -launcher fork -n 1 "$directory/probe" 2>/dev/null </dev/null
 exit 0
 """
-PROBE = ("/bin/sh", "-c", _SCRIPT, "koala-mpi-probe", _PROGRAM)
+MPI_PROBE = ("/bin/sh", "-c", _SCRIPT, "koala-mpi-probe", _PROGRAM)
 """Command of the placeholder."""
 _UNTRIED = {
     "no mpiexec.hydra": "no mpiexec.hydra on the node's PATH: jobs of launcher mpi must name one in their environment",
@@ -101,8 +107,8 @@ def _result(found: str, said: MpiResize) -> CheckResult:
     return CheckResult(subject=SUBJECT, ok=True, found=f'{found} (mpi_resize = "{said}")')
 
 
-# -- Trialcenter ---------------------------------------------------------------------------------------------
-# The control center to which placeholders on trial report: one of its own, for ``koala check`` alone.
+# -- The control center of trials ----------------------------------------------------------------------------
+# It serves ``koala check`` alone.
 
 LEASE = 60.0
 """Should we be killed, a placeholder ends by itself so many seconds later."""
@@ -200,12 +206,12 @@ class TrialCenter:
             visit.ended.set()
 
 
-# -- Trialplaceholder ----------------------------------------------------------------------------------------
-# Real placeholders in one cluster, to see whether its nodes reach this host: the proof behind ``koala check``.
+# -- The trial of one cluster --------------------------------------------------------------------------------
+# Real placeholders show whether its nodes reach this host.
 #
-# Two are submitted, because a batch system may tell all of a submission the same number, and a job of several would
-# never be complete then. One is used. They go through the same scripts, certificate and channel as those of jobs, to a
-# control center of its own, so that they need no service and disturb none.
+# Two are submitted, because a batch system may give all of a submission the same number, and then a job with several
+# placeholders would never be complete. One is used. They use the same scripts, certificate and channel as those of
+# jobs, with a control center of their own, so that they need no service and disturb none.
 
 COMMAND_TIME = 60.0
 """Seconds that a command in the placeholder may take, there and back."""
@@ -213,7 +219,7 @@ GOING_TIME = 60.0
 """Seconds that a placeholder may take to go once it was told to; a listing that was asked for later decides."""
 LEAVING_TIME = 30.0
 """The same when we must go ourselves; its lease ends what is slower."""
-PROBE_OF_TRIALPLACEHOLDER = ("/bin/sh", "-c", 'exec "$(readlink /proc/$PPID/exe)" --version 2>&1')
+PYTHON_PROBE = ("/bin/sh", "-c", 'exec "$(readlink /proc/$PPID/exe)" --version 2>&1')
 """Asks the interpreter that runs the agent for its version."""
 COUNT = 2
 """Placeholders of a trial."""
@@ -404,7 +410,7 @@ class Trial:
             raise LrmError("the placeholder has not reported")
         where = f"{agent.host} ({agent.address}) reported {waited:.1f} s after its submission"
         sent = time.monotonic()
-        end = await self._run(placeholder, "probe", PROBE_OF_TRIALPLACEHOLDER, COMMAND_TIME)
+        end = await self._run(placeholder, "probe", PYTHON_PROBE, COMMAND_TIME)
         taken, python = (time.monotonic() - sent) * 1000, self._center.printed(placeholder, "probe")
         if end is None or not end.ok:
             said = "did not come back" if end is None else f"ended badly: {end.reason.value} {end.detail} {python}"
@@ -425,7 +431,7 @@ class Trial:
     async def _try_mpi(self, placeholder: PlaceholderId) -> CheckResult:
         """Find out whether MPI programs can spawn processes there."""
         self._tell("trying what MPI can do there")
-        end = await self._run(placeholder, "mpi", PROBE, PROBE_TIME)
+        end = await self._run(placeholder, "mpi", MPI_PROBE, PROBE_TIME)
         return judged(end, self._center.printed(placeholder, "mpi"), self._config.mpi_resize)
 
     async def _leave(self) -> CheckResult:

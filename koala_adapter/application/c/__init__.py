@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library in C: files that `koala app --install` writes."""
+"""The application library in C: the source files that ``koala app --install`` writes."""

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads templates that stand in the layout in which koala and its application library write them, in one pass. Pure.
+"""Negotiation templates from XML and to XML, and the frames that carry them. Pure.
 
-What it reads is a template by the schema, and means what the XML parser and the schema would make of it; anything else
-(another layout, an escaped character, a number out of range) it leaves to them. Tests hold both together. The published
-instance stands in this layout, too.
+In this order: the one-pass reader of koala's own layout, the reader by schema and the writer, and the frames of a
+connection.
 """
 
 from __future__ import annotations
@@ -36,6 +35,11 @@ from koala_adapter.negotiation.serviceside.template import (
 if TYPE_CHECKING:
     from lxml.etree import _Element
 
+
+# -- Templates in koala's own layout, read in one pass -------------------------------------------------------
+# koala, its application library and the published example write this layout. A template read here is one by the
+# schema, and has the meaning that the XML parser and the schema would give it; any other document (another layout, an
+# escaped character, a number out of range) is left to them. Tests compare both readers.
 
 _RESOURCE_END = "  </Resource>\n"
 _REJECTED = Status.REJECTED
@@ -112,10 +116,10 @@ def _read_resource(text: str) -> _Read | None:
     return _Read(resource, bool(added))
 
 
-# -- Negotiation templates from XML and to XML. Pure ---------------------------------------------------------
-# What comes in is a peer's: there is a bound on its size before anything is done, no document type, no entity and no
-# network, and the schema decides what is a template. One that was read and not changed is written byte for byte as it
-# came; every other one in the layout of the published example.
+# -- Templates from XML by the schema, and to XML ------------------------------------------------------------
+# Input comes from a peer: its size is bounded before anything else is done, no document type, entity or network
+# access is allowed, and the schema decides what is a template. A template that was read and not changed is written
+# byte for byte as it came; every other one in the layout of the published example.
 
 NAMESPACE = "urn:koala-adapter:negotiation"
 _OURS = f"{{{NAMESPACE}}}"
@@ -290,14 +294,12 @@ def seconds(value: float) -> str:
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
-# -- Framing -------------------------------------------------------------------------------------------------
-# Frames of a negotiation: a size of eight digits, a line feed, and so many bytes of one template. Pure.
-#
+# -- Frames: a size of eight digits, a line feed, and so many bytes ------------------------------------------
 # ::
 #
 #     00000542\n<?xml version="1.0" encoding="UTF-8"?> ...
 #
-# A size that is none, or too large, is refused when its nine bytes are there: nothing is kept for what it claims.
+# A size that is malformed or too large is refused as soon as its nine bytes are there; no memory is reserved for it.
 
 HEADER_SIZE = 9
 _HEADER = re.compile(rb"[0-9]{8}\n")

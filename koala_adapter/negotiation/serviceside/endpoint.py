@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One side's end of a connection, for all negotiations on it: bytes and templates in, events and bytes out. Pure.
+"""The service's end of a connection: bytes and templates in, events and bytes out. Pure.
 
-There is no socket and no clock in it: ``receive`` takes what came, ``send`` what is to be said, ``data_to_send`` gives
-what is to be written, and time comes with each call (seconds of any clock that only goes on). It outlives the
-connection: ``disconnected`` and ``resumed`` say that one ended and that another is there.
+One endpoint serves all negotiations on its connection; the events that it reports come first. There is no socket and
+no clock: ``receive`` takes bytes, ``send`` a template, ``data_to_send`` returns the bytes to be written, and time
+comes with each call (seconds of any monotonic clock). An endpoint outlives its connection: ``disconnected`` and
+``resumed`` tell that one ended and that another has begun.
 """
 
 from __future__ import annotations
@@ -49,8 +50,7 @@ if TYPE_CHECKING:
     from koala_adapter.negotiation.serviceside.template import NegotiationKey
 
 
-# -- Events --------------------------------------------------------------------------------------------------
-# What an endpoint tells of its negotiations: what has come from the peer, or has not come in time. Pure.
+# -- Events: what came from the peer, or did not come in time ------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def event_of(key: NegotiationKey, standing: Template, state: State, *, before: S
     return Ended(key=key, template=standing, state=state, before=before, reason=reason)
 
 
-# -- Endpoint ------------------------------------------------------------------------------------------------
+# -- The endpoint --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ Watch: TypeAlias = "Callable[[Side, Template, bytes], None]"
 Recall: TypeAlias = "Callable[[NegotiationKey], Template | None]"
 """Returns the template that ended a negotiation, whoever said it; None: it is not known to have ended."""
 _GOES_ON = frozenset({Status.ACCEPTED, Status.COMMITTED, Status.CONSUMED})
-# Names of the module are found sooner than members in their class, see template.py.
+# Module names are looked up several times faster than members of an enum class; each message needs several of these.
 _NEW, _OFFERED, _ASKED, _CONSUMED = State.NEW, State.OFFERED, State.ASKED, State.CONSUMED
 _OFFER, _ACCEPT, _NOTHING = Message.OFFER, Message.ACCEPT, Reply.NONE
 _COMMITMENTS = frozenset({Message.COMMIT, Message.CONSUME})

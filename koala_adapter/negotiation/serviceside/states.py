@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The finite-state machine of one negotiation, as tables. Pure.
 
-Two rules: all that depends on a state is written here, and the tables do not know which side they serve, for both
-sides have the same. What a message is (an offer that may follow, one that may not, an acceptance of what was offered or
-of something else) is found out before, by ``template.py``. docs/reference.py prints the table in docs/negotiation.md.
+Two rules: all state logic is written here, and the tables do not know which side they serve, because both sides have
+the same. What a message is (an offer that may follow, one that may not, an acceptance of what was offered or of
+something else) is found out before, by ``template.py``. docs/reference.py prints the tables in docs/negotiation.md.
 
-The answer to a message that may not come is NT_ERROR and the end of that negotiation, of no other. The messages that
-end a negotiation are never answered, so two sides cannot go on answering each other. A negotiation that has ended
-answers what still comes with how it ended: a commitment that comes too late is void, and its sender is told, even when
-it has already reported that what was agreed on is real.
+The answer to a message that may not come is NT_ERROR and the end of that negotiation, of no other. Messages that end
+a negotiation are never answered, so two sides cannot answer each other for ever. A negotiation that has ended answers
+later messages with how it ended: a commitment that comes too late is void, and its sender is told, even when it has
+already reported that what was agreed on is real.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The negotiation template as an immutable value. Pure.
+"""The negotiation template as an immutable value, templates derived from others, and the rules of bargaining. Pure.
 
-A template is what both sides pass back and forth: its status says what the message means, its resources what it is
-about. None can be made that the schema refuses.
+Both sides exchange templates: the status says what a message means, the resources what it is about. No template can
+be made that the schema refuses.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from koala_adapter.errors import NegotiationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+
+# -- Templates and resources ---------------------------------------------------------------------------------
 
 LARGEST_QUANTITY = 2**31 - 1
 LONGEST_REASON = 500
@@ -71,8 +73,8 @@ class Status(StrEnum):
     __hash__ = str.__hash__  # that of an enumeration is a function in Python, and each message is looked up by it
 
 
-# To get a member from its class takes five times as long as to get a name of the module, and each message is compared
-# with several of them: hence such names here and in the modules that judge messages.
+# Looking up a member in its enum class takes five times as long as a module name, and each message is compared with
+# several members: hence such names here and in the modules that judge messages.
 _REJECTED = Status.REJECTED
 
 
@@ -266,10 +268,10 @@ def sayable(reason: str) -> str:
     return _NOT_IN_REASON.sub("?", " ".join(reason.split()))[:LONGEST_REASON]
 
 
-# -- Templates that are made of others: counter-offers, answers, ends. Pure ----------------------------------
-# Every function returns a new template; none can make one that the schema refuses.
+# -- Derived templates: counter-offers, answers, ends --------------------------------------------------------
+# Each function returns a new template, and none that the schema refuses.
 
-_NEGOTIATION, _REJECTED_OF_DERIVEDTEMPLATES = Status.NEGOTIATION, Status.REJECTED
+_NEGOTIATION = Status.NEGOTIATION
 
 
 def countered(
@@ -282,8 +284,8 @@ def countered(
     changed = []
     for one in offer.resources:
         key = one.key
-        out = one.status is _REJECTED_OF_DERIVEDTEMPLATES or (bool(declined) and key in declined)
-        status = _REJECTED_OF_DERIVEDTEMPLATES if out else _NEGOTIATION
+        out = one.status is _REJECTED or (bool(declined) and key in declined)
+        status = _REJECTED if out else _NEGOTIATION
         quantity = quantities.get(key, one.quantity)
         if not 1 <= quantity <= LARGEST_QUANTITY:
             raise NegotiationError(f"Quantity of {one.type} is {quantity}, not from 1 to {LARGEST_QUANTITY}")
@@ -349,10 +351,8 @@ def numbered(template: Template, *, answer_within: float | None, number: int | N
 def _closing(template: Template, status: Status, *, declined: Collection[ResourceKey] = ()) -> Template:
     resources = []
     for one in template.resources:
-        out = one.status is _REJECTED_OF_DERIVEDTEMPLATES or (bool(declined) and one.key in declined)
-        resources.append(
-            _resource(one, one.quantity, _REJECTED_OF_DERIVEDTEMPLATES if out else status, one.minimum, one.maximum)
-        )
+        out = one.status is _REJECTED or (bool(declined) and one.key in declined)
+        resources.append(_resource(one, one.quantity, _REJECTED if out else status, one.minimum, one.maximum))
     return _changed(template, status, tuple(resources), number=template.round)
 
 
@@ -378,7 +378,7 @@ def _changed(
         template.agreement_id, template.initiator, template.source, template.dest, status, resources,
         template.direction, template.obligation, None, number, reason, None,
     )  # fmt: skip
-    if len(resources) != 1 or resources[0].status is _REJECTED_OF_DERIVEDTEMPLATES:
+    if len(resources) != 1 or resources[0].status is _REJECTED:
         made.check_resources()
     return made
 
@@ -437,8 +437,7 @@ class _Template:
     __slots__ = Template.__slots__
 
 
-# -- Bargaining ----------------------------------------------------------------------------------------------
-# What may be changed in a counter-offer, what is an acceptance of what was offered, and how to decide. Pure.
+# -- Bargaining: counter-offers, acceptances, and deciding about an offer ------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,12 +459,7 @@ class Terms:
         return most if most >= max(1, self.least) else 0
 
 
-_ACCEPTED, _REJECTED_OF_BARGAINING, _FIXED, _OPTIONAL = (
-    Status.ACCEPTED,
-    Status.REJECTED,
-    Negotiability.FIXED,
-    Usage.OPTIONAL,
-)
+_ACCEPTED, _FIXED, _OPTIONAL = Status.ACCEPTED, Negotiability.FIXED, Usage.OPTIONAL
 
 NOTHING = Terms(most=0)
 
@@ -570,14 +564,14 @@ def same_quantities(one: Template, other: Template) -> bool:
 def _problem_of_change(before: Resource, after: Resource) -> str:
     if after.usage is not before.usage:
         return f"the usage of {after.type} stays as it was"
-    if before.status is _REJECTED_OF_BARGAINING and after.status is not _REJECTED_OF_BARGAINING:
+    if before.status is _REJECTED and after.status is not _REJECTED:
         return f"{after.type} was declined, and stays so"
     if before.negotiability is _FIXED:
         if after.negotiability is not _FIXED or after.quantity != before.quantity:
             return f"{after.type} is fixed"
         return ""
     least, most = before.minimum or 1, before.maximum or after.quantity
-    if after.status is not _REJECTED_OF_BARGAINING and not least <= after.quantity <= most:
+    if after.status is not _REJECTED and not least <= after.quantity <= most:
         return f"{after.quantity} {after.type} are outside the bounds of the offer"
     return ""
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a service that brings running applications to other sizes, made with the first job that may change its.
+"""Changes of size of running applications: the part of a service made with the first job that can change its size.
 
-Most services of one short job never have one, and what this takes, negotiations above all, is a tenth of the program.
+The door is :class:`SizeChanges`, which imports the rest on demand: most services of one short job never change a
+size, and this code, negotiations above all, is a tenth of the program.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive jobs grow and shrink: between the scheduler's records, the coordinators of changes, and the processes.
 
-All that is to be done follows from the records: which offers are out, and which changes are under way. So after a
-restart nothing has to be remembered, and what a process has missed it is told when it comes back into contact.
+All work follows from the records: the offers made, and the changes under way. So nothing has to be restored after a
+restart, and a process is told what it has missed when it is back in contact.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Adaptations:
         self._moved = anyio.Event()
         applications.listener = self
 
-    # ---- what the scheduler wants: see Resizer ----------------------------------------------------------------------
+    # ---- what the scheduler wants (Resizer) -------------------------------------------------------------------------
 
     def offer(self, action: act.OfferProcessors) -> None:
         """See Resizer. That there is an offer is in the records."""

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the messages of a negotiation, as they are kept in the journal, came to. Pure."""
+"""Negotiations about the size of one job: how far they came, the parties, the templates, and the manager.
+
+In this order: what the kept messages of a negotiation came to, the party that negotiates for a job, changes of size
+as templates, and the negotiation manager between the scheduler's records and the endpoints of applications.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +63,8 @@ if TYPE_CHECKING:
     from koala_adapter.service.records import KeptNegotiation, Message
     from koala_adapter.sizes import Decision
 
+
+# -- How far a kept negotiation came (pure) ------------------------------------------------------------------
 
 _ENDS = frozenset({Status.REJECTED, Status.WITHDRAWN, Status.EXPIRED, Status.ERROR})
 
@@ -164,8 +170,8 @@ def final_word(kept: KeptNegotiation | None) -> Template | None:
     return final
 
 
-# -- Negotiationparties --------------------------------------------------------------------------------------
-# Whom koala negotiates with about a job: its processes, or a program that negotiates for it. Pure.
+# -- The party that negotiates for a job (pure) --------------------------------------------------------------
+# It is a process of the job, or a program that negotiates for it by TCP.
 
 NEGOTIATOR = -1
 """Stands for the rank of a program that negotiates for a job by TCP, and is none of its processes."""
@@ -292,7 +298,7 @@ def _agreed(claim: Claim, change: Change) -> int:
     return 0 if change.phase is ChangePhase.ASKED else claim.coming - claim.leaving
 
 
-# -- Changes of size that are in the scheduler's records, as templates. Pure ---------------------------------
+# -- Changes of size in the scheduler's records, as templates (pure) -----------------------------------------
 
 HOST = "koala"
 """Our name in templates."""
@@ -531,11 +537,12 @@ def problem_of(template: Template) -> str:
     return ""
 
 
-# -- Negotiations --------------------------------------------------------------------------------------------
-# The negotiation manager: offers and wishes of the scheduler's records as templates, and answers as events.
+# -- The negotiation manager ---------------------------------------------------------------------------------
+# Offers and wishes in the scheduler's records become templates; answers become events.
 #
-# Offers go to the first member of a component; each member may ask for more, or give back. What an application is
-# offered is kept for it by the scheduler, so an acceptance is followed by the commitment once the scheduler has it.
+# Offers go to the first member of a component; each member may ask for more processors, or give some back. The
+# scheduler reserves what an application is offered, so an acceptance is followed by the commitment once the scheduler
+# has it.
 
 ANSWER_WITHIN = 20.0
 """Seconds; the library answers at once. Less where the scheduler waits less: what is offered is kept for longer."""

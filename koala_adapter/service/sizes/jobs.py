@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of many is due first, and when: at a cost that does not grow with how many there are. Pure."""
+"""Which jobs can change their size, the deadlines of that, and the interface between a service and its resizers.
+
+Deadlines come first: the earliest of many keys, at a cost that does not grow with their number. Then follow what a
+resizer needs of the service, the resizers by kind of runner, and the check that a component can be resized.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from koala_adapter.service.applications import Applications
     from koala_adapter.service.records import NegotiationStore
 
+
+# -- Deadlines (pure) ----------------------------------------------------------------------------------------
 
 Key = TypeVar("Key", bound="Hashable")
 
@@ -76,7 +82,7 @@ class Deadlines(Generic[Key]):
         return keys
 
 
-# -- What of a service those need that bring running applications to other sizes -----------------------------
+# -- What a resizer needs of the service ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +104,7 @@ class Surroundings:
     """Say which sizes a component takes."""
 
 
-# -- Running applications grow and shrink: each by what its runner can do ------------------------------------
+# -- Resizers: one for each kind of runner -------------------------------------------------------------------
 
 
 class Resizer(Protocol):

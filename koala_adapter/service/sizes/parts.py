@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that negotiate for jobs by TCP: for those whose processes change together, and for those with workers.
+"""Programs that negotiate for jobs by TCP, and all parts that change sizes, put together.
 
-While one is connected, what koala offers and wants back is settled with it. Workers come and go without being asked, so
-for a job of that kind nothing is needed but this. While none is connected, it is as if there were no such programs.
+While a program is connected for a job, koala settles offers and requests for processors with it; while none is, the
+job changes its size as if there were no such programs. For jobs with workers, which come and go without being asked,
+nothing else is needed here.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.sizes.jobs import Surroundings
     from koala_adapter.service.sizes.port import Access
+
+
+# -- Programs that negotiate for jobs ------------------------------------------------------------------------
 
 
 def check_negotiable(record: JobRecord) -> None:
@@ -122,7 +126,7 @@ class Negotiators:
         if record is not None and record.job.runner is RunnerName.WORKERS:
             self._workers.carry_on(record)
 
-    # ---- what the scheduler wants of jobs with workers: see Resizer -------------------------------------------------
+    # ---- what the scheduler wants of jobs with workers (Resizer) ----------------------------------------------------
 
     def offer(self, action: act.OfferProcessors) -> None:
         """See Resizer."""
@@ -166,7 +170,7 @@ class Negotiators:
         self._workers.resume()
 
 
-# -- What brings running applications to other sizes, and settles with them how far, put together ------------
+# -- All parts that change sizes -----------------------------------------------------------------------------
 
 
 class SizeChangeParts:

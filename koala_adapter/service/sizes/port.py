@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One-time tokens by which an application that connects by TCP shows who it is.
+"""The port where programs negotiate for jobs: tokens, listener, connections; and granting from a shared book.
 
-A token is shown in the first frame of a connection, before anything of a template is read, and is good for one
-connection. Only digests are kept.
+In this order: one-time tokens, the listener, the conversation of one connection, and the port of a service. The last
+three parts have no caller in koala itself: granting from free resources, connecting to a peer, and the book of
+promises.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
     from koala_adapter.negotiation.serviceside.template import ResourceKey
 
 
+# -- One-time tokens -----------------------------------------------------------------------------------------
+# A program that connects by TCP proves its identity by a token. It is sent in the first frame of a connection, before
+# any template is read, and is good for one connection. Only digests are kept.
+
 TOKEN_BYTES = 32
 GREETING = b"KOALA-NT 1 "
 """Begins the first frame of a connection; the token follows."""
@@ -92,11 +97,9 @@ def _digest(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
 
 
-# -- Peerlistener --------------------------------------------------------------------------------------------
-# Listens for applications that negotiate: by TCP with a one-time token, by a Unix socket with the same user.
-#
-# Nothing that an application says is read before it has shown who it is. Who is slow in that costs a descriptor for
-# some seconds; when there are too many, the one that has been silent longest goes.
+# -- Listener: admit peers by token (TCP) or by user (Unix socket) -------------------------------------------
+# No template is read from a peer before it is identified. A slow peer costs a descriptor for some seconds; when there
+# are too many, the one that has been silent longest is closed.
 
 log = structlog.get_logger()
 
@@ -205,7 +208,7 @@ class PeerListener:
         return None
 
 
-# -- Carries the bytes of an endpoint over a stream, and calls it when a deadline comes ----------------------
+# -- Conversation: an endpoint on a stream, with its deadlines -----------------------------------------------
 
 CHUNK = 65_536
 WRITE_WITHIN = 30.0
@@ -282,9 +285,9 @@ class Conversation:
                     return
 
 
-# -- Where programs connect that negotiate for jobs, with nothing but sockets and XML ------------------------
-# Each shows a one-time token, which only the user who owns the service can get, and speaks for one job for as long as
-# its connection lasts. The port is open from the first token on.
+# -- The port of a service -----------------------------------------------------------------------------------
+# Programs need only sockets and XML. Each shows a one-time token, available only to the user who owns the service,
+# and speaks for one job while it is connected. The port is opened with the first token.
 
 MOST_WAITING = 64
 """Frames for a program that does not read them; one more, and it is gone."""
@@ -431,12 +434,10 @@ def _complaint(reason: str) -> bytes:
     return frame(build(template))
 
 
-# -- Granting ------------------------------------------------------------------------------------------------
-# How resource management answers an application that asks for more, and keeps what it has promised. Pure.
-#
-# First come, first served: who asks gets what is free and not promised, by an acceptance or by a counter-offer, and
-# both reserve what they promise until they are settled or their time is over. Who is shrunk for a mandatory request is
-# the business of a policy, and not decided here.
+# -- Granting: answers to requests from free resources (pure) ------------------------------------------------
+# First come, first served: a request gets what is free and not promised, by an acceptance or by a counter-offer. Both
+# reserve what they promise until they are settled or expired. Which application shrinks for a mandatory request is a
+# policy's decision, not made here.
 
 Promised: TypeAlias = tuple[str, NegotiationKey]
 """To whom something is promised: an application, in one of its negotiations."""
@@ -521,8 +522,7 @@ class Granter:
         return self._reserve(template, now) and self._book.settle((self._application, template.key))
 
 
-# -- Peerconnection ------------------------------------------------------------------------------------------
-# Ways to a peer that listens, for programs that negotiate with koala's own modules: see ``peerlistener.py``.
+# -- Connecting to a listening peer, for programs that use these modules -------------------------------------
 
 
 async def connect(host: str, port: int, token: str = "") -> SocketStream:
@@ -541,10 +541,10 @@ async def connect_unix(path: Path) -> SocketStream:
     return await anyio.connect_unix(path)
 
 
-# -- What is promised to whom, and until when. Pure ----------------------------------------------------------
-# A promise is kept from the free resources, so that what was promised can be had when the peer accepts. The sum of all
-# promises is never more than what is free: where less becomes free (local users came), the youngest promises are taken
-# back, and their holders must be told.
+# -- The book of promises (pure) -----------------------------------------------------------------------------
+# Promised resources are taken from the free ones, so that they can be had when the peer accepts. The sum of all
+# promises never exceeds what is free: when less becomes free (processors went to local users), the youngest promises
+# are revoked, and their holders must be told.
 
 Holder = TypeVar("Holder", bound="Hashable")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs with workers grow and shrink: between the scheduler's messages and their runners.
+"""Jobs with workers grow and shrink: between the scheduler's messages and the runners.
 
-An application that nobody can tell to change declines. After a restart of the service, whatever the records say is
-under way is taken up where it was: an answer is given again, and workers that have not ended are asked again.
+An application that cannot be told to change its size declines. After a restart of the service, whatever the records
+say is under way is resumed: an answer is repeated, and workers that have not ended are asked again.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from koala_adapter.scheduler.core import Scheduler
 from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.records import KeptNegotiation, Message
-from koala_adapter.service.service import FIRST_PAUSE, Service
+from koala_adapter.service.service import FIRST_ASKING_PAUSE, Service
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import component, job
 from tests.unit.service.scripted_agent import ScriptedAgent
@@ -263,7 +263,7 @@ async def test_what_an_agent_tells_in_vain_is_asked_for_less_and_less_often(
         failing_on(monkeypatch, lambda event: isinstance(event, ev.RankEnded))
         agent.end_task.set()
         await until(lambda: agent.connections == 2, service)
-        await anyio.sleep(FIRST_PAUSE / 2)
+        await anyio.sleep(FIRST_ASKING_PAUSE / 2)
         assert agent.connections == 2
         await until(lambda: agent.connections == 3, service)
         monkeypatch.undo()
