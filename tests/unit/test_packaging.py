@@ -6,8 +6,12 @@ Packages and data are listed there by hand, and forgetting one only shows after 
 
 from __future__ import annotations
 
+import re
+import tomllib
 from configparser import ConfigParser
 from pathlib import Path
+
+import pytest
 
 import koala_adapter
 
@@ -46,6 +50,20 @@ def test_every_data_file_is_listed() -> None:
         data = [path for path in folder.iterdir() if path.is_file() and path.suffix not in {".py", ".pyc"}]
         missed += [str(path.relative_to(ROOT)) for path in data if not any(map(path.match, patterns))]
     assert missed == []
+
+
+@pytest.mark.parametrize("distribution", sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")))
+def test_distributions_of_their_own_name_what_is_there(distribution: str) -> None:
+    """Each package that one lists is in its sources, with its marker of types, and each entry point names an object."""
+    project = tomllib.loads((ROOT / "plugins" / distribution / "pyproject.toml").read_text(encoding="utf-8"))
+    listed, source = project["tool"]["setuptools"]["packages"], ROOT / "plugins" / distribution / "src"
+    assert set(listed) == {path.parent.name for path in source.glob("*/*.py")}
+    assert [name for name in listed if name.isidentifier() and not (source / name / "py.typed").is_file()] == []
+    for group, named in project["project"].get("entry-points", {}).items():
+        for name, value in named.items():
+            module, _, attribute = value.partition(":")
+            text = (source / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+            assert re.search(rf"^(def )?{attribute}\b", text, re.MULTILINE), f"{group}: {name}"
 
 
 def test_every_top_package_carries_its_types() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +14,8 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from koala_adapter.cli.koala import OnDemandCommand, koala
+from koala_adapter.cli.koala import COMMAND_GROUP, OnDemandCommand, koala
+from koala_adapter.errors import EXIT_CONFIGURATION
 from tests.imported import imported_packages
 
 if TYPE_CHECKING:
@@ -74,6 +76,22 @@ def test_shell_completes(words: list[str], incomplete: str, expected: list[str])
     """Commands, their options, and the commands of a group, after options of ``koala`` itself, too."""
     found = ShellComplete(koala, {}, "koala", "_KOALA_COMPLETE").get_completions(words, incomplete)
     assert [item.value for item in found] == expected
+
+
+def test_command_of_another_distribution_is_found_by_its_entry_point() -> None:
+    """``koala experiment`` is the group that koala-experiments names."""
+    (entry_point,) = metadata.entry_points(group=COMMAND_GROUP, name="experiment")
+    assert called("experiment") is entry_point.load()
+
+
+@pytest.mark.parametrize("words", [[], ["list"], ["run", "koala-pwa", "--seeds", "3"]])
+def test_command_that_is_not_installed_says_where_it_is(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever follows its name, the answer is one sentence with the way out, and no traceback."""
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
+    result = CliRunner().invoke(koala, ["experiment", *words])
+    assert result.exit_code == EXIT_CONFIGURATION
+    assert "which is not installed" in result.stderr
+    assert "plugins/koala-experiments" in result.stderr
 
 
 def test_unknown_command_is_refused() -> None:
