@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of Parsl as jobs of koala: what is submitted for a block, and what state its job's report means. Pure."""
+"""Parsl provider whose blocks of workers are koala jobs. Needs the extra ``koala-adapter[parsl]``.
+
+In order: a block as a koala job (its job file, and the block state that a job report means), then the provider, which
+Parsl asks for blocks and which asks a koala service for jobs.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,8 @@ __all__ = [
     "KoalaProvider",
 ]
 
+# -- A block as a koala job ----------------------------------------------------------------------------------
+# These functions are pure: job file texts out, states of job reports in.
 
 COMPONENT = "block"
 SOURCE = "KoalaProvider"
@@ -119,7 +125,7 @@ def block_state(report: JobReport) -> BlockState:
     return _STATES.get(report.state, BlockState.FAILED)
 
 
-# -- The provider: Parsl asks it for blocks of workers, and it asks a koala service for jobs -----------------
+# -- The provider that Parsl uses ----------------------------------------------------------------------------
 
 PAUSE = 30.0
 """Seconds until it is tried again to start a service that did not come up."""

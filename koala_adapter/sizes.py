@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DYNACO, decide: does an application adapt, and to what size? Rules of which the scheduler knows nothing. Pure.
+"""Sizes that an application can run on: rules, and their answers to offers and requests. Pure.
 
-CoreGRID TR-0092: no step size is assumed, the amount of a change is settled by offer and acceptance.
+This is the decision of DYNACO (observe, decide, plan, execute): does an application adapt, and to what size? No step
+size is assumed; the amount of a change is settled by offer and acceptance (CoreGRID TR-0092). The scheduler does not
+know the rules. In order: koala's own rules and their names, then the table of all rules of a site, which checks the
+answers of installed ones.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from koala_adapter.errors import PolicyAnswerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+
+# -- Koala's own acceptance rules ----------------------------------------------------------------------------
 
 
 class AcceptanceRule(ABC):
@@ -115,8 +121,7 @@ def rule_named(name: str) -> AcceptanceRule:
     return ACCEPTANCE_RULES[name]
 
 
-# -- Sizerules -----------------------------------------------------------------------------------------------
-# The rules by which applications accept sizes: koala's own, and installed ones, whose answers are checked. Pure.
+# -- Rules made of functions, checked rules of the site, and their table -------------------------------------
 
 LARGEST_SIZE = 65_536
 """Where the search for a usable size ends."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord
 
-
-if TYPE_CHECKING:
     Free = dict[ClusterName, list[PlaceholderRecord]]
     Fit = list[tuple[Claim, list[PlaceholderRecord]]]
 

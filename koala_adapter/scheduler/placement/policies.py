@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult, Preference
     from koala_adapter.scheduler.records import ClusterRecord, PlaceholderRecord, State
 
-
-if TYPE_CHECKING:
     Views = Mapping[ClusterName, ClusterView]
 
 
