@@ -56,10 +56,10 @@ def placement_problem(
     result: object, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
 ) -> str:
     """Return what is wrong with an answer, as it goes on after "it"; nothing when it can be followed."""
-    return next(_problems(result, requests, views), "")
+    return next(_placement_problems(result, requests, views), "")
 
 
-def _problems(
+def _placement_problems(
     result: object, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
 ) -> Iterator[str]:
     """Yield what is wrong; only the first counts, as what is looked at next relies on what was looked at before."""
@@ -179,12 +179,10 @@ class CheckedMalleability(MalleabilityPolicy):
 
 def messages_problem(answer: object, running: RunningJobs[J], step: Step, *, rebalances: bool) -> str:
     """Return what is wrong with a round of messages, as it goes on after "it"; nothing when it can be sent."""
-    return next(_problems_of_checkedmalleability(answer, running, step, rebalances=rebalances), "")
+    return next(_message_problems(answer, running, step, rebalances=rebalances), "")
 
 
-def _problems_of_checkedmalleability(
-    answer: object, running: RunningJobs[J], step: Step, *, rebalances: bool
-) -> Iterator[str]:
+def _message_problems(answer: object, running: RunningJobs[J], step: Step, *, rebalances: bool) -> Iterator[str]:
     """Yield what is wrong; only the first counts, as what is looked at next relies on what was looked at before."""
     if not isinstance(answer, list | tuple):
         yield f"is a {type(answer).__name__}, not a list of jobs with numbers of processors"
