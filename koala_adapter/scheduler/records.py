@@ -4,7 +4,7 @@
 Records change only inside ``Scheduler.handle``; their states and what they count only in ``states.py``. They are plain
 data, so a snapshot can be stored (``pydantic.TypeAdapter(State)``, as JSON). No record is a set of strings or depends
 on a random order: a restored snapshot continues exactly as the original would. In order: timers, changes of size, jobs
-of other users, clusters, tables by cluster, then placeholders, submissions, claims, jobs and the whole state.
+from outside koala, clusters, tables by cluster, then placeholders, submissions, claims, jobs and the whole state.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Promise:
     """When the cluster had last been looked at."""
 
 
-# -- A job of another user in the queue of a cluster ---------------------------------------------------------
+# -- A job from outside koala in the queue of a cluster ------------------------------------------------------
 
 
 @dataclass(slots=True)

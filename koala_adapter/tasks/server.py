@@ -16,7 +16,7 @@ from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Protocol
 
-from koala_adapter import tasks as pull
+from koala_adapter import tasks
 from koala_adapter.tasks.connection import LEAVING, LENGTH
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def node_files(package: str, module: str, name: str) -> dict[str, bytes]:
     """Return the text of a module of a package as file ``name``, and that of the connection, by their names."""
     text = resources.files(package).joinpath(f"{module}.py").read_text(encoding="utf-8")
     alone = text.replace("koala_adapter.tasks.connection", CONNECTION_FILE.removesuffix(".py"))
-    connection = resources.files(pull).joinpath("connection.py").read_bytes()
+    connection = resources.files(tasks).joinpath("connection.py").read_bytes()
     return {CONNECTION_FILE: connection, name: alone.encode()}
 
 

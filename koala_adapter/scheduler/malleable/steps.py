@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of a malleability policy on a cluster: messages to running jobs go out in rounds, answers come in.
 
-In order: pauses that prevent running jobs from changing to and fro, the processors that are left to waiting jobs of
-other users, and the steps. What is offered is reserved until it is answered, so an application that accepts gets it.
+In order: pauses that prevent running jobs from changing to and fro, the processors that are left to waiting jobs from
+outside koala, and the steps. What is offered is reserved until it is answered, so an application that accepts gets it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def in_one_step(context: Context, processors: int) -> int:
     return processors if most is None else min(processors, most)
 
 
-# -- Waiting jobs of other users, and what is left to them (PWA only) ----------------------------------------
+# -- Waiting jobs from outside koala, and what is left to them (PWA) -----------------------------------------
 # Koala does not start these jobs; it can only see to it that enough processors are idle. Running malleable jobs are
 # shrunk as far as their minima allow, and the idle processors that others need are not offered to them. Of several
 # waiting jobs, those count, in the order of their queue, for which all that could be given would be enough; no job is

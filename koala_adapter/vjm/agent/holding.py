@@ -65,8 +65,7 @@ def prepare_for_tasks() -> None:
     """Import what tasks need, which takes half as long as the start: while nothing else is to be done."""
     import termios  # noqa: F401 - these for the imports to come
 
-    from koala_adapter.vjm.agent import results  # noqa: F401
-    from koala_adapter.vjm.agent import task as tasklist  # noqa: F401
+    from koala_adapter.vjm.agent import results, task  # noqa: F401
 
 
 class Agent:
