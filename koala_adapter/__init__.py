@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Co-allocation of parallel jobs over unmodified batch systems.
+"""Co-allocation of parallel jobs over unmodified batch systems: the interface for Python programs.
 
-``import koala_adapter as koala`` gives a program what the command line gives a person: docs/python.md. What is named in
-``__all__`` stays; it is imported when it is first used, so that importing this package costs nothing.
+``import koala_adapter as koala`` offers programs what the command ``koala`` offers users; docs/python.md is the manual.
+The names in ``__all__`` are the stable interface. Each is imported when it is first used (PEP 562), so importing the
+package itself costs almost nothing.
 """
 
 TYPE_CHECKING = False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every exception of koala-adapter, in one tree, so that a caller can catch as much or as little as it means to.
+"""Exceptions and exit statuses of koala-adapter: one tree of exceptions below ``KoalaError``.
 
-Each error says what went wrong in its message and what to do about it in ``hint``; ``transient`` tells whether the
-same request may succeed later, and ``exit_code`` is what the command line ends with.
+The message of an error says what went wrong, its ``hint`` names the remedy. ``transient`` tells whether the same
+request may succeed later; ``exit_code`` is the exit status of the command line.
 """
 
 from __future__ import annotations

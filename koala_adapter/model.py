@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nouns of koala-adapter as immutable values: jobs and their components, clusters, nodes, LRM jobs, placeholders.
+"""Immutable values for jobs, components, clusters, nodes, jobs of a batch system and placeholders.
 
-Units: time is in seconds (points in time are seconds since the epoch), memory in MiB, size in processors. One
-placeholder holds one processor.
+Units: times are in seconds (points in time since the epoch), memory in MiB, sizes in processors. One placeholder holds
+one processor. ``EndReason`` and ``TaskEnd`` are defined in :mod:`koala_adapter.outcome` and exported here, too.
 """
 
 from __future__ import annotations

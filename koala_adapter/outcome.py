@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of a job and of a placeholder, and how a job ended."""
+"""How processes, placeholders and jobs end, and the states of jobs and placeholders.
+
+In order: the reasons of an end, the end of one process, the states, and the outcome of a whole job with its exit
+status. Kept apart from :mod:`koala_adapter.model` and without heavy imports, because clients load it to show a job.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ from enum import StrEnum
 
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST, EXIT_NOT_PLACED, EXIT_REFUSED, EXIT_WALLTIME
 
-# -- Endreason -----------------------------------------------------------------------------------------------
-# Why something ended: shared by the reports of jobs and :mod:`koala_adapter.model`, apart to be quick to import.
+# -- Reasons of an end ---------------------------------------------------------------------------------------
+# Shared by the reports of jobs and by :mod:`koala_adapter.model`.
 
 
 class EndReason(StrEnum):
@@ -26,7 +30,7 @@ class EndReason(StrEnum):
     NOT_PLACED = "not placed"
 
 
-# -- How a process on a node ended, as its agent tells it ----------------------------------------------------
+# -- End of one process, as reported by its agent ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,7 @@ class TaskEnd:
         return 128 + self.signal if self.signal is not None else 1
 
 
-# -- Outcome -------------------------------------------------------------------------------------------------
+# -- States of jobs and placeholders, and the outcome of a job -----------------------------------------------
 
 NOT_SEEN = "not seen yet"
 """Why nothing is placed on a cluster that has not been polled."""

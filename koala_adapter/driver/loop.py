@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The event loop: an event is journaled, then the scheduler handles it, then its actions are carried out.
+"""The event loop: an event is journaled, then handled by the scheduler, then its actions are carried out.
 
-While the journal cannot be written nothing of that happens: events wait here, in their order, and so do actions that
-need the journal, until it can be written again. What users ask for is refused meanwhile.
-
-A snapshot of the scheduler's state is written group by group, while its owner answers whoever only asks. The state must
-not change before its end, so events wait here until then, too.
-
-An event on which the scheduler fails, which is a defect of ours, is set aside: the state that it left half changed is
-given up, and built again from the journal without it.
+While the journal cannot be written, nothing of that happens: events, and actions that need the journal, wait in order,
+and requests of users are refused. Events also wait while a snapshot is written group by group, because the state must
+not change before its end; read-only requests are answered meanwhile. An event on which the scheduler fails (a defect of
+koala) is set aside: the state, which may be half changed, is dropped and rebuilt from the journal without that event.
 """
 
 from __future__ import annotations
@@ -35,8 +31,8 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import State
 
 
-# -- Effector ------------------------------------------------------------------------------------------------
-# What carries out the scheduler's actions: one method for each kind, so that none can be forgotten. Pure.
+# -- The effector: carries out actions -----------------------------------------------------------------------
+# One method for each kind of action, so that none can be forgotten. The dispatch itself is pure.
 
 
 class Effector(Protocol):
@@ -113,7 +109,7 @@ def carry_out(action: Action, effector: Effector) -> None:  # noqa: C901, PLR091
             assert_never(action)
 
 
-# -- Loop ----------------------------------------------------------------------------------------------------
+# -- The loop ------------------------------------------------------------------------------------------------
 
 POSTPONEMENT = 60.0
 """Seconds for which the timers are put off on which the scheduler failed."""

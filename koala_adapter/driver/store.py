@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the scheduler's state from its journal, without the events on which the scheduler fails."""
+"""The journal as the loop needs it: its interface, rebuilding a state from it, and a journal in memory.
+
+A state is rebuilt from the latest snapshot and the later events, without those on which the scheduler fails.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,10 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
 
-
-if TYPE_CHECKING:
     MakeScheduler: TypeAlias = Callable[[State | None], Scheduler]
+
+
+# -- Rebuilding the scheduler's state from a journal ---------------------------------------------------------
 
 MOST_FAILURES = 10
 """Events of one journal that may fail when they are replayed: beyond that the journal and this program do not fit."""
@@ -180,7 +184,8 @@ def report_defect(number: int, event: Event, failure: str) -> None:
     )
 
 
-# -- A journal in memory, for whatever ends with its process: simulations and tests --------------------------
+# -- A journal in memory -------------------------------------------------------------------------------------
+# For drivers that need no recovery: simulations and tests.
 
 
 class MemoryStore:

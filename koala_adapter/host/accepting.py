@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serving whoever connects, in a way that no want of descriptors ends.
+"""Accepting stream connections under load: admission control of unproven peers, and the accept loop.
 
-Whoever can reach a port can open connections until this process, or the machine, has no descriptors left. Then
-accepting fails (accept(2)); it is tried again a moment later, when some of them have gone.
+Any client that reaches a port can open connections until this process, or the machine, has no descriptors left.
+Admission control bounds the connections without a proof of identity. When accepting fails for want of descriptors
+(accept(2)), the loop tries again a moment later.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from anyio.abc import Listener, SocketStream, TaskGroup
 
 
-# -- Admission control of ports: how many peers may be connected without a proof, and for how long -----------
-# Whoever can reach the port can open connections. Without a bound they would use up memory and descriptors; with a
-# bound alone they would keep the agents out. So there is room for a number of them, each has its time, and when the
-# room is full the one that has stood longest must go as soon as it had a fair chance.
+# -- Admission control: how many unproven peers, and for how long --------------------------------------------
+# Without a bound, connections of strangers would use up memory and descriptors; with a bound alone they would keep
+# agents out. So the places are limited, each peer has a time limit, and when all places are taken the oldest peer has
+# to leave as soon as it had a fair chance.
 
 
 class Admission:
@@ -65,7 +66,7 @@ class Admission:
                 self._left = anyio.Event()
 
 
-# -- Accepting -----------------------------------------------------------------------------------------------
+# -- The accept loop -----------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
     Handle = Callable[[SocketStream], Coroutine[Any, Any, None]]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service clock: seconds that only go forward, however the time of day of this machine is set.
+"""The service clock: seconds that never go back, however the time of day of this machine is set.
 
-It begins at the time of day and goes on by the time since the machine was booted, which counts suspension and is never
-set. A restart of the service on the same boot continues exactly; after another boot the time of day says how long the
-machine was away. People are shown the time of day that belongs to a time of this clock *now*, so that what they read
-agrees with the clock on their wall.
+It begins at the time of day and advances with the time since boot, which counts suspension and is never set. After a
+restart of the service on the same boot it continues exactly; after a reboot the time of day tells how long the machine
+was down. Users are shown the time of day that a time of this clock corresponds to *now*, so that it agrees with their
+own clocks.
 """
 
 from __future__ import annotations

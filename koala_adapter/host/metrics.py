@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every metric that koala tells, by who tells it: names, meanings, labels. docs/metrics.md is made from this.
+"""Metrics of koala: the list of all metrics, counting them in one process, and their OpenMetrics text.
 
-Labels have few values: names of clusters, states, programs and verbs; never jobs or users.
+In order: the metrics by the command that exports them (docs/metrics.md is made from this list), the meter that counts,
+what every process counts, and the OpenMetrics text. Labels have few values: names of clusters, states, programs and
+verbs; never jobs or users.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric as Family
 
+
+# -- The list of all metrics ---------------------------------------------------------------------------------
 
 QUICK = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Bounds of times that an answer takes, seconds."""
@@ -73,7 +77,7 @@ def _histogram(name: str, meaning: str, *labels: str, bounds: tuple[float, ...])
     return Metric(name=f"koala_{name}", kind=Kind.HISTOGRAM, help=meaning, labels=labels, bounds=bounds)
 
 
-# ---- whoever asks a batch system -----------------------------------------------------------------------------------
+# ---- every process that asks a batch system -------------------------------------------------------------------------
 
 VERSION = _gauge("info", "Always 1: which koala this is, and what it does (serve, schedule, wiki).", "version", "role")
 STARTED_AT = _gauge("start_time_seconds", "When this process began, in seconds since 1970.")
@@ -175,7 +179,8 @@ WIKI = (WIKI_SECONDS, WIKI_REFUSALS)
 ALL = (*COMMON, *SERVE, *SCHEDULE, *WIKI)
 
 
-# -- Counts: cheap while nobody asks, within bounds whatever is counted --------------------------------------
+# -- The meter of one process --------------------------------------------------------------------------------
+# Counting is cheap between readings, and the number of series is bounded whatever is counted.
 
 MOST_SERIES = 1000
 """Sets of label values that one metric may have; what comes beyond counts together."""
@@ -257,7 +262,7 @@ def _bounded(known: Mapping[tuple[str, ...], object], labels: tuple[str, ...]) -
     return labels if labels in known or len(known) < MOST_SERIES else (OTHER,) * len(labels)
 
 
-# -- What every process of koala counts: who it is, and what it asks of batch systems ------------------------
+# -- What every process counts: its version, and requests to batch systems -----------------------------------
 
 
 class CountedWindow(Protocol):
@@ -318,8 +323,8 @@ def _ran(meter: Meter, cluster: str, program: str, seconds: float, failure: str)
         meter.add(COMMAND_ERRORS, cluster, command, failure)
 
 
-# -- Exposition ----------------------------------------------------------------------------------------------
-# What a meter has counted as OpenMetrics text, made by prometheus-client, which is imported with the first reading.
+# -- OpenMetrics text ----------------------------------------------------------------------------------------
+# Made by prometheus-client, which is imported with the first reading.
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers ``GET /metrics``, and nothing else, with bounds on everything that whoever connects can do."""
+"""HTTP endpoint for ``GET /metrics`` only, with bounds on the connections, size and time of clients."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories for secrets: nothing on the way to them may be another user's to replace.
+"""Directories for secrets: no other user may be able to replace any part of the path.
 
-Whoever may write to a directory can put a link, or a directory of another, in the place of what is in it; in a sticky
-directory such as /tmp, in the place of what is not there yet. So, as ssh does (StrictModes, sshd_config(5)), every
-directory on the way must be root's or ours, and writable for nobody else; where it is sticky, what we use in it must be
-root's or ours. Links are followed one by one under the same rule, so that those of our own, and of root, may be used.
+A user who can write to a directory can replace what is in it by a link or a directory; in a sticky directory such as
+/tmp, what is not there yet. So, as in ssh (StrictModes, sshd_config(5)), every directory on the way must belong to root
+or to this user and be writable for no others; where it is sticky, the entry that is used must belong to root or to this
+user. Links are followed one by one under the same rule.
 """
 
 from __future__ import annotations

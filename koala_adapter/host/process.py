@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What systemd is told by a service that it started: that it serves, that it lives, that it ends (sd_notify(3)).
+"""Supervision of this process: notifications to systemd (sd_notify(3)), and stopping on a signal.
 
-Where nothing is to be told, because somebody else started the program, nothing is.
+Where systemd has not started the program, notifications do nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+
+# -- Notifications to systemd: ready, alive, stopping --------------------------------------------------------
 
 SIGNS_PER_LIMIT = 3
 """Signs of life within the time after which systemd takes a service for dead: one may be late."""
@@ -68,7 +70,7 @@ def _watchdog_limit(environment: Mapping[str, str]) -> float | None:
     return limit * MICROSECOND if limit > 0 else None
 
 
-# -- How a command that serves until it is stopped hears of that, and tells systemd that it lives ------------
+# -- Stopping a server on a signal, and signs of life while it serves ----------------------------------------
 
 
 async def stop_on_signal(scope: anyio.CancelScope) -> None:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an address is for this machine alone."""
+"""Addresses, ports and Unix sockets of this machine, with the standard library only.
+
+In order: loopback addresses, choosing a free TCP port, and Unix sockets: paths that the kernel accepts, and the user at
+the other end.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# -- Loopback addresses --------------------------------------------------------------------------------------
+
+
 def is_loopback(address: str) -> bool:
     """Tell whether only this machine can connect to an address."""
     with suppress(ValueError):
@@ -25,7 +32,7 @@ def is_loopback(address: str) -> bool:
     return address == "localhost"
 
 
-# -- A TCP port for somebody who needs one soon --------------------------------------------------------------
+# -- Choosing a TCP port -------------------------------------------------------------------------------------
 
 LASTING_PORTS = range(20_000, 32_768)
 """For who must be found at the same port after a restart: below the range from which Linux serves outgoing connections
@@ -54,7 +61,7 @@ def _tried(port: int) -> int:
         return int(listener.getsockname()[1])
 
 
-# -- Unix sockets of ours: paths that the kernel takes, and who is at the other end --------------------------
+# -- Unix sockets: paths that the kernel accepts, and the user of the peer -----------------------------------
 
 LONGEST_SOCKET_PATH = 107
 """Bytes of sun_path less the closing zero, unix(7)."""

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a plugin, and the registry that finds plugins: all that a third party needs to know.
+"""Batch systems (LRMs): the contract of a plugin, finding installed plugins, and what all plugins use.
 
-Beside it, for plugins that run commands: :mod:`koala_adapter.lrm.commands`.
+The names in ``__all__`` are the door for authors of plugins. Beside them: ``commands`` for plugins that run commands,
+``rate`` for bounds of requests, ``listing`` and ``starts`` for the parts of koala that use plugins, and ``drmaa`` for
+submitting through a DRMAA library.
 """
 
 TYPE_CHECKING = False

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running an LRM's commands: list of arguments in, bytes out, bounded in time and in rate, environment built anew.
+"""Running the commands of a batch system: bounded in time and rate, in a clean environment, with typed errors.
 
-Shared by all command-driven plugins, so that none can forget a time-out or leak our environment into a batch system.
+In order: the runner of commands (a list of arguments in, bytes out), then the base for plugins of batch systems that
+are driven by commands. All such plugins share it, so none can forget a time-out or pass koala's environment on.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import ByteReceiveStream
 
+
+# -- Running one command -------------------------------------------------------------------------------------
 
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
@@ -244,11 +247,9 @@ async def _communicate(argv: Sequence[str], stdin: bytes, environment: Mapping[s
     return process.returncode or 0, output["stdout"], output["stderr"]
 
 
-# -- Commandsystem -------------------------------------------------------------------------------------------
-# A base for plugins of batch systems that are driven by commands: what they all need beside building and parsing.
-#
-# A plugin says which directory, environment and time-out its commands have and what their complaints mean; it builds
-# command lines and parses output in functions of its own, and nothing else of it runs anything.
+# -- Base for plugins of batch systems that are driven by commands -------------------------------------------
+# A plugin says which directory, environment and time-out its commands have and what their complaints mean. It builds
+# command lines and parses output in functions of its own; only the base runs commands.
 
 T = TypeVar("T")
 

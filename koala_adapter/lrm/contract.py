@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract between koala-adapter and a local resource manager (LRM).
+"""The contract between koala and a plugin for a local resource manager (LRM), and finding installed plugins.
 
-A plugin package declares an entry point in the group ``koala_adapter.plugins`` that names a
-:class:`PluginDefinition`. The definition says what the plugin is called, which settings a site file may give it, what
-it can do, and how to make a :class:`Lrm` for one cluster. Ours use nothing that a third party's could not.
+A plugin package declares an entry point in the group ``koala_adapter.plugins`` that names a :class:`PluginDefinition`.
+The definition says what the plugin is called, which settings a site file may give it, what it can do, and how to make a
+:class:`Lrm` for one cluster. Koala's own plugins use nothing that others could not. In order: a site's changes to
+submissions, discovery of clusters for ``koala init``, the contract itself, entry points, loading of plugins.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
 
 
-# -- What a site wants changed in the submissions of koala to a cluster --------------------------------------
+# -- Changes that a site makes to all submissions to a cluster -----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +47,10 @@ class Directives:
     """Pairs (flag as we write it, flag as this site wants it)."""
 
 
-# -- How a plugin tells which batch systems of its kind this host can reach, for ``koala init`` --------------
-# A definition may have a function ``discover``: it looks at environment variables and files, and asks at most a
-# command or two. Whether what it found answers, and takes jobs, the core tries afterwards with the contract's own
-# methods.
+# -- Discovery: which batch systems can be reached from this host --------------------------------------------
+# For ``koala init``. A definition may have a function ``discover``: it looks at environment variables and files, and
+# runs at most a command or two. The core then tries with the methods of the contract whether a found cluster answers
+# and takes jobs.
 
 COMMAND_TIME = 10.0
 """Seconds that a command may take: somebody waits for the answer."""
@@ -135,7 +136,7 @@ def readable_text(path: Path) -> str:
         return ""
 
 
-# -- Contract ------------------------------------------------------------------------------------------------
+# -- The contract: capabilities, submissions, checks, LRM, definition ----------------------------------------
 
 INTERFACE_VERSION = 1
 NOWHERE = "/dev/null"
@@ -466,8 +467,7 @@ class PluginDefinition:
     interface_version: int = INTERFACE_VERSION
 
 
-# -- Entrypoints ---------------------------------------------------------------------------------------------
-# The entry points of all installed distributions: what others have added to koala is found by them.
+# -- Entry points of all installed distributions -------------------------------------------------------------
 
 
 @cache
@@ -477,7 +477,7 @@ def installed_entry_points() -> metadata.EntryPoints:
     return cast("metadata.EntryPoints", metadata.entry_points())
 
 
-# -- Finds the installed plugins by their entry points, and refuses those that break the contract ------------
+# -- Finding installed plugins; refusing those that break the contract ---------------------------------------
 
 ENTRY_POINT_GROUP = "koala_adapter.plugins"
 

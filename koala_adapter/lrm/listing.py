@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a batch system lists at one time, and how it is asked."""
+"""Listings of a batch system: which jobs are koala's, what was listed, what waits, and shared looks.
+
+In order: which jobs of a listing are placeholders of this service, the listing itself and reading it, waiting jobs that
+need processors, and the watcher, which makes one look serve all callers.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +29,11 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob, LrmJobId, Node, Queue
 
 
-# -- Which jobs of a listing are ours. Pure ------------------------------------------------------------------
-# A job's name is public, and anybody may give jobs of his own the same one. So a job is ours when its name is one of
-# ours, its user is the one who runs this service, and, once the LRM has told us the id of that placeholder, its id is
-# that one. A user that the LRM does not tell proves nothing: such a job is believed to be a placeholder of ours only
-# by its id; it is never adopted by its name alone, and never cancelled as an orphan.
+# -- Which jobs of a listing are placeholders of this service ------------------------------------------------
+# A job's name is public, and any user may give the same name to jobs. So a job is a placeholder of this service when
+# its name is one, its user is the one who runs this service, and, once the LRM has told the id of that placeholder, its
+# id is that one. A user that the LRM does not tell proves nothing: such a job is believed to be a placeholder only by
+# its id; it is never adopted by its name alone, and never cancelled as an orphan. These functions are pure.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,7 @@ def _rank(job: LrmJob) -> tuple[bool, float]:
     return job.state is not LrmJobState.ENDED, job.submitted_at or 0.0
 
 
-# -- Listing -------------------------------------------------------------------------------------------------
+# -- The listing, and reading it -----------------------------------------------------------------------------
 
 log = structlog.get_logger()
 
@@ -175,7 +179,8 @@ async def read_listing(
     return Listing(read_at=read_at, jobs=jobs, nodes=nodes, offset=offset)
 
 
-# -- What waits in a batch system's own queue for processors that come free. Pure ----------------------------
+# -- Waiting jobs that need processors -----------------------------------------------------------------------
+# These functions are pure.
 
 MOST_TOLD = 100
 """What waits behind so many others is not for now."""
@@ -213,7 +218,7 @@ def _may_run_on(job: LrmJob, node: Node) -> bool:
     return node.name not in job.excluded_nodes
 
 
-# -- One look at a batch system for all who want one, and fewer looks while it does not answer ---------------
+# -- The watcher: one look for all callers, and fewer while it fails -----------------------------------------
 
 T = TypeVar("T")
 

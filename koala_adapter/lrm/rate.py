@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Safety rails as pure values: how many requests a minute may go to an LRM, and when to stop asking a failing one.
+"""Bounds of requests to an LRM: a window of one minute, pauses between polls, a circuit breaker.
 
-Time (seconds, any monotonic origin) is always given by the caller.
+The first part consists of plain values that are given the time (seconds, any monotonic origin). The second part shares
+a window between all processes of a user on this host that ask the same batch system.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+
+# -- Request window, poll pace and circuit breaker of one process --------------------------------------------
 
 WINDOW = 60.0
 SHORTEST_PAUSE = 0.5
@@ -122,9 +125,9 @@ class CircuitBreaker:
             self._retry_at = now + min(self._longest_pause, self._first_pause * 2.0**beyond)
 
 
-# -- One window of requests for all processes of a user on this host that ask the same batch system ----------
-# A batch system's administrators count what an account sends, not which of its processes sends it. So the times of the
-# last minute's requests stand in a small file for each batch system, which whoever is about to ask locks for a moment.
+# -- A window shared by all processes of a user on this host -------------------------------------------------
+# Administrators of a batch system count the requests of an account, not of its processes. So the times of the last
+# minute's requests are kept in a small file for each batch system, which a process locks for a moment before it asks.
 # Where the file cannot be used, each process still keeps within the bound by itself.
 
 LOCKED_PAUSE = 0.005

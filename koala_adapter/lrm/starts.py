@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The starts of one batch system's held jobs: how far each has come, judged by what is listed. Pure.
+"""Starting held jobs of a batch system on chosen nodes, for `koala schedule` and for WIKI.
 
-Every start that was asked for comes to one end: the job is seen to run and the plugin is told so (``confirm_start``),
-or the job is taken back (``undo_start``). The plugin gives back with either what it had reserved for the start.
+Every start comes to one end: the job is seen to run and the plugin is told so (``confirm_start``), or the job is taken
+back (``undo_start``). With either the plugin releases what it had reserved for the start. In order: the log of starts
+on disk, the progress of all starts as judged by listings, and the starter, which acts on the batch system.
 """
 
 from __future__ import annotations
@@ -37,11 +38,10 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob, Node
 
 
-# -- Startlog ------------------------------------------------------------------------------------------------
-# The starts that are under way, on disk before they are asked for: those of `koala schedule` and of WIKI.
-#
-# Together with ``start_on``, which acts on held jobs only, this makes a kill at any moment harmless: what is on record
-# and still held may be started again, what was released and did not start is held again, what runs is left running.
+# -- The log of starts: on disk before a start is asked for --------------------------------------------------
+# Together with ``start_on``, which acts on held jobs only, this makes a kill at any moment harmless: a job on record
+# and still held may be started again, one that was released and did not start is held again, one that runs is left
+# running.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,8 @@ class StartLog:
         self._database.close()
 
 
-# -- Starts --------------------------------------------------------------------------------------------------
+# -- Progress of starts, judged by what is listed ------------------------------------------------------------
+# This part is pure: listings and times come in, decisions go out.
 
 Layout: TypeAlias = "tuple[tuple[str, int], ...]"
 
@@ -466,12 +467,10 @@ def by_id(jobs: Iterable[LrmJob]) -> Mapping[LrmJobId, LrmJob]:
     return {job.id: job for job in jobs}
 
 
-# -- Starter -------------------------------------------------------------------------------------------------
-# Starts held jobs on chosen nodes and sees each start to its end: for `koala schedule` and for WIKI.
-#
-# A start is put on record, asked for, and judged by listings that others look at anyway; nothing is asked per job.
-# What does not start in time is held again and freed from its nodes; what runs is made to come back in hold should its
-# batch system queue it again. A kill at any moment is answered by the record and the next listing.
+# -- The starter: asks the batch system for starts, and undoes failed ones -----------------------------------
+# A start is put on record, asked for, and judged by listings that are made anyway; no request is made for a single job.
+# A job that does not start in time is held again and freed from its nodes; one that runs is made to come back in hold
+# if its batch system queues it again. After a kill at any moment the record and the next listing tell what to do.
 
 AT_ONCE = 8
 """Starts that are asked for at the same time."""

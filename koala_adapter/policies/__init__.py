@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies that a site brings along: how they are defined, found by their entry points, and made.
+"""Policies that a site installs: their definition by entry points, loading them, and checking their answers.
 
-What decides is handed what is found here; it does not look for it.
+This module is the door for authors of policies: an entry point of the group ``koala_adapter.policies`` names a
+:class:`PolicyDefinition`. ``loading`` finds and makes the installed policies, ``checked`` verifies what they answer.
+The scheduler and the queues are given the policies; they do not look for them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A site's own placement policy, whose answers are looked at before anything is done by them. Pure."""
+"""Checks of answers of a site's own policies before they are followed: placement, malleability, queue.
+
+Each part wraps a policy of the site in one of the same interface. All three only compute; they read no files and no
+clock.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
     from koala_adapter.queueing.queue import PriorityWeights
     from koala_adapter.scheduler.malleable.policies import J, RunningJobs, Step
     from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult
+
+
+# -- Placement: does the answer place all components within the room? ----------------------------------------
 
 
 class CheckedPlacement(PlacementPolicy):
@@ -49,10 +56,10 @@ def placement_problem(
     result: object, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
 ) -> str:
     """Return what is wrong with an answer, as it goes on after "it"; nothing when it can be followed."""
-    return next(_problems(result, requests, views), "")
+    return next(_placement_problems(result, requests, views), "")
 
 
-def _problems(
+def _placement_problems(
     result: object, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
 ) -> Iterator[str]:
     """Yield what is wrong; only the first counts, as what is looked at next relies on what was looked at before."""
@@ -131,9 +138,9 @@ def _shown(value: object) -> str:
     return repr(value) if isinstance(value, str | int | float | None) else _kind(value)
 
 
-# -- A site's own malleability policy, whose messages are looked at before they are sent. Pure ---------------
-# What an application cannot do it declines, so a message may ask for more than its bounds allow, but never for more
-# than is there, and never one that has declined already: else a step would not come to an end.
+# -- Malleability: can the messages of a round be sent? ------------------------------------------------------
+# An application declines what it cannot do, so a message may ask for more than its bounds allow. It may never ask for
+# more than there is, nor ask an application that has declined already: otherwise a step would not end.
 
 MOST_ROUNDS = 10_000
 """Of one step: a policy that rebalances could take and give for ever."""
@@ -172,12 +179,10 @@ class CheckedMalleability(MalleabilityPolicy):
 
 def messages_problem(answer: object, running: RunningJobs[J], step: Step, *, rebalances: bool) -> str:
     """Return what is wrong with a round of messages, as it goes on after "it"; nothing when it can be sent."""
-    return next(_problems_of_checkedmalleability(answer, running, step, rebalances=rebalances), "")
+    return next(_message_problems(answer, running, step, rebalances=rebalances), "")
 
 
-def _problems_of_checkedmalleability(
-    answer: object, running: RunningJobs[J], step: Step, *, rebalances: bool
-) -> Iterator[str]:
+def _message_problems(answer: object, running: RunningJobs[J], step: Step, *, rebalances: bool) -> Iterator[str]:
     """Yield what is wrong; only the first counts, as what is looked at next relies on what was looked at before."""
     if not isinstance(answer, list | tuple):
         yield f"is a {type(answer).__name__}, not a list of jobs with numbers of processors"
@@ -219,11 +224,9 @@ def _problems_of_amount(job: MalleableJob, amount: object, step: Step, *, rebala
         yield f"asks a job of {job.size} processors, which needs {job.minimum}, to give up {-amount}"
 
 
-# -- Checkedqueue --------------------------------------------------------------------------------------------
-# The queue of one cluster under a site's own policy, whose answers are looked at before anything starts. Pure.
-#
-# What waits, runs and is free is counted here, too. A policy that starts what does not wait, or more than is free, or
-# fails, starts nothing in that pass; in the next one it is made anew and told all that is known here.
+# -- The queue of one cluster: may the chosen jobs start? ----------------------------------------------------
+# Waiting and running jobs and free processors are counted here as well. A policy that starts a job that does not wait,
+# or more than is free, or that fails, starts nothing in that pass; in the next pass it is made anew and told all jobs.
 
 T = TypeVar("T")
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the installed policies, ready to be handed to what decides: the scheduler, or the queue of one cluster."""
+"""Installed policies: found by their entry points, checked against the contract, and made for their users.
+
+The made policies are handed to the scheduler or to the queue of one cluster.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from koala_adapter.queueing.backfill import MakeQueue
 
 
-# -- Finds the policies of installed distributions, and refuses definitions that break the contract ----------
+# -- Finding installed policies; refusing invalid definitions ------------------------------------------------
 
 HINT = "see `koala docs policies`"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}", re.ASCII)
@@ -113,7 +116,7 @@ def _problem(name: str, definition: PolicyDefinition) -> str:
     return "" if callable(definition.factory) else "factory must be callable"
 
 
-# -- Loading -------------------------------------------------------------------------------------------------
+# -- Making policies for the scheduler and for the queues of clusters ----------------------------------------
 
 
 def load_policies(entry_points: Iterable[EntryPoint] | None = None) -> Policies:

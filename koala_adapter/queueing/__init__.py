@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of one cluster's own queue: the policies that rank and backfill its jobs. Pure."""
+"""The order of one cluster's own queue: priorities, backfill policies and Maui's policies. Pure.
+
+The door is :func:`koala_adapter.queueing.backfill.make_cluster_scheduler`, which makes the queue of a cluster under a
+policy by its name. The same code orders a real batch system (``koala schedule``) and a simulated one
+(``koala simulate``).
+"""

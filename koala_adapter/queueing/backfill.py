@@ -1,7 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policies of one cluster that look at the head of the queue only: FCFS, EASY, and Metacluster's simple backfill.
+"""Backfill policies of one cluster by name: FCFS, EASY, Metacluster's, conservative backfill. Pure.
 
-Pure: the same code orders a real batch system (``koala schedule``) and a simulated one (``koala simulate``).
+The policies are defined in this order; :func:`make_cluster_scheduler` at the end also makes those of Maui. The same
+code orders a real batch system (``koala schedule``) and a simulated one (``koala simulate``). For each instant at which
+something happens, a driver does the following:
+
+1. Report all of it: :meth:`ClusterScheduler.end` for each job that ended, :meth:`ClusterScheduler.submit` for each job
+   that arrived, and ``withdraw``, ``revise``, ``resize`` or ``adopt`` as needed.
+2. Ask once, ``for job in scheduler.schedule(now)``, and start each job; it counts as running from then on.
+3. Come back at ``scheduler.wake_at`` if nothing happens before (infinity for all policies but conservative).
+
+>>> cluster = make_cluster_scheduler("easy", 4)
+>>> for job in (LocalJob("a", 3, 100, 0), LocalJob("b", 4, 10, 1), LocalJob("c", 1, 99, 1)):
+...     cluster.submit(job)
+>>> [job.id for job in cluster.schedule(1)]
+['a', 'c']
+>>> cluster.reservation(cluster.waiting[0], 1).start
+101
 """
 
 from __future__ import annotations
@@ -30,6 +45,9 @@ __all__ = [
     "Reservation",
     "make_cluster_scheduler",
 ]
+
+
+# -- FCFS, EASY and Metacluster: policies that consider the head only ----------------------------------------
 
 
 class Fcfs(ClusterScheduler):
@@ -143,8 +161,8 @@ class Easy(Fcfs):
         return started
 
 
-# -- Conservative --------------------------------------------------------------------------------------------
-# Conservative backfill: every waiting job has a reservation, and nobody may be started who delays one. Pure.
+# -- Conservative backfill -----------------------------------------------------------------------------------
+# Every waiting job has a reservation, and no job may be started that delays one.
 
 TRIES = 50_000
 """Gaps that one compression tries at most: about a tenth of a second."""
@@ -312,24 +330,7 @@ class Conservative(ClusterScheduler):
             job.reserved_at = inf
 
 
-# -- Policies ------------------------------------------------------------------------------------------------
-# Scheduling of one cluster: the interface for whoever drives it, and the factory of its policies. Pure.
-#
-# A driver, live or simulated, does for every instant at which something happens:
-#
-# 1. tell all of it: :meth:`ClusterScheduler.end` for each job that ended, :meth:`ClusterScheduler.submit` for each
-#    that
-#    came, and whatever else (``withdraw``, ``revise``, ``resize``, ``adopt``);
-# 2. ask once: ``for job in scheduler.schedule(now)``: start it; it counts as running from now on;
-# 3. come back at ``scheduler.wake_at`` if nothing happens before (infinity for all policies but conservative).
-#
-# >>> cluster = make_cluster_scheduler("easy", 4)
-# >>> for job in (LocalJob("a", 3, 100, 0), LocalJob("b", 4, 10, 1), LocalJob("c", 1, 99, 1)):
-# ...     cluster.submit(job)
-# >>> [job.id for job in cluster.schedule(1)]
-# ['a', 'c']
-# >>> cluster.reservation(cluster.waiting[0], 1).start
-# 101
+# -- Policies by name ----------------------------------------------------------------------------------------
 
 POLICIES = ("fcfs", "easy", "conservative", "firstfit", "bestfit", "greedy", "metacluster")
 """Names of the policies of one cluster."""

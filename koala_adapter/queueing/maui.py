@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maui's backfill: FIRSTFIT, BESTFIT and GREEDY, with a metric and a reservation depth. Pure.
+"""Maui's backfill policies FIRSTFIT, BESTFIT and GREEDY, with a metric and a reservation depth. Pure.
 
-A pass starts jobs in the order of the queue until one does not fit; then the first jobs that cannot start now get a
-reservation, as many as the reservation depth says; what is idle now and not needed by a reservation is the *gap*, and
-the policy chooses which of the jobs further back fill it. (Maui administrator's guide, backfill; Gergel 2011.)
+A pass starts jobs in the order of the queue until one does not fit. Then the first jobs that cannot start now get a
+reservation, as many as the reservation depth says. The processors that are idle now and not needed by a reservation are
+the *gap*, and the policy chooses the later jobs that fill it. (Maui administrator's guide, backfill; Gergel 2011.)
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many processors are free at each future time: the profile that reservations are made in. Pure.
+"""Free processors over future time: the profile in which reservations are made. Pure.
 
 A step function of time, kept as breakpoints in blocks of at most :data:`BLOCK`. Each block knows its highest and lowest
-level relative to the level before it, so that a search passes over whole blocks, and a change touches two of them: with
-ten thousand reservations both cost microseconds, where a plain list would cost milliseconds.
+level relative to the level before it, so that a search skips whole blocks and a change touches two of them: with ten
+thousand reservations both take microseconds, where a plain list would take milliseconds. A second class searches the
+profile for the earliest starts of many jobs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of one cluster's queue: a weighted sum of queue time, size and user share, as Maui and Slurm have it.
+"""The queue of one cluster: priorities of its jobs, and the base class of all scheduling policies. Pure.
 
-The time in the queue grows equally fast for all that wait, so it never changes who is before whom: a job's *rank* is
-therefore fixed when it is submitted, and only the share of its user, where that has a weight, is added at each pass.
+A priority is a weighted sum of queue time, size and user share, as in Maui and Slurm. The queue time grows equally fast
+for all waiting jobs and so never changes their order: the *rank* of a job is fixed when it is submitted, and only the
+share of its user, where that has a weight, is added at each pass.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+
+# -- Priority weights and user shares ------------------------------------------------------------------------
 
 HALF_LIFE = 86_400.0
 """Seconds in which what a user has used counts half."""
@@ -87,12 +90,9 @@ class UserShares:
         self._when = now
 
 
-# -- Local queue ---------------------------------------------------------------------------------------------
-# One cluster's own queue as its scheduler sees it: jobs of so many processors, what runs, what is free.
-#
-# Shared by all policies of :mod:`koala_adapter.queueing.backfill`: they differ in one method, :meth:`ClusterScheduler
-# .schedule`. Speed matters here, a simulation goes through these few lines a million times: plain lists, slots, no
-# copies. Pure: the time is always handed in.
+# -- Jobs of a cluster, and the base class of its policies ---------------------------------------------------
+# Policies differ in one method, ``ClusterScheduler.schedule``. Speed matters: a simulation executes these lines a
+# million times, so there are plain lists, slots and no copies. The time is always given by the caller.
 
 _rank = attrgetter("rank")
 _turn = attrgetter("turn")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runner ``adaptive``: processes that compute in step, and change together at one point of their progress. Pure.
+"""Runner ``adaptive``: processes that compute in step, and change together at one point of their progress.
 
 It is KOALA's MRunner for programs that use the application library (CoreGRID TR-0092). The scheduler's records say
-which change is under way; a coordinator for each component brings its processes to it.
+which change is under way; a coordinator for each component brings its processes to it. In order: notices of the end of
+the walltime, the membership by the records, the runner. All of it only computes.
 """
 
 from __future__ import annotations
@@ -24,15 +25,14 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import Change, Claim, JobRecord
 
 
-# -- Walltime ------------------------------------------------------------------------------------------------
-# DYNACO for the end of the walltime: an application with a library of its own keeps its size, and is told. Pure.
+# -- Notices of the end of the walltime ----------------------------------------------------------------------
+# An application with a library of its own keeps its size and is told (DYNACO). A process hears how long it may still
+# run as soon as it is in contact, again when that changes, and once more when the end is near; it also hears when that
+# will be, for the time in which it may be out of contact. Its reaction, such as writing its state to a file, is its own
+# decision. Nothing has to be remembered over a restart: a process that comes into contact again is told again.
 #
-# A process hears how long it may still run as soon as it is in contact, again when that changes, and once more when
-# the end is near; it is told, too, when that will be, for the time in which it may be out of contact. What it does
-# then is its own business, such as writing its state to a file. Nothing of this has to be remembered over a restart:
-# who comes into contact again is told again.
-#
-# Libraries of earlier versions do not know the note, and would complain of it: who wants it says so in its hello.
+# Libraries of earlier versions do not know the note and would complain of it; a process that wants it says so in its
+# hello.
 
 SLACK = 1.0
 """Seconds; an end that is known better than so is not told again."""
@@ -97,8 +97,7 @@ class WalltimeNotices:
         self._tells.extend(Tell(rank, said) for rank in sorted(ranks))
 
 
-# -- Membership ----------------------------------------------------------------------------------------------
-# The processes of an adaptive component, and the changes that are under way, from the scheduler's records. Pure.
+# -- Processes of a component and changes under way, from the records ----------------------------------------
 
 
 def signature(record: JobRecord) -> object:
@@ -178,7 +177,7 @@ def _place(rank: Rank, clusters: dict[str, str]) -> Place:
     )
 
 
-# -- Adaptive ------------------------------------------------------------------------------------------------
+# -- The runner ----------------------------------------------------------------------------------------------
 
 
 class AdaptiveRunner(GrowingRunner):

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DYNACO, execute, for processes that compute in step: all of them change at the same point of progress (AFPAC). Pure.
+"""Coordination of processes that compute in step: all of them change at the same point of progress. Pure.
 
-Each process counts the adaptation points that it has reached. The point of a change is one that none has reached yet:
-the largest count that any has told, and one (CoreGRID TR-0092). Nobody stops while it is being agreed upon; who has
-passed it meanwhile says so, and it is put further away, each time twice as far, as the points of a program may come
-faster than messages.
+This is DYNACO's execution with adaptation points of AFPAC (CoreGRID TR-0092). Each process counts the adaptation points
+that it has reached. The point of a change is one that none has reached yet: the largest count that was reported, plus
+one. No process stops while it is being agreed upon. A process that has passed it meanwhile says so, and the point is
+put further away, each time twice as far, because the points of a program may come faster than messages.
 
-What travels between koala and a process may get lost with a connection. A process says where it is on each new one,
+Messages between koala and a process may get lost with a connection. A process says where it is on each new connection,
 and is then told what it still has to know. What must not be forgotten is in the scheduler's records: that all stand at
-the point (before anybody is told to change), and that all are done (before anybody is told to go on). So after a
-restart a change that was begun is finished, and one that was not is agreed on anew.
+the point (before any is told to change), and that all are done (before any is told to go on). So after a restart a
+change that was begun is finished, and one that was not is agreed on anew.
+
+In order: the notes on the line to applications, the values that a coordinator takes and returns, one process, one
+change, the notes about members, the coordinator.
 """
 
 from __future__ import annotations
@@ -27,9 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-# -- Notes: what an application and koala say to each other beside negotiation templates. Pure ---------------
-# A note is one line: a verb, then words ``key=value`` with a space before each. Of a value every byte is percent-
-# encoded (RFC 3986) but letters, digits and ``._~:,/@[]-``. The application's end is ``koala_app.py``.
+# -- Notes: messages between an application and koala beside templates ---------------------------------------
+# A note is one line: a verb, then words ``key=value`` with a space before each. Of a value every byte is
+# percent-encoded (RFC 3986) except letters, digits and ``._~:,/@[]-``. The application's end is the library
+# ``koala_app.py``.
 
 LARGEST_NOTE = 65_536
 """Bytes."""
@@ -112,7 +116,7 @@ def listed(places: Iterable[Place]) -> str:
     )
 
 
-# -- What a coordinator of changes is told and what it tells: values. Pure -----------------------------------
+# -- Input and output of a coordinator, as values ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +217,7 @@ class Overdue:
 Report: TypeAlias = AllStand | AllDone | GivenUp | Complaint | Overdue
 
 
-# -- What koala knows of one process of an adaptive component, as it said last. Pure -------------------------
+# -- One process of an adaptive component, by its last messages ----------------------------------------------
 
 VERSION = 1
 """Of the notes."""
@@ -290,8 +294,7 @@ def process_of(hello: Note) -> Process:
     )
 
 
-# -- Changeunderway ------------------------------------------------------------------------------------------
-# DYNACO, execute: one change that processes make in step, how far it is, and for whom it waits. Pure.
+# -- One change under way: how far it is, and which processes it waits for -----------------------------------
 
 _ACTIVE = (Stand.RUNNING, Stand.ARMED, Stand.WAITING)
 
@@ -393,8 +396,7 @@ def who_has(ranks: Sequence[int]) -> str:
     return f"process {ranks[0]} has" if len(ranks) == 1 else f"processes {', '.join(map(str, ranks))} have"
 
 
-# -- Tidings -------------------------------------------------------------------------------------------------
-# The notes by which processes learn who the members are: at the beginning, and with each change. Pure.
+# -- Notes that tell processes the members, at first and at each change --------------------------------------
 
 
 def after(membership: Membership, wanted: WantedChange) -> tuple[int, ...]:
@@ -442,7 +444,7 @@ def _head(membership: Membership) -> str:
     return membership.head or membership.places[membership.members[0]].address
 
 
-# -- Coordinator ---------------------------------------------------------------------------------------------
+# -- The coordinator of one component ------------------------------------------------------------------------
 
 LAST_WORDS = 2.0
 """Seconds in which the processes can tell people why their job is about to end."""

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runner of launcher ``mpi``: all components form one MPI_COMM_WORLD under MPICH.
+"""Runners of launcher ``mpi`` under MPICH: one MPI_COMM_WORLD for all components, or spawned processes.
 
 ``mpiexec.hydra -launcher manual`` (MPICH's Hydra, "Using the Hydra Process Manager") prints, for each host, the command
-of the proxy that somebody must start there, and waits for the proxies to dial in: the placeholders play the part of the
-remote shell. mpiexec itself runs in the placeholder of rank 0. Each rank has a made-up host of its own, so that proxy,
+of the proxy to be started there, and waits for the proxies to dial in: the placeholders play the part of the remote
+shell. mpiexec itself runs in the placeholder of rank 0. Each rank has a made-up host of its own, so that proxy,
 placeholder and rank correspond one to one.
 
-Measured with MPICH 4.0.2: a rank that exits without MPI_Finalize is not noticed by mpiexec, the others hang; therefore
-each rank's shell tells how its program ended, on mpiexec's stdout; of a shell that is killed itself mpiexec tells, with
-the signal, before it exits. ``-genvnone`` lets each rank have its own proxy's
-environment; ``-wdir /`` because mpiexec would impose its own directory, which other nodes need not have. The program
-and its arguments go by each proxy's environment: mpiexec takes a lone ":" among them for the next program.
+Measured with MPICH 4.0.2: mpiexec does not notice a rank that exits without MPI_Finalize, and the others hang; so each
+rank's shell reports how its program ended, on mpiexec's stdout. Of a shell that is killed itself mpiexec reports the
+signal before it exits. ``-genvnone`` lets each rank have its own proxy's environment; ``-wdir /`` is given because
+mpiexec would impose its own directory, which other nodes need not have. The program and its arguments go by each
+proxy's environment: mpiexec takes a lone ":" among them for the next program.
 
 Programs that spawn processes (MPICH of PyPI 4.3.2 and 5.0.2; Debian's 4.0.2 cannot): for each MPI_Comm_spawn mpiexec
 prints the command of one more proxy, with a process group of its own and the proxy's number 0, but not the host that
-the program has asked for. So the program says that on mpiexec's output, too, and the k-th host said is that of
-process group k, however the two kinds of lines come to be mixed. mpiexec ends with the status of process group 0 only:
-when a process of another one is killed it says so, gives all others up, and ends with 0. That includes the shell of a
-rank between its last line and its exit. So a rank has ended when its proxy has, too, before which nobody may end the
-placeholder of one that leaves.
+the program has asked for. So the program also prints that on mpiexec's output, and the k-th printed host is that of
+process group k, however the two kinds of lines are mixed. mpiexec ends with the status of process group 0 only: when a
+process of another one is killed it says so, gives all others up, and ends with 0. That includes the shell of a rank
+between its last line and its exit. So a rank has ended only when its proxy has, too, and the placeholder of one that
+leaves must not be ended before.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from koala_adapter.runners.runner import Application
     from koala_adapter.scheduler.actions import Rank
 
+
+# -- MPI programs of fixed size ------------------------------------------------------------------------------
 
 LAUNCHER_TASK = "launcher"
 LONGEST_LINE = 64 * 1024
@@ -225,13 +227,11 @@ def _shell_end(status: int) -> TaskEnd:
     return TaskEnd(reason=EndReason.EXITED, exit_code=status)
 
 
-# -- Adaptivempi ---------------------------------------------------------------------------------------------
-# Runner ``adaptive`` of launcher ``mpi``: an MPI program whose processes are spawned one at a time. Pure.
-#
-# mpiexec starts the first process alone. That one speaks with koala for all of them and spawns the others, so that
-# each has an MPI_COMM_WORLD of its own: what shares one cannot leave alone, as MPI_Finalize waits for all of it. So
-# the change comes before the newcomers: their placeholders are held, and get mpiexec's proxies when the program
-# spawns.
+# -- MPI programs whose processes are spawned one at a time --------------------------------------------------
+# Runner ``adaptive`` of launcher ``mpi``. mpiexec starts the first process alone. That one speaks with koala for all of
+# them and spawns the others, so that each has an MPI_COMM_WORLD of its own: processes that share one cannot leave
+# alone, as MPI_Finalize waits for all of them. So the change comes before the newcomers: their placeholders are held,
+# and get mpiexec's proxies when the program spawns.
 
 
 class AdaptiveMpiRunner(AdaptiveRunner):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runner ``adaptive`` of launcher ``mpi`` where MPI cannot spawn: with each change the program is started anew. Pure.
+"""Runner ``adaptive`` of launcher ``mpi`` where MPI cannot spawn: each change restarts the program.
 
 The program keeps its state in files of a directory that all nodes share, and ends; mpiexec then starts it on the
 members of the other size. All of that happens between the placeholders, over that same directory: each runs a keeper, a

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a runner is: a pure translator between one job and the agents that hold its processors.
+"""The interface of runners, the runner of plain processes, and sending launches to agents.
 
-The scheduler says which rank goes into which placeholder; a runner says what each agent has to start, and what the
-tasks' starts and ends mean for the ranks. It keeps no state that cannot be told again: after a restart of the service
-the agents report their tasks, and the runner answers with what is still to be started.
+A runner translates between one job and the agents that hold its processors. The scheduler says which rank goes into
+which placeholder; a runner says what each agent has to start, and what the tasks' starts and ends mean for the ranks.
+It keeps no state that cannot be rebuilt: after a restart of the service the agents report their tasks, and the runner
+answers with what is still to be started.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.channel import LaunchFile
 
 
-# -- Timeleft ------------------------------------------------------------------------------------------------
-# When the processes of a job are ended because their time is over, by the scheduler's records. Pure.
+# -- When the processes of a job are ended because their time is over ----------------------------------------
 
 
 def process_ends_at(
@@ -48,7 +48,7 @@ def job_ends_at(record: JobRecord, placeholders: Mapping[PlaceholderId, Placehol
     return min((process_ends_at(record, rank, placeholders, now) for rank in here), default=now + record.job.walltime)
 
 
-# -- Runner --------------------------------------------------------------------------------------------------
+# -- The interface -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +167,9 @@ class Runner(ABC):
         return int(tail) if tail.isdecimal() else None
 
 
-# -- Sends launches to agents, those with large input files a few at a time. Pure ----------------------------
-# Each rank gets the files of its component in its own message: 500 ranks with a program of 5 MiB are more than 3 GiB
-# of messages, of which only so much may be in memory as is on its way.
+# -- Sending launches, those with large input files a few at a time ------------------------------------------
+# Each rank gets the files of its component in its own message: 500 ranks with a program of 5 MiB need more than 3 GiB
+# of messages, of which only a bounded part may be in memory.
 
 IN_FLIGHT = 64 * 1024 * 1024
 """Bytes of files that may be on their way; a single launch may have more."""
@@ -230,8 +230,8 @@ def _size(one: AddressedLaunch) -> int:
     return sum(len(file.content) for file in one.launch.files)
 
 
-# -- Process -------------------------------------------------------------------------------------------------
-# Runner of launcher ``process``: every rank is the component's command, started in its own placeholder.
+# -- The runner of launcher ``process`` ----------------------------------------------------------------------
+# Every rank is the component's command, started in its own placeholder.
 
 
 class ProcessRunner(Runner):

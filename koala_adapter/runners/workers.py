@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runner ``workers``: a head that stays, and workers that come and go one by one while the job runs. Pure.
+"""Runners ``workers`` and ``sweep``: a head that stays, and workers that come and go one by one.
 
-It is KOALA's MRunner for applications whose workers find their head by themselves (CoreGRID TR-0092), and the front
-end of DYNACO: what the scheduler would like is observed, the rule of the component decides, the plan is carried out by
-launches and signals, and each worker's end is told by itself.
+It is KOALA's MRunner for applications whose workers find their head by themselves (CoreGRID TR-0092), and the front end
+of DYNACO: the wishes of the scheduler are observed, the size rule of the component decides, the plan is carried out by
+launches and signals, and the end of each worker is reported by itself. The parts stand in this order; the runners come
+last. All of it only computes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from koala_adapter.sizes import SizeRules
 
 
-# -- DYNACO, observe: what happens to a running application that may make it adapt. Pure ---------------------
+# -- DYNACO, observe: what may make a running application adapt ----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,7 @@ class WalltimeMonitor:
         return self.ends_at - self.warn_before
 
 
-# -- DYNACO, plan: the actions that bring an application to the size that was decided on. Pure ---------------
+# -- DYNACO, plan: the actions that lead to the size that was decided on -------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def shrinkage(ranks: Collection[int], count: int, *, leaving: Collection[int] = 
     return tuple(RetireProcess(rank) for rank in reversed(staying[max(0, len(staying) - count) :]))
 
 
-# -- DYNACO, execute: how far the actions of a plan have come. Pure ------------------------------------------
+# -- DYNACO, execute: how far the actions of a plan have come ------------------------------------------------
 # Workers have no common point of progress to be adapted at: an action is done as soon as its own process does it.
 
 
@@ -178,7 +179,7 @@ class Retirements:
         return min(self._until.values(), default=None)
 
 
-# -- Runners of jobs that get further ranks while they run. Pure ---------------------------------------------
+# -- Base class: a runner of jobs that get further ranks while they run --------------------------------------
 
 
 class GrowingRunner(ProcessRunner):
@@ -191,7 +192,7 @@ class GrowingRunner(ProcessRunner):
         return [launch for rank in application.ranks if rank.rank in wanted for launch in self.launches_in(rank)]
 
 
-# -- What becomes of the size of a component by changes that are under way on other clusters. Pure -----------
+# -- The size of a component after changes under way on other clusters ---------------------------------------
 
 if TYPE_CHECKING:
     Amount: TypeAlias = Callable[[Claim, Change], int]
@@ -223,7 +224,7 @@ def dispensable_growths(record: JobRecord, claim: Claim) -> tuple[int, ...]:
     return tuple(change.number for change in others if change is not None and dispensable(record, change))
 
 
-# -- Workers -------------------------------------------------------------------------------------------------
+# -- The runner of workers -----------------------------------------------------------------------------------
 
 KILL = 9
 
@@ -361,8 +362,8 @@ class WorkersRunner(GrowingRunner):
         return super().ended(task, end, now)
 
 
-# -- Sweep ---------------------------------------------------------------------------------------------------
-# Runner ``sweep``: the workers are launchers, which pull the tasks of the sweep from the service. Pure.
+# -- The runner of sweeps ------------------------------------------------------------------------------------
+# Its workers are launchers, which pull the tasks of the sweep from the service.
 
 _SCRIPT = """\
 for python in /usr/bin/python3 /usr/libexec/platform-python python3; do

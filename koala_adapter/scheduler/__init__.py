@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler core: pure, no I/O, no clock, no threads, no global randomness.
+"""The scheduler of koala: a pure state machine from events to actions.
 
-``Scheduler`` is imported when it is asked for: who reads a report needs the states of a job, and no scheduler.
+The door is :class:`koala_adapter.scheduler.core.Scheduler`. It does no I/O and uses no clock, threads or global
+randomness: drivers (the service, the simulator, tests of failures) feed it events and carry out its actions. What it
+knows is in ``records``, what can happen in ``events``, what it wants in ``actions``; ``placement``, ``claiming`` and
+``malleable`` take its decisions. ``Scheduler`` is imported on demand (PEP 562), because clients that read a report need
+only the states of a job.
 """
 
 from __future__ import annotations

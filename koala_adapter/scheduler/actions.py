@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler wants done. Whoever drives it (service, simulator, fault test) does it and reports by events."""
+"""Actions: everything that the scheduler can want done, as immutable values, and their collection during one event.
+
+A driver (the service, the simulator, a test of failures) carries actions out and reports the results as events.
+"""
 
 from __future__ import annotations
 

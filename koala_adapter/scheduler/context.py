@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of the scheduler share while one event is handled."""
+"""What the chapters of the scheduler share while one event is handled: numbers, pauses, state and views.
+
+In order: the numbers in the names of submissions, the lengths of life cycles and back-offs, the context of an event
+(state, queue, collected actions), and the views of clusters for placement policies.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +34,10 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.timetable import Timetable
 
 
-# -- The numbers in the names of submissions, of which none is handed out twice. Pure ------------------------
-# A number is more than a count of what the scheduler did: its batch system knows the submission by it. So the journal
-# keeps what each was handed out for, and a replay that leaves an event out, and so comes to other submissions than
-# were made, finds the same number for the same submission, and a new one for any other.
+# -- Numbers of submissions, none of which is given twice ----------------------------------------------------
+# A number is more than a count: the batch system knows the submission by it. So the journal keeps what each number was
+# given to. A replay that leaves an event out, and so comes to other submissions than were made, finds the same number
+# for the same submission and a new number for any other.
 
 Contents: TypeAlias = "tuple[float, JobId, str, ClusterName, int]"
 
@@ -81,16 +85,13 @@ def batch_number(key: BatchKey) -> int:
     return int(number) if number.isascii() and number.isdecimal() else 0
 
 
-# -- Jitter --------------------------------------------------------------------------------------------------
-# Deterministic jitter of life cycles and back-offs, so that two jobs in a deadlock do not give up at the same time.
-#
+# -- Deterministic jitter of life cycles and back-offs -------------------------------------------------------
 # Two co-allocators that each hold what the other needs know nothing of each other (Xing 2009). Both assume a deadlock,
 # and one of them must give its part back early enough for the other to get it before its own time is over: the batch
-# system has to see the end, start what waits, and the agent there has to report. So lives are whole gaps of that
-# length apart, as are the slots in which stations on a shared wire try again. Two that drew the same gap have drawn
-# others after the next setback.
-#
-# Nothing here is random: the same history gives the same number, or a replay would decide differently.
+# system has to see the end and start what waits, and the agent there has to report. So lives differ by whole gaps of
+# that length, as do the slots in which stations on a shared wire try again. Two instances that drew the same gap most
+# likely draw different ones after the next setback. Nothing here is random: the same history gives the same number,
+# otherwise a replay would decide differently.
 
 SHORTEST_PAUSE = 1.0
 """Seconds between two looks at the same thing, at least: a setting of 0 must not make the scheduler spin."""
@@ -143,7 +144,7 @@ def _checksum(record: JobRecord) -> float:
     return crc32(f"{record.job.id}/{record.setbacks}".encode()) / 2.0**32
 
 
-# -- Context -------------------------------------------------------------------------------------------------
+# -- The context of one event, and the views of clusters -----------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler: a pure state machine from events to actions (DESIGN section 4).
+"""The scheduler: handles one event at a time and returns actions.
 
-``service.py`` drives it against real clusters, the simulator and the fault tests against simulated ones. The same
-events give the same actions, byte for byte; the journal is the list of events.
+Drivers call ``Scheduler.handle``: the service with real clusters, the simulator and the tests of failures with
+simulated ones. The same events give the same actions, byte for byte; the journal is the list of events. The class comes
+first, with the order of the steps of one event, then the handlers of events and timers that belong to no other chapter.
 """
 
 from __future__ import annotations

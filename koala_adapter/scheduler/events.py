@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can happen to the scheduler. Every event carries its time (seconds since the epoch); the scheduler has no clock.
+"""Events: everything that can happen to the scheduler, as immutable values.
 
-The journal stores exactly these, and recovery replays them, so fields may only be added with a default.
+Every event carries its time (seconds since the epoch), because the scheduler has no clock. The journal stores exactly
+these values and recovery replays them, so fields may only be added, and with a default.
 """
 
 from __future__ import annotations

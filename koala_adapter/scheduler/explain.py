@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``koala explain`` says: one or two sentences on why a job waits, what it holds and what would let it start.
+"""Explanations for users, as printed by ``koala explain``: why a job waits, what it holds, what it needs to start.
 
-Written for the person who waits: no states, only processors, clusters and times.
+An explanation is one or two sentences about processors, clusters and times, without the names of states. In order:
+durations in words, placeholders without contact, sizes of malleable jobs, then the explanation of a job by its state.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     )
 
 
-# -- Lengths of time in the words of people ------------------------------------------------------------------
+# -- Durations in words --------------------------------------------------------------------------------------
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -56,7 +57,7 @@ def duration(seconds: float) -> str:
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
-# -- What ``koala explain`` says of placeholders without contact: what the job loses if that goes on ---------
+# -- Placeholders without contact, and what the job loses with them ------------------------------------------
 
 
 class Loss(StrEnum):
@@ -110,8 +111,7 @@ def _said(state: State, loss: Loss, silent: list[PlaceholderRecord], now: float)
     )
 
 
-# -- Explain changes -----------------------------------------------------------------------------------------
-# What ``koala explain`` says of malleable jobs: the sizes that they can have, and what is changing.
+# -- Malleable jobs: possible sizes, and changes under way ---------------------------------------------------
 
 CHANGES_TOLD = 3
 """So many of the latest changes of size are told."""
@@ -235,7 +235,7 @@ def _release(change: Change) -> str:
     )
 
 
-# -- Explain -------------------------------------------------------------------------------------------------
+# -- The explanation of a job --------------------------------------------------------------------------------
 
 HELD = (
     "What is in hold starts only when it is released there. Where the site has jobs come in held for a scheduler of "

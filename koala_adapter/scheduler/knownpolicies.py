@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policies that a scheduler may use: koala's own, and those that it is given."""
+"""Policies by name: koala's own placement policies, and all policies that one scheduler may use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from koala_adapter.sizes import AcceptanceRule
 
 
-# -- Koala's own placement policies by the names that job files and site files use ---------------------------
+# -- Koala's own placement policies --------------------------------------------------------------------------
+# Under the names that job files and site files use.
 
 _MAKERS: Mapping[str, Callable[[Parameters], PlacementPolicy]] = {
     WorstFit.name: lambda _: WorstFit(),
@@ -46,7 +47,7 @@ def policy(name: str, parameters: Parameters) -> PlacementPolicy:
     return _MAKERS[name](parameters)
 
 
-# -- Knownpolicies -------------------------------------------------------------------------------------------
+# -- All policies of one scheduler: koala's own, and those of the site ---------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers that steer the scheduler, as values that travel in the journal with the events.
+"""Settings that steer the scheduler, as values that are journaled with the events.
 
-Each is written here once. The keys of a site file that set them, their bounds, their documentation and their JSON
-Schema are made from the settings beside them (:mod:`koala_adapter.config.sitefile`). Bounds hold for site files
-only: experiments may go beyond them, and a journal is read as it was written.
+In order: the job management approach, the settings of a site, those of a cluster. Each default is written here once.
+The keys of a site file, their bounds, documentation and JSON Schema are made from the ``Setting`` beside each
+(:mod:`koala_adapter.config.sitefile`). The bounds hold for site files only: experiments may exceed them, and a journal
+is read as it was written.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+# -- Job management approach ---------------------------------------------------------------------------------
 
 
 class Approach(StrEnum):
@@ -38,7 +42,7 @@ class Approach(StrEnum):
         return self is Approach.PWA
 
 
-# -- Parameters ----------------------------------------------------------------------------------------------
+# -- Settings of a site and of a cluster ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,7 +195,7 @@ class Parameters:
     growth_ends_with_job: bool = True
     """What a running job grows by is asked for from an LRM for no longer than the job has left."""
     growth_is_queued: bool = True
-    """For workers that an owner wants and that have no idle processors, placeholders are queued (``places.py``)."""
+    """For workers that an owner wants and that have no idle processors, placeholders are queued."""
     approach: Annotated[
         Approach,
         Setting(

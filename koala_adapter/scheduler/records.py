@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler knows: records of jobs, placeholders, submissions and clusters.
+"""State of the scheduler: records of jobs, claims, placeholders, submissions and clusters.
 
-The records change only inside ``Scheduler.handle``; what they count, and their states, only in ``states.py``. They are
-plain data, so that a snapshot of them can be stored (``pydantic.TypeAdapter(State)``, as JSON). Nothing here is a set
-of strings or is ordered by chance: a snapshot goes on exactly as the original would have.
+Records change only inside ``Scheduler.handle``; their states and what they count only in ``states.py``. They are plain
+data, so a snapshot can be stored (``pydantic.TypeAdapter(State)``, as JSON). No record is a set of strings or depends
+on a random order: a restored snapshot continues exactly as the original would. In order: timers, changes of size, jobs
+from outside koala, clusters, tables by cluster, then placeholders, submissions, claims, jobs and the whole state.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 
-# -- The timers that the scheduler sets: what is to be looked at when ----------------------------------------
+# -- Timers: what is to be looked at when --------------------------------------------------------------------
 
 
 class TimerKind(StrEnum):
@@ -82,11 +83,11 @@ class Timer:
     cluster: ClusterName | None = field(default=None, compare=False)
 
 
-# -- Changes of size that are under way: what the records of claims and clusters keep of them ----------------
+# -- Changes of size under way -------------------------------------------------------------------------------
 # A change of a running malleable component goes through these phases (CoreGRID TR-0092):
 #
 # - growing: ASKED (an offer is out) → GATHERING (the accepted number of stubs is submitted as placeholders; the
-#   application keeps running) → TAKING (all are held; it takes them in) → over;
+#   application keeps running) → TAKING (all are held; the application takes them in) → over;
 # - shrinking: ASKED → RELEASING (it gives up processors, then their placeholders go back to the LRM) → over;
 # - growing that the application insists on: PROMISED (others are being shrunk for it) → GATHERING → TAKING → over.
 
@@ -198,7 +199,7 @@ class Promise:
     """When the cluster had last been looked at."""
 
 
-# -- A job of others in the queue of a cluster, as the record of the cluster keeps it ------------------------
+# -- A job from outside koala in the queue of a cluster ------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -210,7 +211,7 @@ class OthersJob:
     """From when on it seems to wait for something else, because so many processors are idle; None: they are not."""
 
 
-# -- What the scheduler knows of one cluster; one of its records, as those of ``records.py`` are -------------
+# -- One cluster: as last seen, and the claims on it ---------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -286,7 +287,7 @@ class ClusterRecord:
     others_waiting: list[OthersJob] = field(default_factory=list)
     """Jobs of others that wait in its queue, in that order, as far as running malleable jobs are shrunk for them."""
     waits: list[Wait] = field(default_factory=list)
-    """Waiting history, oldest first, bounded (selection.py)."""
+    """Waiting history, oldest first, bounded (placement/policies.py)."""
 
     @property
     def name(self) -> ClusterName:
@@ -319,8 +320,8 @@ class ClusterRecord:
         return max(0, min(self.room, self.load_free))
 
 
-# -- Clustertable --------------------------------------------------------------------------------------------
-# Records by their keys, and by cluster: what is asked of one cluster costs nothing for what is on the others.
+# -- Tables by key and by cluster ----------------------------------------------------------------------------
+# A question about one cluster costs nothing for the records of the other clusters.
 
 
 class OnCluster(Protocol):
@@ -366,7 +367,7 @@ class ClusterTable(dict[Key, Record]):
             del self._clusters[cluster]
 
 
-# -- Records -------------------------------------------------------------------------------------------------
+# -- Placeholders, submissions, claims, jobs, and the whole state --------------------------------------------
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placeholders that wait in a batch system because somebody put them in hold there: whose holds, since when.
+"""What batch systems and agents report, and how processes and jobs end.
 
-Nothing is decided by it: only whoever holds a job can release it, so the one who waits is told who that is.
+In order: placeholders in hold, MPI jobs whose launcher has ended, ends of workers, ends of jobs, the reports on
+placeholders and processes, and placeholders that a batch system has moved to another one.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.events import HoldsSeen, MovesSeen
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
 
+
+# -- Placeholders that are in hold in their batch system -----------------------------------------------------
+# No decision depends on holds: only their owner can release a job, so users are told who that is, and since when.
 
 HOLDERS = {
     HoldOwner.USER: "by its user or a submission hook",
@@ -100,10 +104,11 @@ def hold_groups(placeholders: Iterable[PlaceholderRecord]) -> tuple[HoldGroup, .
     )
 
 
-# -- MPI jobs whose launcher has ended well: they are done when their processes have ended, too --------------
-# mpiexec ends after all processes, and the end of each is told on its output, so that none is left when its own end is
-# heard of. That it says 0 does not mean as much: of programs that spawn it reports the status of the first process
-# group only, and when a process of another one is killed it gives all of them up, and ends with 0 (MPICH 5.0.2).
+# -- MPI jobs whose launcher has ended well ------------------------------------------------------------------
+# Such a job is done when its processes have ended, too. mpiexec ends after all processes, and the end of each is told
+# on its output, so that none is left when its own end is reported. Its exit status 0 means less: of programs that spawn
+# it reports the status of the first process group only, and when a process of another group is killed it gives all of
+# them up and ends with 0 (MPICH 5.0.2).
 
 PATIENCE = 10.0
 """Seconds in which the processes must have ended after a launcher that ended well."""
@@ -139,11 +144,10 @@ def _left_behind(ranks: list[int]) -> JobOutcome:
     return JobOutcome(state=JobState.FAILED, reason=EndReason.LOST, exit_code=1, detail=detail)
 
 
-# -- Workerends ----------------------------------------------------------------------------------------------
-# Jobs of a head and workers: a worker that ends makes the job smaller, and the head decides when the job is over.
-#
+# -- Ends of workers -----------------------------------------------------------------------------------------
+# In a job of a head and workers, a worker that ends makes the job smaller, and the head decides when the job is over.
 # The head is every component of fixed size. A worker ends because it was asked to, by itself, or with its placeholder;
-# what it was working on is the application's business, as it is in every framework with a head and workers.
+# its unfinished work is the application's concern, as in every framework with a head and workers.
 
 MOST_DOUBLINGS = 10
 """The pause after workers that ended badly is doubled so often at most."""
@@ -284,8 +288,8 @@ def _said(record: JobRecord, rank: int, end: TaskEnd) -> str:
     return f"worker {rank} (component {record.ranks[rank].component!r}) {how}{detail}"
 
 
-# -- Finishing -----------------------------------------------------------------------------------------------
-# How jobs end, and what becomes of their placeholders: handed to another job of the queue, or given back.
+# -- Ends of jobs --------------------------------------------------------------------------------------------
+# Placeholders of an ended job are handed to another job of the queue or given back.
 
 _CAUSES = frozenset({EndReason.WALLTIME, EndReason.MEMORY, EndReason.NODE_LOST})
 """Ends of a placeholder that an LRM tells and that its agent cannot know."""
@@ -498,7 +502,7 @@ def _reusable(context: Context, placeholder: PlaceholderRecord) -> bool:
     return ours and context.state.clusters[placeholder.cluster].configured
 
 
-# -- What LRMs and agents report of placeholders and of the processes in them --------------------------------
+# -- Reports of LRMs and agents on placeholders and their processes ------------------------------------------
 
 
 def placeholder_started(context: Context, event: ev.PlaceholderStarted) -> None:
@@ -626,11 +630,9 @@ def rank_started(context: Context, event: ev.RankStarted) -> None:
         check_running(context, record)
 
 
-# -- Moves ---------------------------------------------------------------------------------------------------
-# Placeholders that a batch system has handed on to another one, where they wait and run as before.
-#
-# Nothing is decided by it: agents report from wherever they are. But whoever waits for one looks for it in vain in the
-# queue that it was submitted to, so he is told where it went.
+# -- Placeholders that a batch system has moved to another one -----------------------------------------------
+# There they wait and run as before, and agents report from any place, so no decision depends on it. Users are told
+# where a placeholder went, because the queue that it was submitted to does not show it any more.
 
 
 def moves_seen(context: Context, event: MovesSeen) -> None:

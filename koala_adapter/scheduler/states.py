@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state machines of jobs and placeholders as tables: which state may follow which, and when.
+"""State machines of jobs and placeholders, the ledger that moves and counts them, and the roster of running jobs.
 
-Any other move is a defect of the scheduler and is refused where it is made (``states.py``). The tables are printed in
-docs/architecture.md by docs/reference.py.
+The tables say which state may follow which, and when; any other move is a defect of the scheduler and is refused by the
+ledger. The tables are printed in docs/architecture.md by docs/reference.py.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         State,
     )
 
+
+# -- Transition tables ---------------------------------------------------------------------------------------
 
 _CANCELLED = "its user cancels it"
 _STOPPED = "a process ends badly, or the walltime is over"
@@ -125,11 +127,11 @@ def check_placeholder(placeholder: object, source: PlaceholderState, target: Pla
         raise TransitionError(f"placeholder {placeholder} cannot go from {source.value!r} to {target.value!r}")
 
 
-# -- The one writer of what is counted, and of the states of jobs and placeholders ---------------------------
-# What a cluster, job or submission counts can be worked out from placeholders and changes of size, and is when a
-# scheduler begins (:meth:`Ledger.recount`); from then on the counts follow each move that is made here. A move that
-# the tables of ``transitions.py`` do not have is a defect and is refused. A test reads the source of the others: none
-# of them assigns what this module keeps.
+# -- The ledger: the only writer of states and counts --------------------------------------------------------
+# What a cluster, job or submission counts can be computed from placeholders and changes of size, and is when a
+# scheduler starts (:meth:`Ledger.recount`); from then on the counts follow each move. A move that the transition tables
+# do not have is refused as a defect. A test reads the source of the other modules: none of them assigns what the ledger
+# keeps.
 
 
 class Ledger:
@@ -300,10 +302,9 @@ class Ledger:
             self.state.clusters[placeholder.cluster].ending += one
 
 
-# -- Roster --------------------------------------------------------------------------------------------------
-# Which malleable jobs run on which cluster: the records of jobs as the malleability policies look at them.
-#
-# Like the placement queue it is made from the records when the scheduler starts, and follows them from then on.
+# -- The roster of running malleable jobs by cluster ---------------------------------------------------------
+# It holds the records of jobs as malleability policies see them. Like the placement queue it is made from the records
+# when the scheduler starts, and follows them from then on.
 
 
 class RunningClaim(MalleableJob):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All timers, in the order in which they fire.
+"""Timers in the order in which they fire, and moving them when the clock or the service stood still.
 
-A timer is kept by the record that it concerns, and only there: setting it again replaces it, and it is gone with the
-record. The order is made from the records; an entry that its record does not keep any more is passed over here, so who
-handles a timer need not ask whether it still holds.
+A timer is kept only by the record that it concerns: setting it again replaces it, and it disappears with the record.
+The order is made from the records. Entries that their record no longer keeps are skipped, so handlers of timers need
+not check whether they still hold.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ if TYPE_CHECKING:
     )
 
 
-# -- Clockchanges --------------------------------------------------------------------------------------------
-# What becomes of timers when a clock was set back, when the service was down, and when the scheduler failed on them.
-#
-# What is noted in the old time of a clock set back is moved to the new one. Otherwise every timer would be late by the
-# whole jump: with a clock corrected by an hour, jobs would wait that hour. How long it was quiet before the jump
-# cannot be known; timers are late by that much.
+# -- Moving timers: a clock set back, downtime, postponement -------------------------------------------------
+# Times noted before a clock was set back are moved to the new time; otherwise every timer would be late by the whole
+# jump: with a clock corrected by an hour, jobs would wait that hour. How long it was quiet before the jump cannot be
+# known; timers are late by that much.
 
 TOLERANCE = 60.0
 """Seconds by which events may be out of order; time just stands still for them."""
@@ -155,7 +153,7 @@ def _move(record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord | 
                 setattr(record, one.name, noted - seconds)
 
 
-# -- Timetable -----------------------------------------------------------------------------------------------
+# -- The timetable -------------------------------------------------------------------------------------------
 
 
 class Timetable:

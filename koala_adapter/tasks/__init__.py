@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How programs on nodes pull work from a process elsewhere: for the workers of koala.Executor, and those of sweeps."""
+"""Task servers, and the programs on nodes that pull tasks from them: sweeps, and workers of ``koala.Executor``.
+
+``server`` (the door) hands out tasks, ``sweep`` is the ledger of the tasks of a sweep. ``launcher`` and ``connection``
+travel to the nodes: they are for Python 3.6 or newer and use the standard library only.
+"""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on a node, as ``koala_pull.py``: the way to who hands out work, for Python 3.6 or newer and nothing else.
+"""Connection from a node to a task server, for Python 3.6 or newer with the standard library only.
 
-It dials out, compares the fingerprint of the certificate, and shows the token before anything else is said. Then each
-side sends frames: a length and so many bytes.
+It is copied to the node as ``koala_pull.py``. It dials out by TLS, compares the fingerprint of the certificate, and
+sends the token before anything else. Then each side sends frames: a length and so many bytes.
 """
 
 import hashlib

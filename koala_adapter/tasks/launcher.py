@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on a node, as ``koala_sweep.py``: pulls the tasks of a sweep and runs them, one at a time.
+"""Launcher on a node: pulls the tasks of a sweep and runs them one at a time, for Python 3.6 or newer.
 
-Needs Python 3.6 or newer and nothing else. When it is out of contact, as while the service is started anew, it goes on
-with its task and keeps the answer until it can be told. SIGURG, which other programs do not notice, asks it to leave:
-its task has ``grace`` seconds to end, then it is killed, and somebody else does it again.
+It is copied to the node as ``koala_sweep.py`` and uses the standard library only. While it is out of contact, such as
+during a restart of the service, it continues with its task and keeps the answer until it can be sent. SIGURG, which
+other programs ignore, asks it to leave: its task has ``grace`` seconds to end, then it is killed, and another launcher
+repeats it.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where programs on nodes get their work: connections, who has shown the token, and who waits for work.
+"""Task server: accepts programs on nodes that have the token, and sends tasks to those that wait for work.
 
-What the work is, a board knows. Belongs to one asyncio event loop.
+The tasks come from a ``Board``, which the caller provides. A server belongs to one asyncio event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.certificate import Certificate
 
 
-# -- The files with which a program on a node pulls work: itself, and beside it the connection ---------------
+# -- Files that are sent to nodes: a program, and beside it the connection -----------------------------------
 
 CONNECTION_FILE = "koala_pull.py"
 
@@ -35,7 +35,7 @@ def node_files(package: str, module: str, name: str) -> dict[str, bytes]:
     return {CONNECTION_FILE: connection, name: alone.encode()}
 
 
-# -- Server --------------------------------------------------------------------------------------------------
+# -- The server ----------------------------------------------------------------------------------------------
 
 TOKEN_BYTES = 32
 CLOSING_STEPS = 5

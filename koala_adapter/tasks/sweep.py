@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters of a sweep: what people write for their values, and the values of each task. Pure.
+"""Sweeps: parameters and their values, the estimated end, and the ledger of tasks. Pure.
 
-Nothing is expanded before it is asked for: a million tasks are as few numbers as there are parameters.
+Values are expanded only when asked for: a million tasks are as few numbers as there are parameters. In order: the
+parameters as users write them and the tasks made of them, the estimate, and the book of open, assigned and ended tasks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import Sweep
 
+
+# -- Parameters and their values -----------------------------------------------------------------------------
 
 MOST_TASKS = 1_000_000
 _NUMBER = r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?"
@@ -105,8 +108,8 @@ def filled(command: Sequence[str], row: Mapping[str, str]) -> Iterator[str]:
         yield _PLACE.sub(lambda found: row.get(found[1], found[0]), argument)
 
 
-# -- Estimate ------------------------------------------------------------------------------------------------
-# When a sweep will be done, from how long its latest tasks took and how many are at work now. Pure.
+# -- Estimated end of a sweep --------------------------------------------------------------------------------
+# By the duration of its latest tasks and the number of tasks at work now.
 
 WINDOW = 200
 """Tasks that the estimate looks back on: parameters often grow, and with them the time of a task."""
@@ -133,11 +136,9 @@ class Pace:
         return each * max(1.0, tasks / min(launchers, tasks))
 
 
-# -- Book ----------------------------------------------------------------------------------------------------
-# The book of a sweep: which tasks are open, handed out, done or failed, and how often each was tried. Pure.
-#
-# A task may be begun more than once: it is given to another launcher when it was lost with its own, or when one gives
-# its processor back, and nobody knows whether the first is still at it. Its result is taken once, the first one.
+# -- The book of a sweep: open, assigned, done and failed tasks, and tries -----------------------------------
+# A task may be begun more than once: it is assigned again when it was lost with its launcher, or when a launcher
+# returns its processor and may still be at the task. Only the first result of a task is taken.
 
 MOST_LOSSES = 10
 """Launchers that may be lost with one task before it counts as what ends them."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: S101 - these are tests
-"""The base class that a plugin's tests inherit from: all conformance tests, and the fixtures they use."""
+"""The base class for a plugin's tests: all conformance tests, their fixtures, and tests of its description."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from koala_adapter.testing.trial import LrmUnderTest
 
 
-# -- Conformance of what a plugin says: about itself, about the LRM, and about a submission to come ----------
+# -- Tests of what a plugin says: of itself, the LRM, a future submission ------------------------------------
 
 
 class DescriptionTests:
@@ -151,7 +151,7 @@ def _undescribed(model: type[BaseModel], path: str = "") -> list[str]:
     return found
 
 
-# -- Conformance ---------------------------------------------------------------------------------------------
+# -- The base class ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.anyio

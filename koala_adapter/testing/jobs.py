@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: S101 - these are tests
-"""Conformance of a job's life: queued, running, ended, and never a wrong word about its end."""
+"""Conformance tests of jobs: their life and end, controlling them, and failures of the LRM.
+
+In order: jobs are queued, run and end, and their end is never reported wrongly; cancelling, and each further operation
+where the plugin states it; and the LRM out of reach.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob, LrmJobId
     from koala_adapter.testing.trial import Batch, LrmUnderTest, Trial
 
+
+# -- The life of a job ---------------------------------------------------------------------------------------
 
 ORDER = (
     LrmJobState.QUEUED,
@@ -222,7 +228,7 @@ def names_walltime(rendered: RenderedSubmission, walltime: int) -> bool:
     return any(re.search(pattern, text) for text in rendered.command)
 
 
-# -- Conformance of control: cancelling always, each further operation just where it is stated ---------------
+# -- Control: cancelling always, other operations where they are stated --------------------------------------
 
 LRM_MINUTE = 60
 """Seconds: many LRMs know walltimes only in whole minutes."""
@@ -493,8 +499,7 @@ async def _stands_still(trial: Trial, beats: Callable[[], int]) -> None:
     await trial.until(silent, bool, what="no more signs of life from the job's processes")
 
 
-# -- Failures ------------------------------------------------------------------------------------------------
-# Conformance while the LRM is out of reach: the right error, soon, and everything as before afterwards.
+# -- The LRM out of reach: the right error, soon, and no change afterwards -----------------------------------
 
 
 class FailureTests:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: S101 - these are tests
-"""Conformance of submitting: one request, ids in order, the script unharmed, nothing of ours leaking."""
+"""Conformance tests of submitting, and of jobs of other users with the same name.
+
+A submission is one request, ids come in order, the script arrives unharmed, and nothing of koala's environment leaks.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob
     from koala_adapter.testing.trial import Batch, Trial
 
+
+# -- Submitting ----------------------------------------------------------------------------------------------
 
 CANARY = "KOALA_CONFORMANCE_CANARY"
 """Variable that is set in our own environment and must reach no job."""
@@ -226,8 +231,8 @@ class SubmissionTests:
             await trial.lrm.submit(submission)
 
 
-# -- Strangers -----------------------------------------------------------------------------------------------
-# Conformance beside other users: whose a job is, and that another user's job of the same name is never ours.
+# -- Jobs of other users -------------------------------------------------------------------------------------
+# A job of another user that has the name of a placeholder is never taken for one.
 
 
 class StrangerTests:

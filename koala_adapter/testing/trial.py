@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the conformance tests work with: an LRM under test, and submissions that report through files."""
+"""Tools of the conformance tests: recorded commands, a search for leaked secrets, and the LRM under test."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob
 
 
-# -- Recording -----------------------------------------------------------------------------------------------
-# A command runner that remembers what it ran, so that a test can compare it with what was promised.
+# -- A command runner that records what it ran ---------------------------------------------------------------
+# So that a test can compare it with what was promised.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,8 @@ class RecordingRunner(CommandRunner):
         return await super().run(argv, stdin=stdin, environment=environment, timeout=timeout, urgent=urgent)
 
 
-# -- Secretwatcher -------------------------------------------------------------------------------------------
-# Looking for a secret where other users could see it: in the arguments and environments of processes.
+# -- Looking for a secret where other users could see it -----------------------------------------------------
+# In the arguments and environments of processes.
 
 
 class SecretWatcher:
@@ -115,7 +115,7 @@ class SecretWatcher:
                     self.leaks.add(f"{pid} ({name}) {part}")
 
 
-# -- Trial ---------------------------------------------------------------------------------------------------
+# -- The LRM under test, and submissions that report through files -------------------------------------------
 
 T = TypeVar("T")
 

@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placeholders from both ends: the control center that agents dial in to, the agent, and the channel between them."""
+"""Placeholders and their agents: job scripts, the control center that agents dial in to, and the channel.
+
+The door of the service's side is :class:`koala_adapter.vjm.center.ControlCenter`, with ``channel`` for messages,
+``certificate`` for secrets and ``output`` for files of output. ``jobscript`` makes the script of a placeholder, which
+carries the package ``agent`` to the node. VJM is the Virtual Job Model (Xing 2009).
+"""

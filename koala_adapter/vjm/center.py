@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control center: where agents report, and through which they are told what to run.
+"""The control center: where agents register, and through which they are told what to run.
 
-A peer is nobody until its Hello has been checked. Then its placeholder belongs to that agent process (its *session*)
-for ever, and what it says becomes events. Everything the service must not forget is told to it, synchronously, before
-the next message of that agent is read; what it wants from an agent that is not connected it must ask for again when
-the agent registers.
+A peer is unknown until its Hello has been checked. Then its placeholder belongs to that agent process (its *session*)
+for ever, and its messages become events. Everything that the service must not forget is reported to it, synchronously,
+before the next message of that agent is read. What the service wants from an agent that is not connected, it must ask
+for again when the agent registers. The events come first, then the center.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.channel import AgentMessage, CenterMessage, Decoder, TaskReport
 
 
-# -- What the control center tells the service: values, given to its ``on_event`` one after another ----------
+# -- Events that the control center reports to the service ---------------------------------------------------
+# They are values, passed to its ``on_event`` one after another.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,7 @@ AgentEvent: TypeAlias = (
 )
 
 
-# -- Center --------------------------------------------------------------------------------------------------
+# -- The control center --------------------------------------------------------------------------------------
 
 APPLICANTS = 512
 """Peers that may be connected without having proved themselves."""

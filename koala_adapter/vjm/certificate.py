@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control center's certificate: made once, never sent anywhere but in its own handshakes, pinned by the agents.
+"""Secrets of the channel: tokens and their digests, and the control center's certificate.
 
-Nobody signs it and it never expires, since agents compare its fingerprint and nothing else (RFC 5280, section 4.1.2.5,
-has the date that means "no end"). Key and certificate are in one file, so that they always belong together.
+The certificate is made once, is sent in the center's own handshakes only, and is pinned by the agents. It is
+self-signed and never expires, since agents compare its fingerprint and nothing else (RFC 5280, section 4.1.2.5, has the
+date that means "no end"). Key and certificate are in one file, so that they always belong together.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# -- Secrets of the channel: how they are made, what is kept of them, and how they are compared --------------
-# Only digests are ever stored, so that who reads the journal cannot speak as an agent.
+# -- Tokens: making, storing and comparing them --------------------------------------------------------------
+# Only digests are ever stored, so that a reader of the journal cannot speak as an agent.
 
 TOKEN_BYTES = 32
 
@@ -44,7 +45,7 @@ def matches(secret: str, stored: str) -> bool:
     return hmac.compare_digest(digest(secret), stored)
 
 
-# -- Certificate ---------------------------------------------------------------------------------------------
+# -- The certificate -----------------------------------------------------------------------------------------
 
 FILE_NAME = "control-center.pem"
 BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The channel between an agent and the control center: messages to bytes and back, nothing else.
+"""The channel between an agent and the control center: messages to bytes and back.
 
 Pure: no I/O and no clock. A message is one line of JSON in UTF-8; the member ``kind`` names it. Members that a side
-does not know are ignored, so that a newer peer may say more; all it does know is checked before anybody acts on it.
-The agent is a file of its own and speaks the same lines from its own few functions; the tests hold the two together.
+does not know are ignored, so that a newer peer may send more; all that it knows is checked before it is used. The agent
+is a file of its own and speaks the same lines by its own few functions; tests compare the two.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from koala_adapter.model import (
 )
 from koala_adapter.wire.messages import adapter_of
 
-# -- Channelfields -------------------------------------------------------------------------------------------
-# What a member of a message between an agent and the control center may hold: bounds, and bytes as text. Pure.
+# -- Members of messages: bounds, and bytes as text ----------------------------------------------------------
 
 OUTPUT_LIMIT = 128 * 1024
 """Most bytes of output in one message."""
@@ -73,7 +72,7 @@ FileNumber: TypeAlias = Annotated[int, Field(ge=1, le=FILES_LIMIT)]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=2**50)]
 
 
-# -- Channel -------------------------------------------------------------------------------------------------
+# -- Messages, and their lines -------------------------------------------------------------------------------
 
 VERSION = 1
 """Version of these messages; an agent that speaks another one is refused."""

@@ -17,8 +17,8 @@ from importlib import resources
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.vjm import agent
 
-# -- Agentfile -----------------------------------------------------------------------------------------------
-# The agent as one file: the text of its modules, as each is, behind a few lines that import them from there.
+# -- The agent as one file -----------------------------------------------------------------------------------
+# The text of its modules, behind a few lines that import them from there.
 
 _LOADER = "modules"
 """The module that imports the others."""
@@ -65,7 +65,7 @@ def agent_file() -> str:
     return "\n".join([loader + _BEGINNING, *modules, _END]).rstrip("\n")
 
 
-# -- Jobscript -----------------------------------------------------------------------------------------------
+# -- The script ----------------------------------------------------------------------------------------------
 
 END_OF_AGENT = "END_OF_KOALA_AGENT"
 END_MARGIN = 10.0

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of the ranks' output: each byte once, in order, readable by the user alone.
+"""Output of ranks: files of output, the connection of one agent, and taking in the output of its tasks.
 
-The size of a file is the whole state: what agents send again after a lost connection, or after a restart of ours, is
-recognized by its offset. Files are opened for each piece, since thousands of ranks would not fit into the descriptors.
+Each byte is written once, in order, to files that only the user can read. The size of a file is the whole state: what
+agents send again after a lost connection or a restart of the service is recognized by its offset. Files are opened for
+each piece, since thousands of ranks would need more descriptors than there are.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import PlaceholderId
     from koala_adapter.vjm.channel import AgentMessage, CenterMessage, Decoder
 
+
+# -- Files of output -----------------------------------------------------------------------------------------
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -95,8 +98,8 @@ def _make_directories(directory: Path) -> None:
         new.mkdir(mode=0o700, exist_ok=True)
 
 
-# -- Agentconnection -----------------------------------------------------------------------------------------
-# The connection of an agent that has proved itself: messages go out in order, and bounded, without anybody waiting.
+# -- The connection of an agent that has proved its identity -------------------------------------------------
+# Messages go out in order and bounded, and no caller waits for them.
 
 LOST = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 """What reading from or writing to a peer may raise that is no fault of ours."""
@@ -170,11 +173,10 @@ class AgentConnection:
             self.drop(f"connection lost: {error.__cause__ or error}")
 
 
-# -- Taskoutput ----------------------------------------------------------------------------------------------
-# Takes in the output that tasks write: into files, and told on; what cannot be written now is tried again.
-#
-# The agent keeps its output until it is acknowledged. So of a stream whose file cannot be written only the first piece
-# is kept here; when that is in the file, the agent is asked for what came after it.
+# -- Taking in the output of tasks ---------------------------------------------------------------------------
+# Output goes to files and is reported; what cannot be written now is tried again. The agent keeps output until it is
+# acknowledged. So of a stream whose file cannot be written only the first piece is kept here; when that is in the file,
+# the agent is asked for what came after it.
 
 FIRST_RETRY = 0.5
 """Seconds before output that could not be written is tried again; doubled with each try."""

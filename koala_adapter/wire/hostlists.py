@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's short form of many host names, such as ``n[01-04,9],login1`` (scontrol(1), "show hostnames")."""
+"""Expansion of Slurm host lists such as ``n[01-04,9],login1`` (scontrol(1), "show hostnames")."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What checks stored and received values against a type, made once for each type and only when it is needed."""
+"""Pydantic type adapters for stored and received values, one for each type, built when first needed."""
 
 from __future__ import annotations
 

@@ -1,2 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugin ``drmaa``: any batch system with a DRMAA 1.0 library, through a helper process per cluster."""
+"""Submitting through a DRMAA 1.0 library, which is loaded by a helper process for each cluster.
+
+``choice`` is the door for plugins that read jobs by commands: it decides between commands and DRMAA and imports the
+rest only if a site wants it. ``transport`` submits, ``client`` starts and asks the helper process, ``protocol`` has the
+messages between the two, ``helper`` is that process, ``libraries`` knows the capabilities and complaints of each
+library.
+"""

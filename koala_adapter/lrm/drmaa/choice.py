@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of clusters whose jobs are read by commands and may be submitted through DRMAA."""
+"""Choice of the transport of a cluster: commands, or a DRMAA library, by the settings of the site.
+
+For clusters whose jobs are read by commands. Plugins import this module; the modules that use a DRMAA library are
+imported only for a cluster whose site wants them.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,9 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import ClusterContext
     from koala_adapter.lrm.drmaa.libraries import Library
     from koala_adapter.lrm.drmaa.transport import DrmaaTransport
+
+
+# -- Settings ------------------------------------------------------------------------------------------------
 
 
 class TransportSettings(BaseModel, defer_build=True):
@@ -38,10 +45,7 @@ class TransportSettings(BaseModel, defer_build=True):
     )
 
 
-# -- Transportchoice -----------------------------------------------------------------------------------------
-# How a cluster that is read by commands is submitted to: by commands too, or by the DRMAA transport.
-#
-# Plugins import this; what drives a DRMAA library is imported only for a cluster whose site wants it.
+# -- Choice of the transport ---------------------------------------------------------------------------------
 
 
 def chosen_transport(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DRMAA for a plugin: typed requests to the helper of one cluster, which is started when needed and again when it dies.
+"""Client of a DRMAA helper process: typed requests, one at a time, to the helper of one cluster.
 
-The bound of requests is kept here (each request of ours is one, a submission of several jobs too), and so is the bound
-in time: a call may hang in the library, so a helper that does not answer is killed.
+The helper is started when needed and again when it dies. The bound of requests is kept here (each request counts as
+one, a submission of several jobs too), and so is the bound in time: a call may hang in the library, so a helper that
+does not answer is killed. In order: reading results, how to start a helper, the process, the client.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ if TYPE_CHECKING:
     from koala_adapter.lrm.drmaa.protocol import ListedBatch, Request, Template
 
 
-# -- Resultlines ---------------------------------------------------------------------------------------------
-# Reads the results of a DRMAA helper process, in its parent: a listing of 100,000 jobs is 20 MiB. Pure.
+# -- Reading the results of a helper -------------------------------------------------------------------------
+# By pydantic, for speed: a listing of 100,000 jobs is 20 MiB.
 
 
 class _Line(BaseModel, extra="forbid"):
@@ -79,9 +80,9 @@ def decode_result(line: bytes) -> NumberedResult:
     return NumberedResult(number=found.number, result=found.result)
 
 
-# -- The environment and command line of a DRMAA helper process, and the library it is to load ---------------
-# Debian's libdrmaa for Grid Engine is linked with jemalloc, which a running Python cannot load ("cannot allocate
-# memory in static TLS block"). Two cures exist, both settable only before a process starts; they are tried one after
+# -- Environment and command line of a helper, and its library -----------------------------------------------
+# Debian's libdrmaa for Grid Engine is linked with jemalloc, which a running Python cannot load ("cannot allocate memory
+# in static TLS block"). Two cures exist, both can be set only before a process starts; they are tried one after
 # another.
 
 HELPER_MODULE = "koala_adapter.lrm.drmaa.helper"
@@ -169,10 +170,9 @@ def first_library(candidates: Iterable[str]) -> Path | None:
     return None
 
 
-# -- Process -------------------------------------------------------------------------------------------------
-# The helper process seen from its parent: lines go in, lines come out, and it can be killed at any moment.
-#
-# No background tasks: whoever asks waits for the answer itself, one at a time.
+# -- The helper process seen from its parent -----------------------------------------------------------------
+# Lines go in, lines come out, and it can be killed at any moment. There are no background tasks: each caller waits for
+# its own answer, one at a time.
 
 FAREWELL_SECONDS = 5.0
 """How long a helper may take to end its session when its stdin is closed."""
@@ -275,7 +275,7 @@ class HelperProcess:
         return lines[-1] if lines else ""
 
 
-# -- Client --------------------------------------------------------------------------------------------------
+# -- The client ----------------------------------------------------------------------------------------------
 
 R = TypeVar("R", Opened, Submitted, Controlled, Listed, Done)
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DRMAA helper process: ``python -m koala_adapter.lrm.drmaa.helper``. Requests come on stdin, results go to stdout, as lines.
+"""The DRMAA helper process: reads requests from stdin and writes results to stdout, as lines.
 
-It ends when its stdin is closed, so it cannot outlive the plugin that started it; a request that is being carried out
-may first come to its end, so that the ids of a submission still reach the ledger.
+Started as ``python -m koala_adapter.lrm.drmaa.helper``. It ends when its stdin is closed, so it cannot outlive the
+plugin that started it; a request in progress may first be completed, so that the ids of a submission still reach the
+ledger. In order: the ledger of submissions, the DRMAA session, the program.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ if TYPE_CHECKING:
     from koala_adapter.lrm.drmaa.protocol import NumberedRequest, Request, Result, Template
 
 
-# -- The helper's record of its submissions, because DRMAA cannot find a job by its name ---------------------
-# The intent (the key) is on disk before the jobs go to the LRM, their ids right after. What a batch has fewer ids than
-# jobs is *unknown*: these may be in the LRM. Several helpers may use one ledger, one after another or at the same
-# time; each operation holds a lock, and each line is complete or ignored.
+# -- The ledger: a record of submissions ---------------------------------------------------------------------
+# DRMAA cannot find a job by its name. So the intent (the key) is on disk before the jobs go to the LRM, their ids right
+# after. Jobs of a batch that has fewer ids than jobs are *unknown*: they may be in the LRM. Several helpers may use one
+# ledger, one after another or at the same time; each operation holds a lock, and each line is complete or ignored.
 
 KEEP_SECONDS = 24 * 3600.0
 """How long batches are kept after their last job has ended."""
@@ -272,8 +273,8 @@ def _last_byte(descriptor: int, size: int) -> bytes:
     return os.pread(descriptor, 1, size - 1)
 
 
-# -- The DRMAA session inside a helper process: the only module that touches the drmaa library ---------------
-# The library is imported when the session is opened, not with this module: it loads libdrmaa at import, and fails
+# -- The DRMAA session: the only part that uses the drmaa library --------------------------------------------
+# The library is imported when the session is opened, not with this module: it loads libdrmaa at import, and may fail
 # there.
 
 LOADER_VARIABLES = ("GLIBC_TUNABLES", "LD_PRELOAD", "DRMAA_LIBRARY_PATH", "PYTHONPATH")
@@ -559,7 +560,7 @@ def _signal_number(name: str) -> int | None:
     return int(number) if number is not None else None
 
 
-# -- Helper --------------------------------------------------------------------------------------------------
+# -- The program ---------------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
     Requests = queue.SimpleQueue[NumberedRequest | None]

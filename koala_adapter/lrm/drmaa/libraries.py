@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each DRMAA library can do, in one table, and which of them one is. Pure; the helper process reads it, too.
+"""DRMAA libraries: their capabilities in one table, and the meaning of their complaints.
 
-DRMAA 1.0 promises more than some libraries keep. A capability that crashes or lies is not stated.
+DRMAA 1.0 promises more than some libraries keep; a capability that crashes or gives wrong answers is not stated. The
+module only computes. It is loaded by the helper process, too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, L
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+
+# -- Capabilities of each library, and recognizing a library -------------------------------------------------
 
 INDEX_VARIABLE = "KOALA_INDEX"
 """Where a placeholder that is a job of its own finds its number."""
@@ -147,6 +150,12 @@ def library_of(*words: str) -> Library:
     return next(library for library in LIBRARIES if re.search(library.mark, text))
 
 
+# -- From a complaint to one of the four LRM errors ----------------------------------------------------------
+# Complaints of a DRMAA library or a Grid Engine command. The wording is that of Grid Engine 8.1.9 (recorded in
+# tests/wire/samples/sge819), of Slurm and PBS as their libraries pass it on, and of the names of DRMAA 1.0's
+# exceptions. A complaint that is not recognized counts as unavailable, because that promises nothing.
+
+
 class FailureKind(StrEnum):
     """What kind of refusal it was: the four LRM errors, and a library that cannot be loaded."""
 
@@ -156,13 +165,6 @@ class FailureKind(StrEnum):
     UNSUPPORTED = "unsupported"
     LIBRARY = "library"
 
-
-# -- Classify ------------------------------------------------------------------------------------------------
-# From what a DRMAA library or a Grid Engine command complains of to one of the four LRM errors. Pure.
-#
-# The wording is that of Grid Engine 8.1.9 (recorded in tests/wire/samples/sge819), of Slurm and PBS as their libraries
-# pass it on, and of the names of DRMAA 1.0's exceptions; what is not recognized counts as unavailable, because that
-# promises nothing.
 
 UNAVAILABLE_PHRASES = (
     "unable to contact qmaster",

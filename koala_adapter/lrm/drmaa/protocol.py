@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between a plugin and its DRMAA helper process, as values and as lines of JSON. Pure.
 
-One request is one line, its answer is one line with the same number. The helper is a process of its own because
-libdrmaa allows one session and one library per process, may abort the process it lives in, and may hang. It reads
-requests by :mod:`koala_adapter.lrm.drmaa.protocol`, and so starts without pydantic; its parent reads results by
-:mod:`koala_adapter.lrm.drmaa.client`.
+One request is one line, its answer is one line with the same number. The helper is a separate process because libdrmaa
+allows one session and one library per process, may abort its process, and may hang. In order: requests, results, lines,
+and reading requests. The helper reads requests by this module and so starts without pydantic; its parent reads results
+by :mod:`koala_adapter.lrm.drmaa.client`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from koala_adapter.lrm.drmaa.libraries import FailureKind  # noqa: TC001 - may b
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+
+# -- Requests and results, and writing them as lines ---------------------------------------------------------
 
 LONGEST_LINE = 64 * 1024 * 1024
 """Bytes; 100,000 jobs in one listing are about 20 MiB."""
@@ -244,8 +246,8 @@ def not_understood(what: str) -> ProtocolError:
     return ProtocolError(message, hint="plugin and helper must be of one version")
 
 
-# -- Requestlines --------------------------------------------------------------------------------------------
-# Reads the requests to a DRMAA helper process, in that process. Pure; without pydantic, whose import takes long.
+# -- Reading requests, in the helper process -----------------------------------------------------------------
+# Without pydantic, whose import takes long.
 
 T = TypeVar("T")
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Submitting through a DRMAA library, for whoever reads the jobs: by commands (sge, slurm, pbs), or by the library."""
+"""Submitting through a DRMAA library: scripts on disk, job templates, and the transport of one cluster.
+
+It serves plugins that read jobs by commands (sge, slurm, pbs), and plugin ``drmaa``, which reads them by the library.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,10 @@ if TYPE_CHECKING:
     from koala_adapter.model import BatchKey, LrmJobId
 
 
-# -- Scripts -------------------------------------------------------------------------------------------------
-# The scripts of placeholders on disk: files of mode 0600 in a directory of mode 0700, because they hold a secret.
-#
-# Why a file at all: DRMAA takes a program, not a text. And why the job reads that very file where it can: the copy
-# that Grid Engine makes of a submitted script lies world-readable (0755) in the spool directory of each execution host
-# for as long as the job runs.
+# -- Scripts of placeholders on disk -------------------------------------------------------------------------
+# They are files of mode 0600 in a directory of mode 0700, because they contain a secret. DRMAA takes a program, not a
+# text, so a file is needed. The job reads that very file where it can: the copy that Grid Engine makes of a submitted
+# script is world-readable (0755) in the spool directory of each execution host as long as the job runs.
 
 KEEP_SECONDS = 3600.0
 """A script without a job is kept this long: its submission may still be on its way into a slow LRM."""
@@ -107,7 +108,8 @@ class ScriptStore:
                 there[key].unlink(missing_ok=True)
 
 
-# -- From a submission to a DRMAA job template, with the site's changes applied. Pure ------------------------
+# -- Job templates, with the site's changes applied ----------------------------------------------------------
+# These functions are pure.
 
 SHELL = "/bin/sh"
 EVERYWHERE = "/tmp"  # noqa: S108 - working directory that exists on each node; nothing is written there by us
@@ -175,7 +177,7 @@ def render_template(template: Template, count: int, index_variable: str | None =
     return tuple(words)
 
 
-# -- Transport -----------------------------------------------------------------------------------------------
+# -- The transport of one cluster ----------------------------------------------------------------------------
 
 
 class DrmaaTransport:

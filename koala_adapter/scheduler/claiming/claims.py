@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claiming without reservation: placements become submitted placeholders, and a complete claim a launch.
 
-KOALA's incremental claiming policy, ICP (CoreGRID TR-0092), with the virtual jobs of VJM (Xing 2009):
-placeholders go to every chosen cluster; when all are held the job starts. Only the components whose claim failed are
-placed again (:func:`retake`), and a job of higher priority goes first: it is placed before anything is claimed again
-for another, what is kept for it is not touched, and what comes free goes to it (``reorganization.yield_to_priority``).
+KOALA's incremental claiming policy, ICP (CoreGRID TR-0092), with the virtual jobs of VJM (Xing 2009): placeholders go
+to every chosen cluster, and when all are held the job starts. Only the components whose claim failed are placed again
+(:func:`retake`). A job of higher priority goes first: it is placed before anything is claimed again for another, what
+is kept for it is not touched, and what becomes free goes to it (``exchange.yield_to_priority``).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import JobRecord, State
 
 
-# -- Submitting ----------------------------------------------------------------------------------------------
-# Submitting placeholders: the records of a batch, and the one request that brings it into its LRM's queue.
+# -- Submitting placeholders ---------------------------------------------------------------------------------
+# The records of a batch, and the one request that brings it into its LRM's queue.
 
 
 def submit_batch(  # noqa: PLR0917 - what a batch consists of
@@ -94,9 +94,9 @@ def submit_batch(  # noqa: PLR0917 - what a batch consists of
     return [placeholder.id for placeholder in placeholders]
 
 
-# -- The life of placeholders: held for a bounded time, handed back, missing, silent, ending, gone -----------
-# The life cycle is VJM's (Xing 2009): it begins when the first placeholder of a claim is held; what comes of it
-# when it ends with others still missing is in ``reorganization.py``.
+# -- The life of placeholders: held, handed back, missing, silent, gone --------------------------------------
+# The life cycle is VJM's (Xing 2009): it begins when the first placeholder of a claim is held. What happens at its end,
+# if others are still missing, is in ``exchange.py``.
 
 FORCED_PATIENCE = 6
 """A cancellation through the LRM is repeated after so many times the patience with an agent."""
@@ -227,7 +227,7 @@ def join_pieces(record: JobRecord, claims: list[Claim]) -> None:
     record.claims = kept
 
 
-# -- What became of a submission: taken, refused for good, not arrived, or nobody knows ----------------------
+# -- Results of a submission: taken, refused, not arrived, unknown -------------------------------------------
 
 
 def batch_submitted(context: Context, event: BatchSubmitted) -> None:
@@ -302,7 +302,7 @@ def _placeholders_in(state: State, batch: BatchRecord) -> list[PlaceholderRecord
     return [state.placeholders[id_] for id_ in ids if id_ in state.placeholders]
 
 
-# -- Claims --------------------------------------------------------------------------------------------------
+# -- Scanning the queue, claiming, claiming again, launching -------------------------------------------------
 
 
 def scan_queue(context: Context, *, above: int | None = None) -> None:

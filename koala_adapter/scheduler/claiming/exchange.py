@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placeholders handed from one job to the next without a new submission: no queueing in any LRM in between.
+"""Placeholders passed from one job to another without a new submission, so without queueing in an LRM.
 
-What a completed job held, and what is about to be handed back because others are missing, is of use to a job of the
-placement queue that fits into it entirely: the backfill that the authors of VJM added to it later (Xing 2009).
+Placeholders that a completed job held, or that are about to be handed back because others are missing, may suit a job
+of the placement queue that fits into them entirely: the backfill that the authors of VJM added to it later (Xing 2009).
+The second part breaks deadlocks between jobs that each hold what the other waits for.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord
 
-
-if TYPE_CHECKING:
     Free = dict[ClusterName, list[PlaceholderRecord]]
     Fit = list[tuple[Claim, list[PlaceholderRecord]]]
+
+
+# -- Backfill: jobs of the placement queue that fit into free placeholders -----------------------------------
 
 LOOK = 100
 """How many waiting jobs are looked at, at most, when placeholders can be handed on."""
@@ -39,7 +41,7 @@ LOOK = 100
 def reassign_to_waiting(context: Context, giver: JobRecord, spares: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
     """Give held processors to jobs of the queue that fit into them entirely; return what is left.
 
-    No new queueing in any LRM: a placeholder can be handed from one job to another of the same user (DESIGN section 6).
+    No new queueing in any LRM: a placeholder can be handed from one job to another of the same user.
     Room that is kept for a guarded job is not given to jobs behind it.
     """
     state = context.state
@@ -115,20 +117,18 @@ def _reassign_to(context: Context, record: JobRecord, claim: Claim, chosen: list
 
 
 # -- Deadlock detection and resource reorganization of VJM (Xing 2009) ---------------------------------------
-# Two jobs that each hold what the other waits for would wait for ever, and no batch system notices: so when a held
-# placeholder has reached the end of its life while the co-allocation is incomplete, a deadlock is assumed, between
-# jobs of ours or with another co-allocator. Before the processors are given back to their LRM, which may give them to
-# anybody, they are exchanged: another job of the same user that waits for a processor of that cluster takes the
+# Two jobs that each hold what the other waits for would wait for ever, and no batch system notices. So when a held
+# placeholder reaches the end of its life while the co-allocation is incomplete, a deadlock is assumed, between jobs of
+# this instance or with another co-allocator. Before the processors are given back to their LRM, which may give them to
+# any job, they are exchanged: another job of the same user that waits for a processor of that cluster takes the
 # placeholder, and its own pending one, with its place in the LRM's queue, goes to the job that gives. So nothing is
 # wasted, and one of the two jobs starts.
 #
-# Only exchanges after which the taker starts are made. The papers do not ask for that; but a job that merely holds
-# more makes nobody faster, and idle processors are held for another life: `koala experiment run vjm-selection` shows
-# the difference (``exchange_always``). Even then a placeholder is exchanged once: when its life ends again it is
-# handed back, so a deadlock with a stranger is broken within two lives.
-#
-# What no claiming job can start with may still serve a small one of the placement queue (backfill, ``reuse.py``); the
-# rest goes back to its batch system.
+# Only exchanges after which the taker starts are made. The papers do not ask for that; but a job that merely holds more
+# makes no job faster, and idle processors are held for another life: `koala experiment run vjm-selection` shows the
+# difference (``exchange_always``). Even then a placeholder is exchanged once: when its life ends again it is handed
+# back, so a deadlock with another co-allocator is broken within two lives. A placeholder with which no claiming job can
+# start may still serve a small job of the placement queue (backfill, above); the rest goes back to its batch system.
 
 if TYPE_CHECKING:
     Exchange = tuple[PlaceholderRecord, PlaceholderRecord]

@@ -2,9 +2,8 @@
 """The placement queue: jobs that hold nothing yet, in the order in which they are tried.
 
 KOALA scans its queue from head to tail (CoreGRID TR-0092). With a hundred thousand jobs a scan that looks at each is
-wasteful, so jobs stand in lanes: all jobs in a lane ask a placement policy the same question. When a lane's need cannot
-be met, or its first job was not placed, the lane is passed over as a whole for the rest of the scan, in which room only
-shrinks.
+wasteful, so jobs stand in lanes: all jobs of a lane ask a placement policy the same question. When a lane's need cannot
+be met, or its first job was not placed, the lane is skipped for the rest of the scan, in which room only shrinks.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting in the placement queue: entering and leaving it, counting tries, and the guard against starvation.
+"""Waiting in the placement queue: room during a scan, first polls of clusters, tries, and the guard.
 
-The guard: worst fit lets small jobs of later date pass a large one that does not fit yet. When such a job has waited
-for ``guard_scans`` interval scans, clusters are chosen where it would fit if none of our placeholders were there, and
-what it needs there is left free by every job behind it in the queue. Jobs before it (of higher priority) are not held
-up, and only one job is guarded at a time, so the processors left idle for it are bounded by its own size.
+The guard prevents starvation: worst fit lets small jobs pass a large one of earlier date that does not fit yet. When
+such a job has waited for ``guard_scans`` interval scans, clusters are chosen where it would fit if none of koala's
+placeholders were there, and what it needs there is left free by every job behind it in the queue. Jobs before it (of
+higher priority) are not held up. One job is guarded at a time, so at most its own size is left idle.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import ClusterRecord, JobRecord, State
 
 
-# -- Capacity ------------------------------------------------------------------------------------------------
-# The room on all clusters during one scan of the placement queue, and quick answers on what may still fit in.
+# -- Room on all clusters during one scan --------------------------------------------------------------------
 
 
 class Capacity:
@@ -95,12 +94,11 @@ def less(view: ClusterView, processors: int) -> ClusterView:
     )
 
 
-# -- Firstlook -----------------------------------------------------------------------------------------------
-# Clusters that nobody has looked at yet: what would only be queued is not placed before they have answered.
-#
-# A service that has just begun sees its clusters one after the other. A job that finds no idle processors on the first
-# one would be queued there, and stay, although the next one may be empty. So it waits for the first polls: for each
-# until it is answered or has failed, and for none longer than ``FIRST_LOOK``. Where it would start at once, it does.
+# -- Clusters that were not polled yet -----------------------------------------------------------------------
+# After a start of the service, clusters are polled one after the other. A job that finds no idle processors on the
+# first one would be queued there and stay, although the next one may be empty. So a job that would only be queued waits
+# for the first poll of each cluster until that is answered or has failed, at most ``FIRST_LOOK`` seconds. A job that
+# can start at once does not wait.
 
 FIRST_LOOK = 30.0
 """Seconds after which a cluster that has neither answered its first poll nor failed to counts as seen."""
@@ -157,7 +155,7 @@ def would_be_queued(
     return [request for request in requests if request.component.name in queued]
 
 
-# -- Waiting -------------------------------------------------------------------------------------------------
+# -- Entering and leaving the queue, trying to place, and the guard ------------------------------------------
 
 GUARD_LOOK = 16
 """How many jobs at the head are looked at to find one that the guard can help."""
@@ -313,6 +311,9 @@ def wake_for_scan(context: Context) -> None:
     state = context.state
     if len(context.queue) and state.scan_due is None:
         context.timetable.for_scan(context.now + state.parameters.scan_interval)
+
+
+# -- The limit of tries --------------------------------------------------------------------------------------
 
 
 def maximum_tries(context: Context, record: JobRecord) -> int:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One wish of an application that is met on several clusters: as many changes as clusters, which are one to all others.
+"""Changes of size of running jobs, each from its offer to its end: growing, shrinking, adapting, answers.
 
-Each claim has its own part of the growth, so that what is counted on its cluster is right. The parts are offered,
-gathered, taken in and given up together, whatever becomes of one of them: the application knows of one agreement.
+One wish of an application may be met on several clusters: then there is one change for each claim, so that what is
+counted on its cluster is right. These parts are offered, gathered, taken in and given up together, because the
+application knows of one agreement. In order: parts of a change, growing, shrinking, changes that all processes make at
+one point, answers and time-outs, and giving up places in queues.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler import events as ev
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.records import Change, ClusterRecord, JobRecord, PlaceholderRecord
+
+
+# -- Changes on several clusters as parts of one -------------------------------------------------------------
 
 
 class Part(NamedTuple):
@@ -94,11 +99,9 @@ def join(shares: Sequence[Share]) -> int:
     return sum(share.processors for share in shares)
 
 
-# -- Growing -------------------------------------------------------------------------------------------------
-# Growing a running job: stubs are submitted and gathered, then all together become processes of the application.
-#
-# As KOALA's MRunner does it (CoreGRID TR-0092): the application keeps running until *all* processors that it accepted
-# are held, and only then takes them in. When one of them is lost before that, or they do not come within the life of a
+# -- Growing: stubs are gathered, then become processes of the application -----------------------------------
+# As in KOALA's MRunner (CoreGRID TR-0092), the application keeps running until *all* processors that it accepted are
+# held, and only then takes them in. When one of them is lost before that, or they do not come within the life of a
 # placeholder, all are given back and the application is told.
 
 NEAR_END = "the walltime of the job is near"
@@ -384,8 +387,7 @@ def time_left(context: Context, record: JobRecord) -> float:
     return max(0.0, launched_at + record.job.walltime - context.now)
 
 
-# -- Shrinking -----------------------------------------------------------------------------------------------
-# Shrinking a running job: the application gives up processors first, then their placeholders go back to the LRM.
+# -- Shrinking: the application gives up processors, then the LRM gets them ----------------------------------
 
 
 def await_release(context: Context, record: JobRecord, number: int, change: Change, accepted: int) -> None:
@@ -475,11 +477,9 @@ def release_over(context: Context, record: JobRecord, number: int, change: Chang
     settle(context, record, number, change, -change.done)
 
 
-# -- Adapting ------------------------------------------------------------------------------------------------
-# Jobs whose processes change together, at one point of their progress: what is known of each such change.
-#
-# Until all processes stand at the point a change can be given up, and nothing has happened: newcomers are ended again,
-# nobody leaves. From then on it is carried out, and the loss of a process is the loss of the job, as of a rigid one.
+# -- Adapting: all processes change together, at one point of progress ---------------------------------------
+# Until all processes stand at the point a change can be given up without effect: newcomers are ended again and no
+# process leaves. From then on it is carried out, and the loss of a process is the loss of the job, as of a rigid one.
 # When all have said that they are done, newcomers belong to the job, and those that leave may end, each by itself.
 
 _MOVING = (ChangePhase.TAKING, ChangePhase.RELEASING)
@@ -503,7 +503,7 @@ def point_reached(context: Context, event: ev.PointReached) -> None:
         spare = claim.processors - bounds(record, claim)[0]
         mine = {rank.rank for rank in record.ranks if rank.placeholder in claim.placeholders}
         if not event.leaving or len(event.leaving) > spare or not mine.issuperset(event.leaving):
-            _give_up_of_adapting(context, found, "the processes that were to leave are not its own any more")
+            _give_up_change(context, found, "the processes that were to leave are not its own any more")
             return
         change.ranks, change.accepted = list(event.leaving), change.done + len(event.leaving)
         context.roster.update(record)
@@ -534,7 +534,7 @@ def change_given_up(context: Context, event: ev.ChangeGivenUp) -> None:
     """Undo a change that the processes could not be brought to; one that is being carried out goes on."""
     found = _find(context, event.job_id, event.number, _UNTIL_MADE)
     if found is not None and not found.change.adaptation:
-        _give_up_of_adapting(context, found, event.reason)
+        _give_up_change(context, found, event.reason)
 
 
 def newcomer(record: JobRecord, rank: int) -> bool:
@@ -560,7 +560,7 @@ def process_over(context: Context, record: JobRecord, rank: int, why: str) -> bo
         depart(context, record, found.claim, _placeholders(record, [rank]))
         check_all_over(context, record)
     else:
-        _give_up_of_adapting(context, found, f"the new process {rank} {why}")
+        _give_up_change(context, found, f"the new process {rank} {why}")
     return True
 
 
@@ -574,7 +574,7 @@ def process_lost(context: Context, record: JobRecord, rank: int, placeholder: Pl
         check_all_over(context, record)
     else:
         pause_growth(context, cluster_of(context, record, found.claim))
-        _give_up_of_adapting(context, found, f"the placeholder of the new process {rank} was lost", gone=placeholder.id)
+        _give_up_change(context, found, f"the placeholder of the new process {rank} was lost", gone=placeholder.id)
     return True
 
 
@@ -599,7 +599,7 @@ def check_all_over(context: Context, record: JobRecord) -> None:
         context.outcomes.append((record, outcome))
 
 
-def _give_up_of_adapting(context: Context, found: _Found, reason: str, *, gone: PlaceholderId | None = None) -> None:
+def _give_up_change(context: Context, found: _Found, reason: str, *, gone: PlaceholderId | None = None) -> None:
     record, number, change = found
     if change.phase is ChangePhase.GATHERING:
         withdraw(context, record, number, reason)
@@ -672,8 +672,7 @@ def _of_rank(record: JobRecord, rank: int) -> _Found | None:
     return None
 
 
-# -- Offers --------------------------------------------------------------------------------------------------
-# Answers of applications to offers and requests; what becomes of changes that take too long, or whose job ends.
+# -- Answers of applications, and changes that take too long -------------------------------------------------
 
 
 def offer_answered(context: Context, event: ev.OfferAnswered) -> None:
@@ -804,12 +803,16 @@ def _pause_where_missing(context: Context, record: JobRecord, change: Change) ->
             pause_growth(context, cluster_of(context, record, part.claim))
 
 
+# -- Giving up places in queues ------------------------------------------------------------------------------
+
+
 def return_places(context: Context, claim: Claim) -> None:
     """Give up all places of a claim: its job has ended."""
-    _give_up(context, claim, claim.places)
+    give_up_places(context, claim, claim.places)
 
 
-def _give_up(context: Context, claim: Claim, going: Sequence[PlaceholderId]) -> None:
+def give_up_places(context: Context, claim: Claim, going: Sequence[PlaceholderId]) -> None:
+    """Give up some places of a claim, and end their placeholders."""
     if not going:
         return
     context.ledger.remove_places(claim, going)

@@ -7,9 +7,11 @@ simulator of a million jobs, where it is a number and they answer at once. Whene
 1. What is under way on a cluster goes on. PRA then offers what is free there to the running jobs.
 2. The placement queue is scanned from head to tail.
 3. PWA makes room by shrinking: for placed jobs whose processors others have taken, for jobs of others that wait in a
-   batch system's own queue, then for the head of the queue. As long as that frees something, all of this is done again.
+   batch system's own queue, then for the head of the queue. As long as that frees something, all of this is repeated.
 4. Unless room is being made for the head, what is still free is offered to running jobs; but not where they have just
    given up less than the head needs, or they would take back what the next try needs again.
+
+The interface of the counts and the decisions come before their implementation by the scheduler's records.
 """
 
 from __future__ import annotations
@@ -45,14 +47,13 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import Change, ClusterRecord, JobRecord
 
 
-# -- When malleability is used: job management approaches, on counts of processors ---------------------------
-# PRA and PWA (CoreGRID TR-0092) differ in who comes first when processors are free, the running or the waiting:
+# -- Where to shrink for the head of the queue ---------------------------------------------------------------
+# PRA and PWA (CoreGRID TR-0092) differ in which jobs come first when processors are free, the running or the waiting:
 #
 # - PRA, precedence to running applications: grow the running malleable jobs of the cluster until none takes more (a
-#   thorough step), then scan the placement queue. Nobody is ever shrunk for a waiting job.
+#   thorough step), then scan the placement queue. No job is ever shrunk for a waiting job.
 # - PWA, precedence to waiting applications: scan the queue first. When its head cannot be placed, shrink running jobs
-#   of
-#   the cluster that `cluster_to_shrink` names, by the number it gives; when it names none, grow the running jobs
+#   of the cluster that `cluster_to_shrink` names, by the number it gives; when it names none, grow the running jobs
 #   instead.
 
 N = TypeVar("N")
@@ -81,10 +82,9 @@ def cluster_to_shrink(need: int, clusters: Iterable[tuple[N, Shrinkable]]) -> tu
     return None if best is None or found is None else (found, max(0, need - best[0]))
 
 
-# -- Yielding ------------------------------------------------------------------------------------------------
-# Growths that are given up because jobs of others wait in the same queue: their stubs would stand in the way there.
-#
-# An application whose stubs wait is in the middle of a change, so that it cannot be shrunk, either.
+# -- Growths given up for jobs of others in the same queue ---------------------------------------------------
+# Stubs of such growths would stand in the way there, and an application whose stubs wait is in the middle of a change
+# and cannot be shrunk.
 
 
 def yield_to_others(context: Context, cluster: ClusterRecord) -> None:
@@ -106,7 +106,7 @@ def _waits_in_queue(context: Context, change: Change) -> bool:
     return any(stub is not None and stub.waiting for stub in stubs)
 
 
-# -- Jobmanagement -------------------------------------------------------------------------------------------
+# -- The decisions, on counts of processors ------------------------------------------------------------------
 
 
 class CountedCluster(Protocol):
@@ -333,12 +333,10 @@ class JobManagement(Generic[C]):
         return plan if any(value or sites.ending(cluster) for cluster, _, value in plan) else None
 
 
-# -- Recordedsites -------------------------------------------------------------------------------------------
-# The clusters as :mod:`~koala_adapter.scheduler.malleable.jobmanagement` decides about them, made from the records.
-#
-# What is true of the head of the placement queue is true of a job that was placed and waits in the queue of a batch
-# system whose processors others have taken, and of a job of others that waits there: jobs of ours on that cluster are
-# shrunk for it.
+# -- The counts of the scheduler's records -------------------------------------------------------------------
+# What applies to the head of the placement queue also applies to a placed job that waits in the queue of a batch system
+# whose processors others have taken, and to a job of others that waits there: koala's jobs on that cluster are shrunk
+# for it.
 
 
 class RecordedSites:

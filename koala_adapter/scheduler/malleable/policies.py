@@ -7,9 +7,9 @@ messages of a round go out together, their answers are told to the step, then th
 empty. Amounts in messages and answers are signed: positive grows a job, negative shrinks it. `carry_out` does a whole
 step where answers come at once.
 
-Jobs in the middle of a change are left alone. But for EGS as published, jobs that stand at their maximum are not
-offered anything, those at their minimum are not asked for anything, and shares are taken over the others. What else an
-application can or cannot do is its own affair: it answers a message with the number that it accepts.
+Jobs in the middle of a change are left alone. Except by EGS as published, jobs at their maximum are offered nothing,
+those at their minimum are asked for nothing, and shares are computed over the others. An application answers each
+message with the number that it accepts. In order: the running jobs, equal sizes, the policies.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
-# -- Runningjobs ---------------------------------------------------------------------------------------------
-# The running malleable jobs of one cluster, kept in the order of their start and told apart by who can change.
-#
-# A step of a malleability policy asks a few of perhaps thousands of jobs, so the first and last that can grow or
-# shrink are at hand, and how much all of them could give or take is a number that is kept, not a sum that is taken.
+# -- The running malleable jobs of one cluster ---------------------------------------------------------------
+# They are kept in the order of their start and told apart by which can change. A step asks a few of perhaps thousands
+# of jobs, so the first and last that can grow or shrink are at hand, and how much all of them could give or take is a
+# number that is kept, not a sum that is computed.
 
 Order = tuple[float, int]
 """Order of start: time, then running number."""
@@ -202,7 +201,7 @@ class RunningJobs(Generic[J]):
             self.spare -= job.size - job.minimum
 
 
-# -- Sizes as equal as the bounds of the jobs allow: what equipartition aims at ------------------------------
+# -- Equal sizes within the bounds of the jobs, for equipartition --------------------------------------------
 
 
 def equal_sizes(jobs: Sequence[MalleableJob], total: int) -> list[int]:
@@ -252,7 +251,7 @@ def levelled_sizes(jobs: Sequence[MalleableJob], value: int) -> list[int]:
     return sizes
 
 
-# -- Policies ------------------------------------------------------------------------------------------------
+# -- The policies --------------------------------------------------------------------------------------------
 
 
 class Direction(StrEnum):

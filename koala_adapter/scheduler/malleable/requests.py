@@ -1,16 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applications that ask for more processors themselves (CoreGRID TR-0092: initiative and obligation).
+"""Requests for other sizes: applications that ask for or return processors, and sizes that owners want.
 
-A voluntary wish gets what is free now and others do not wait for. A mandatory one must be accommodated: other running
-jobs of the cluster are shrunk for it, and what comes free is kept for it, before waiting jobs. When even all that the
-others could give would not suffice, nobody is shrunk in vain, and it gets what is free.
-
-Memory can be asked for with processors: each of the new placeholders is then submitted with so much. That of a process
-that runs cannot be changed, for no batch system changes the limits of a job that runs.
-
-An application that negotiates is offered what is less than it asked for, and may decline. Until it has answered that is
-kept for it, as everything else that is offered. Where its component may be on several clusters, its wish is met on as
-many of them as it takes (``changes.py``).
+In order: applications that ask for more (CoreGRID TR-0092: initiative and obligation), applications that return
+processors, places in queues for workers, and the sizes that owners want.
 """
 
 from __future__ import annotations
@@ -27,10 +19,10 @@ from koala_adapter.scheduler.malleable.changes import (
     NEAR_END,
     Part,
     Share,
-    _give_up,
     await_release,
     gather,
     gather_all,
+    give_up_places,
     join,
     parts_of,
     pause_growth,
@@ -68,6 +60,19 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import Change, Claim, ClusterRecord, JobRecord, PlaceholderRecord
 
 
+# -- Applications that ask for more processors ---------------------------------------------------------------
+# A voluntary wish gets what is free now and not waited for. A mandatory one must be met: other running jobs of the
+# cluster are shrunk for it, and what becomes free is kept for it, before waiting jobs. When all that the others could
+# give would not suffice, none is shrunk in vain, and the application gets what is free.
+#
+# Memory can be requested with processors: each of the new placeholders is then submitted with that much. The memory of
+# a running process cannot be changed, because no batch system changes the limits of a running job.
+#
+# An application that negotiates is offered less than it asked for when there is less, and may decline. Until it
+# answers, the offered processors are kept for it. Where its component may be on several clusters, its wish is met on as
+# many of them as needed (``changes.py``).
+
+
 def more_requested(context: Context, event: ev.MoreRequested) -> None:
     """Grant an application what it asks for, or see to it that it can be granted."""
     record = context.state.jobs.get(event.job_id)
@@ -88,7 +93,7 @@ def more_requested(context: Context, event: ev.MoreRequested) -> None:
         change.reason = "the application asked for it"
     lacking = _lacking_memory(context, record, number, event)
     change.memory_mib = 0 if lacking else event.memory_mib
-    problem = _problem(record, number, event) or (lacking if event.memory_required else "")
+    problem = _growth_problem(record, number, event) or (lacking if event.memory_required else "")
     if problem:
         _answer(context, record, number, change, 0, problem)
         return
@@ -98,7 +103,7 @@ def more_requested(context: Context, event: ev.MoreRequested) -> None:
     _grant_or_promise(context, record, claims, change, short, mandatory=event.mandatory)
 
 
-def _problem(record: JobRecord, number: int, event: ev.MoreRequested) -> str:
+def _growth_problem(record: JobRecord, number: int, event: ev.MoreRequested) -> str:
     """Return why nothing is granted, whatever is free."""
     if record.job.kind is not JobKind.MALLEABLE:
         return f"a {record.job.kind.value} job keeps its size"
@@ -286,8 +291,8 @@ def _claims_meant(context: Context, record: JobRecord, event: ev.MoreRequested, 
     )
 
 
-# -- Givingback ----------------------------------------------------------------------------------------------
-# Applications that want to give processors up of their own will, and change together when they do.
+# -- Applications that return processors of their own accord -------------------------------------------------
+# They change together when they do.
 
 REASON = "the application gives them back"
 
@@ -297,7 +302,7 @@ def less_requested(context: Context, event: ev.LessRequested) -> None:
     record = context.state.jobs.get(event.job_id)
     if record is None or event.component not in {one.name for one in record.job.components}:
         return
-    problem = _problem_of_givingback(record, event)
+    problem = _returning_problem(record, event)
     first = 0
     if not problem:
         for number, count in _pieces(record, event.component, event.processors):
@@ -321,7 +326,7 @@ def less_requested(context: Context, event: ev.LessRequested) -> None:
     )
 
 
-def _problem_of_givingback(record: JobRecord, event: ev.LessRequested) -> str:
+def _returning_problem(record: JobRecord, event: ev.LessRequested) -> str:
     claims = [claim for claim in record.claims if claim.component == event.component]
     if not record.job.changes_size(event.component):
         return "this component keeps its size"
@@ -342,13 +347,12 @@ def _pieces(record: JobRecord, component: str, count: int) -> list[tuple[int, in
     return sorted(Counter(by_placeholder[id_] for id_ in last if id_ in by_placeholder).items())
 
 
-# -- Places --------------------------------------------------------------------------------------------------
-# Places in the queues of batch systems, for workers that an owner wants and for which no processor is idle.
-#
-# Where the site's approach changes no sizes, only the owner's word does, and as for a rigid job what is not idle is
-# queued for (docs/placement.md). One worker is of use without the others, so each placeholder is taken in when it is
-# held. Idle processors of another cluster are taken before, and the places that they stand for are given up. Where the
-# policies of the site offer processors, they alone decide who waits for which, and nothing is queued.
+# -- Places in queues, for workers that an owner wants -------------------------------------------------------
+# For these workers no processor is idle. Where the site's approach changes no sizes, only the owner's word does, and as
+# for a rigid job, processors that are not idle are queued for (docs/placement.md). One worker is of use without the
+# others, so each placeholder is taken in when it is held. Idle processors of another cluster are taken first, and the
+# places that they replace are given up. Where the policies of the site offer processors, they alone decide who waits
+# for which, and nothing is queued.
 
 
 def take_places(context: Context, record: JobRecord, component: Component, lacking: int) -> int:
@@ -364,7 +368,7 @@ def take_places(context: Context, record: JobRecord, component: Component, lacki
         if late:
             record.last_trouble = f"{len(late)} more on {claim.cluster}: they would end before the job's walltime does"
             pause_growth(context, cluster_of(context, record, number))
-            _give_up(context, claim, late)
+            give_up_places(context, claim, late)
         elif held:
             _take(context, record, number, held)
             taken += len(held)
@@ -391,10 +395,10 @@ def keep_places(context: Context, record: JobRecord, component: Component, lacki
     for claim in reversed(claims):
         if missing < 0:
             going = _dispensable(context, claim)[:-missing]
-            _give_up(context, claim, going)
+            give_up_places(context, claim, going)
             missing += len(going)
         if record.growth_rests:
-            _give_up(context, claim, [id_ for id_ in claim.places if context.state.placeholders[id_].held])
+            give_up_places(context, claim, [id_ for id_ in claim.places if context.state.placeholders[id_].held])
     if missing > 0 and not record.growth_rests and _queues(context, record, component):
         _queue(context, record, component, missing)
 
@@ -457,10 +461,10 @@ def place_lost(context: Context, placeholder: PlaceholderRecord) -> bool:
     return False
 
 
-# -- Sizes that the owners of running malleable jobs want, which bound what the policies may do --------------
-# What a component has beyond the wanted size is asked back from it, whatever the approach of the site. What it lacks
-# is offered by the policies; where the approach changes no sizes, it gets what is free, and is asked first if there
-# are sizes that it cannot use, and what is not free is queued for (``places.py``).
+# -- Sizes that owners of running malleable jobs want --------------------------------------------------------
+# They bound what the policies may do. What a component has beyond the wanted size is asked back, whatever the approach
+# of the site. What it lacks is offered by the policies; where the approach changes no sizes, it gets what is free, is
+# asked first if there are sizes that it cannot use, and what is not free is queued for (places in queues, above).
 
 
 def size_wanted(context: Context, event: ev.SizeWanted) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of a malleability policy on a cluster: messages to running jobs go out in rounds, and their answers come in.
+"""Steps of a malleability policy on a cluster: messages to running jobs go out in rounds, answers come in.
 
-What is offered is kept from everybody else until it is answered, so that an application that accepts is not told a
-moment later that there is nothing.
+In order: pauses that prevent running jobs from changing to and fro, the processors that are left to waiting jobs from
+outside koala, and the steps. What is offered is reserved until it is answered, so an application that accepts gets it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.states import RunningClaim
 
 
-# -- Hysteresis ----------------------------------------------------------------------------------------------
-# What keeps running jobs from changing to and fro: pauses in both directions, and the largest change of one step.
+# -- Hysteresis: pauses in both directions, and the largest change -------------------------------------------
 
 PATIENCE = 8
 """So many steps that free nothing may follow each other at the usual interval."""
@@ -95,17 +94,15 @@ def in_one_step(context: Context, processors: int) -> int:
     return processors if most is None else min(processors, most)
 
 
-# -- Others --------------------------------------------------------------------------------------------------
-# Jobs of others that wait in a cluster's own queue, and the processors that are left to them (PWA only).
+# -- Waiting jobs from outside koala, and what is left to them (PWA) -----------------------------------------
+# Koala does not start these jobs; it can only see to it that enough processors are idle. Running malleable jobs are
+# shrunk as far as their minima allow, and the idle processors that others need are not offered to them. Of several
+# waiting jobs, those count, in the order of their queue, for which all that could be given would be enough; no job is
+# shrunk for one that needs more.
 #
-# Koala does not start these jobs, it can only see to it that enough processors are idle: running malleable jobs are
-# shrunk as far as their minima allow, and what is idle for the others is not offered to them. Of several, those are
-# counted, in the order of their queue, that all we could give would be enough for; for one that needs more, nobody is
-# shrunk in vain.
-#
-# A batch system may have reasons of its own not to start a job although enough is idle: limits, licences, the places
-# of processors. One that has not been started after a `backoff`, which is longer than batch systems need for that,
-# counts no more, for `longest_backoff`.
+# A batch system may have reasons of its own not to start a job although enough is idle: limits, licences, the location
+# of processors. A job that has not been started after a `backoff`, which is longer than batch systems need for that,
+# does not count for `longest_backoff`.
 
 
 def others_seen(context: Context, cluster: ClusterRecord, wanted: Iterable[int]) -> None:

@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which component of a job goes to which cluster: the placement policies. Pure."""
+"""Placement policies: which component of a job goes to which cluster. Pure.
+
+``policy`` defines what a policy sees and answers, ``policies`` has koala's own. The door is the class
+:class:`koala_adapter.scheduler.placement.policy.PlacementPolicy`; the policies by name are in
+:mod:`koala_adapter.scheduler.knownpolicies`.
+"""

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worst fit, KOALA's default (CoreGRID TR-0092): it balances the load over the clusters."""
+"""Koala's placement policies: worst fit, close to files, cluster minimization, waiting history.
+
+Worst fit, close to files and cluster minimization are those of KOALA (CoreGRID TR-0092); choosing clusters by their
+waiting history is that of VJM (Xing 2009).
+"""
 
 from __future__ import annotations
 
@@ -27,9 +31,10 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult, Preference
     from koala_adapter.scheduler.records import ClusterRecord, PlaceholderRecord, State
 
-
-if TYPE_CHECKING:
     Views = Mapping[ClusterName, ClusterView]
+
+
+# -- Worst fit, the default of KOALA: balances the load over the clusters ------------------------------------
 
 
 class WorstFit(PlacementPolicy):
@@ -79,11 +84,9 @@ def _searched(requests: Sequence[ComponentRequest], views: Views) -> Mapping[str
     return pack(pieces(requests, [views[name] for name in rooms]), rooms).clusters
 
 
-# -- Closetofiles --------------------------------------------------------------------------------------------
-# Close to files (CoreGRID TR-0092): run where the input files are, or where they can be brought in least time.
-#
-# What is known comes with the views: which paths a cluster holds (RLS) and the bandwidth to it (NIP). What is not
-# known makes no difference, so on a site that says nothing this is worst fit.
+# -- Close to files: where the input files are, or can be brought soonest ------------------------------------
+# The views tell which paths a cluster holds (RLS) and the bandwidth to it (NIP). Unknown values make no difference, so
+# on a site that configures none of this it is worst fit.
 
 MIB = 1024**2
 SIZE = 1.0
@@ -134,8 +137,8 @@ def transfer_seconds(missing: list[InputFile], view: ClusterView, views: Mapping
     return seconds
 
 
-# -- Cluster minimization: a co-allocated job on as few clusters as possible (CoreGRID TR-0092) --------------
-# Every cluster more means more messages over wide-area links, and one queue more to wait for. CM takes the components
+# -- Cluster minimization: as few clusters as possible -------------------------------------------------------
+# Each further cluster means more messages over wide-area links and one more queue to wait for. CM takes the components
 # as the user made them; FCM also splits those that the user calls flexible, according to the idle processors, which
 # shortens the time in the queue: what fits into no cluster may fit into two.
 
@@ -225,12 +228,10 @@ def _poured(
     return shares
 
 
-# -- Waitinghistory ------------------------------------------------------------------------------------------
-# VJM's resource selection (Xing 2009): clusters chosen by how long earlier placeholders waited in them.
-#
-# Clusters are black boxes to it: whatever makes a queue slow, priorities and local policies included, shows in the
-# waits. The log of a cluster is part of the scheduler's state, and is written by the events that report a placeholder
-# as held or as gone; so it is journaled with them.
+# -- Waiting history: clusters in which earlier placeholders waited least ------------------------------------
+# Clusters are black boxes to VJM's resource selection: the cause of a slow queue, priorities and local policies
+# included, shows in the waits. The log of a cluster is part of the scheduler's state and is written by the events that
+# report a placeholder as held or as gone, so it is journaled with them.
 
 REMEMBERED = 20
 """Submissions that a cluster's waiting history holds: what was earlier says little of the load now."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement policies: which component of a job goes to which cluster, and on how many processors.
+"""The interface of placement policies: views of clusters, requests, answers, and what can never be placed.
 
-A policy sees the clusters as values and answers with a value: placed, insufficient (not now) or infeasible (never).
-The policies themselves are in modules of their own and listed in ``policies.py``. What a policy may know is what
-KOALA's information service told its co-allocator (CoreGRID TR-0092): processors (PIP), bandwidth between sites (NIP)
-and which site has which file (RLS); and what VJM knows: how long earlier placeholders waited (Xing 2009).
+A policy sees clusters as values and answers with a value: placed, insufficient (not now) or infeasible (never). Its
+information is that of KOALA's information service (CoreGRID TR-0092): processors (PIP), bandwidth between sites (NIP),
+and which site has which file (RLS); and that of VJM: how long earlier placeholders waited (Xing 2009). In order: exact
+packing, the interface with the test of infeasibility, and the budget of processors that policies place from.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
-# -- Packing -------------------------------------------------------------------------------------------------
-# Exact search for a way to fit components into clusters, for where the greedy placement finds none.
-#
-# Fitting components into clusters is bin packing, so the search is bounded; beyond the bound the answer is "not
-# known". Without it, a job whose only fit the greedy placement misses would wait for ever on idle clusters, and one
-# that fits in no way at all could not be refused.
+# -- Exact packing, where the greedy placement finds none ----------------------------------------------------
+# Fitting components into clusters is bin packing, so the search is bounded; beyond the bound the answer is "not known".
+# Without it, a job whose only fit the greedy placement misses would wait for ever on idle clusters, and one that fits
+# in no way at all could not be refused.
 
 EFFORT = 20_000
 """Clusters looked at in one search, at most."""
@@ -161,7 +159,7 @@ class _Search:
             del self._users[name]
 
 
-# -- Policy --------------------------------------------------------------------------------------------------
+# -- Views, requests, answers, and infeasible jobs -----------------------------------------------------------
 
 LISTED = 8
 """Most clusters that one message tells about."""
@@ -402,8 +400,7 @@ def listed(said: Iterable[str]) -> str:
     return "; ".join([*first[:LISTED], "…"] if len(first) > LISTED else first)
 
 
-# -- Fitting -------------------------------------------------------------------------------------------------
-# What all placement policies need: the processors left while a placement is made, sizes, and what is missing.
+# -- Making a placement: remaining processors, sizes, what is missing ----------------------------------------
 
 if TYPE_CHECKING:
     Preference = Callable[[ComponentRequest, ClusterView], tuple[float, ...]]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Unix socket by which the process of a task speaks with koala: whole frames are handed on, both ways.
+"""The Unix socket between the process of a task and koala: whole frames are passed on, both ways.
 
-A frame is a size in eight digits, a line feed, and so many bytes. What is in it is nobody's business here.
+A frame is a size in eight digits, a line feed, and so many bytes. The agent does not read its contents.
 """
 
 import collections

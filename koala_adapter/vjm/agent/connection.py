@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TLS connection to the control center."""
+"""The TLS connection of an agent to the control center: one at a time, lines in and lines out."""
 
 import errno
 import hashlib

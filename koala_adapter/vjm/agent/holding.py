@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holding a processor: contact to the control center, lease, walltime, signals, and the end.
+"""Holding a processor: contact to the control center, lease, walltime, signals, the end, and the program.
 
-All that a placeholder without tasks needs is here and in what this imports; the rest waits for the first task.
+The agent dials out by TLS, compares the server's certificate with the pinned fingerprint before it says anything,
+proves its identity by the token of its batch, and from then on holds a lease: without contact for that time it ends
+itself and everything that it started. There is one selectors loop, no thread, and no waiting by sleeping. A placeholder
+without tasks needs only this module and what it imports; the rest is imported with the first task.
+
+The messages are those of koala_adapter/vjm/channel.py. Exit status: 0 released, 1 nothing to work with, 3 refused by
+the control center, 4 lease over, 5 ended by the LRM or by its walltime.
 """
 
 import errno
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.agent.task import TaskList
 
 
+# -- The agent -----------------------------------------------------------------------------------------------
+
 VERSION = 1
 CONNECT_TIME = 20.0  # seconds for TCP, TLS and the answer to Hello
 LONGEST_PAUSE = 6.0  # seconds between two tries to connect, give or take half: less than the center's patience
@@ -57,8 +65,7 @@ def prepare_for_tasks() -> None:
     """Import what tasks need, which takes half as long as the start: while nothing else is to be done."""
     import termios  # noqa: F401 - these for the imports to come
 
-    from koala_adapter.vjm.agent import results  # noqa: F401
-    from koala_adapter.vjm.agent import task as tasklist  # noqa: F401
+    from koala_adapter.vjm.agent import results, task  # noqa: F401
 
 
 class Agent:
@@ -313,15 +320,7 @@ class Agent:
             self._tasks.look()
 
 
-# -- Program -------------------------------------------------------------------------------------------------
-# The program inside a placeholder: holds the processor, and runs on it what the control center asks for.
-#
-# It dials out by TLS, compares the server's certificate with the pinned fingerprint before it says anything, proves
-# itself with the token of its batch, and from then on holds a lease: without contact for that time it ends itself and
-# everything it started. One selectors loop, no threads, nothing is waited for by sleeping.
-#
-# The messages are those of koala_adapter/vjm/channel.py. Exit status: 0 released, 1 nothing to work with, 3 refused by
-# the control center, 4 lease over, 5 ended by the LRM or by its walltime.
+# -- The program ---------------------------------------------------------------------------------------------
 
 
 def main(configuration: str) -> int:

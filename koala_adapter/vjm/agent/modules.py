@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The beginning of the file that a job script carries: imports the agent's modules, whose text follows in that file."""
+"""Loader at the beginning of the file that a job script carries: imports the agent's modules from that file."""
 
 import sys
 

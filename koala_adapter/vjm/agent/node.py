@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent asks its node for, and what it says there."""
+"""The node as the agent sees it: clock, names, settings, timers, and the file of its own messages.
+
+In order: small functions that all parts use, the settings from the job script, timers, and the file that is made for
+what the agent writes to its stderr.
+"""
 
 import os
 import socket
@@ -12,6 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Tuple
 
+
+# -- Clock, messages to the administrator, names -------------------------------------------------------------
 
 BOOTTIME = 7  # clock_gettime(2): seconds since the node was booted, suspension included; named in Python from 3.7 on
 
@@ -45,7 +51,7 @@ def raw(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-# -- What the job script says to the agent -------------------------------------------------------------------
+# -- Settings: from the job script, and found on the node ----------------------------------------------------
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL when nobody said how many
 
@@ -97,7 +103,7 @@ def read_token(path: str) -> str:
         return file.read(1024).decode("ascii", "replace").strip()
 
 
-# -- Calls to be made later ----------------------------------------------------------------------------------
+# -- Timers --------------------------------------------------------------------------------------------------
 
 
 class Timers:
@@ -123,7 +129,7 @@ class Timers:
         return max(0.0, self._calls[0][0] - clock()) if self._calls else None
 
 
-# -- The file that was made for the agent's own words --------------------------------------------------------
+# -- The file of the agent's own messages --------------------------------------------------------------------
 
 
 def own_output(batch: str) -> "Optional[str]":

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private directories of agents: made, claimed, and removed whatever is in them."""
+"""Places on the node: private directories of agents, the guard process, and directories of tasks.
+
+In order: directories are made, claimed and removed whatever is in them; the guard outlives a killed agent for a moment
+to clean up; the workplace makes directories for tasks.
+"""
 
 import collections
 import contextlib
@@ -20,6 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Deque, Iterator, List, Optional, Set, Tuple
 
+
+# -- Private directories: made, claimed, removed -------------------------------------------------------------
 
 OWNER = "owner"  # the file in an agent's directory that says on which machine the directory's lock is to be asked
 
@@ -155,7 +161,7 @@ def remove_if_stale(directory: str) -> None:
         os.close(descriptor)
 
 
-# -- A process that ends what a killed agent leaves ----------------------------------------------------------
+# -- The guard: a process that ends what a killed agent leaves -----------------------------------------------
 
 DISMISSED = "dismissed\n"
 
@@ -227,8 +233,8 @@ class Guard:
         remove_output(output, if_empty=True)
 
 
-# -- Workplace -----------------------------------------------------------------------------------------------
-# What the tasks of a placeholder share on its node: a private directory, a guard over it, and what waits on it.
+# -- The workplace: what the tasks of a placeholder share on its node ----------------------------------------
+# A private directory, a guard over it, and removals that are done little by little.
 
 SLICE = 0.05  # seconds
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a task: finding and ending them, and what the kernel says of them."""
+"""Processes of a task: finding and ending them, starting one, and reading what it writes.
+
+In order: processes of the node by /proc, starting a process with its files and environment, and the streams of its
+output, kept until the control center has acknowledged them.
+"""
 
 import binascii
 import contextlib
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any, Dict, List, Optional, Tuple, Union
 
+
+# -- Finding and ending processes ----------------------------------------------------------------------------
 
 PIECE = 65536  # bytes read at once
 NO_SESSION = -1  # not 0: so those are shown whose session is outside of a container
@@ -281,7 +287,7 @@ def popen(
     )
 
 
-# -- What a task writes: read, and kept until it is acknowledged ---------------------------------------------
+# -- Output of a task: read, and kept until it is acknowledged -----------------------------------------------
 
 KEPT = 1024 * 1024  # bytes of one output stream kept until acknowledged; beyond that its pipe is not read
 CHUNK = 32 * 1024  # bytes of output in one message

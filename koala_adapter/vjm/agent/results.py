@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that a task leaves."""
+"""Output files of a task: patterns of their names, and sending those that are wanted."""
 
 import collections
 import contextlib
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Set, Tuple
 
 
-# -- Patterns for the files that a task is to leave ----------------------------------------------------------
+# -- Patterns ------------------------------------------------------------------------------------------------
 
 
 class NamePattern:
@@ -109,7 +109,7 @@ class Patterns:
         return states
 
 
-# -- Results -------------------------------------------------------------------------------------------------
+# -- Finding and sending the files ---------------------------------------------------------------------------
 
 FILES = 10000  # most files of a task that are sent
 LARGEST = 2**50  # most bytes of one of them, however few a sparse file occupies

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process on the node, from its launch to its last word."""
+"""Tasks of a placeholder: one process from its launch to its last message, and the list of all of them."""
 
 import binascii
 import os
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.agent.processes import Child
     from koala_adapter.vjm.agent.results import Results
 
+
+# -- One task ------------------------------------------------------------------------------------------------
 
 SETTLE = 0.5  # seconds in which the cause of a task's sudden death may show (our own SIGTERM, an oom kill)
 DRAIN = 2.0  # seconds for what a task left behind to close its output
@@ -283,7 +285,7 @@ def collected(
     return results
 
 
-# -- All tasks of a placeholder: the control center's orders for them, and what they have to tell it ---------
+# -- All tasks: orders of the control center, and reports to it ----------------------------------------------
 
 QUEUED = 128 * 1024  # bytes waiting for the socket, beyond which no more output is queued
 REPORTS = 256  # ended tasks told again in each Hello
