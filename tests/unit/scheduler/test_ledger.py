@@ -35,7 +35,7 @@ KEPT = frozenset(
 """Attributes of records that the ledger alone assigns."""
 TABLES = frozenset({"batches", "jobs", "placeholders"})
 """Tables of the state into which it alone puts something, and out of which it alone takes something."""
-OWN = {("context.py", "self.state"), ("core.py", "self.state"), ("roster.py", "self.job_id")}
+OWN = {("context.py", "self.state"), ("core.py", "self.state"), ("states.py", "self.job_id")}
 """Attributes of other objects with the same names, which are not records, in their constructors."""
 
 
@@ -58,13 +58,19 @@ def written(source: str) -> list[str]:
     return found
 
 
+def without_ledger(source: str) -> str:
+    """Return the source of a module without the class that may write."""
+    tree = ast.parse(source)
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.ClassDef) and node.name == Ledger.__name__)]
+    return ast.unparse(tree)
+
+
 def test_nobody_else_writes_what_is_counted() -> None:
     """The source of the whole scheduler is read: counts, states, changes of size and tables have one writer."""
     others = {
         (path.name, target)
         for path in SCHEDULER.rglob("*.py")
-        if path.name != "ledger.py"
-        for target in written(path.read_text(encoding="utf-8"))
+        for target in written(without_ledger(path.read_text(encoding="utf-8")))
         if (path.name, target) not in OWN
     }
     assert others == set()

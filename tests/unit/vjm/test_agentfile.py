@@ -90,7 +90,7 @@ def test_a_processor_is_held_without_what_tasks_need() -> None:
     """Five thousand placeholders pay for every import: nothing heavy comes in by the back door."""
     loaded = set(run(with_end(DIAL + LOADED)).split())
     ours = {name.rpartition(".")[2] for name in loaded if name.startswith(agent.__name__ + ".")}
-    assert ours == {"program", "holding", "connection", "settings", "timers", "node", "ownoutput"}
+    assert ours == {"holding", "connection", "node"}
     heavy = {
         "asyncio",
         "typing",
@@ -115,7 +115,7 @@ def test_tasks_are_prepared_for_while_there_is_nothing_else_to_do() -> None:
 def test_a_traceback_names_module_and_line() -> None:
     """As a defect on a node is told: with the file in koala-adapter and the line in it."""
     started = f"from {agent.__name__}.node import Settings\nSettings({{}}, {{}})\n"
-    lines = MODULES["settings"].splitlines()
+    lines = MODULES["node"].splitlines()
     number, line = next((number, line) for number, line in enumerate(lines, 1) if 'given["host"]' in line)
     place = f'File "koala_adapter/vjm/agent/node.py", line {number}, in __init__'
     said = run(with_end(started))
