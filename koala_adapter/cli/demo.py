@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala demo``: the main job on three embedded clusters, told as it happens; it leaves nothing behind."""
+"""``koala demo``: a job on three embedded clusters, shown as it runs; nothing is left behind.
+
+Two demonstrations, each as its files and its story: a job of fixed size, and a malleable one (``--malleable``). The
+command itself comes last. The files are a site of three small clusters, a job file and its program.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +45,8 @@ if TYPE_CHECKING:
     from koala_adapter.report.values import ClusterReport, JobReport, SizeChangeReport
 
 
-# -- Demofiles -----------------------------------------------------------------------------------------------
-# The files of ``koala demo``: a site of three small clusters, a job, its program, and a local user's job.
+# -- Job of fixed size: its files ----------------------------------------------------------------------------
+# A site of three small clusters, a job, its program, and a local user's job.
 
 SITE = """\
 [control_center]
@@ -147,7 +151,8 @@ else:
 LOCAL_USER = "#!/bin/sh\nexec sleep {seconds}\n"
 
 
-# -- What ``koala demo`` tells of its job: what is printed stays, and the clusters move below it -------------
+# -- Job of fixed size: its story ----------------------------------------------------------------------------
+# What is printed stays; the picture of the clusters moves below it.
 
 BUSY = "gamma"
 """The cluster in which a local user is at work."""
@@ -294,8 +299,8 @@ def words(report: JobReport, cluster: ClusterReport) -> str:
     return f"[dim]{', '.join(shown)}[/]"
 
 
-# -- Malleabledemofiles --------------------------------------------------------------------------------------
-# The files of ``koala demo --malleable``: its site, a job of a head and workers, and their program.
+# -- Malleable job: its files --------------------------------------------------------------------------------
+# The site, a job of a head and workers, and their program.
 
 STEERED = """\
 [scheduler]
@@ -404,8 +409,8 @@ def malleable_files(directory: Path) -> Mapping[str, str]:
     }
 
 
-# -- Malleabledemo -------------------------------------------------------------------------------------------
-# ``koala demo --malleable``: a job breathes over three clusters while local users come and go, told as it happens.
+# -- Malleable job: its story --------------------------------------------------------------------------------
+# The job grows and shrinks over three clusters while local users come and go.
 
 LOCAL_USERS = (("gamma", 3), ("beta", 2))
 """Where local users come, one after the other, and how many processors they want."""
@@ -597,7 +602,7 @@ def in_words(report: JobReport, cluster: ClusterReport) -> str:
     return f"[dim]{', '.join([*found, *waits])}[/]"
 
 
-# -- Demo ----------------------------------------------------------------------------------------------------
+# -- The command ---------------------------------------------------------------------------------------------
 
 BUSY_PROCESSORS = 3
 BUSY_SECONDS = 5.0

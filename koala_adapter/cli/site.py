@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala init``: finds the batch systems of this host and writes a site file that uses them."""
+"""``koala init``, ``check``, ``reap`` and ``clean``: setting up a site and keeping it in order.
+
+``init`` finds the batch systems of this host and writes a site file; ``check`` tests host, site file and clusters;
+``reap`` ends placeholders that no job owns; ``clean`` removes what old jobs have left.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
     from koala_adapter.report.values import CleanReport
     from koala_adapter.sitesetup.find import Found
 
+
+# -- Command ``init`` ----------------------------------------------------------------------------------------
 
 STANDARD_OUTPUT = Path("-")
 
@@ -120,8 +126,8 @@ def _write(path: Path, text: str) -> None:
     new.replace(path)
 
 
-# -- Check ---------------------------------------------------------------------------------------------------
-# ``koala check``: runs the checks side by side, shows what is going on, and prints each result with its remedy.
+# -- Command ``check`` ---------------------------------------------------------------------------------------
+# The checks run side by side; each result is printed with its remedy.
 
 HOST = "this host"
 ADDRESS = "address for nodes"
@@ -257,7 +263,8 @@ def result_line(result: CheckResult) -> Table:
     return table
 
 
-# -- ``koala reap``: shows placeholders that no record of ours owns, asks, and has them ended ----------------
+# -- Command ``reap`` ----------------------------------------------------------------------------------------
+# Placeholders that no record of ours owns are shown, and ended when the user agrees.
 
 LEFTOVERS = TypeAdapter(list[Leftover])
 
@@ -359,7 +366,8 @@ def _to_json(reaper: Reaper, *, dry_run: bool) -> dict[str, object]:
     }
 
 
-# -- ``koala clean``: removes what is left of jobs that ended long ago ---------------------------------------
+# -- Command ``clean`` ---------------------------------------------------------------------------------------
+# Removes what is left of jobs that ended long ago.
 
 MIB = 1024**2
 MOST_NAMED = 20
