@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Frames of the WIKI protocol: a size of eight digits, one more byte, and a message that is usually signed.
+r"""Frames of WIKI and their checksum: a size of eight digits, one more byte, and a message.
 
 ::
 
     00000069\nCK=4c44dc484a06c102 TS=1795245659 AUTH=root DT=CMD=GETNODES ARG=0:ALL
 
-The size counts what follows the nine bytes. Slurm ends its replies with one NUL that counts but is not signed; readers
-ignore everything from the first NUL on. Pure: who reads the clock and the socket is somebody else.
+A message is usually signed. The size counts what follows the nine bytes. Slurm ends its replies with one NUL that
+counts but is not signed; readers ignore everything from the first NUL on. Pure: the caller reads the clock and the
+socket.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from koala_adapter.errors import WikiError
 from koala_adapter.wiki.codec.words import Status
 
 # -- Checksum ------------------------------------------------------------------------------------------------
-# The CK= checksum of WIKI messages: a CRC-16/XMODEM mixed with a 32-bit key by four public Feistel rounds.
+# The CK= of a message: a CRC-16/XMODEM mixed with a 32-bit key by four public Feistel rounds.
 #
-# It finds damage and wrong keys. It is no security: one captured message gives the key away, because every round can
-# be run backwards. Pure.
+# It finds damage and wrong keys. It is no security: one captured message gives the key away, because every round can be
+# run backwards.
 
 _MASK = 0xFFFFFFFF
 _LARGEST_UNSIGNED = (1 << 64) - 1

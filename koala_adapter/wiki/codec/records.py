@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node and job records of WIKI: typed values on one side, ``n1:STATE=Idle;CPROC=8;`` on the other.
+"""Node and job records of WIKI: values, records, and whole listings, written and read. Pure.
 
-What is written harms no peer: STATE comes first, every attribute ends with ``;``, none is empty, no value contains a
-separator, and Maui gets no name that it does not know. What is read may be as careless as Slurm's and Maui's own:
-quoted, escaped, without the last ``;``, with octal numbers, with unknown names. Pure.
+A record is typed on one side and ``n1:STATE=Idle;CPROC=8;`` on the other. What is written harms no peer: STATE comes
+first, every attribute ends with ``;``, none is empty, no value contains a separator, and Maui gets no name that it does
+not know. What is read may be as careless as Slurm's and Maui's own: quoted, escaped, without the last ``;``, with octal
+numbers, with unknown names.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
-# -- Values --------------------------------------------------------------------------------------------------
-# Values of attributes: how each kind is written so that no peer is harmed, and read as Maui would read it. Pure.
+# -- Values of attributes ------------------------------------------------------------------------------------
+# Each kind is written so that no peer is harmed, and read as Maui would read it.
 
 LARGEST_NUMBER = (1 << 63) - 1
 FLAG_BITS = (1 << 63) | (1 << 31)
@@ -486,8 +487,8 @@ def _plan(wanted: Sequence[Attribute], dialect: Dialect, hosts: HostFormat) -> P
 # -- Listings ------------------------------------------------------------------------------------------------
 # The records of a whole reply, ``ARG=2#n1:STATE=Idle;#n2:STATE=Idle;``: put together, made to fit, and taken apart.
 #
-# Both ways are written for 100,000 jobs a second: records may be kept as bytes and only changed ones built again, and
-# a reader looks at each different ``NAME=value`` once. Pure.
+# Both ways are written for 100,000 jobs a second: records may be kept as bytes and only changed ones built again, and a
+# reader looks at each different ``NAME=value`` once.
 
 Record = TypeVar("Record", NodeRecord, JobRecord)
 

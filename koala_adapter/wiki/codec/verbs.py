@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of WIKI as values: one class for each verb, of which two verbs share the release of tasks. Pure."""
+"""Requests and replies of WIKI: as values, as a scheduler and as a manager write and read them. Pure."""
 
 from __future__ import annotations
 
@@ -148,6 +148,9 @@ __all__ = [
     "signature_size",
 ]
 
+
+# -- Requests as values --------------------------------------------------------------------------------------
+# One class for each verb, except that two verbs share the release of tasks.
 
 ALL: Final = "ALL"
 LONGEST_COMMENT: Final = 512
@@ -317,8 +320,8 @@ def message_text(text: str) -> str:
     return _CONTROL.sub(" ", text)[:LONGEST_MESSAGE].strip()
 
 
-# -- Requestbuilding -----------------------------------------------------------------------------------------
-# Request messages of WIKI, ``CMD=STARTJOB ARG=101 TASKLIST=n1:n1``, as a scheduler builds them. Pure.
+# -- Requests as a scheduler builds them ---------------------------------------------------------------------
+# Messages such as ``CMD=STARTJOB ARG=101 TASKLIST=n1:n1``.
 #
 # Both sides of Slurm look for the parts by their names wherever they stand, so what is built never has such a name
 # inside of a value.
@@ -466,7 +469,7 @@ _BUILDERS: Final[Mapping[Verb, Callable[..., str]]] = {
 }
 
 
-# -- Request messages of WIKI, as a manager reads them. Pure -------------------------------------------------
+# -- Requests as a resource manager reads them ---------------------------------------------------------------
 # What cannot be read is refused with the status and the words that Slurm had for it.
 
 DEFAULT_CLASS: Final = "DEFAULT"
@@ -694,8 +697,8 @@ _PARSERS: Final[Mapping[Verb, Callable[[str, Verb, Dialect], Request]]] = {
 }
 
 
-# -- Replies -------------------------------------------------------------------------------------------------
-# Reply messages of WIKI, ``SC=0 RESPONSE=job 5 signalled``, and the events of a resource manager. Pure.
+# -- Replies and events --------------------------------------------------------------------------------------
+# Replies such as ``SC=0 RESPONSE=job 5 signalled``, built and read, and the events of a resource manager.
 
 LONGEST_TEXT: Final = 1000
 """Characters of a RESPONSE; Slurm cut at 127."""
@@ -859,12 +862,3 @@ def parse_event(data: bytes) -> Event:
     if event is None:
         raise WikiError(f"{data[:20]!r} is no event")
     return event
-
-
-# -- Protocol ------------------------------------------------------------------------------------------------
-# The WIKI codec as others import it: messages as values, to bytes and back, both dialects and both sides. Pure.
-#
-# A scheduler sends ``seal(build_request(…))`` and reads ``parse_reply(open_reply(FrameReader().feed(…)).message)``;
-# the reply's ``require()`` is the argument for `parse_nodes` and `parse_jobs`. A resource manager reads
-# ``parse_request(open_request(…).message)`` and answers with `join_records`, `build_answer` or, for any WikiError that
-# has a status, `build_refusal`; without a status it closes the connection.
