@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon of one local cluster: owns its jobs as slurmctld and slurmd together would, until nobody needs it.
+"""The daemon of one local cluster: its jobs, its side of the socket, and its life as a process.
 
-``python -m koala_local.daemon DIRECTORY`` returns when the daemon answers; the daemon itself goes on in a session of
-its own. Everything that it knows is in the directory, so it may be killed and started again at any moment.
+It does for its jobs what slurmctld and slurmd do together. ``python -m koala_local.daemon DIRECTORY`` returns when the
+daemon answers; the daemon itself goes on in a session of its own, until it has had neither jobs nor requests for long
+enough. Everything that it knows is in the directory, so it may be killed and started again at any moment.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
     from koala_local.jobs import Json
 
 
-# -- Cluster -------------------------------------------------------------------------------------------------
-# The jobs of one local cluster, in its daemon: what may be done to them, and how their processes start and end.
+# -- Jobs of the cluster -------------------------------------------------------------------------------------
+# What may be done to them, and how their processes start and end.
 
 WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 MOST_JOBS = 100_000
@@ -343,8 +344,8 @@ def _queued_again(job: JobRecord) -> JobRecord:
     )
 
 
-# -- Server --------------------------------------------------------------------------------------------------
-# The daemon's side of the socket: one request per connection, from processes of the same user only.
+# -- Daemon's side of the socket -----------------------------------------------------------------------------
+# One request per connection, from processes of the same user only.
 
 READ_SECONDS = 30.0
 """Seconds that a client may take for its request or for reading the answer."""
@@ -498,7 +499,7 @@ OPERATIONS: Mapping[str, Callable[[LocalCluster, Fields], dict[str, Json]]] = {
 }
 
 
-# -- Daemon --------------------------------------------------------------------------------------------------
+# -- The process ---------------------------------------------------------------------------------------------
 
 LAYOUT_NAME = "layout.json"
 PID_NAME = "pid"

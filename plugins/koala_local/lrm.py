@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin itself: the LRM contract on one side, requests to the cluster's daemon on the other."""
+"""Plugin ``local``: settings, the client of the daemon, and the LRM that turns calls into requests."""
 
 from __future__ import annotations
 
@@ -126,7 +126,8 @@ class LocalSettings(BaseModel):
         )
 
 
-# -- The plugin's side of the socket: asks the daemon, and starts it when it does not run --------------------
+# -- Client of the daemon ------------------------------------------------------------------------------------
+# It asks the daemon, and starts it when it does not run.
 
 START_SECONDS = 60.0
 """Bound on the time in which a new daemon must answer; it takes about 0.2 s, and more where a machine is busy."""
@@ -225,7 +226,7 @@ async def _receive_all(stream: SocketStream) -> bytes:
             raise ProtocolError("the answer is too long")
 
 
-# -- Lrm -----------------------------------------------------------------------------------------------------
+# -- The LRM -------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(
     hold=True, pin=True, tells_holders=False, suspend=True, requeue=True, signal=True, modify=True

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One PBS server as a local resource manager: runs the commands whose building and parsing is pure elsewhere."""
+"""Plugin ``pbs``: directives of a site, submission, checks, the LRM of one server, and moved jobs.
+
+The LRM runs commands; building and reading most of them is in ``client``, ``jobs``, ``queues`` and ``words``.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +62,9 @@ if TYPE_CHECKING:
     from koala_pbs.settings import PbsSettings
 
 
-# -- The changes that a site file makes to a submission's options (add, drop, rename). Pure ------------------
-# An option is named by its flag (``-r``), or by flag and resource (``-l walltime``), as one writes it for qsub.
+# -- Directives of a site ------------------------------------------------------------------------------------
+# Changes that a site file makes to a submission's options (add, drop, rename). An option is named by its flag (``-r``),
+# or by flag and resource (``-l walltime``), as one writes it for qsub.
 
 OURS = frozenset({"-N", "-J", "-v", "-C"})
 """Flags without which a submission could not be recognized again, or its script would be read for directives."""
@@ -156,12 +160,12 @@ def _problem_of_rename(old: str, new: str) -> str:
     return ""
 
 
-# -- Submitting placeholders: the command lines of qsub(1B). Pure --------------------------------------------
-# Placeholders are elements of an array. One alone is an ordinary job, because PBS can hold, release, alter and start
-# an element only with its whole array; so are those that come in held, each to be released by itself. It is told its
-# index in the variable that PBS sets for elements. Torque's placeholders are all such jobs: it writes the number of an
-# element behind its name, by which it would not be found again, and behind its output path, which makes /dev/null-1 of
-# it.
+# -- Submission ----------------------------------------------------------------------------------------------
+# The command lines of qsub(1B). Placeholders are elements of an array. One alone is an ordinary job, because PBS can
+# hold, release, alter and start an element only with its whole array; so are those that come in held, each to be
+# released by itself. It is told its index in the variable that PBS sets for elements. Torque's placeholders are all
+# such jobs: it writes the number of an element behind its name, by which it would not be found again, and behind its
+# output path, which makes /dev/null-1 of it.
 
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9._+-]{0,229}", re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9][^\s\x00-\x1f\x7f]*")
@@ -382,7 +386,7 @@ def _bad(subject: str, found: str, remedy: str) -> CheckResult:
     return CheckResult(subject=subject, ok=False, found=found, remedy=remedy)
 
 
-# -- Lrm -----------------------------------------------------------------------------------------------------
+# -- The LRM -------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(
     hold=True, pin=True, annotate=True, suspend=True, requeue=True, signal=True, modify=True, accounting=True
@@ -732,13 +736,11 @@ class PbsLrm(Lrm):
         return await OutsideChecks(self._commands, self._settings, user=self._user, uid=os.geteuid()).run()
 
 
-# -- Movedjobs -----------------------------------------------------------------------------------------------
-# Jobs of ours that a PBS server has handed on to another one: by a routing queue, by qmove, or to a peer.
-#
-# They keep their ids, leave the listing of their server, and wait and run on the other one as they would have here.
-# Their server remembers where each has gone, so that the commands follow a job by its id. The other servers are those
-# that routing queues name, which are listed in any case, and those that jobs of ours were found on, as long as some
-# are there.
+# -- Jobs moved to other servers -----------------------------------------------------------------------------
+# A routing queue, qmove or a peer hands jobs of ours on. They keep their ids, leave the listing of their server, and
+# wait and run on the other one as they would have here. Their server remembers where each has gone, so that the
+# commands follow a job by its id. The other servers are those that routing queues name, which are listed in any case,
+# and those that jobs of ours were found on, as long as some are there.
 
 MOST_SERVERS = 4
 """Other servers that are listed: each costs a request for each listing of our own."""

@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Having one held job start on chosen vnodes, in one of two ways.
-
-As anybody: the job is tied to its vnodes (``qalter -l select=1:ncpus=2:vnode=n3``) and released; PBS's scheduler starts
-it when there is room, and a job that runs is put in hold for the case that it is queued again. As an operator: ``qrun
--H`` starts it at once, with the hold that it is in, which is still there when it is queued again. That takes no look at
-what is free, so we do.
-"""
+"""Starts of held PBS jobs on chosen vnodes: notes of tied jobs, the two ways to start, and checks."""
 
 from __future__ import annotations
 
@@ -36,8 +30,9 @@ if TYPE_CHECKING:
     from koala_pbs.settings import PbsSettings
 
 
-# -- What a job asked for before it was tied to vnodes, on disk as long as it is tied ------------------------
-# PBS keeps only what a job asks for now; one that ran and is queued again comes back tied.
+# -- Notes of tied jobs --------------------------------------------------------------------------------------
+# What a job asked for before it was tied to vnodes, on disk as long as it is tied. PBS keeps only what a job asks for
+# now; one that ran and is queued again comes back tied.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +102,11 @@ def _read(directory: Path) -> list[TiedNote]:
     return found
 
 
-# -- Starting ------------------------------------------------------------------------------------------------
+# -- Two ways to start a job ---------------------------------------------------------------------------------
+# As any user: the job is tied to its vnodes (``qalter -l select=1:ncpus=2:vnode=n3``) and released; PBS's scheduler
+# starts it when there is room, and a job that runs is put in hold for the case that it is queued again. As an operator:
+# ``qrun -H`` starts it at once, with the hold that it is in, which is still there when it is queued again. That takes
+# no look at what is free, so we do.
 
 WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 OURS = "u"
@@ -260,7 +259,7 @@ class ByOperator:
         return tuple(jobs)
 
 
-# -- Outsidechecks -------------------------------------------------------------------------------------------
+# -- Checks of starting from outside -------------------------------------------------------------------------
 # ``koala check --outside`` of a PBS server: whether ordinary jobs come in held for us, and we may start them.
 
 WEEK = 7 * 86_400

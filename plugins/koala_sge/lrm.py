@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Grid Engine cell: DRMAA for what changes jobs, Grid Engine's own commands for what is read.
+"""Plugin ``sge``: checks, and the LRM of one Grid Engine cell.
 
-Status is never taken from an exit code: qstat -xml of an unknown job and a refused qconf -tsm both exit with 0.
+DRMAA does what changes jobs, Grid Engine's own commands what is read. Status is never taken from an exit code: qstat
+-xml of an unknown job and a refused qconf -tsm both exit with 0.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 
 # -- Checks --------------------------------------------------------------------------------------------------
-# What ``koala check`` says about a Grid Engine cell: each thing that can be wrong, and what to do about it.
+# ``koala check`` of a Grid Engine cell: each thing that can be wrong, and what to do about it.
 
 
 async def run_checks(
@@ -137,7 +138,7 @@ async def _queue(lrm: Lrm, settings: SgeSettings) -> CheckResult:
     return CheckResult(subject=subject, ok=True, found=names or "none")
 
 
-# -- Outside -------------------------------------------------------------------------------------------------
+# -- Checks of starting from outside -------------------------------------------------------------------------
 # ``koala check --outside`` of a Grid Engine cell: whether ordinary jobs come in held, and we may start them.
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ async def _pinning(run: Run, settings: SgeSettings) -> CheckResult:
     return CheckResult(subject=subject, ok=settings.trigger_scheduler, found=found, remedy=remedy)
 
 
-# -- Lrm -----------------------------------------------------------------------------------------------------
+# -- The LRM -------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(
     hold=True,

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What partitions let no job exceed: what Slurm says of a job in hold only once it is released. Pure."""
+"""What keeps a Slurm job from starting: partitions, dependencies, generic resources, accounting.
+
+Slurm says so of a job in hold only once it is released, so it is worked out here. No part of this does I/O.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob, LrmJobId
     from koala_slurm.requests import Restrictions
 
+
+# -- Limits of partitions ------------------------------------------------------------------------------------
+# What partitions let no job exceed.
 
 STARTS_NOTHING = frozenset({"DOWN", "INACTIVE"})
 """States in which jobs may wait, but none starts."""
@@ -125,7 +131,7 @@ def within_limits(
 
 
 # -- Dependencies --------------------------------------------------------------------------------------------
-# Whether a job's dependencies are fulfilled, worked out from its parents (sbatch(1), --dependency). Pure.
+# Whether a job's dependencies are fulfilled, worked out from its parents (sbatch(1), --dependency).
 #
 # Slurm looks at the dependencies of a job in hold seldom or never, and shows them as unfulfilled. A parent that has
 # left Slurm's memory counts as Slurm counts it: the dependency is lifted.
@@ -202,8 +208,8 @@ def _same_name(job: LrmJob, jobs: Mapping[str, Sequence[LrmJob]]) -> str:
     return ""
 
 
-# -- Gresshares ----------------------------------------------------------------------------------------------
-# Which nodes' generic resources each of several waiting jobs may count on, so that none finds them gone. Pure.
+# -- Shares of generic resources -----------------------------------------------------------------------------
+# Which nodes' generic resources each of several waiting jobs may count on, so that none finds them gone.
 #
 # A peer that is told where a job may run knows nothing of generic resources: two jobs with the same list would both be
 # sent to one node. So what is free is dealt out, in the order of the jobs' numbers, those that were released first.
@@ -265,8 +271,8 @@ def _each(job: LrmJob) -> int:
     return -(-job.processors // job.node_bounds[0])
 
 
-# -- Accountinglimits ----------------------------------------------------------------------------------------
-# What associations and QOS let jobs have, and how much of it is left: `scontrol show assoc_mgr`. Pure.
+# -- Limits of associations and QOS --------------------------------------------------------------------------
+# What they let jobs have, and how much of it is left: `scontrol show assoc_mgr`.
 #
 # A limit of a QOS takes the place of the same limit of an association, that of a partition's QOS of the job's (Slurm's
 # "Resource Limits"). Limits of groups hold for an account and all accounts above it. Only processors and numbers of

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listing jobs: the command line of squeue(1), and its rows as jobs.
+"""What Slurm lists, as values: jobs, nodes and partitions, ends of jobs, and the controller.
 
-The fields exist under these names in all releases from 20.11 to 26.05; JSON differs from release to release. A suffix
-after the colon makes a field as long as it is. Fields are ended by a control character (ASCII "unit separator"), and
-the texts that anybody can choose come last.
-
-The elements of an array that wait together are listed as one row, ``12_[1-40,43%5]``, and told apart here: squeue's own
-option for that (--array) takes longer, and loses the last element of ``12_[2-1000:2]`` (seen in 20.11 to 26.05).
+Each part has the command line of a listing and the function that reads what it prints; nothing is run here.
 """
 
 from __future__ import annotations
@@ -36,6 +31,16 @@ from koala_slurm.words import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+
+# -- Jobs ----------------------------------------------------------------------------------------------------
+# The command line of squeue(1), and its rows as jobs.
+#
+# The fields exist under these names in all releases from 20.11 to 26.05; JSON differs from release to release. A suffix
+# after the colon makes a field as long as it is. Fields are ended by a control character (ASCII "unit separator"), and
+# the texts that any user can choose come last.
+#
+# The elements of an array that wait together are listed as one row, ``12_[1-40,43%5]``, and told apart here: squeue's
+# own option for that (--array) takes longer, and loses the last element of ``12_[2-1000:2]`` (seen in 20.11 to 26.05).
 
 SEPARATOR = "\x1f"
 
@@ -135,8 +140,8 @@ def parse_exit(text: str) -> tuple[int, int]:
     return status >> 8 & 0xFF, status & 0x7F
 
 
-# -- Nodes ---------------------------------------------------------------------------------------------------
-# Nodes by sinfo(1) and partitions by scontrol(1): command lines, and what they print as nodes and queues.
+# -- Nodes and partitions ------------------------------------------------------------------------------------
+# Nodes by sinfo(1) and partitions by scontrol(1).
 
 NODE_FIELDS = ("%N", "%P", "%T", "%C", "%m", "%O")
 """Name, partition, state with flags, processors (allocated/idle/other/total), memory in MiB, load average."""
@@ -231,7 +236,7 @@ def _partition(line: str) -> Queue:
 
 
 # -- Accounting ----------------------------------------------------------------------------------------------
-# How jobs ended according to the accounting database: the command line of sacct(1), and its rows as jobs.
+# How jobs ended according to the accounting database, by sacct(1).
 
 FIELDS_OF_ACCOUNTING = (
     "JobID",
@@ -275,7 +280,8 @@ def _as_listed(row: Sequence[str]) -> list[str]:
     return [*row[:2], word.removesuffix("+"), *row[3:10], by.removeprefix("by ") or "None", row[10]]
 
 
-# -- What ``scontrol show config`` says about a controller, and the version that the commands print ----------
+# -- Controller ----------------------------------------------------------------------------------------------
+# What ``scontrol show config`` says about a controller, and the version that the commands print.
 
 CONFIG_COMMAND = ("scontrol", "show", "config")
 VERSION_COMMAND = ("sinfo", "--version")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Slurm cluster as a local resource manager: runs the commands whose building and parsing is pure elsewhere."""
+"""Plugin ``slurm``: directives of a site, submission, checks, and the LRM of one cluster.
+
+The LRM runs commands; building and reading most of them is in ``listing``, ``client``, ``limits`` and ``words``.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,8 @@ if TYPE_CHECKING:
     from koala_slurm.starting import Reserved, Starting
 
 
-# -- A submission's options, and the changes that a site file makes to them (add, drop, rename) --------------
+# -- Directives of a site ------------------------------------------------------------------------------------
+# A submission's options, and the changes that a site file makes to them (add, drop, rename).
 
 SHORT_NAMES: Mapping[str, str] = {
     "-A": "--account",
@@ -190,8 +194,9 @@ def _has_controls(text: str) -> bool:
     return _CONTROL.search(text) is not None
 
 
-# -- Submitting placeholders: the command line of sbatch(1), and the job id in what it prints ----------------
-# The script goes in on stdin: it contains a secret, which must not show in a command line or a file.
+# -- Submission ----------------------------------------------------------------------------------------------
+# The command line of sbatch(1). The script goes in on stdin: it contains a secret, which must not show in a command
+# line or a file.
 
 IN_TEMPLATE = frozenset(
     {
@@ -414,7 +419,7 @@ def _bad(subject: str, found: str, remedy: str) -> CheckResult:
     return CheckResult(subject=subject, ok=False, found=found, remedy=remedy)
 
 
-# -- Lrm -----------------------------------------------------------------------------------------------------
+# -- The LRM -------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(
     hold=True,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading all users' jobs with everything an outside scheduler must know, in one request or two."""
+"""All users' jobs as an outside scheduler must know them, and checks of starting from outside."""
 
 from __future__ import annotations
 
@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from koala_slurm.requests import Restrictions, StateKey
     from koala_slurm.starting import StartNotes
 
+
+# -- Jobs of all users ---------------------------------------------------------------------------------------
+# Read with everything an outside scheduler must know, in one request or two.
 
 LIMITS_KEPT = 30.0
 """Seconds for which the limits of partitions are believed."""
@@ -325,7 +328,7 @@ def _unlicensed(job: LrmJob, wanted: Restrictions, licensed: Container[str]) -> 
     return f"there are too few free licences {names}" if names and job.id not in licensed else ""
 
 
-# -- Outsidechecks -------------------------------------------------------------------------------------------
+# -- Checks of starting from outside -------------------------------------------------------------------------
 # ``koala check --outside`` of a Slurm cluster: whether ordinary jobs come in held for us, and we may start them.
 
 TRIAL = ("sbatch", "--parsable", "--job-name=koala-check", "--ntasks=1", "--time=1", "--output=/dev/null", "--chdir=/")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a job's request, as scontrol shows it, restricts where or when it may run beyond numbers and names. Pure.
+"""What Slurm's jobs ask for, in full: restrictions, listing for an outside scheduler, and notes.
 
-What an outside scheduler cannot respect, because nothing tells it enough, is an obstacle: Slurm would refuse the start,
-and others would wait for that.
+Command lines and what they print; nothing is run here.
 """
 
 from __future__ import annotations
@@ -21,6 +20,12 @@ from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked, compacted, duratio
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+
+# -- Restrictions --------------------------------------------------------------------------------------------
+# What of a job's request, as scontrol shows it, restricts where or when it may run beyond numbers and names.
+#
+# What an outside scheduler cannot respect, because nothing tells it enough, is an obstacle: Slurm would refuse the
+# start, and others would wait for that.
 
 NAMES = (
     "Features",
@@ -174,10 +179,10 @@ def nodes_with_gres(wanted: Restrictions, free: Mapping[str, Mapping[str, int]])
     )
 
 
-# -- Listing everything about all users' jobs, for whoever schedules this cluster from outside ---------------
-# Names, comments and directories can hold any character, line breaks too (seen in 22.05), so that a user could forge
-# the row of another's job. Here every field ends with a word that is new for each listing, and that no job can
-# contain.
+# -- Listing of everything -----------------------------------------------------------------------------------
+# All users' jobs for a scheduler of this cluster from outside. Names, comments and directories can hold any character,
+# line breaks too (seen in 22.05), so that a user could forge the row of another's job. Here every field ends with a
+# word that is new for each listing, and that no job can contain.
 #
 # What squeue does not tell (processors on each node, the nodes insisted on, memory by processor or by node) comes from
 # ``scontrol --details show job``, asked only when a job is new or has just started.
@@ -481,10 +486,10 @@ def forgotten(known: Iterable[StateKey], jobs: Iterable[LrmJob]) -> set[StateKey
     return set(known) - {state_key(job) for job in jobs}
 
 
-# -- Jobnotes ------------------------------------------------------------------------------------------------
-# Notes of an outside scheduler in the comments of jobs, behind what their users have written there. Pure.
+# -- Notes in the comments of jobs ---------------------------------------------------------------------------
+# Notes of an outside scheduler, behind what users have written there.
 #
-# A comment is ``my text [koala: place 3]``. Slurm sets a comment as a whole, so who adds to one may undo what a user
+# A comment is ``my text [koala: place 3]``. Slurm sets a comment as a whole, so adding to one may undo what a user
 # writes at the same time. conf/job_submit.lua puts the note of an operator's request to what the comment is then.
 
 LONGEST_COMMENT = 900

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests and replies of WIKI: as values, as a scheduler and as a manager write and read them. Pure."""
+"""Requests and replies of WIKI: as values, as a scheduler and as a manager write and read them. Pure.
+
+Its ``__all__`` has the names of the whole codec, those of the other modules included.
+"""
 
 from __future__ import annotations
 
