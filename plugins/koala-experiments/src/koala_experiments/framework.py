@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an experiment is: how it is run, what it returns, and how the experiments of this package are found.
+"""What an experiment is, how it is run, what it returns, and how those of this package are found.
 
-An experiment is a module beside this one with a constant ``EXPERIMENT``:
+An experiment is a value that a module beside this one defines::
 
     EXPERIMENT = Experiment(name="vjm-deadlock", summary="...", paper="...", run=run)
 
@@ -9,8 +9,10 @@ An experiment is a module beside this one with a constant ``EXPERIMENT``:
         outcomes = options.map(one_simulation, cases, what="simulations")   # on all cores, in order of the cases
         return Result(findings=(Finding(claim=..., outcome=..., holds=..., margin=...),), figures=..., tables=...)
 
-It returns values only; :mod:`koala_adapter.report.page` draws and writes them. The same options give the same
-values to the last bit, whatever the number of processes: chance comes from ``random.Random(seed)`` alone.
+It returns values only; :mod:`koala_adapter.report.page` draws and writes them. The same options give the same values to
+the last bit, whatever the number of processes: chance comes from ``random.Random(seed)`` alone.
+
+Means with confidence intervals and what live runs are come first, because an experiment is defined in terms of them.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ if TYPE_CHECKING:
     from koala_adapter.simulation.platform import ClusterModel
 
 
-# -- Confidence ----------------------------------------------------------------------------------------------
-# Means with confidence intervals over repetitions, by Student's t: few repetitions give wide intervals.
+# -- Means with confidence intervals -------------------------------------------------------------------------
+# Over repetitions, by Student's t: few repetitions give wide intervals.
 
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom (any table); beyond, the normal one is near.
 T_95 = (
@@ -92,10 +94,10 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
     return estimate([a - b for a, b in zip(first, second, strict=True)])
 
 
-# -- Live negotiations ---------------------------------------------------------------------------------------
-# Scenarios in which a live application negotiates its size, and what came of them. Who plays them comes from outside.
-#
-# The experiments of Ghafoor et al. on eight processors (Ghafoor 2005).
+# -- Live negotiations and live workloads --------------------------------------------------------------------
+# Scenarios in which a live application negotiates its size, live runs of a workload, and what came of both. What plays
+# and runs them comes from outside. The scenarios are the experiments of Ghafoor et al. on eight processors (Ghafoor
+# 2005).
 
 ALL = 8
 """Processors."""
@@ -271,7 +273,7 @@ class RunsLive(Protocol):
         """Run it; ``ended`` is told how many jobs have ended. Raises KoalaError."""
 
 
-# -- Framework -----------------------------------------------------------------------------------------------
+# -- Experiments ---------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workloads of KOALA's experiments with malleable jobs (CoreGRID TR-0092), from a seed.
+"""Experiments koala-pra and koala-pwa: KOALA's malleable jobs on a simulated DAS-3 (CoreGRID TR-0092).
 
-300 jobs, half of them NAS FT and half GADGET-2, chosen uniformly. Wm: all malleable, one every 120 s. Wmr: half
-malleable, half rigid. W'm and W'mr: the same, one every 30 s. Malleable jobs start on 2 processors, rigid ones have 2.
+Precedence to running applications (figure 7) and to waiting ones (figure 8). In this order: the workloads, one run,
+what both experiments have in common, koala-pra, koala-pwa.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from koala_adapter.simulation.applications import Outcome
     from koala_experiments.framework import Estimate
 
+
+# -- Workloads -----------------------------------------------------------------------------------------------
+# From a seed: 300 jobs, half of them NAS FT and half GADGET-2, chosen uniformly. Wm: all malleable, one every 120 s.
+# Wmr: half malleable, half rigid. W'm and W'mr: the same, one every 30 s. Malleable jobs start on 2 processors, rigid
+# ones have 2.
 
 JOBS = 300
 INITIAL = 2
@@ -94,8 +99,8 @@ def _shuffled(chance: random.Random, count: int, share: float) -> list[bool]:
     return values
 
 
-# -- Malleable runs ------------------------------------------------------------------------------------------
-# One run of a KOALA workload on DAS-3, and what is kept of it: the numbers behind figures 7 and 8 (TR-0092).
+# -- One run -------------------------------------------------------------------------------------------------
+# A workload on DAS-3, and what is kept of it: the numbers behind figures 7 and 8.
 
 RIGID = "rigid"
 """Stands for a malleability policy where all jobs are rigid: what malleability is compared with."""
@@ -257,8 +262,8 @@ def _messages_over_time(outcome: Outcome, axis: Sequence[float]) -> list[float]:
     return sums
 
 
-# -- Malleable report ----------------------------------------------------------------------------------------
-# What koala-pra and koala-pwa have in common: cases, the six figures, tables, findings, settings (TR-0092).
+# -- What both experiments have in common --------------------------------------------------------------------
+# Cases, the six figures, tables, findings, settings.
 
 PAPER = (
     "J. Buisson, O. Sonmez, H. Mohamed, W. Lammers, D. Epema: Scheduling Malleable Applications in Multicluster "
@@ -580,8 +585,8 @@ def _against_rigid(records: Records, what: str, claim: str, unit: str, *, shorte
     return Finding(claim=claim, outcome="; ".join(said) + ".", holds=holds, margin=margin)
 
 
-# -- Koala pra -----------------------------------------------------------------------------------------------
-# Precedence to running applications: figure 7 of KOALA's experiments with malleable jobs (CoreGRID TR-0092).
+# -- koala-pra -----------------------------------------------------------------------------------------------
+# Precedence to running applications: figure 7.
 
 WORKLOADS_OF_KOALA_PRA = ("Wm", "Wmr")
 
@@ -607,8 +612,8 @@ EXPERIMENT = Experiment(
 )
 
 
-# -- Koala pwa -----------------------------------------------------------------------------------------------
-# Precedence to waiting applications: figure 8 of KOALA's experiments with malleable jobs (CoreGRID TR-0092).
+# -- koala-pwa -----------------------------------------------------------------------------------------------
+# Precedence to waiting applications: figure 8.
 
 WORKLOADS_OF_KOALA_PWA = ("W'm", "W'mr")
 NEARLY = 0.10

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deadlock between two co-allocated jobs: certain with direct submission, broken by virtual jobs (Xing 2009).
+"""Experiments vjm-deadlock and vjm-selection: what virtual jobs gain for co-allocation (Xing 2009).
 
-Clusters A and B have three nodes each; user 1 has priority on A, user 2 on B; at the same moment each submits a job of
-six nodes. Each gets one cluster and waits for the other. Each user has a co-allocator of his own, so nobody sees both
-jobs. Besides the two variants of the paper there is one in which placeholders are held for ever: it shows that it is
-the life cycle, and not the placeholder, that breaks the deadlock.
+First the deadlock of two co-allocated jobs and how virtual jobs break it, then the selection of resources by waiting
+history, and their reorganization.
 """
 
 from __future__ import annotations
@@ -36,6 +34,14 @@ if TYPE_CHECKING:
 
     from koala_experiments.framework import Estimate
 
+
+# -- vjm-deadlock --------------------------------------------------------------------------------------------
+# Deadlock between two co-allocated jobs: certain with direct submission, broken by virtual jobs.
+#
+# Clusters A and B have three nodes each; user 1 has priority on A, user 2 on B; at the same moment each submits a job
+# of six nodes. Each gets one cluster and waits for the other. Each user has a co-allocator of his own, so none of them
+# sees both jobs. Besides the two variants of the paper there is one in which placeholders are held for ever: it shows
+# that it is the life cycle, and not the placeholder, that breaks the deadlock.
 
 A, B = ClusterName("A"), ClusterName("B")
 NODES = 3
@@ -351,12 +357,13 @@ EXPERIMENT = Experiment(
 )
 
 
-# -- What resource selection by waiting history and resource reorganization gain (Xing 2009) -----------------
-# Clusters that differ in size and load serve their local users first come, first served. Co-allocated jobs come on
-# top, through placeholders. Selection is compared with worst fit, which goes by the idle processors that it sees, and
-# with cluster minimization, which shares with it that few clusters are used; each without reorganization, with
-# exchanges after which a job starts, and with exchanges whenever somebody waits. All variants see the same local users
-# and jobs.
+# -- vjm-selection -------------------------------------------------------------------------------------------
+# What resource selection by waiting history and resource reorganization gain.
+#
+# Clusters that differ in size and load serve their local users first come, first served. Co-allocated jobs come on top,
+# through placeholders. Selection is compared with worst fit, which goes by the idle processors that it sees, and with
+# cluster minimization, which shares with it that few clusters are used; each without reorganization, with exchanges
+# after which a job starts, and with exchanges whenever a job waits. All variants see the same local users and jobs.
 
 HOUR = 3600.0
 CLUSTERS = (("north", 64, 0.9), ("east", 48, 0.8), ("south", 40, 0.6), ("west", 32, 0.4))
