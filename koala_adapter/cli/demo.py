@@ -308,7 +308,7 @@ approach = "pwa"
 backoff = 2
 """
 
-JOB_OF_MALLEABLEDEMOFILES = """\
+MALLEABLE_JOB = """\
 name = "pi"
 kind = "malleable"
 runner = "workers"
@@ -331,7 +331,7 @@ retire_grace = 5
 input_files = ["pi.py", "authkey"]
 """
 
-PROGRAM_OF_MALLEABLEDEMOFILES = '''\
+MALLEABLE_PROGRAM = '''\
 """Computes pi: a head hands out parts of the integral of 4 / (1 + x * x) to workers that come and go."""
 
 import os
@@ -403,8 +403,8 @@ def malleable_files(directory: Path) -> Mapping[str, str]:
     """Return the files by their names."""
     return {
         "site.toml": SITE.format(directory=directory).replace("[scheduler]\n", STEERED),
-        "job.toml": JOB_OF_MALLEABLEDEMOFILES.format(port=free_port()),
-        "pi.py": PROGRAM_OF_MALLEABLEDEMOFILES,
+        "job.toml": MALLEABLE_JOB.format(port=free_port()),
+        "pi.py": MALLEABLE_PROGRAM,
         "authkey": secrets.token_hex(32),
     }
 
@@ -579,8 +579,8 @@ def _counts(report: JobReport, cluster: ClusterReport) -> dict[str, int]:
     return {"head": head, "workers": mine, "others": others, "idle": max(0, total - head - mine - others)}
 
 
-STYLES_OF_MALLEABLEDEMO = {"head": "bold cyan", "workers": "cyan", "others": "yellow", "idle": "dim"}
-LABELS_OF_MALLEABLEDEMO = {"head": "the head", "workers": "workers", "others": "a local user's", "idle": "idle"}
+MALLEABLE_STYLES = {"head": "bold cyan", "workers": "cyan", "others": "yellow", "idle": "dim"}
+MALLEABLE_LABELS = {"head": "the head", "workers": "workers", "others": "a local user's", "idle": "idle"}
 
 
 def marks(report: JobReport, cluster: ClusterReport) -> str:
@@ -588,7 +588,7 @@ def marks(report: JobReport, cluster: ClusterReport) -> str:
     found = _counts(report, cluster)
     signs = {"head": "◆", "workers": SLOT, "others": SLOT, "idle": "□"}
     shown = "".join(
-        f"[{STYLES_OF_MALLEABLEDEMO[kind]}]{f'{signs[kind]} ' * number}[/]" for kind, number in found.items() if number
+        f"[{MALLEABLE_STYLES[kind]}]{f'{signs[kind]} ' * number}[/]" for kind, number in found.items() if number
     )
     waiting = f"  [dim]queue:[/] [yellow]{'▫ ' * cluster.others_waiting}[/]" if cluster.others_waiting else ""
     return shown + waiting
@@ -596,7 +596,7 @@ def marks(report: JobReport, cluster: ClusterReport) -> str:
 
 def in_words(report: JobReport, cluster: ClusterReport) -> str:
     """Return the same in words."""
-    found = [LABELS_OF_MALLEABLEDEMO[kind] if kind == "head" else f"{number} {LABELS_OF_MALLEABLEDEMO[kind]}"
+    found = [MALLEABLE_LABELS[kind] if kind == "head" else f"{number} {MALLEABLE_LABELS[kind]}"
              for kind, number in _counts(report, cluster).items() if number]  # fmt: skip
     waits = [f"a local user waits for {cluster.others_waiting}"] if cluster.others_waiting else []
     return f"[dim]{', '.join([*found, *waits])}[/]"

@@ -301,7 +301,7 @@ def reap(session: Session, dry_run: bool, all_instances: bool, yes: bool, timeou
     with session.progress.status("looking for placeholders") as status:
         anyio.run(partial(reaper.find, partial(_owned, session), all_instances=all_instances, tell=status.update))
     if not as_json:
-        _show(session, reaper, dry_run=dry_run)
+        _show_leftovers(session, reaper, dry_run=dry_run)
     if reaper.found and not dry_run:
         _confirm(reaper.found, yes=yes)
         with session.progress.status("cancelling") as status:
@@ -329,7 +329,7 @@ def _confirm(found: list[Leftover], *, yes: bool) -> None:
     click.confirm(text, abort=True, err=True)
 
 
-def _show(session: Session, reaper: Reaper, *, dry_run: bool) -> None:
+def _show_leftovers(session: Session, reaper: Reaper, *, dry_run: bool) -> None:
     for cluster, trouble in reaper.trouble.items():
         session.progress.print(f"[red]{escape(cluster)}:[/] {escape(trouble)}", soft_wrap=True)
     if not reaper.found:
@@ -403,7 +403,7 @@ def clean(session: Session, older: float, dry_run: bool, as_json: bool) -> None:
     if as_json:
         session.print_json({**asdict(report), "size": report.size})
     else:
-        _show_of_clean(session, report)
+        _show_cleaned(session, report)
     sys.exit(EXIT_FAILURE if report.trouble else 0)
 
 
@@ -416,7 +416,7 @@ def _clean(session: Session, older: float, *, dry_run: bool) -> CleanReport:
     return clean_here(session.directory, session.policies, older=older, dry_run=dry_run)
 
 
-def _show_of_clean(session: Session, report: CleanReport) -> None:
+def _show_cleaned(session: Session, report: CleanReport) -> None:
     from koala_adapter.config.tomlfile import printable
 
     for line in _lines(report):

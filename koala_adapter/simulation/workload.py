@@ -310,8 +310,8 @@ class _Reader:
             values = {field: _parsed(words[field::step], column.typecode) for field, column in self.columns.items()}
         except (ValueError, OverflowError):
             return False
-        for field, column in self.columns.items():
-            column.extend(values[field])  # type: ignore[arg-type]
+        for which, column in self.columns.items():
+            column.extend(values[which])  # type: ignore[arg-type]
         self.lines.extend(range(self.next_line, self.next_line + jobs))
         self.next_line += jobs
         return True
@@ -335,8 +335,8 @@ class _Reader:
             few = len(values) < len(ALL)
             self._count(f"jobs with {'fewer' if few else 'more'} than {len(ALL)} fields", number)
             values += [UNKNOWN] * (len(ALL) - len(values))
-        for field, column in self.columns.items():
-            self._append(field, column, values[field], number)
+        for which, column in self.columns.items():
+            self._append(which, column, values[which], number)
         self.lines.append(number)
 
     def _append(self, field: Field, column: Column, value: float, number: int) -> None:

@@ -30,14 +30,13 @@ if TYPE_CHECKING:
     from koala_adapter.wiki.inventory import ServerOptions
     from koala_adapter.wiki.resource import WikiResource
 
+    Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+    Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
 
 # -- Listener ------------------------------------------------------------------------------------------------
 # There are bounds on everything a peer can do, and no peer waits for another: one that is slow or silent costs a
 # descriptor for a few seconds. When there are too many of them, the one that has been silent longest goes.
-
-if TYPE_CHECKING:
-    Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-    Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 CHUNK = 65_536
 WRITE_WITHIN = 30.0

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from koala_adapter import __version__
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, ProtocolError
 from koala_adapter.model import EndReason, LrmJobState
-from koala_local import processes as process
+from koala_local import processes
 from koala_local.jobs import (
     END_OF,
     LONGEST_MESSAGE,
@@ -226,7 +226,7 @@ class LocalCluster:
             pid=gated.pid,
             birth=gated.birth,
             started_at=time.time(),
-            started_since_boot=process.since_boot(),
+            started_since_boot=processes.since_boot(),
             ended_at=None,
         )
         self._put([running])
@@ -266,7 +266,7 @@ class LocalCluster:
 
     def _recover(self) -> None:
         for job in [job for job in self._jobs.values() if job.state in OCCUPYING]:
-            alive = job.pid is not None and process.is_alive(job.pid, job.birth)
+            alive = job.pid is not None and processes.is_alive(job.pid, job.birth)
             if not alive or not self._processes.follow(job):
                 self._on_end(job.id, None)
             elif job.state is LrmJobState.ENDING:
@@ -319,7 +319,7 @@ class LocalCluster:
             self._script(number).unlink(missing_ok=True)
 
     def _forget_old(self) -> None:
-        now = process.since_boot()
+        now = processes.since_boot()
         limit = now - self.layout.remember_seconds
         ended = (job.id for job in self._jobs.values() if job.ended_at is not None)
         self._seen_ended = {id_: self._seen_ended.get(id_, now) for id_ in ended}

@@ -20,7 +20,7 @@ from koala_adapter.host.privatedirectory import make_private_directory
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import LrmJobId, Node, NodeState, Queue
-from koala_local import processes as process
+from koala_local import processes
 from koala_local.daemon import LAYOUT_NAME, LOG_NAME
 from koala_local.jobs import (
     KILL_WAIT,
@@ -237,8 +237,8 @@ class LocalLrm(Lrm):
     """A cluster of subprocess slots on this host."""
 
     capabilities = CAPABILITIES
-    array_index_variable = process.TASK
-    job_id_variable = process.JOB
+    array_index_variable = processes.TASK
+    job_id_variable = processes.JOB
     requests_per_poll = 2
 
     def __init__(self, context: ClusterContext, settings: LocalSettings) -> None:

@@ -286,9 +286,9 @@ class Supervisor:
         watched = self._watched[job.id]
         self._drop_timers(watched)
         if job.started_at is not None:
-            since_boot = job.started_since_boot
+            begun = job.started_since_boot
             # What an earlier version has started has only the time of day.
-            ran = time.time() - job.started_at if since_boot is None else _since_boot_of_module() - since_boot
+            ran = time.time() - job.started_at if begun is None else since_boot() - begun
             left = job.walltime - ran
             watched.timers.append(self._loop.call_later(max(0.0, left), self._overdue, job.id))
 
@@ -342,6 +342,3 @@ class Supervisor:
         for timer in watched.timers:
             timer.cancel()
         watched.timers.clear()
-
-
-_since_boot_of_module = since_boot

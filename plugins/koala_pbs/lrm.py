@@ -30,7 +30,7 @@ from koala_adapter.lrm.commands import child_environment, login_name, only_id, p
 from koala_adapter.lrm.drmaa.choice import chosen_transport, one_text
 from koala_adapter.lrm.drmaa.libraries import PBS
 from koala_adapter.model import LrmJobId, LrmJobState, NodeState
-from koala_pbs import client as control
+from koala_pbs import client
 from koala_pbs.client import ARGUMENTS_PER_COMMAND, Holding, PbsCommands
 from koala_pbs.jobs import INDEX_VARIABLE
 from koala_pbs.queues import largest_array, served, walltime_limit
@@ -618,7 +618,7 @@ class PbsLrm(Lrm):
         ranges = self._commands.dialect is OPENPBS
         for argument in compacted(ids, whole=self._whole(ids)) if ranges else self._checked(ids):
             try:
-                await self._commands.cancel(control.cancel(self._moved.addressed(argument)), gone=BEING_DELETED)
+                await self._commands.cancel(client.cancel(self._moved.addressed(argument)), gone=BEING_DELETED)
             except LrmError as refused:
                 # No answer is worse than a refusal: after it nothing is known.
                 error = refused if error is None or isinstance(refused, LrmUnavailableError) else error
@@ -630,7 +630,7 @@ class PbsLrm(Lrm):
         suspended = [job for job in ids if job in self._suspended]
         if self._settings.operator and suspended:
             with contextlib.suppress(LrmError):
-                await self._commands.change(control.signal(self._checked(suspended), "resume"), action="resume")
+                await self._commands.change(client.signal(self._checked(suspended), "resume"), action="resume")
 
     def _whole(self, ids: Iterable[LrmJobId]) -> list[str]:
         """Return the arrays of ours of which all elements are named."""
@@ -661,25 +661,25 @@ class PbsLrm(Lrm):
             message = f"PBS lets only its operators comment jobs ({', '.join(ids)})"
             raise LrmUnsupportedError(message, hint=BE_OPERATOR)
         for part in portions(list(dict.fromkeys(map(array_of, self._checked(ids)))), ARGUMENTS_PER_COMMAND):
-            await self._commands.change(control.annotate(part, text), action="annotate")
+            await self._commands.change(client.annotate(part, text), action="annotate")
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend running jobs; needs operator rights."""
-        await self._operate("suspend", ids, control.signal(self._checked(ids), "suspend"))
+        await self._operate("suspend", ids, client.signal(self._checked(ids), "suspend"))
 
     async def resume(self, ids: Sequence[LrmJobId]) -> None:
         """Resume suspended jobs; needs operator rights, and that PBS's scheduler is at work."""
-        await self._operate("resume", ids, control.signal(self._checked(ids), "resume"))
+        await self._operate("resume", ids, client.signal(self._checked(ids), "resume"))
 
     async def requeue(self, ids: Sequence[LrmJobId]) -> None:
         """Stop running jobs and queue them again, also those of ours that were submitted to run once only."""
         try:
-            await self._operate("requeue", ids, control.requeue(self._checked(ids)))
+            await self._operate("requeue", ids, client.requeue(self._checked(ids)))
         except LrmRejectedError as error:
             if NOT_RERUNNABLE not in error.message.lower():
                 raise
-            await self._operate("requeue", ids, control.make_rerunnable(self._checked(ids)))
-            await self._operate("requeue", ids, control.requeue(self._checked(ids)))
+            await self._operate("requeue", ids, client.make_rerunnable(self._checked(ids)))
+            await self._operate("requeue", ids, client.requeue(self._checked(ids)))
 
     async def _operate(self, operation: str, ids: Sequence[LrmJobId], command: Sequence[str]) -> None:
         if not self._settings.operator:
@@ -694,17 +694,17 @@ class PbsLrm(Lrm):
     async def signal(self, ids: Sequence[LrmJobId], signal: int) -> None:
         """Send a signal to all processes of running jobs."""
         for part in portions(self._checked(ids), ARGUMENTS_PER_COMMAND):
-            await self._commands.change(control.signal(part, str(int(signal))), action="signal")
+            await self._commands.change(client.signal(part, str(int(signal))), action="signal")
 
     async def modify(self, job: LrmJobId, *, walltime: int) -> None:
         """Change the walltime of a job, not of an element; only operators make that of a running job longer."""
-        await self._commands.change(control.set_walltime(job, walltime), action="modify")
+        await self._commands.change(client.set_walltime(job, walltime), action="modify")
 
     async def notify(self, job: LrmJobId, text: str) -> None:
         """Write a line to the job's standard error (qmsg). Torque's qmsg may never return, and is not used."""
         if self._commands.dialect is TORQUE:
             raise LrmUnsupportedError("Torque's qmsg may never return", hint="write to the job's user instead")
-        await self._commands.change(control.notify(job, text), action="notify")
+        await self._commands.change(client.notify(job, text), action="notify")
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Have a held job start on vnodes, with one entry for each of its processors: see koala_pbs.starting."""

@@ -536,7 +536,7 @@ def parse_accounting(text: str) -> tuple[LrmJob, ...]:
             word: value.strip() for word, _, value in (line.partition(" ") for line in block.splitlines()) if word
         }
         if record.get("jobnumber", "").isdigit():
-            job = _job_of_accounting(record)
+            job = _ended_job(record)
             identity = (job.id, job.user, job.name)
             known = jobs.get(identity)
             if known is None or (known.ends_at or 0) <= (job.ends_at or 0):
@@ -544,7 +544,7 @@ def parse_accounting(text: str) -> tuple[LrmJob, ...]:
     return tuple(jobs.values())
 
 
-def _job_of_accounting(record: Mapping[str, str]) -> LrmJob:
+def _ended_job(record: Mapping[str, str]) -> LrmJob:
     number, task = record["jobnumber"], record.get("taskid", "")
     index = int(task) if task.isdigit() else None
     started, ended = _moment(record.get("start_time", "")), _moment(record.get("end_time", ""))

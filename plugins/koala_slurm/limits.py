@@ -281,7 +281,7 @@ def _each(job: LrmJob) -> int:
 
 ACCOUNTING_COMMAND = ("scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos")
 
-_PAIR_OF_ACCOUNTINGLIMITS = re.compile(r"(?<!\S)(?:\w+/)*(\w+)=(\S*)")
+_SLASHED_PAIR = re.compile(r"(?<!\S)(?:\w+/)*(\w+)=(\S*)")
 _COUNT = re.compile(r"(?P<limit>N|[0-9]+)(?:\((?P<used>[0-9]+)(?:\.[0-9]+)?\))?", re.ASCII)
 _NAMED = re.compile(r"(?P<name>[^\s()]+)\((?P<number>[0-9]+)\)", re.ASCII)
 _OF_ONE = re.compile(r"(?P<name>[^\s={}]+)=\{(?P<values>[^{}]*)\}")
@@ -457,12 +457,12 @@ def parse_accounting_limits(output: str) -> AccountingLimits:
             name, one = _qos(line, {uid: user for user, uid in uids.items()})
             qos[name] = one
         elif line.startswith("ClusterName="):
-            values = dict(_PAIR_OF_ACCOUNTINGLIMITS.findall(line))
+            values = dict(_SLASHED_PAIR.findall(line))
             user, uid = _named(values.get("UserName", ""))
             account = values.get("Account", "")
             holder = Holder(
                 name=f"user {user} in account {account}" if user else f"account {account}",
-                limits=_limits_of_accountinglimits(values),
+                limits=_set_limits(values),
                 parent=_named(values.get("ParentAccount", ""))[1],
             )
             associations[account, user, values.get("Partition", "")] = holder
@@ -477,23 +477,20 @@ def _qos(line: str, users: Mapping[str, str]) -> tuple[str, Qos]:
     """Return one QOS and its name. ``users``: names by numbers."""
     whole, _, rest = line.partition(" Account Limits=")
     of_accounts, _, of_users = rest.partition(" User Limits=")
-    values = dict(_PAIR_OF_ACCOUNTINGLIMITS.findall(whole))
+    values = dict(_SLASHED_PAIR.findall(whole))
     name = _named(values["QOS"])[0]
     called = f"QOS {name}"
     return name, Qos(
-        whole=Holder(name=called, limits=_limits_of_accountinglimits(values)),
+        whole=Holder(name=called, limits=_set_limits(values)),
         accounts=_of_each(f"{called} of account", of_accounts, {}),
         users=_of_each(f"{called} of user", of_users, users),
     )
 
 
 def _of_each(called: str, text: str, names: Mapping[str, str]) -> dict[str, Holder]:
-    found = {
-        match["name"]: dict(_PAIR_OF_ACCOUNTINGLIMITS.findall(match["values"])) for match in _OF_ONE.finditer(text)
-    }
+    found = {match["name"]: dict(_SLASHED_PAIR.findall(match["values"])) for match in _OF_ONE.finditer(text)}
     return {
-        one: Holder(name=f"{called} {names.get(one, one)}", limits=_limits_of_accountinglimits(values))
-        for one, values in found.items()
+        one: Holder(name=f"{called} {names.get(one, one)}", limits=_set_limits(values)) for one, values in found.items()
     }
 
 
@@ -503,7 +500,7 @@ def _named(text: str) -> tuple[str, str]:
     return (match["name"], match["number"]) if match else (text, "")
 
 
-def _limits_of_accountinglimits(values: Mapping[str, str]) -> dict[str, Limit]:
+def _set_limits(values: Mapping[str, str]) -> dict[str, Limit]:
     """Return the limits that are set: of numbers, and of each resource."""
     found: dict[str, Limit] = {}
     for name, text in values.items():

@@ -18,7 +18,7 @@ from koala_adapter.errors import LrmError, LrmNotFoundError
 from koala_adapter.lrm import CheckResult
 from koala_adapter.lrm.commands import portions
 from koala_adapter.model import HoldOwner, LrmJobState
-from koala_slurm import client as control
+from koala_slurm import client
 from koala_slurm.limits import (
     ACCOUNTING_COMMAND,
     AccountingLimits,
@@ -373,7 +373,7 @@ class OutsideChecks:
             seen = next((one for one in await self._reader.jobs() if one.id == job), None)
             return (self._held(seen), await self._released(job))
         finally:
-            await self._commands.run(control.cancel_command((job,)), urgent=True)
+            await self._commands.run(client.cancel_command((job,)), urgent=True)
 
     def _held(self, seen: LrmJob | None) -> CheckResult:
         ok = seen is not None and seen.state is LrmJobState.HELD and seen.hold is HoldOwner.OPERATOR
@@ -387,8 +387,8 @@ class OutsideChecks:
         return CheckResult(subject="jobs come in held", ok=ok, found=found, remedy=remedy)
 
     async def _released(self, job: str) -> CheckResult:
-        error = control.control_error(
-            await self._commands.run(control.job_command("release", (job,))), action="releasing a job"
+        error = client.control_error(
+            await self._commands.run(client.job_command("release", (job,))), action="releasing a job"
         )
         found = "yes" if error is None else error.message
         remedy = f"add the user id {self._uid} to OPERATORS in job_submit.lua"

@@ -17,7 +17,7 @@ import anyio
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.model import LrmJobState
 from koala_adapter.wire.hostlists import expand
-from koala_slurm import client as control
+from koala_slurm import client
 from koala_slurm.listing import ENVIRONMENT, idle_command, parse_nodes
 from koala_slurm.requests import (
     JobDetails,
@@ -584,7 +584,7 @@ class Starting:
             for command in pin_commands(self._pin, before, *noted):
                 await self._change(command)
             # Not with the last of these: Slurm does not take a priority for a job in hold.
-            await self._change(control.job_command("release", [self._pin.job]))
+            await self._change(client.job_command("release", [self._pin.job]))
         except (LrmRejectedError, LrmNotFoundError):
             with anyio.CancelScope(shield=True):
                 await self._undo(before, ran_before=ran_before)
@@ -653,7 +653,7 @@ class Starting:
             self._notes.remove(self._pin.job)
 
     async def _hold(self, before: JobDetails) -> None:
-        await self._change(control.job_command(hold_verb(before), [self._pin.job]))
+        await self._change(client.job_command(hold_verb(before), [self._pin.job]))
 
     async def _untie(self, before: JobDetails) -> None:
         for command in unpin_commands(self._pin, before):

@@ -736,7 +736,7 @@ REASON_WORDS: Final = {
     WaitReason.DEPENDENCY_NEVER: "DependencyNeverSatisfied",
 }
 
-_CONTROL_OF_REPLIES: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
+_CONTROL_RUN: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
 _STATUS: Final = re.compile(r"SC=\s*(?P<status>[+-]?[0-9]{1,9})", re.ASCII)
 _RESPONSE: Final = re.compile(r"(?:RESPONSE|RSP)=")
 _OLD_START_INFO: Final = re.compile(
@@ -784,7 +784,7 @@ class StartInfo:
 
 def build_answer(status: int, text: str) -> bytes:
     """Return a reply that is no list: ``SC=0 RESPONSE=job 5 started successfully``."""
-    cleaned = _CONTROL_OF_REPLIES.sub(" ", text).strip()[:LONGEST_TEXT]
+    cleaned = _CONTROL_RUN.sub(" ", text).strip()[:LONGEST_TEXT]
     return f"SC={int(status)} RESPONSE={cleaned}".encode()
 
 

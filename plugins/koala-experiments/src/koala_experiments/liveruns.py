@@ -170,7 +170,7 @@ def live_job(job: SimulatedJob, *, address: str, port: int, key: Path, user: str
 # -- Server of work units ------------------------------------------------------------------------------------
 # Hands the work units of running applications out to their workers: the head, elsewhere, of all of them.
 
-LOOK = 0.05
+ASK_AGAIN = 0.05
 """Seconds after which a worker for which there was nothing to do asks again."""
 LONGEST_LINE = 100
 BACKLOG = 512
@@ -277,7 +277,7 @@ class BagServer:
             seconds = bag.take(number)
             if seconds is not None:
                 return seconds
-            return -1.0 if bag.empty or self._closed else LOOK
+            return -1.0 if bag.empty or self._closed else ASK_AGAIN
 
 
 @contextmanager
@@ -586,7 +586,7 @@ def with_delays(settings: Settings, live: LiveOutcome) -> Settings:
 # -- The live run --------------------------------------------------------------------------------------------
 
 PREFIX = "koala-live-"
-LOOK_OF_LIVERUNS = 0.25
+LOOK = 0.25
 """Seconds between two looks at the jobs."""
 ENDING = 60.0
 """Seconds within which jobs that are cancelled on the clusters of a site must have ended."""
@@ -711,7 +711,7 @@ class RunningService:
             ended(over)
             if until is None and over == len(self.submitted):
                 return True
-            left = LOOK_OF_LIVERUNS if until is None else min(LOOK_OF_LIVERUNS, until - time.monotonic())
+            left = LOOK if until is None else min(LOOK, until - time.monotonic())
             if left <= 0:
                 return over == len(self.submitted)
             time.sleep(left)

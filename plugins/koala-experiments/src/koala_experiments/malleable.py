@@ -588,12 +588,12 @@ def _against_rigid(records: Records, what: str, claim: str, unit: str, *, shorte
 # -- koala-pra -----------------------------------------------------------------------------------------------
 # Precedence to running applications: figure 7.
 
-WORKLOADS_OF_KOALA_PRA = ("Wm", "Wmr")
+PRA_WORKLOADS = ("Wm", "Wmr")
 
 
-def run(options: Options) -> Result:
+def run_pra(options: Options) -> Result:
     """Run the experiment."""
-    records = Records(options, Approach.PRA, WORKLOADS_OF_KOALA_PRA)
+    records = Records(options, Approach.PRA, PRA_WORKLOADS)
     return Result(
         findings=(shorter_execution(records), higher_utilization(records)),
         figures=figures(records, 7),
@@ -602,11 +602,11 @@ def run(options: Options) -> Result:
     )
 
 
-EXPERIMENT = Experiment(
+PRA_EXPERIMENT = Experiment(
     name="koala-pra",
     summary="Malleable jobs on DAS-3, running jobs first: FPSMA and EGS with the workloads Wm and Wmr (figure 7).",
     paper=PAPER,
-    run=run,
+    run=run_pra,
     seeds=10,
     settings=SETTINGS,
 )
@@ -615,16 +615,16 @@ EXPERIMENT = Experiment(
 # -- koala-pwa -----------------------------------------------------------------------------------------------
 # Precedence to waiting applications: figure 8.
 
-WORKLOADS_OF_KOALA_PWA = ("W'm", "W'mr")
+PWA_WORKLOADS = ("W'm", "W'mr")
 NEARLY = 0.10
 """Execution times are called nearly the same when the longest exceeds the shortest by at most this share."""
 FAR = 0.25
 """A response time is called far worse when it exceeds all others by at least this share."""
 
 
-def run_of_koala_pwa(options: Options) -> Result:
+def run_pwa(options: Options) -> Result:
     """Run the experiment."""
-    records = Records(options, Approach.PWA, WORKLOADS_OF_KOALA_PWA)
+    records = Records(options, Approach.PWA, PWA_WORKLOADS)
     return Result(
         findings=(
             shorter_execution(records),
@@ -646,7 +646,7 @@ def _same_execution(records: Records, what: str, whose: str) -> Finding:
     """Judge the claim on the four execution times."""
     means = {
         combination(policy, workload): records.estimate(policy, workload, what)
-        for workload in WORKLOADS_OF_KOALA_PWA
+        for workload in PWA_WORKLOADS
         for policy in POLICIES
     }
     longest, shortest = (pick(one.mean for one in means.values()) for pick in (max, min))
@@ -681,7 +681,7 @@ def _excess(records: Records, where: Conditions | None) -> tuple[float, float]:
     others = max(
         records.estimate(policy, workload, "response", where).mean
         for policy in POLICIES
-        for workload in WORKLOADS_OF_KOALA_PWA
+        for workload in PWA_WORKLOADS
         if (policy, workload) != ("egs", "W'm")
     )
     return records.estimate("egs", "W'm", "response", where).mean / others - 1.0, others
@@ -693,11 +693,11 @@ def _against_fpsma(records: Records, where: Conditions) -> float:
     return egs / fpsma - 1.0
 
 
-EXPERIMENT_OF_KOALA_PWA = Experiment(
+PWA_EXPERIMENT = Experiment(
     name="koala-pwa",
     summary="Malleable jobs on DAS-3, waiting jobs first: FPSMA and EGS with the workloads W'm and W'mr (figure 8).",
     paper=PAPER,
-    run=run_of_koala_pwa,
+    run=run_pwa,
     seeds=10,
     settings=SETTINGS,
 )
