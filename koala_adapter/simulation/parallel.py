@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Independent simulations on all cores: tells how far they are, and leaves no process when interrupted."""
+"""Independent simulations run on all cores, with progress, and no process left when interrupted."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def mapping_of(attributes: Attributes, name: str) -> Mapping[str, str]:
     return {} if isinstance(value, str) else value
 
 
-# -- what is no JSON -------------------------------------------------------------------------------------------------
+# ---- what is no JSON ------------------------------------------------------------------------------------------------
 
 
 def _read_lines(lines: Iterable[str], section: str) -> dict[str, Attributes]:

@@ -134,7 +134,7 @@ def _attributes(element: _Element) -> Iterator[tuple[str, str | Mapping[str, str
             yield str(child.tag), (child.text or "").strip()
 
 
-# -- queues and the server -------------------------------------------------------------------------------------------
+# ---- queues and the server ------------------------------------------------------------------------------------------
 
 
 def _read_text(text: str, section: str) -> dict[str, Attributes]:

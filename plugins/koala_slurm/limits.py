@@ -443,7 +443,7 @@ def _lack(demand: Demand, taken: Mapping[str, int]) -> str:
     return f"{demand.holder} has {left} left of {demand.limit.text}, and it asks for {demand.amount}"
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
+# ---- reading --------------------------------------------------------------------------------------------------------
 
 
 def parse_accounting_limits(output: str) -> AccountingLimits:

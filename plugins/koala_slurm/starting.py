@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 #   rights. The job leaves it as soon as it runs, and stays where it is.
 #
 # ``NumNodes`` is changed only where it has to be, because what it was cannot always be told: from 23.11 on ``1-1`` may
-# be a user's wish or a default, and a change without an upper bound sets one.
+# be what a user asked for or what no user asked for, and a change without an upper bound sets one.
 #
 # An update of ``NumNodes`` or ``MinCPUsNode`` makes ``NumCPUs`` their product, without a word: a job of six processors
 # would start with two. Where that is not the right number ``NumCPUs`` is set again, in a request of its own, because
@@ -359,7 +359,7 @@ class Reserved:
         return {node: max(0, number - taken[node]) for node, number in idle.items()}
 
 
-# -- commands (pure) -------------------------------------------------------------------------------------------------
+# ---- commands (pure) ------------------------------------------------------------------------------------------------
 
 
 def reserve_command(
@@ -416,7 +416,7 @@ def reserved_cores(output: str) -> dict[str, int]:
     return found
 
 
-# -- doing it --------------------------------------------------------------------------------------------------------
+# ---- doing it -------------------------------------------------------------------------------------------------------
 
 
 class CoreReservation:

@@ -76,7 +76,7 @@ class Count(NamedTuple):
 Value = str | int | float | tuple[str, ...] | tuple[Count, ...]
 
 
-# -- writing ------------------------------------------------------------------------------------------------------
+# ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def writer(attribute: Attribute, dialect: Dialect, hosts: HostFormat) -> Callable[[Value], str]:
@@ -184,7 +184,7 @@ def _resources(values: Iterable[Count]) -> str:
     return ",".join(f"{_clean_name(name)}:{_number(name, amount)}" for name, amount in values if name)
 
 
-# -- reading ------------------------------------------------------------------------------------------------------
+# ---- reading --------------------------------------------------------------------------------------------------------
 
 
 def read(attribute: Attribute, text: str) -> Value | None:
@@ -411,7 +411,7 @@ class JobRecord:
     """Pairs (name, text) of attributes that were read and are not in the table; never written."""
 
 
-# -- writing ------------------------------------------------------------------------------------------------------
+# ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def build_node(record: NodeRecord, dialect: Dialect, *, brief: bool = False) -> bytes:
@@ -516,7 +516,7 @@ _UNCLEAR: Final = ("", None)
 """What stands in the table of seen attributes for one that cannot be told from its text alone."""
 
 
-# -- putting together ---------------------------------------------------------------------------------------------
+# ---- putting together -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -555,7 +555,7 @@ def fit_records(records: Sequence[Prepared], *, limit: int) -> list[bytes]:
     return [text for text in chosen if text is not None]
 
 
-# -- taking apart -------------------------------------------------------------------------------------------------
+# ---- taking apart ---------------------------------------------------------------------------------------------------
 
 
 def parse_nodes(argument: str) -> tuple[NodeRecord, ...]:
