@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that ask or tell the service something about jobs: status, cancel, resize, explain, logs, clusters.
+"""``koala status``, ``cancel``, ``resize``, ``explain``, ``clusters`` and ``logs``: asking about jobs.
 
-Without a service, those that only ask read the journal and say so.
+``cancel`` and ``resize`` change a job. Without a service, those that only ask read the journal and say so.
 """
 
 from __future__ import annotations

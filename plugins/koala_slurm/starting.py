@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 #   rights. The job leaves it as soon as it runs, and stays where it is.
 #
 # ``NumNodes`` is changed only where it has to be, because what it was cannot always be told: from 23.11 on ``1-1`` may
-# be what a user asked for or what no user asked for, and a change without an upper bound sets one.
+# be what a user asked for or not, and a change without an upper bound sets one.
 #
 # An update of ``NumNodes`` or ``MinCPUsNode`` makes ``NumCPUs`` their product, without a word: a job of six processors
 # would start with two. Where that is not the right number ``NumCPUs`` is set again, in a request of its own, because

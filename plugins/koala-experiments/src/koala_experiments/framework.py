@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an experiment is, how it is run, what it returns, and how those of this package are found.
+"""What an experiment is: how it is run, what it returns, and how installed experiments are found.
 
-An experiment is a value that a module beside this one defines::
+An experiment is a value that an entry point of the group ``koala_adapter.experiments`` names, under its own name:
 
     EXPERIMENT = Experiment(name="vjm-deadlock", summary="...", paper="...", run=run)
 
@@ -9,10 +9,10 @@ An experiment is a value that a module beside this one defines::
         outcomes = options.map(one_simulation, cases, what="simulations")   # on all cores, in order of the cases
         return Result(findings=(Finding(claim=..., outcome=..., holds=..., margin=...),), figures=..., tables=...)
 
-It returns values only; :mod:`koala_adapter.report.page` draws and writes them. The same options give the same values to
-the last bit, whatever the number of processes: chance comes from ``random.Random(seed)`` alone.
+It returns values only; :mod:`koala_adapter.report.page` draws and writes them. The same options give the same
+values to the last bit, whatever the number of processes: chance comes from ``random.Random(seed)`` alone.
 
-Means with confidence intervals and what live runs are come first, because an experiment is defined in terms of them.
+Means with confidence intervals come first, then what live runs are, then experiments.
 """
 
 from __future__ import annotations
