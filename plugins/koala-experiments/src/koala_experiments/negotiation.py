@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experiment negotiation: applications that negotiate their sizes on live clusters (Ghafoor 2005).
 
-Evolving and malleable applications play scenarios on eight processors. First what came of the scenarios, then the experiment that has them played.
+Evolving and malleable applications play scenarios on eight processors. First what came of the scenarios,
+then the experiment that has them played.
 """
 
 from __future__ import annotations
