@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line ``koala``: one module per group of commands."""
+"""The command line ``koala``: its entry point, and one module for each group of commands.
+
+The door is :func:`main`. Importing this package loads no command: main imports them, after it has set when Python looks
+for garbage.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,8 @@ __all__ = [
 ]
 
 
-# -- Garbage -------------------------------------------------------------------------------------------------
-# When Python looks for garbage: rarely, and not at all in what is imported for one short job, all of which stays.
+# -- Garbage collection --------------------------------------------------------------------------------------
+# Python looks for garbage rarely, and not at all in what is imported for one short job, all of which stays.
 
 NEW_OBJECTS = 50_000
 """Objects made between two looks for garbage. With Python's 700, looking again and again through all that was imported
@@ -41,7 +45,7 @@ def look_at_the_new() -> None:
     look_rarely()
 
 
-# -- Cli -----------------------------------------------------------------------------------------------------
+# -- Entry point ---------------------------------------------------------------------------------------------
 
 NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 """Tells pydantic not to look for plugins of its own, for which it would read a file of every installed distribution."""

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala demo``: the main job on three embedded clusters, told as it happens; it leaves nothing behind."""
+"""``koala demo``: a job on three embedded clusters, shown as it runs; nothing is left behind.
+
+Two demonstrations, each as its files and its story: a job of fixed size, and a malleable one (``--malleable``). The
+command itself comes last. The files are a site of three small clusters, a job file and its program.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +45,8 @@ if TYPE_CHECKING:
     from koala_adapter.report.values import ClusterReport, JobReport, SizeChangeReport
 
 
-# -- Demofiles -----------------------------------------------------------------------------------------------
-# The files of ``koala demo``: a site of three small clusters, a job, its program, and a local user's job.
+# -- Job of fixed size: its files ----------------------------------------------------------------------------
+# A site of three small clusters, a job, its program, and a local user's job.
 
 SITE = """\
 [control_center]
@@ -147,7 +151,8 @@ else:
 LOCAL_USER = "#!/bin/sh\nexec sleep {seconds}\n"
 
 
-# -- What ``koala demo`` tells of its job: what is printed stays, and the clusters move below it -------------
+# -- Job of fixed size: its story ----------------------------------------------------------------------------
+# What is printed stays; the picture of the clusters moves below it.
 
 BUSY = "gamma"
 """The cluster in which a local user is at work."""
@@ -294,8 +299,8 @@ def words(report: JobReport, cluster: ClusterReport) -> str:
     return f"[dim]{', '.join(shown)}[/]"
 
 
-# -- Malleabledemofiles --------------------------------------------------------------------------------------
-# The files of ``koala demo --malleable``: its site, a job of a head and workers, and their program.
+# -- Malleable job: its files --------------------------------------------------------------------------------
+# The site, a job of a head and workers, and their program.
 
 STEERED = """\
 [scheduler]
@@ -303,7 +308,7 @@ approach = "pwa"
 backoff = 2
 """
 
-JOB_OF_MALLEABLEDEMOFILES = """\
+MALLEABLE_JOB = """\
 name = "pi"
 kind = "malleable"
 runner = "workers"
@@ -326,7 +331,7 @@ retire_grace = 5
 input_files = ["pi.py", "authkey"]
 """
 
-PROGRAM_OF_MALLEABLEDEMOFILES = '''\
+MALLEABLE_PROGRAM = '''\
 """Computes pi: a head hands out parts of the integral of 4 / (1 + x * x) to workers that come and go."""
 
 import os
@@ -398,14 +403,14 @@ def malleable_files(directory: Path) -> Mapping[str, str]:
     """Return the files by their names."""
     return {
         "site.toml": SITE.format(directory=directory).replace("[scheduler]\n", STEERED),
-        "job.toml": JOB_OF_MALLEABLEDEMOFILES.format(port=free_port()),
-        "pi.py": PROGRAM_OF_MALLEABLEDEMOFILES,
+        "job.toml": MALLEABLE_JOB.format(port=free_port()),
+        "pi.py": MALLEABLE_PROGRAM,
         "authkey": secrets.token_hex(32),
     }
 
 
-# -- Malleabledemo -------------------------------------------------------------------------------------------
-# ``koala demo --malleable``: a job breathes over three clusters while local users come and go, told as it happens.
+# -- Malleable job: its story --------------------------------------------------------------------------------
+# The job grows and shrinks over three clusters while local users come and go.
 
 LOCAL_USERS = (("gamma", 3), ("beta", 2))
 """Where local users come, one after the other, and how many processors they want."""
@@ -574,8 +579,8 @@ def _counts(report: JobReport, cluster: ClusterReport) -> dict[str, int]:
     return {"head": head, "workers": mine, "others": others, "idle": max(0, total - head - mine - others)}
 
 
-STYLES_OF_MALLEABLEDEMO = {"head": "bold cyan", "workers": "cyan", "others": "yellow", "idle": "dim"}
-LABELS_OF_MALLEABLEDEMO = {"head": "the head", "workers": "workers", "others": "a local user's", "idle": "idle"}
+MALLEABLE_STYLES = {"head": "bold cyan", "workers": "cyan", "others": "yellow", "idle": "dim"}
+MALLEABLE_LABELS = {"head": "the head", "workers": "workers", "others": "a local user's", "idle": "idle"}
 
 
 def marks(report: JobReport, cluster: ClusterReport) -> str:
@@ -583,7 +588,7 @@ def marks(report: JobReport, cluster: ClusterReport) -> str:
     found = _counts(report, cluster)
     signs = {"head": "◆", "workers": SLOT, "others": SLOT, "idle": "□"}
     shown = "".join(
-        f"[{STYLES_OF_MALLEABLEDEMO[kind]}]{f'{signs[kind]} ' * number}[/]" for kind, number in found.items() if number
+        f"[{MALLEABLE_STYLES[kind]}]{f'{signs[kind]} ' * number}[/]" for kind, number in found.items() if number
     )
     waiting = f"  [dim]queue:[/] [yellow]{'▫ ' * cluster.others_waiting}[/]" if cluster.others_waiting else ""
     return shown + waiting
@@ -591,13 +596,13 @@ def marks(report: JobReport, cluster: ClusterReport) -> str:
 
 def in_words(report: JobReport, cluster: ClusterReport) -> str:
     """Return the same in words."""
-    found = [LABELS_OF_MALLEABLEDEMO[kind] if kind == "head" else f"{number} {LABELS_OF_MALLEABLEDEMO[kind]}"
+    found = [MALLEABLE_LABELS[kind] if kind == "head" else f"{number} {MALLEABLE_LABELS[kind]}"
              for kind, number in _counts(report, cluster).items() if number]  # fmt: skip
     waits = [f"a local user waits for {cluster.others_waiting}"] if cluster.others_waiting else []
     return f"[dim]{', '.join([*found, *waits])}[/]"
 
 
-# -- Demo ----------------------------------------------------------------------------------------------------
+# -- The command ---------------------------------------------------------------------------------------------
 
 BUSY_PROCESSORS = 3
 BUSY_SECONDS = 5.0

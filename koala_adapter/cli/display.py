@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the size of a job went, in one line of characters. Pure."""
+"""Jobs and clusters drawn on a terminal, and jobs followed until they end.
+
+In this order: the size of a job over time, tables for narrow terminals, tables and lines made of reports, following one
+job (``koala run``), watching jobs (``koala status --watch``). Everything is drawn from reports alone, except that the
+existence of a directory of output is looked up.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +36,10 @@ if TYPE_CHECKING:
 
     from koala_adapter.cli.session import Session
     from koala_adapter.report.values import ClusterReport, ComponentReport, JobReport
+
+
+# -- Size of a job over time ---------------------------------------------------------------------------------
+# One line of characters, made of a report without I/O.
 
 
 def size_now(report: JobReport) -> int:
@@ -67,8 +76,8 @@ def sparkline(values: Sequence[int]) -> str:
     return "".join(STEPS[max(0, -(-value * len(STEPS) // largest) - 1)] for value in values)
 
 
-# -- Fittingtable --------------------------------------------------------------------------------------------
-# A table that loses nothing on a narrow terminal: where its columns do not fit, each row becomes some short lines.
+# -- Tables for narrow terminals -----------------------------------------------------------------------------
+# Nothing is cut off: where the columns do not fit, each row becomes some short lines.
 
 GAP = 2
 """Columns between two cells."""
@@ -119,8 +128,7 @@ def _text(cell: RenderableType) -> Text:
     return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
 
 
-# -- Tables and lines that show jobs and clusters to a person: reports in, renderables out -------------------
-# Nothing else is looked at but whether there is a directory of output.
+# -- Tables and lines of jobs and clusters -------------------------------------------------------------------
 
 _STYLES = {
     JobState.WAITING: "yellow",
@@ -346,8 +354,8 @@ def _cluster_state(report: ClusterReport) -> str:
     return f"[green]open[/]{down}{wanted}"
 
 
-# -- Following -----------------------------------------------------------------------------------------------
-# Following one job to its end: live progress on standard error, the processes' output where they wrote it.
+# -- Following one job to its end ----------------------------------------------------------------------------
+# Live progress on standard error; the output of the processes stays in the files that they wrote.
 
 
 def follow(reports: Generator[JobReport, None, None], display: Display, *, released: bool = True) -> JobReport:
@@ -480,8 +488,8 @@ def closing(report: JobReport, console: Console, *, where: bool = True) -> None:
         )
 
 
-# -- Watching ------------------------------------------------------------------------------------------------
-# ``koala status --watch``: jobs as they change, refreshed in place on a terminal, a line for each change elsewhere.
+# -- Watching jobs -------------------------------------------------------------------------------------------
+# ``koala status --watch``: refreshed in place on a terminal, a line for each change elsewhere.
 
 T = TypeVar("T")
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service inside the process of ``koala run`` or ``koala demo``."""
+"""A service inside the process of ``koala run`` or ``koala demo``, and a temporary site.
+
+First the service and its log file, then a site of local clusters in a temporary directory.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import Lrm
     from koala_adapter.model import JobId
 
+
+# -- Service inside this process -----------------------------------------------------------------------------
 
 CLOSING = 10.0
 """Seconds that our own service may take to end once it has begun to."""
@@ -110,8 +115,8 @@ def log_to_file(session: Session) -> Iterator[None]:
             file.close()
 
 
-# -- Temporarysite -------------------------------------------------------------------------------------------
-# A site of local clusters in a temporary directory, which is gone afterwards with all that ran there.
+# -- Temporary site ------------------------------------------------------------------------------------------
+# Local clusters in a temporary directory, which is removed afterwards with all that ran there.
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that ask or tell the service something about jobs: status, cancel, resize, explain, logs, clusters.
+"""``koala status``, ``cancel``, ``resize``, ``explain``, ``clusters`` and ``logs``: asking about jobs.
 
-Without a service, those that only ask read the journal and say so.
+``cancel`` and ``resize`` change a job. Without a service, those that only ask read the journal and say so.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -
 
 
 def _explain_local(session: Session, cluster: str, job_id: str, *, as_json: bool) -> None:
-    from koala_adapter.cli import schedule as ordertext
+    from koala_adapter.cli import schedule
     from koala_adapter.ordering.asking import EXPLANATION
 
     known = {known.name: known for known in session.site.clusters}
@@ -213,7 +213,7 @@ def _explain_local(session: Session, cluster: str, job_id: str, *, as_json: bool
     if as_json:
         session.print_json({"cluster": cluster, **EXPLANATION.dump_python(found, mode="json")})
     else:
-        session.console.print(*ordertext.explanation(found, cluster), sep="\n", markup=False, soft_wrap=True)
+        session.console.print(*schedule.explanation(found, cluster), sep="\n", markup=False, soft_wrap=True)
 
 
 def _asked_of_scheduler(session: Session, cluster: ClusterConfig, job_id: str) -> Explanation:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every ``--json`` prints: its shape by name, with a version, and the JSON Schema made from it.
+"""Shapes of what ``--json`` prints, by name and version, and the JSON Schemas made from them.
 
-Within a version members may be added; one that is removed, or means something else, makes another version.
+Within a version members may be added; removing one, or changing its meaning, makes another version.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The top of the command line: options common to all commands, and the commands by name."""
+"""The group of commands ``koala``: options common to all commands, and the commands by name.
+
+First the group class that imports a command when it is called, then the group itself.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-# -- Ondemand ------------------------------------------------------------------------------------------------
-# A group of commands whose modules are imported when one of them is called, and not to list or complete them.
+# -- Commands imported on demand -----------------------------------------------------------------------------
+# The module of a command is imported when the command is called, not to list or complete its name.
 
 COMMAND_GROUP = "koala_adapter.commands"
 
@@ -76,7 +79,7 @@ def as_written(command: click.Command) -> None:
         as_written(inner)
 
 
-# -- Koala ---------------------------------------------------------------------------------------------------
+# -- The group and its commands ------------------------------------------------------------------------------
 
 PATH = click.Path(path_type=Path)
 COMMANDS = (

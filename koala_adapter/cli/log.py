@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a service in the background: a file that is put aside before it gets large."""
+"""The log file of a background service, and where log lines go while a command runs.
+
+First the file, which is put aside before it gets large, then the settings of structlog.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ import structlog
 if TYPE_CHECKING:
     from pathlib import Path
 
+
+# -- Rotated log file ----------------------------------------------------------------------------------------
 
 LARGEST = 10 * 1024**2
 """Bytes after which the file is put aside."""
@@ -64,7 +69,8 @@ class RotatedLog:
         return self._path.with_name(f"{self._path.name}.{number}")
 
 
-# -- How parts that log do so while a command runs: in lines on standard error, or not at all ----------------
+# -- Log settings of a command -------------------------------------------------------------------------------
+# Lines go to standard error or to a file, or nowhere.
 
 
 class LogStream:

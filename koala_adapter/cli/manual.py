@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala conf``, ``docs``, ``schema`` and ``completion``: what comes with koala, wherever it is installed."""
+"""``koala conf``, ``docs``, ``schema``, ``completion`` and ``app``: what comes with koala.
+
+First pages of the manual as text and the shipped files, then the commands that print or copy them. They work wherever
+koala is installed.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,8 @@ if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
 
 
-# -- Manualpage ----------------------------------------------------------------------------------------------
-# A page of the manual as text: the files that it includes stand in it, as they do in the rendered manual.
+# -- Pages of the manual as text -----------------------------------------------------------------------------
+# Files that a page includes stand in it, as they do in the rendered manual.
 
 INCLUSION = re.compile(
     r"^(?P<indent> *)```\{literalinclude\} (?P<path>\S+)\n(?P<options>(?: *:\w+:.*\n)*) *```$", re.MULTILINE
@@ -55,10 +59,9 @@ def _definition(text: str, name: str) -> list[str]:
     return text.splitlines()[node.lineno - 1 : node.end_lineno]
 
 
-# -- Shippedfiles --------------------------------------------------------------------------------------------
-# The files that come with koala: examples of what an administrator copies, and the pages of the manual.
-#
-# In a wheel they are below ``koala_adapter/shipped``; in a source tree they are where they are written.
+# -- Shipped files -------------------------------------------------------------------------------------------
+# Examples of what an administrator copies, and the pages of the manual. In a wheel they are below
+# ``koala_adapter/shipped``; in a source tree they are where they are written.
 
 PACKAGE = Path(__file__).parents[1]
 COMMENT_MARKS = ("#", "--")
@@ -125,7 +128,7 @@ def _opening(text: str) -> Iterator[str]:
             return
 
 
-# -- Manual --------------------------------------------------------------------------------------------------
+# -- Commands ``conf``, ``docs``, ``schema`` and ``completion`` ----------------------------------------------
 
 SCHEMA_LINE = re.compile(r"^#:schema .*\n#?\n?")
 """By which an editor finds the schema in a source tree."""
@@ -253,7 +256,8 @@ def _show(kind: str, pattern: str, name: str | None, *, listed_by: str) -> None:
         click.echo(f"{shown_name(file):<{width}}  {summary(file)}")
 
 
-# -- ``koala app``: the library for programs that change their size while they run ---------------------------
+# -- Command ``app`` -----------------------------------------------------------------------------------------
+# The library for programs that change their size while they run.
 
 
 @click.command()

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala negotiation``: what a negotiation template looks like, and whether a document is one."""
+"""``koala negotiations`` and ``koala negotiation``: how jobs negotiated their sizes; templates.
+
+First the list of negotiations, then the commands that print the XML Schema of templates, check a document, and let a
+program negotiate for a running job.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,8 @@ if TYPE_CHECKING:
     from koala_adapter.report.values import NegotiationMessageReport, NegotiationReport
 
 
-# -- ``koala negotiations``: who offered what when, and why it ended as it did -------------------------------
+# -- Command ``negotiations`` --------------------------------------------------------------------------------
+# Who offered what when, and why each negotiation ended as it did.
 
 _SAYS = {
     "NT_NEGOTIATION": "offers",
@@ -124,7 +129,7 @@ def _time(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-# -- Negotiation ---------------------------------------------------------------------------------------------
+# -- Commands below ``negotiation`` --------------------------------------------------------------------------
 
 
 @click.group()

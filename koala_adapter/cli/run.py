@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala run`` and ``koala submit``: a job file in; live progress, or a job id, out."""
+"""``koala run``, ``submit``, ``sweep``, ``plan`` and ``script``: a job submitted, or only previewed.
+
+In this order: arguments that say what to run, running and submitting it, parameter sweeps, what is told about changes
+of size, and the commands that show what would happen without submitting anything.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +43,8 @@ if TYPE_CHECKING:
     from koala_adapter.report.values import JobReport, PlannedComponent, PlanReport, SampleSubmission
 
 
-# -- Jobwords ------------------------------------------------------------------------------------------------
-# What to run, as `koala run` and `koala submit` are told: a job file, or a program and on how many processors.
+# -- Arguments that say what to run --------------------------------------------------------------------------
+# A job file, or a program and on how many processors; the same for ``run`` and ``submit``.
 
 R = TypeVar("R")
 
@@ -142,7 +146,7 @@ def job_words(function: Callable[..., R]) -> Callable[..., R]:
     return with_words
 
 
-# -- Run -----------------------------------------------------------------------------------------------------
+# -- Commands ``run`` and ``submit`` -------------------------------------------------------------------------
 
 
 @click.command()
@@ -300,7 +304,8 @@ def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
             raise ServiceUnavailableError(error.message, hint=hint if job_id else error.hint) from error
 
 
-# -- ``koala sweep``: one program with many parameters, each task once, wherever processors are idle ---------
+# -- Command ``sweep`` ---------------------------------------------------------------------------------------
+# One program with many parameters: each task runs once, wherever processors are idle.
 
 
 @click.command()
@@ -444,7 +449,8 @@ def _seconds(walltime: str) -> int:
     return found
 
 
-# -- Between which sizes a job will change on a site, and when, as one is told before it starts --------------
+# -- What is told about changes of size ----------------------------------------------------------------------
+# Between which sizes a job will change on a site, and when; told before the job starts.
 
 _WHEN = {
     Approach.PRA: "grows while processors are free, before jobs that wait are looked at",
@@ -470,7 +476,8 @@ def _note(job: Job, component: Component, approach: Approach) -> str:
     return f"{who} can have {span} while it runs: it {_WHEN[approach]}"
 
 
-# -- ``koala plan`` and ``koala script``: what would happen, without anything happening ----------------------
+# -- Commands ``plan`` and ``script`` ------------------------------------------------------------------------
+# What would happen, without anything happening.
 
 ASKING = 60.0
 """Seconds that a cluster may take to answer when no service knows it already."""

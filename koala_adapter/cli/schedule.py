@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala schedule``: our own scheduler in the place of a batch system's, or in its shadow."""
+"""``koala schedule``: koala orders one cluster's queue in place of, or beside, its own scheduler.
+
+In this order: the option for a queue policy, events and explanations in words, the screen, giving the queue back to the
+batch system's own scheduler, and the command.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +66,8 @@ if TYPE_CHECKING:
     from koala_adapter.queueing.backfill import ClusterScheduler, MakeQueue
 
 
-# -- The option that names a policy of one cluster's queue: koala's own, or one that is installed ------------
+# -- Option for a queue policy -------------------------------------------------------------------------------
+# koala's own policies, which help texts list, and installed ones, which they do not.
 
 
 class QueuePolicy(click.Choice[str]):
@@ -78,7 +83,8 @@ class QueuePolicy(click.Choice[str]):
         return str(click.Choice((*POLICIES, *policy_names(PolicyKind.QUEUE))).convert(value, param, ctx))
 
 
-# -- What ``koala schedule`` and ``koala explain NAME:ID`` show of a batch system's jobs, in words -----------
+# -- Events, jobs and reports in words -----------------------------------------------------------------------
+# Shown by ``koala schedule`` and ``koala explain NAME:ID``.
 
 STYLES = {
     JobEventKind.START: "cyan",
@@ -193,7 +199,8 @@ def _difference(job: Difference) -> str:
     return f"{job.job_id:<8}  {job.processors:>6} processors  here {ours:>8}  batch system {theirs:>8}"
 
 
-# -- What ``koala schedule`` shows while it orders a queue or watches how it is ordered ----------------------
+# -- Screen --------------------------------------------------------------------------------------------------
+# Shown while koala orders a queue, or watches how the batch system's own scheduler orders it.
 
 HAPPENING = TypeAdapter(JobEvent)
 SHADOW_REPORT = TypeAdapter(ShadowReport)
@@ -265,7 +272,8 @@ class OrderScreen:
                 self._session.console.print(line, markup=False, soft_wrap=True)
 
 
-# -- ``koala schedule --give-back``: the batch system's own scheduler has its queue again --------------------
+# -- Giving the queue back -----------------------------------------------------------------------------------
+# ``koala schedule --give-back``: the batch system's own scheduler has its queue again.
 
 SHOWN = 20
 """Jobs that are named on a line."""
@@ -336,7 +344,7 @@ def _named(jobs: tuple[LrmJobId, ...]) -> str:
     return ", ".join(jobs[:SHOWN]) + more
 
 
-# -- Schedule ------------------------------------------------------------------------------------------------
+# -- The command ---------------------------------------------------------------------------------------------
 
 RECORD = "starts.sqlite"
 SHORTEST = 0.2

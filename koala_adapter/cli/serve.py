@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala serve``: the service in the foreground (the background one is the same, started by others)."""
+"""``koala serve`` and ``koala metrics``: the service in the foreground, and what servers count.
+
+The background service is the same, started by other commands. The option for the metrics port comes first; all servers
+share it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from koala_adapter.host.metrics import Meter
 
 
-# -- The option by which a server tells its metrics, and the port that it opens for them ---------------------
+# -- Metrics port of a server --------------------------------------------------------------------------------
 
 metrics_port_option = click.option(
     "--metrics-port",
@@ -50,7 +54,7 @@ async def tell_metrics(tasks: TaskGroup, session: Session, meter: Meter, port: i
         session.remark(f"listening on {listen}: whoever reaches that port reads the metrics")
 
 
-# -- Serve ---------------------------------------------------------------------------------------------------
+# -- Command ``serve`` ---------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -134,7 +138,8 @@ async def _host(
     scope.cancel()
 
 
-# -- ``koala metrics``: what a service, a scheduler or a WIKI server counts ----------------------------------
+# -- Command ``metrics`` -------------------------------------------------------------------------------------
+# Prints what a service, a scheduler or a WIKI server counts.
 
 PATIENCE = 30.0
 """Seconds that an answer may take."""

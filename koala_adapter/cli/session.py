@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every command shares: which site, which state directory, how to print, and how errors reach a person.
+"""What all commands share: durations, the site, the state directory, output, errors and exit codes.
 
-A command waits for no import but those of what it uses, so here they are done by what needs them.
+A command must not wait for imports that it does not use, so functions here import what they need themselves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.knownpolicies import Policies
 
 
-# -- Durations on the command line, as they are written in job and site files --------------------------------
+# -- Durations on the command line ---------------------------------------------------------------------------
+# Written as in job and site files.
 
 
 def in_seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
@@ -53,7 +54,7 @@ def in_seconds(ctx: click.Context, param: click.Parameter, value: str | None) ->
     return float(found)
 
 
-# -- Session -------------------------------------------------------------------------------------------------
+# -- One invocation of ``koala`` -----------------------------------------------------------------------------
 
 P = ParamSpec("P")
 R = TypeVar("R")

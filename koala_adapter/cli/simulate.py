@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala simulate``: traces and models under the policies that also order real clusters, side by side."""
+"""``koala simulate`` and ``koala report``: policies compared on traces and models; pictures of jobs.
+
+First the terminal display of simulations, which ``koala experiment`` uses as well, then the two commands.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,7 @@ if TYPE_CHECKING:
     from koala_adapter.simulation.replay import Site
 
 
-# -- Simulationdisplay ---------------------------------------------------------------------------------------
-# What ``koala simulate`` and ``koala experiment`` show, apart from the commands, which start without loading it.
+# -- Display of simulations and experiments ------------------------------------------------------------------
 
 SHOWN_NOTES = 5
 """Irregularities of a trace that are told one by one."""
@@ -125,7 +127,8 @@ def outcomes_table(outcomes: Sequence[Outcome]) -> FittingTable:
     return table
 
 
-# -- Simulate ------------------------------------------------------------------------------------------------
+# -- Command ``simulate`` ------------------------------------------------------------------------------------
+# Traces and models under the policies that also order real clusters, side by side.
 
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
@@ -221,7 +224,8 @@ def simulate(
         raise SystemExit(EXIT_INTERRUPTED)
 
 
-# -- ``koala report``: pictures of a job or of a day ---------------------------------------------------------
+# -- Command ``report`` --------------------------------------------------------------------------------------
+# Pictures of a job, or of all jobs of some time.
 
 MOST_JOBS = 10_000
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala init``: finds the batch systems of this host and writes a site file that uses them."""
+"""``koala init``, ``check``, ``reap`` and ``clean``: setting up a site and keeping it in order.
+
+``init`` finds the batch systems of this host and writes a site file; ``check`` tests host, site file and clusters;
+``reap`` ends placeholders that no job owns; ``clean`` removes what old jobs have left.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
     from koala_adapter.report.values import CleanReport
     from koala_adapter.sitesetup.find import Found
 
+
+# -- Command ``init`` ----------------------------------------------------------------------------------------
 
 STANDARD_OUTPUT = Path("-")
 
@@ -120,8 +126,8 @@ def _write(path: Path, text: str) -> None:
     new.replace(path)
 
 
-# -- Check ---------------------------------------------------------------------------------------------------
-# ``koala check``: runs the checks side by side, shows what is going on, and prints each result with its remedy.
+# -- Command ``check`` ---------------------------------------------------------------------------------------
+# The checks run side by side; each result is printed with its remedy.
 
 HOST = "this host"
 ADDRESS = "address for nodes"
@@ -257,7 +263,8 @@ def result_line(result: CheckResult) -> Table:
     return table
 
 
-# -- ``koala reap``: shows placeholders that no record of ours owns, asks, and has them ended ----------------
+# -- Command ``reap`` ----------------------------------------------------------------------------------------
+# Placeholders that no record of ours owns are shown, and ended when the user agrees.
 
 LEFTOVERS = TypeAdapter(list[Leftover])
 
@@ -294,7 +301,7 @@ def reap(session: Session, dry_run: bool, all_instances: bool, yes: bool, timeou
     with session.progress.status("looking for placeholders") as status:
         anyio.run(partial(reaper.find, partial(_owned, session), all_instances=all_instances, tell=status.update))
     if not as_json:
-        _show(session, reaper, dry_run=dry_run)
+        _show_leftovers(session, reaper, dry_run=dry_run)
     if reaper.found and not dry_run:
         _confirm(reaper.found, yes=yes)
         with session.progress.status("cancelling") as status:
@@ -322,7 +329,7 @@ def _confirm(found: list[Leftover], *, yes: bool) -> None:
     click.confirm(text, abort=True, err=True)
 
 
-def _show(session: Session, reaper: Reaper, *, dry_run: bool) -> None:
+def _show_leftovers(session: Session, reaper: Reaper, *, dry_run: bool) -> None:
     for cluster, trouble in reaper.trouble.items():
         session.progress.print(f"[red]{escape(cluster)}:[/] {escape(trouble)}", soft_wrap=True)
     if not reaper.found:
@@ -359,7 +366,8 @@ def _to_json(reaper: Reaper, *, dry_run: bool) -> dict[str, object]:
     }
 
 
-# -- ``koala clean``: removes what is left of jobs that ended long ago ---------------------------------------
+# -- Command ``clean`` ---------------------------------------------------------------------------------------
+# Removes what is left of jobs that ended long ago.
 
 MIB = 1024**2
 MOST_NAMED = 20
@@ -395,7 +403,7 @@ def clean(session: Session, older: float, dry_run: bool, as_json: bool) -> None:
     if as_json:
         session.print_json({**asdict(report), "size": report.size})
     else:
-        _show_of_clean(session, report)
+        _show_cleaned(session, report)
     sys.exit(EXIT_FAILURE if report.trouble else 0)
 
 
@@ -408,7 +416,7 @@ def _clean(session: Session, older: float, *, dry_run: bool) -> CleanReport:
     return clean_here(session.directory, session.policies, older=older, dry_run=dry_run)
 
 
-def _show_of_clean(session: Session, report: CleanReport) -> None:
+def _show_cleaned(session: Session, report: CleanReport) -> None:
     from koala_adapter.config.tomlfile import printable
 
     for line in _lines(report):

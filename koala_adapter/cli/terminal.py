@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard streams on a terminal that may go away: closed window, ``tmux kill-session``, cut connection.
-
-Whatever is written to such a terminal fails from then on (EIO), at any line that prints something, also at those of an
-orderly end. Here it goes nowhere instead, and the first failure is taken for what it is, a hangup, whether or not the
-kernel or a shell sends SIGHUP as well.
-"""
+"""Terminals: hangups, interrupts, and output on terminals that show ASCII only."""
 
 from __future__ import annotations
 
@@ -23,6 +18,12 @@ if TYPE_CHECKING:
     from typing import Self
 
     from _typeshed import ReadableBuffer
+
+
+# -- Terminals that go away ----------------------------------------------------------------------------------
+# A closed window, ``tmux kill-session``, a cut connection: whatever is written to such a terminal fails from then on
+# (EIO), at any line that prints something, also at those of an orderly end. Here it goes nowhere instead, and the first
+# failure counts as a hangup, whether or not the kernel or a shell sends SIGHUP as well.
 
 
 def survive_hangup() -> None:
@@ -87,7 +88,7 @@ def hangup_once(handle: Callable[[int, FrameType | None], object]) -> Callable[[
 
 
 # -- Interrupts ----------------------------------------------------------------------------------------------
-# Ctrl-C at any moment, and yet never in the middle of what would leave a job, a thread or a process behind.
+# Ctrl-C is taken at any moment, but never in the middle of what would leave a job, a thread or a process behind.
 
 
 class Interrupts:
@@ -141,7 +142,8 @@ class Interrupts:
         self._deliver()
 
 
-# -- Terminals that show ASCII only get ASCII: bars, lines and dots that stand for the same ------------------
+# -- Terminals that show ASCII only --------------------------------------------------------------------------
+# ASCII characters stand for bars, lines and dots.
 
 SAMPLE = "━█▁…"
 BASIC_LOCALES = frozenset({"C", "POSIX"})

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala top``: clusters, jobs and what happens to them, on one screen that moves."""
+"""``koala top``: clusters, jobs and recent events on one screen that is refreshed.
+
+First the lines of the screen, made of reports without I/O, then the loop that asks the service, draws and reads keys.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,8 @@ if TYPE_CHECKING:
     from koala_adapter.report.values import ClusterReport, JobReport, NegotiationReport
 
 
-# -- What ``koala top`` shows: reports in, lines as wide and as many as the terminal has out -----------------
+# -- Lines of the screen -------------------------------------------------------------------------------------
+# Reports in, lines as wide and as many as the terminal has out.
 
 COLOURS = ("green", "cyan", "magenta", "blue", "bright_green", "bright_cyan", "bright_magenta", "bright_blue")
 IDLE, OTHERS, CHANGING = "░", "▒", "▓"
@@ -290,7 +294,7 @@ def _clock(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
 
 
-# -- Top -----------------------------------------------------------------------------------------------------
+# -- The command ---------------------------------------------------------------------------------------------
 
 JOBS = 50
 NEGOTIATIONS = 10

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala wiki``: a batch system as a WIKI resource manager, and what a scheduler would see of one."""
+"""``koala wiki``: a batch system served to a WIKI scheduler, and one request to a WIKI server.
+
+First why a job that a WIKI server reports waits, then the commands ``serve`` and ``ask``.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,8 @@ if TYPE_CHECKING:
     from koala_adapter.wiki.sources import Source
 
 
-# -- Why a job that a WIKI server reports waits, for ``koala explain``. Pure ---------------------------------
+# -- Why a job of a WIKI server waits ------------------------------------------------------------------------
+# Shown by ``koala explain``. Made of the inventory without I/O.
 
 OFFERED = "it is offered to the scheduler that asks by WIKI, which has not started it yet"
 
@@ -77,7 +81,7 @@ def _reason(inventory: Inventory, job: LrmJob) -> str:
     return reason or offer(job, inventory.offered, one_node=inventory.words.one_node).obstacle or OFFERED
 
 
-# -- Wiki ----------------------------------------------------------------------------------------------------
+# -- The commands --------------------------------------------------------------------------------------------
 
 DEFAULTS = ServerOptions()
 ALL = "all clusters"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated applications: execution time over size, the sizes they can use, and what a change of size costs."""
+"""Applications and jobs of a multicluster simulation: speed-up, cost of resizing, and results.
+
+Two application types are given, NAS FT and GADGET-2, by the execution times of CoreGRID TR-0092.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,10 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import Component
     from koala_adapter.sizes import AcceptanceRule
+
+
+# -- Application types ---------------------------------------------------------------------------------------
+# Execution time over size, the sizes that an application can use, and what a change of size costs.
 
 
 class SpeedUp(ABC):
@@ -107,7 +114,8 @@ def gadget2(cost: ReconfigurationCost = FREE) -> Application:
     return Application(name="GADGET-2", speed_up=curve, minimum=2, maximum=46, cost=cost)
 
 
-# -- Jobs of a multicluster simulation: what is submitted, and what came out ---------------------------------
+# -- Jobs and results ----------------------------------------------------------------------------------------
+# What is submitted, and what came out.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

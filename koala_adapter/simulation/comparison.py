@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several traces under several policies side by side: what `koala simulate` does, without the command line.
+"""Several traces under several policies side by side: what `koala simulate` does, without its options.
 
 One *case* is one trace or model under one policy. It is read and replayed in a process of its own, and what comes back
-is small: totals, and curves for the figures. What is large, a line for each job, the process writes itself.
+is small: totals, and curves for the figures. What is large, a line for each job, the process writes itself. First a
+single case and its results, then all cases together and their page.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from koala_adapter.simulation.platform import Platform
     from koala_adapter.simulation.workload import Irregularity, Workload
 
+
+# -- One case ------------------------------------------------------------------------------------------------
+# Read, replayed and measured; its curves, figures and tables.
 
 COARSE = 60
 """Points of the utilization over time: with more, several policies could not be told apart."""
@@ -341,8 +345,8 @@ def _percentiles(outcomes: Sequence[Outcome]) -> Table:
     return Table(name="percentiles", title="Percentiles", columns=columns, rows=rows, caption=caption)
 
 
-# -- Compared cases ------------------------------------------------------------------------------------------
-# The cases that ``koala simulate`` compares: what they are called, their clusters, their outcomes, and the page.
+# -- All cases -----------------------------------------------------------------------------------------------
+# What they are called, their clusters, their outcomes, and the page.
 
 
 def trace_names(traces: Iterable[str]) -> dict[str, str]:

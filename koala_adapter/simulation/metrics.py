@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured of a schedule, for each job and in total. Pure.
+"""Measures of a schedule, for each job and in total.
 
 Wait is start minus submission, response is end minus submission, slowdown is response over run, and bounded slowdown
 takes runs below 10 s for 10 s and is never below 1 (Feitelson and Rudolph 1998). Utilization is the share of the

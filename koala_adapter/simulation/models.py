@@ -1,15 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workload model of Lublin and Feitelson: rigid jobs with sizes, run times and a daily cycle of submissions.
+"""Workload models that take the place of a trace: Lublin and Feitelson's, and two stand-ins.
 
-U. Lublin and D. G. Feitelson: The workload on parallel supercomputers: modeling the characteristics of rigid jobs.
-Journal of Parallel and Distributed Computing 63 (2003). Parameters as published:
-
-- size: 1 with a certain probability; else 2 to a power that is uniform in two stages, rounded for a part of the jobs;
-- run time: e to a value of one of two gamma distributions; larger jobs tend to the longer one;
-- submissions: the gaps are e to a value of a gamma distribution, stretched at hours at which few jobs come.
-
-There are parameters for all jobs alike, and for batch and interactive jobs apart. The model has no estimates, so the
-estimate is the run time.
+First the model of Lublin and Feitelson, then all models by name, such as ``model:lublin``. Jobs are rigid, and no model
+has estimates of its own: the estimate is the run time.
 """
 
 from __future__ import annotations
@@ -26,6 +19,16 @@ from koala_adapter.simulation.workload import Workload
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+
+# -- Model of Lublin and Feitelson ---------------------------------------------------------------------------
+# U. Lublin and D. G. Feitelson: The workload on parallel supercomputers: modeling the characteristics of rigid jobs.
+# Journal of Parallel and Distributed Computing 63 (2003). Parameters as published:
+#
+# - size: 1 with a certain probability; else 2 to a power that is uniform in two stages, rounded for a part of the jobs;
+# - run time: e to a value of one of two gamma distributions; larger jobs tend to the longer one;
+# - submissions: the gaps are e to a value of a gamma distribution, stretched at hours at which few jobs come.
+#
+# There are parameters for all jobs alike, and for batch and interactive jobs apart.
 
 PROCESSORS = 128
 """Of the machine that the published sizes are for."""
@@ -200,12 +203,12 @@ def lublin(
     )
 
 
-# -- Workload models by name, for use in place of a trace file: ``model:lublin`` -----------------------------
-# Besides the model of Lublin and Feitelson there are stand-ins for two traces that cannot be had here, of the clusters
-# fs3 and fs4 of the Dutch research grid DAS-2 in 2003. What is published of them is met: the number of jobs, their
-# mean run time, and the share of jobs below 1000 s (Gergel, Kustikova and Senin 2011); 64 processors and one year
+# -- Models by name ------------------------------------------------------------------------------------------
+# Beside the model of Lublin and Feitelson there are stand-ins for two traces that are not available here, of the
+# clusters fs3 and fs4 of the Dutch research grid DAS-2 in 2003. What is published of them is met: the number of jobs,
+# their mean run time, and the share of jobs below 1000 s (Gergel, Kustikova and Senin 2011); 64 processors and one year
 # (Parallel Workloads Archive). The rest is assumed: run times are uniform on a logarithmic scale on either side of
-# 1000 s, sizes and the daily cycle are those of Lublin and Feitelson, estimates are the run times.
+# 1000 s, sizes and the daily cycle are those of Lublin and Feitelson.
 
 PREFIX = "model:"
 JOBS = 10_000

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KOALA on several clusters, on counts of processors: placement queue, placement policies, malleability.
+"""KOALA on several clusters, simulated on counts of processors: queue, placement, malleability.
 
-Every decision is taken by the code that decides live: the policies of
-:mod:`koala_adapter.scheduler.knownpolicies` and :mod:`koala_adapter.scheduler.malleable.policies`, in the order
-of :mod:`koala_adapter.scheduler.malleable.jobmanagement`; here is only the world around them. A processor is a number,
-not a placeholder, which is what makes a million jobs feasible. All that happens at one instant happens first (ends,
-then local users and changes under way, then submissions); then it is decided.
+Every decision is taken by the code that decides live: the policies of :mod:`koala_adapter.scheduler.knownpolicies` and
+:mod:`koala_adapter.scheduler.malleable.policies`, in the order of
+:mod:`koala_adapter.scheduler.malleable.jobmanagement`. Here is the world around them: the queue, clusters, what
+placement policies are shown, changes of size, what job management is shown, and last the simulation itself.
+
+A processor is a number, not a placeholder, which is what makes a million jobs feasible. All that happens at one instant
+happens first (ends, then local users and changes under way, then submissions); then it is decided.
 """
 
 from __future__ import annotations
@@ -43,9 +45,10 @@ if TYPE_CHECKING:
     from koala_adapter.simulation.world import LocalUse, Outage
 
 
-# -- The placement queue of the count-level simulator: jobs in lanes by what they need -----------------------
-# All jobs of a lane get the same answer from a placement policy, so a lane whose first job cannot be placed is passed
-# over for the rest of a scan, in which room only shrinks (compare :mod:`koala_adapter.scheduler.claiming.queue`).
+# -- Placement queue -----------------------------------------------------------------------------------------
+# Jobs wait in lanes by what they need. All jobs of a lane get the same answer from a placement policy, so a lane whose
+# first job cannot be placed is passed over for the rest of a scan, in which room only shrinks (compare
+# :mod:`koala_adapter.scheduler.claiming.queue`).
 
 Position = tuple[float, int]
 
@@ -119,11 +122,11 @@ class WaitingLine:
         return [job for _, job in sorted(entries, key=lambda entry: entry[0])]
 
 
-# -- Simulated cluster ---------------------------------------------------------------------------------------
-# A simulated cluster as a batch system keeps it: the runs on it, who has how many processors, local users, failures.
+# -- Clusters ------------------------------------------------------------------------------------------------
+# As a batch system keeps them: the runs, who has how many processors, local users, failures.
 #
-# Local users go past the scheduler. Their jobs are served first come, first served; while one of them waits, nothing
-# of ours that is submitted later gets a processor.
+# Local users go past the scheduler. Their jobs are served first come, first served; while one of them waits, no job of
+# ours that is submitted later gets a processor.
 
 NEVER = float("inf")
 
@@ -377,11 +380,9 @@ class BackgroundActivity:
         self._changed(self._cluster)
 
 
-# -- Counted placement ---------------------------------------------------------------------------------------
-# Asking the placement policies in the count-level simulator: what they are shown of the clusters, and of the jobs.
-#
-# A policy is shown clusters as in a live service, but placeholders are only sent where they start at once: what is
-# free is all the room there is.
+# -- What placement policies are shown -----------------------------------------------------------------------
+# Clusters are shown as in a live service, but placeholders are only sent where they start at once: what is free is all
+# the room there is.
 
 ALONE = "job"
 """Name of the component of a job that has only one."""
@@ -482,8 +483,8 @@ def _view(cluster: SimulatedCluster, free: int) -> ClusterView:
     )
 
 
-# -- Counted resizing ----------------------------------------------------------------------------------------
-# How running jobs change their size in the count-level simulator, at once or with the delays of real runners.
+# -- Changes of size -----------------------------------------------------------------------------------------
+# Running jobs change their size at once, or with the delays of real runners.
 #
 # As MRunner does it (TR-0092): growing, the new placeholders start while the application keeps running; when all are
 # held it stands still for the cost of the change, then goes on with more. Shrinking, it stands still first, goes on
@@ -625,8 +626,8 @@ def _hold(run: Run, cluster: SimulatedCluster, amount: int) -> None:
         run.largest = run.total
 
 
-# -- Counted clusters ----------------------------------------------------------------------------------------
-# The clusters of the count-level simulator as :mod:`koala_adapter.scheduler.malleable.jobmanagement` sees them.
+# -- What job management is shown ----------------------------------------------------------------------------
+# The clusters as :mod:`koala_adapter.scheduler.malleable.jobmanagement` sees them.
 #
 # Applications answer at once here. What an application gives up is free at once as well, unless it has to stand still
 # for its change; until then room is being made on that cluster.
@@ -791,7 +792,7 @@ class CountedClusters:
             self.changed = True
 
 
-# -- Multicluster --------------------------------------------------------------------------------------------
+# -- The simulation ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

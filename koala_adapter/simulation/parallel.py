@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs independent simulations on all cores, tells how far they are, and leaves no process behind when interrupted."""
+"""Independent simulations run on all cores, with progress, and no process left when interrupted."""
 
 from __future__ import annotations
 

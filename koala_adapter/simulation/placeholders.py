@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated world behind the real scheduler: placeholders in the queues of simulated batch systems.
+"""The whole scheduler on simulated batch systems: placeholders in their queues, in virtual time.
 
 The very :class:`~koala_adapter.scheduler.Scheduler` that runs live gets the events that the service would post, and
-what it wants done is done to simulated clusters after the delays that a real site has. So what is measured here is
-what the live program would do; ``tests/test_live_equals_simulated.py`` holds the two together.
+what it wants done is done to simulated clusters after the delays that a real site has. So what is measured here is what
+the live program would do; ``tests/test_live_equals_simulated.py`` holds the two together. First come the answers for
+applications of fixed size, then a batch system, then the service.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from koala_adapter.simulation.world import Engine, EventHandle, LocalUse
 
 
-# -- Fixedsize -----------------------------------------------------------------------------------------------
+# -- Applications of fixed size ------------------------------------------------------------------------------
 # What an effector answers for applications that cannot grow and shrink, so that the scheduler goes on without.
 
 log = structlog.get_logger()
@@ -86,11 +87,11 @@ class FixedSizeApplications:
         log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)
 
 
-# -- Simulated batch system ----------------------------------------------------------------------------------
-# A simulated batch system, seen from outside: a queue in strict order, processors, users of whom some go first.
+# -- Batch system --------------------------------------------------------------------------------------------
+# Seen from outside: a queue in strict order, processors, users of whom some go first.
 #
-# Nothing passes the head of the queue, as in a site that runs first come, first served. So processors may be idle
-# while a placeholder waits: what a meta-scheduler sees of a cluster is not what it would get.
+# Nothing passes the head of the queue, as in a site that runs first come, first served. So processors may be idle while
+# a placeholder waits: what a meta-scheduler sees of a cluster is not what it would get.
 
 
 @dataclass(slots=True, eq=False)
@@ -260,7 +261,7 @@ def with_local_users(engine: Engine, model: ClusterModel, load: BackgroundLoad, 
     return system
 
 
-# -- Placeholders --------------------------------------------------------------------------------------------
+# -- Service in virtual time ---------------------------------------------------------------------------------
 
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 

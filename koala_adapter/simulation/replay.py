@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays a workload on clusters whose queues are ordered by the policies that also order real ones.
+"""Workloads replayed on clusters whose queues are ordered by the policies that also order real ones.
 
 Discrete events: the end of a job, the submission of a job, the moment at which a policy wants to be asked again. All
-that happens at one instant is told first, then each cluster to which something happened is asked once. Nothing but the
-workload decides what happens: no clock, no chance. The loops are plain because they are what a simulation consists of;
-what is computed from their result is in :mod:`koala_adapter.simulation.metrics`.
+that happens at one instant is told first, then each cluster to which something happened is asked once. First the choice
+of a cluster, then the replay on a platform of several clusters, then the replay on one cluster and what both return.
+Measures of the result are in :mod:`koala_adapter.simulation.metrics`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from koala_adapter.simulation.world import LocalUse, Outage
 
 
-# -- The first of Metacluster's two levels: which cluster a job is submitted to. Pure ------------------------
+# -- First level of Metacluster: which cluster a job is submitted to -----------------------------------------
 # It is the least loaded of those that satisfy the job's requirements, and the job stays there; the second level is the
-# queue of that cluster, in Metacluster FCFS or the simplest backfill. (Gergel 2011.)
+# queue of that cluster, in Metacluster FCFS or the simplest backfill (Gergel 2011). This part does no I/O.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +87,8 @@ def _lack(requirements: Requirements, cluster: ClusterLoad) -> str:
     return "lacks " + ", ".join(sorted(requirements.features - cluster.features))
 
 
-# -- Platform replay -----------------------------------------------------------------------------------------
-# Replays a workload on the clusters of a platform: several, of different speeds, with local users and failing nodes.
+# -- Several clusters of a platform --------------------------------------------------------------------------
+# The clusters have different speeds, local users and failing nodes.
 #
 # Each job goes, when it is submitted, to the least loaded cluster that is large enough, as Metacluster's first level
 # has it. Local users submit to their cluster directly: their jobs wait in the same queue and are not measured. When a
@@ -333,7 +333,9 @@ class PlatformReplay:
         self._touched.add(place)
 
 
-# -- Replay --------------------------------------------------------------------------------------------------
+# -- Replay on one cluster or on a platform ------------------------------------------------------------------
+# On one cluster the workload alone decides what happens: no clock, no chance. The loops are plain because they are what
+# a simulation consists of.
 
 BETWEEN_WATCHES = 4096
 """Instants between two looks at whether to go on."""

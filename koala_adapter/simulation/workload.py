@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A workload as the simulator takes it: one column for each property of the jobs, in order of submission. Pure.
+"""A workload as columns, in order of submission, and traces in the Standard Workload Format (SWF).
 
 Columns instead of objects, because a trace has hundreds of thousands of jobs, and most of what is done with them is
-done to all of them at once. Where it comes from, an SWF file or a model, makes no difference from here on.
+done to all of them at once. Whether a workload comes from a trace or from a model makes no difference to a simulation.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from koala_adapter.errors import SimulationError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+
+# -- Workload ------------------------------------------------------------------------------------------------
+# One column for each property of the jobs. This part does no I/O.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,15 +129,14 @@ class Workload:
         return replace(self.picked(fit), irregularities=(*self.irregularities, found))
 
 
-# -- Swf -----------------------------------------------------------------------------------------------------
-# Reads and writes traces in the Standard Workload Format, version 2.2, of the Parallel Workloads Archive.
+# -- Traces in the Standard Workload Format ------------------------------------------------------------------
+# Version 2.2, of the Parallel Workloads Archive: https://www.cs.huji.ac.il/labs/parallel/workload/swf.html. Comment
+# lines begin with ``;`` and make up the header, every other line is one job of 18 numbers, -1 where a number is not
+# known.
 #
-# https://www.cs.huji.ac.il/labs/parallel/workload/swf.html: comment lines begin with ``;`` and make up the header,
-# every other line is one job of 18 numbers, -1 where a number is not known.
-#
-# Real traces break every rule of the format somewhere. A piece of the file in which all is regular is taken in at
-# once, column by column; any other piece is read line by line, and what is irregular in it is counted, with the line
-# where it occurs first. Nothing is left out silently.
+# Real traces break every rule of the format somewhere. A piece of the file in which all is regular is taken in at once,
+# column by column; any other piece is read line by line, and what is irregular in it is counted, with the line where it
+# occurs first. Nothing is left out silently.
 
 Column: TypeAlias = "array[int] | array[float]"
 
@@ -307,8 +310,8 @@ class _Reader:
             values = {field: _parsed(words[field::step], column.typecode) for field, column in self.columns.items()}
         except (ValueError, OverflowError):
             return False
-        for field, column in self.columns.items():
-            column.extend(values[field])  # type: ignore[arg-type]
+        for which, column in self.columns.items():
+            column.extend(values[which])  # type: ignore[arg-type]
         self.lines.extend(range(self.next_line, self.next_line + jobs))
         self.next_line += jobs
         return True
@@ -332,8 +335,8 @@ class _Reader:
             few = len(values) < len(ALL)
             self._count(f"jobs with {'fewer' if few else 'more'} than {len(ALL)} fields", number)
             values += [UNKNOWN] * (len(ALL) - len(values))
-        for field, column in self.columns.items():
-            self._append(field, column, values[field], number)
+        for which, column in self.columns.items():
+            self._append(which, column, values[which], number)
         self.lines.append(number)
 
     def _append(self, field: Field, column: Column, value: float, number: int) -> None:

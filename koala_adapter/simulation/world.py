@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The event queue of the simulations: virtual time, and an order of events that never depends on chance.
+"""The world of a simulation: virtual time with its event queue, local users, and nodes that fail.
 
-Events of one instant go by their rank (lower first), then in the order in which they were entered. Time is in seconds,
-whole or fractional, as the workload has it. An interrupt between two events leaves the simulated world whole, so that
-a partial result can be shown.
+The order of events never depends on chance. Time is in seconds, whole or fractional, as the workload has it.
 """
 
 from __future__ import annotations
@@ -19,6 +17,10 @@ if TYPE_CHECKING:
 
     from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel, Failures
 
+
+# -- Virtual time and event queue ----------------------------------------------------------------------------
+# Events of one instant go by their rank (lower first), then in the order in which they were entered. An interrupt
+# between two events leaves the simulated world whole, so that a partial result can be shown.
 
 FIRST = 0
 """Rank of what frees processors: seen by everything else that happens at the same instant."""
@@ -110,8 +112,8 @@ class Engine:
             heapq.heappop(self._events)
 
 
-# -- Background load -----------------------------------------------------------------------------------------
-# Local users who bypass the scheduler, and nodes that fail: what happens to a cluster without our doing.
+# -- Local users and failing nodes ---------------------------------------------------------------------------
+# What happens to a cluster without our doing: its users bypass the scheduler, its nodes fail and are repaired.
 #
 # Each cluster has its own stream of chance, made from the seed and its name, so that a cluster more or fewer does not
 # change what happens at the others.

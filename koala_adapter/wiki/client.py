@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One exchange with a WIKI resource manager over TCP: a connection, a request, a reply.
+"""Client side of WIKI: the shared key, and one exchange over TCP (connection, request, reply).
 
 Whatever goes wrong is one of three: it could not be reached (nothing was done), it gave no reply that can be believed
 (what was done is unknown), or it refused (`Reply.require` raises WikiError with its status).
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from koala_adapter.wiki.codec.words import Dialect
 
 
-# -- Reading the key that a scheduler and we share, from a file that nobody else can read or change ----------
+# -- Key file ------------------------------------------------------------------------------------------------
+# The key that a scheduler and we share, in a file that no other user can read or change.
 
 LONGEST_KEY = 200
 """Bytes; Slurm keeps 31 characters of a key, Maui 63."""
@@ -71,7 +72,7 @@ def _require_private(path: Path, status: os.stat_result) -> None:
         raise ConfigurationError(message, hint=f"chmod 600 {path}, and choose another key")
 
 
-# -- Client --------------------------------------------------------------------------------------------------
+# -- One exchange --------------------------------------------------------------------------------------------
 
 CHUNK = 1 << 18
 LARGEST_REPLY = 64 << 20

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a WIKI resource manager knows of its nodes and jobs, from one listing to the next. Pure.
+"""Nodes and jobs that a WIKI resource manager knows, from one listing to the next. Pure.
 
 It remembers what a peer must still be told: jobs that have ended, nodes that have vanished, when each object changed.
 Records are built when something changes and kept as bytes, so that a poll costs what is sent, and a delta what changed.
+Its parts come first: failed starts, task lists, the settings of a server, entries.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from koala_adapter.wiki.sources import Place, SourceListing
 
 
-# -- Setbacks ------------------------------------------------------------------------------------------------
-# Jobs whose starts were refused or did not come about, and for how long each is kept from being offered again. Pure.
+# -- Failed starts -------------------------------------------------------------------------------------------
+# Jobs whose starts were refused or did not come about, and for how long each is kept from being offered again.
 #
 # After a refused start Maui leaves out the other starts of that iteration: a job that is refused again and again would
 # keep all others waiting.
@@ -84,12 +85,12 @@ class Setbacks:
         self._known.pop(job, None)
 
 
-# -- Tasklists -----------------------------------------------------------------------------------------------
-# The order of a running job's task list, in which Maui must notice every change of its size. Pure.
+# -- Order of task lists -------------------------------------------------------------------------------------
+# A running job's task list is in an order in which Maui must notice every change of its size.
 #
 # Maui compares the new list with the one it knows entry by entry, up to the length of the *new* list, and only looks
-# further at the first difference (WIKI.md 6.4, seen): a list that shrinks to a beginning of itself keeps the freed
-# nodes charged for ever. So new hosts come first, and a list that shrinks is turned until its first entry differs.
+# further at the first difference (as seen): a list that shrinks to a beginning of itself keeps the freed nodes charged
+# for ever. So new hosts come first, and a list that shrinks is turned until its first entry differs.
 
 
 def next_task_list(before: Sequence[str], counts: Mapping[str, int]) -> tuple[str, ...]:
@@ -129,7 +130,8 @@ def host_counts(tasks: Sequence[str]) -> dict[str, int]:
     return counts
 
 
-# -- What a WIKI resource manager needs to know about its peers, its limits and its memory. Pure -------------
+# -- Settings of a server ------------------------------------------------------------------------------------
+# Its peers, its limits and its memory.
 
 DEFAULT_PORT = 7321
 """Slurm's SchedulerPort, which guides and configurations of Maui name."""
@@ -175,7 +177,8 @@ class ServerOptions:
     """Shortest time between two events of one kind."""
 
 
-# -- What a WIKI resource manager keeps of each node and job, and of what it has promised. Pure --------------
+# -- Entries -------------------------------------------------------------------------------------------------
+# What is kept of each node and job, and of what was promised to a peer.
 
 Entry = TypeVar("Entry", "NodeEntry", "JobEntry")
 
@@ -249,7 +252,7 @@ def chosen(
     return found
 
 
-# -- Inventory -----------------------------------------------------------------------------------------------
+# -- The inventory -------------------------------------------------------------------------------------------
 
 POLLS_NEEDED = 2
 """Full listings of jobs that must have told of an end before it is forgotten."""

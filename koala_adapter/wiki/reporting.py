@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names on the wire for nodes whose LRM calls them otherwise: no separators, and each name once. Pure.
+"""Nodes and jobs of an LRM as WIKI reports them: names on the wire, requests of jobs, records.
 
-A queue instance of Grid Engine, ``batch.q@n7``, goes by ``batch.q_n7``; nodes of several clusters that are all called
-``n1`` go by ``alpha.n1`` and ``beta.n1``.
+The records use the words that make a scheduler do the right thing. What Maui makes of each word was seen with a real
+one. No part of this does I/O.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob, Node
     from koala_adapter.wiki.sources import Place
 
+
+# -- Names on the wire ---------------------------------------------------------------------------------------
+# For nodes whose LRM calls them otherwise: no separators, and each name once. A queue instance of Grid Engine,
+# ``batch.q@n7``, goes by ``batch.q_n7``; nodes of several clusters that are all called ``n1`` go by ``alpha.n1`` and
+# ``beta.n1``.
 
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9._+-]")
 LONGEST_NAME = LONGEST_ID - 6
@@ -52,14 +57,13 @@ def node_names(places: Iterable[Place], known: Mapping[Place, str]) -> dict[Plac
     return names
 
 
-# -- Offers --------------------------------------------------------------------------------------------------
-# How a job's request is told in WIKI, so that a peer that follows the record places it where its user allows. Pure.
+# -- Requests of jobs ----------------------------------------------------------------------------------------
+# A job's request is told so that a peer that follows the record places it where its user allows.
 #
 # Maui, as seen: NODES alone is ignored, with TASKPERNODE it is kept; a HOSTLIST gives each host as many tasks as it is
-# named; there is no way to exclude a host or to ask for one feature or another. So bounds of the number of nodes
-# become one number of nodes with equal tasks on each, rounded up where they do not come out even (what is too many is
-# given back when the job runs); and what only some nodes can take, a list of these. What cannot be told so has its
-# reason.
+# named; there is no way to exclude a host or to ask for one feature or another. So bounds of the number of nodes become
+# one number of nodes with equal tasks on each, rounded up where they do not come out even (what is too many is given
+# back when the job runs); and what only some nodes can take, a list of these. What cannot be told so has its reason.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,12 +251,10 @@ def _evened(counts: Counter[str]) -> Counter[str]:
     return Counter({host: each + (number < more) for number, host in enumerate(counts)})
 
 
-# -- Recordbuilder -------------------------------------------------------------------------------------------
-# Nodes and jobs of an LRM as the records that a scheduler reads, in the words that make it do the right thing. Pure.
-#
-# What Maui makes of each word and each missing attribute was seen with a real one; the choices here follow from that:
-# a node whose state is not known is Down, because Unknown is scheduled on; a job that is not ours to start is Hold;
-# what is over is Completed or Removed, because Cancelled is not understood.
+# -- Records -------------------------------------------------------------------------------------------------
+# A node whose state is not known is Down, because Unknown is scheduled on; a job that is not ours to start is Hold;
+# what is over is Completed or Removed, because Cancelled is not understood. The other choices for a word or a missing
+# attribute follow in the same way from what Maui makes of it.
 
 MOST_CLASSES = 14
 """Queues that Maui has room for; of a cluster with more none is reported, and neither are the jobs'."""

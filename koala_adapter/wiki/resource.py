@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A WIKI resource manager: takes the payload of a request and gives the frame of the answer, or None to just close."""
+"""A WIKI resource manager: the payload of a request in, the frame of the answer out, or None to close.
+
+Its parts come first: the meter, the running jobs on disk, the notifier of a scheduler's event port, and the requests
+that change something.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,8 @@ if TYPE_CHECKING:
     from koala_adapter.wiki.sources import Source
 
 
-# -- What a WIKI server counts for whoever watches it --------------------------------------------------------
+# -- Meter ---------------------------------------------------------------------------------------------------
+# Requests and refusals of a server, by verb.
 
 UNREADABLE = "unreadable"
 """Verb of a request whose own cannot be read."""
@@ -96,11 +101,10 @@ class WikiMeter:
                 self.meter.add(metric.WIKI_REFUSALS, verb)
 
 
-# -- Runningjobsfile -----------------------------------------------------------------------------------------
-# Which jobs were running when a server last looked, kept on disk: their ends must be told also after a restart.
-#
-# Grid Engine forgets a job at its end, and Maui never forgets one whose end it is not told (WIKI.md 6.3). A note that
-# is lost or damaged costs such an end, nothing else, so it is not forced to disk.
+# -- Running jobs on disk ------------------------------------------------------------------------------------
+# Which jobs were running when a server last looked: their ends must be told also after a restart, because Grid Engine
+# forgets a job at its end, and Maui never forgets one whose end it is not told. A note that is lost or damaged costs
+# such an end, nothing else, so it is not forced to disk.
 
 log = structlog.get_logger()
 
@@ -152,7 +156,7 @@ class RunningJobsFile:
             return ()
 
 
-# -- Notifier ------------------------------------------------------------------------------------------------
+# -- Notifier of the event port ------------------------------------------------------------------------------
 # Tells a scheduler's event port that something has changed (WIKI2): five bytes on a connection of their own.
 #
 # Slurm drops what comes too soon after another event, so that a job could wait a whole polling interval; here it is
@@ -218,7 +222,8 @@ class Notifier:
         return True
 
 
-# -- Carries out the requests of a scheduler that change something: checked before, logged always ------------
+# -- Requests that change something --------------------------------------------------------------------------
+# They are checked before, and logged always.
 
 PROMISED = 30.0
 """Seconds that a peer sees what it was told, should the LRM show it later."""
@@ -410,7 +415,7 @@ class Verbs:
             pause = min(SLOWEST_LOOK, 2 * pause)
 
 
-# -- Resource ------------------------------------------------------------------------------------------------
+# -- The resource manager ------------------------------------------------------------------------------------
 
 NUL = b"\0"
 """Slurm ends its replies with one; it counts and is not signed."""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one WIKI server: the port, the events, and what an earlier process left unfinished."""
+"""A WIKI server: listens for schedulers, sends events, and settles what an earlier process left.
+
+First the listener, which reads one request from each connection and sends one reply, then the server.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,13 @@ if TYPE_CHECKING:
     from koala_adapter.wiki.inventory import ServerOptions
     from koala_adapter.wiki.resource import WikiResource
 
-
-# -- Listener ------------------------------------------------------------------------------------------------
-# Listens for schedulers: one request and one reply for each connection, with bounds on everything a peer can do.
-#
-# Nobody waits for anybody else: a peer that is slow or silent costs a descriptor for a few seconds. When there are too
-# many of them, the one that has been silent longest goes.
-
-if TYPE_CHECKING:
     Network = ipaddress.IPv4Network | ipaddress.IPv6Network
     Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+# -- Listener ------------------------------------------------------------------------------------------------
+# There are bounds on everything a peer can do, and no peer waits for another: one that is slow or silent costs a
+# descriptor for a few seconds. When there are too many of them, the one that has been silent longest goes.
 
 CHUNK = 65_536
 WRITE_WITHIN = 30.0

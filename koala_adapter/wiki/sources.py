@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a WIKI resource manager gets its nodes and jobs from, and whom it asks to act: one LRM, or the whole of koala.
+"""Sources of a WIKI resource manager's nodes and jobs: one LRM, or the whole of koala.
 
-Job ids and node names here are the LRM's own; the names on the wire are somebody else's business.
+A source also carries out what a scheduler asks for. Job ids and node names here are the LRM's own; the names on the
+wire are made in :mod:`koala_adapter.wiki.reporting`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from koala_adapter.api.client import Client
     from koala_adapter.lrm import Lrm
     from koala_adapter.report.values import JobReport
+
+
+# -- What a source is, and one LRM as a source ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +200,8 @@ class LrmSource(Source):
         await self._lrm.notify(job, text)
 
 
-# -- Koalasource ---------------------------------------------------------------------------------------------
-# The whole multicluster as one source of a WIKI server: the nodes of all clusters, and the jobs of koala's queue.
+# -- The whole of koala as a source --------------------------------------------------------------------------
+# The nodes of all clusters, and the jobs of koala's queue.
 #
 # Koala itself decides where its jobs go, because it must win processors from batch systems that start their own jobs;
 # so a scheduler can see and cancel them, and everything else is refused with the reason.

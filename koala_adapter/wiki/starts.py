@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a STARTJOB may be tried, checked before anything is done; and when a job could start (JOBWILLRUN). Pure.
+"""Starts of jobs for a WIKI scheduler: checks, a fresh inventory, STARTJOB and what becomes of it.
 
-The account of room is ours: processors that were promised a moment ago are gone, whatever the LRM still shows. Codes
-and first words of the refusals are Slurm's, which schedulers know; what follows them is for the administrator.
+First what is checked before anything is done, and when a job could start (JOBWILLRUN), then the inventory that is as
+fresh as its readers need it, then the starts themselves.
 """
 
 from __future__ import annotations
@@ -46,6 +46,13 @@ if TYPE_CHECKING:
     from koala_adapter.wiki.codec.verbs import StartJob, WillRun
     from koala_adapter.wiki.inventory import Inventory, ServerOptions
     from koala_adapter.wiki.sources import Place, Source, SourceListing
+
+
+# -- Checks before a start -----------------------------------------------------------------------------------
+# Whether a STARTJOB may be tried, and when a job could start (JOBWILLRUN). This part does no I/O.
+#
+# The account of room is ours: processors that were promised a moment ago are gone, whatever the LRM still shows. Codes
+# and first words of the refusals are Slurm's, which schedulers know; what follows them is for the administrator.
 
 
 def refused(job: str, hosts: Sequence[str], reason: WaitReason, why: str) -> WikiError:
@@ -235,8 +242,8 @@ def _fitted(free: Mapping[str, int], job: LrmJob) -> tuple[str, ...]:
     return tuple(hosts) if len(hosts) == tasks_of(job) else ()
 
 
-# -- Freshinventory ------------------------------------------------------------------------------------------
-# The inventory, kept as fresh as its readers need it: one look for all who poll, none older than our last change.
+# -- Fresh inventory -----------------------------------------------------------------------------------------
+# One listing serves all peers that poll, and none is older than our last change.
 
 LONGEST_REST = 15.0
 """Seconds at most that a source which fails again and again is left alone: peers poll about as often."""
@@ -360,13 +367,12 @@ class FreshInventory:
         return replace(survey, nodes=nodes), taken_back
 
 
-# -- Jobstarts -----------------------------------------------------------------------------------------------
-# STARTJOB: the job is released and that is answered; what becomes of it is seen in the background.
+# -- Starts --------------------------------------------------------------------------------------------------
+# STARTJOB releases the job, and that is answered; what becomes of it is seen in the background.
 #
-# From the moment at which a start is admitted its job is reported as starting, and its processors as taken. A peer
-# asks for one start after the other, so each answer comes as soon as the batch system has taken the start, and not
-# when the job runs, which Slurm looks at once a second. What does not start is held again, and reported with the
-# reason.
+# From the moment at which a start is admitted its job is reported as starting, and its processors as taken. A peer asks
+# for one start after the other, so each answer comes as soon as the batch system has taken the start, and not when the
+# job runs, which Slurm looks at once a second. What does not start is held again, and reported with the reason.
 
 PROMISED = 10.0
 """Seconds for which a peer sees what it was told after the last moment at which the start could show."""
@@ -563,7 +569,8 @@ class JobStarts:
         self._resumed.clear()
 
 
-# -- Notes of starts that a server of version 0.1 left: one small file for each job in a directory -----------
+# -- Notes of version 0.1 ------------------------------------------------------------------------------------
+# A server of that version left one small file for each start in a directory.
 
 SUFFIX = ".start"
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plugin ``drmaa``: any batch system with a DRMAA 1.0 library, through a helper process per cluster.
 
-PLUGIN is imported when it is asked for, because the helper process of this package must start quickly.
+The door is PLUGIN, which the entry point names; it is imported when it is asked for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An LRM of which nothing is used but DRMAA 1.0: submission, control and status of our own jobs.
+"""Plugin ``drmaa``: settings, native options, states of jobs, and an LRM by DRMAA 1.0 alone.
 
-What DRMAA cannot tell is not guessed: nodes are one stand-in with the number of processors that the site file gives,
-of which only our own jobs count as used; jobs of others are not seen.
+DRMAA submits, controls and shows our own jobs. What it cannot tell is not guessed: nodes are one stand-in with the
+number of processors that the site file gives, of which only our own jobs count as used; jobs of others are not seen.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import BatchKey
 
 
-# -- The ``[clusters.settings]`` table of a cluster whose plugin is ``drmaa`` --------------------------------
+# -- Settings ------------------------------------------------------------------------------------------------
+# The ``[clusters.settings]`` table of a cluster whose plugin is ``drmaa``.
 
 FIELDS = frozenset({"walltime", "walltime_minutes", "queue", "memory_mib"})
 
@@ -118,10 +119,9 @@ class DrmaaSettings(BaseModel):
         return value
 
 
-# -- Native --------------------------------------------------------------------------------------------------
-# How a submission is asked for through a library: its native options, and where its placeholders find their numbers.
-#
-# What the settings of a cluster leave open is as the library has it. Pure.
+# -- Native options ------------------------------------------------------------------------------------------
+# How a submission is asked for through a library, and where its placeholders find their numbers. What the settings of a
+# cluster leave open is as the library has it.
 
 ELEMENTS_JOB = {"SLURM_JOB_ID": "SLURM_ARRAY_JOB_ID"}
 """Where an element of a bulk finds the id that its own begins with, if not where a job finds its own."""
@@ -177,7 +177,8 @@ def _chosen(given: str | None, usual: str) -> str:
     return usual if given is None else given
 
 
-# -- From DRMAA's word for a job's state, and from what it says of a job's end, to our words. Pure -----------
+# -- States and ends of jobs ---------------------------------------------------------------------------------
+# From DRMAA's words to ours.
 
 STATES: Mapping[JobStatus, LrmJobState] = {
     JobStatus.UNDETERMINED: LrmJobState.UNKNOWN,
@@ -258,7 +259,7 @@ def unknown_key(id_: LrmJobId) -> str | None:
     return id_.removeprefix(UNKNOWN_ID_PREFIX).rpartition(".")[0]
 
 
-# -- Lrm -----------------------------------------------------------------------------------------------------
+# -- The LRM -------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(observes_nodes=False, lists_queues=False, lists_others=False, hold=True, suspend=True)
 LEDGER_NAME = "drmaa-ledger.jsonl"

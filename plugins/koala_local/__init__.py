@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin ``local``: a cluster of subprocess slots on this host, for people and tests without a batch system.
+"""Plugin ``local``: a cluster of subprocess slots on this host, for use and tests without a batch system.
 
-PLUGIN is imported when it is asked for, because the daemon of this package must stay light.
+The door is PLUGIN, which is imported when it is asked for, because the daemon of this package must stay light.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon of one local cluster: owns its jobs as slurmctld and slurmd together would, until nobody needs it.
+"""The daemon of one local cluster: its jobs, its side of the socket, and its life as a process.
 
-``python -m koala_local.daemon DIRECTORY`` returns when the daemon answers; the daemon itself goes on in a session of
-its own. Everything that it knows is in the directory, so it may be killed and started again at any moment.
+It does for its jobs what slurmctld and slurmd do together. ``python -m koala_local.daemon DIRECTORY`` returns when the
+daemon answers; the daemon itself goes on in a session of its own, until it has had neither jobs nor requests for long
+enough. Everything that it knows is in the directory, so it may be killed and started again at any moment.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 from koala_adapter import __version__
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, ProtocolError
 from koala_adapter.model import EndReason, LrmJobState
-from koala_local import processes as process
+from koala_local import processes
 from koala_local.jobs import (
     END_OF,
     LONGEST_MESSAGE,
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
     from koala_local.jobs import Json
 
 
-# -- Cluster -------------------------------------------------------------------------------------------------
-# The jobs of one local cluster, in its daemon: what may be done to them, and how their processes start and end.
+# -- Jobs of the cluster -------------------------------------------------------------------------------------
+# What may be done to them, and how their processes start and end.
 
 WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 MOST_JOBS = 100_000
@@ -225,7 +226,7 @@ class LocalCluster:
             pid=gated.pid,
             birth=gated.birth,
             started_at=time.time(),
-            started_since_boot=process.since_boot(),
+            started_since_boot=processes.since_boot(),
             ended_at=None,
         )
         self._put([running])
@@ -265,7 +266,7 @@ class LocalCluster:
 
     def _recover(self) -> None:
         for job in [job for job in self._jobs.values() if job.state in OCCUPYING]:
-            alive = job.pid is not None and process.is_alive(job.pid, job.birth)
+            alive = job.pid is not None and processes.is_alive(job.pid, job.birth)
             if not alive or not self._processes.follow(job):
                 self._on_end(job.id, None)
             elif job.state is LrmJobState.ENDING:
@@ -318,7 +319,7 @@ class LocalCluster:
             self._script(number).unlink(missing_ok=True)
 
     def _forget_old(self) -> None:
-        now = process.since_boot()
+        now = processes.since_boot()
         limit = now - self.layout.remember_seconds
         ended = (job.id for job in self._jobs.values() if job.ended_at is not None)
         self._seen_ended = {id_: self._seen_ended.get(id_, now) for id_ in ended}
@@ -343,8 +344,8 @@ def _queued_again(job: JobRecord) -> JobRecord:
     )
 
 
-# -- Server --------------------------------------------------------------------------------------------------
-# The daemon's side of the socket: one request per connection, from processes of the same user only.
+# -- Daemon's side of the socket -----------------------------------------------------------------------------
+# One request per connection, from processes of the same user only.
 
 READ_SECONDS = 30.0
 """Seconds that a client may take for its request or for reading the answer."""
@@ -498,7 +499,7 @@ OPERATIONS: Mapping[str, Callable[[LocalCluster, Fields], dict[str, Json]]] = {
 }
 
 
-# -- Daemon --------------------------------------------------------------------------------------------------
+# -- The process ---------------------------------------------------------------------------------------------
 
 LAYOUT_NAME = "layout.json"
 PID_NAME = "pid"

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What client and daemon say to each other: one JSON object each way per connection, ended by end of file.
-
-The socket lies in a directory that only its user can enter, and both sides check the other's user all the same.
-"""
+"""What daemon and client of a local cluster share: protocol, layout, job records, slots, store."""
 
 from __future__ import annotations
 
@@ -23,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+
+# -- Protocol between client and daemon ----------------------------------------------------------------------
+# One JSON object each way per connection, ended by end of file. The socket lies in a directory that only its user can
+# enter, and both sides check the other's user all the same.
 
 Json: TypeAlias = Union[bool, int, float, str, "list[Json]", "dict[str, Json]", None]
 
@@ -153,7 +154,8 @@ def short_path(directory: int) -> str:
     return f"/proc/{os.getpid()}/fd/{directory}/{SOCKET_NAME}"
 
 
-# -- What the daemon is told about its cluster: the simulated nodes and a few limits -------------------------
+# -- Layout of a cluster -------------------------------------------------------------------------------------
+# The simulated nodes and a few limits, as the daemon is told them.
 
 KILL_WAIT = 2.0
 QUEUE = "local"
@@ -211,7 +213,8 @@ class Layout:
         )
 
 
-# -- One job of a local cluster, as the daemon keeps it, stores it and tells it ------------------------------
+# -- Job records ---------------------------------------------------------------------------------------------
+# One job as the daemon keeps it, stores it and reports it.
 
 
 class Ending(StrEnum):
@@ -335,7 +338,7 @@ class JobRecord:
 
 
 # -- Slots ---------------------------------------------------------------------------------------------------
-# Which waiting job starts where: first come, first served, on the node with most idle processors. Pure.
+# Which waiting job starts where: first come, first served, on the node with most idle processors.
 
 
 def used_processors(jobs: Iterable[JobRecord]) -> dict[str, int]:
@@ -371,7 +374,7 @@ def next_starts(nodes: Sequence[NodeSlots], jobs: Iterable[JobRecord]) -> list[t
 
 
 # -- Store ---------------------------------------------------------------------------------------------------
-# The jobs of a local cluster on disk, so that a daemon that was killed knows them when it is started again.
+# Jobs on disk, so that a daemon that was killed knows them when it is started again.
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS job (id TEXT PRIMARY KEY, number INTEGER NOT NULL, record BLOB NOT NULL) STRICT;

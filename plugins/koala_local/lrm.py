@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin itself: the LRM contract on one side, requests to the cluster's daemon on the other."""
+"""Plugin ``local``: settings, the client of the daemon, and the LRM that turns calls into requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from koala_adapter.host.privatedirectory import make_private_directory
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import LrmJobId, Node, NodeState, Queue
-from koala_local import processes as process
+from koala_local import processes
 from koala_local.daemon import LAYOUT_NAME, LOG_NAME
 from koala_local.jobs import (
     KILL_WAIT,
@@ -126,7 +126,8 @@ class LocalSettings(BaseModel):
         )
 
 
-# -- The plugin's side of the socket: asks the daemon, and starts it when it does not run --------------------
+# -- Client of the daemon ------------------------------------------------------------------------------------
+# It asks the daemon, and starts it when it does not run.
 
 START_SECONDS = 60.0
 """Bound on the time in which a new daemon must answer; it takes about 0.2 s, and more where a machine is busy."""
@@ -225,7 +226,7 @@ async def _receive_all(stream: SocketStream) -> bytes:
             raise ProtocolError("the answer is too long")
 
 
-# -- Lrm -----------------------------------------------------------------------------------------------------
+# -- The LRM -------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(
     hold=True, pin=True, tells_holders=False, suspend=True, requeue=True, signal=True, modify=True
@@ -236,8 +237,8 @@ class LocalLrm(Lrm):
     """A cluster of subprocess slots on this host."""
 
     capabilities = CAPABILITIES
-    array_index_variable = process.TASK
-    job_id_variable = process.JOB
+    array_index_variable = processes.TASK
+    job_id_variable = processes.JOB
     requests_per_poll = 2
 
     def __init__(self, context: ClusterContext, settings: LocalSettings) -> None:

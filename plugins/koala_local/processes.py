@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of jobs on Linux: starting behind a gate, knowing again after a restart, signalling all of a job.
+"""Processes of jobs on Linux: started behind a gate, found again after a restart, and supervised.
 
 A process of another parent cannot be waited for, but a descriptor of it (pidfd_open(2)) can be watched: so the
 processes that a killed daemon has left behind are followed like those that it has started itself.
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJobId
     from koala_local.jobs import JobRecord
 
+
+# -- Start, identity and signals of processes ----------------------------------------------------------------
 
 GATE = 'read -r go || exit 125; exec </dev/null; cd "$1" || cd /; exec /bin/sh "$2"'
 """The first words of each job's process: it becomes the script when the daemon has written down its id. When the
@@ -227,7 +229,7 @@ def watch(pid: int, add_reader: Callable[[int, Callable[[], None]], None], ended
 
 
 # -- Supervision ---------------------------------------------------------------------------------------------
-# The processes of running jobs: each is started, watched, given its time, ended; events only, nothing is polled.
+# Each process is started, watched, given its time, ended; events only, nothing is polled.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -284,9 +286,9 @@ class Supervisor:
         watched = self._watched[job.id]
         self._drop_timers(watched)
         if job.started_at is not None:
-            since_boot = job.started_since_boot
+            begun = job.started_since_boot
             # What an earlier version has started has only the time of day.
-            ran = time.time() - job.started_at if since_boot is None else _since_boot_of_module() - since_boot
+            ran = time.time() - job.started_at if begun is None else since_boot() - begun
             left = job.walltime - ran
             watched.timers.append(self._loop.call_later(max(0.0, left), self._overdue, job.id))
 
@@ -340,6 +342,3 @@ class Supervisor:
         for timer in watched.timers:
             timer.cancel()
         watched.timers.clear()
-
-
-_since_boot_of_module = since_boot

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugin ``pbs``: OpenPBS and PBS Professional, through their own commands."""
+"""Plugin ``pbs``: OpenPBS, PBS Professional and Torque, through their own commands.
+
+The door is PLUGIN. Torque is read as a dialect: what it lists is put into the words of OpenPBS (``torque``).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running the commands of one PBS server, and reading what they list, in the dialect that it speaks."""
+"""PBS's commands: their command lines, how they are run against one server, and holds of jobs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from koala_pbs.settings import Dialect, PbsSettings
 
 
-# -- The command lines of PBS, but for qsub. Pure ------------------------------------------------------------
-# Listings are of everything, never of several ids: of these the development head of OpenPBS shows the first alone.
-# qdel gets one id: of several, two of them finished, 23.06 crashes and deletes none.
+# -- Command lines -------------------------------------------------------------------------------------------
+# All but that of qsub.
+#
+# Listings are of everything, never of several ids: of these the development head of OpenPBS shows the first alone. qdel
+# gets one id: of several, two of them finished, 23.06 crashes and deletes none.
 
 UTC = {"TZ": "UTC"}
 """Environment of listings: they tell the time as their host has it."""
@@ -113,7 +115,8 @@ def parse_version(text: str) -> str | None:
     return found[1] if found else None
 
 
-# -- Client --------------------------------------------------------------------------------------------------
+# -- Running the commands ------------------------------------------------------------------------------------
+# What they list is read in the dialect that the server speaks.
 
 T = TypeVar("T")
 
@@ -217,8 +220,8 @@ class PbsCommands(CommandSystem):
         return parsed(parse, text, source=command[0])
 
 
-# -- Holding -------------------------------------------------------------------------------------------------
-# Holds of PBS jobs: a user's own and an operator's. Waiting elements of an array are held and released together.
+# -- Holds ---------------------------------------------------------------------------------------------------
+# A user's own and an operator's. Waiting elements of an array are held and released together.
 
 ARGUMENTS_PER_COMMAND = 100
 

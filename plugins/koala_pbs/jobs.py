@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs from ``qstat -t -f -F json``. Pure.
+"""What PBS lists, as values: entries of its JSON, nodes, the chunks that jobs ask for, jobs, notes.
 
-An element that waits, or was ended before it ran, is printed with the attributes of its array: what it says of holds
-and ends is the array's.
+No part of this does I/O.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 
-# -- Reading what qstat and pbsnodes print as JSON, which often is none. Pure --------------------------------
-# Values come as text, whatever PBS takes them for: 23.06 prints a job called 1e5 as the number 100000.0, and 007 as a
-# number that JSON does not have. Older releases leave quotes and backslashes in values as they are, and put an
-# attribute there twice. So what is no JSON is read line by line: all releases print each attribute on a line of its
-# own, and the indentation tells where an entry begins. An entry that is there twice, or cannot be read, is refused by
-# its name: then nothing is believed.
+# -- Entries of JSON that often is none ----------------------------------------------------------------------
+# What qstat and pbsnodes print as JSON. Values come as text, whatever PBS takes them for: 23.06 prints a job called 1e5
+# as the number 100000.0, and 007 as a number that JSON does not have. Older releases leave quotes and backslashes in
+# values as they are, and put an attribute there twice. So what is no JSON is read line by line: all releases print each
+# attribute on a line of its own, and the indentation tells where an entry begins. An entry that is there twice, or
+# cannot be read, is refused by its name: then nothing is believed.
 
 Attributes: TypeAlias = "Mapping[str, str | Mapping[str, str]]"
 """The attributes of one job, node or queue; resources and variables are mappings themselves."""
@@ -112,7 +111,7 @@ def mapping_of(attributes: Attributes, name: str) -> Mapping[str, str]:
     return {} if isinstance(value, str) else value
 
 
-# -- what is no JSON -------------------------------------------------------------------------------------------------
+# ---- what is no JSON ------------------------------------------------------------------------------------------------
 
 
 def _read_lines(lines: Iterable[str], section: str) -> dict[str, Attributes]:
@@ -177,7 +176,7 @@ def _bare(value: str) -> str:
 
 
 # -- Nodes ---------------------------------------------------------------------------------------------------
-# Nodes from ``pbsnodes -a -v -F json``: the vnodes, because without ``-v`` those of one host are added up. Pure.
+# From ``pbsnodes -a -v -F json``: the vnodes, because without ``-v`` those of one host are added up.
 
 
 def parse_nodes(text: str, *, queues: Collection[str] = (), read: Reader = read_entries) -> tuple[Node, ...]:
@@ -223,8 +222,8 @@ def _node(name: str, attributes: Attributes, queues: tuple[str, ...]) -> Node:
     )
 
 
-# -- Selection -----------------------------------------------------------------------------------------------
-# What a job asks for in chunks (``-l select=2:ncpus=4:mem=1gb``), where it may go, and where it runs. Pure.
+# -- Chunks --------------------------------------------------------------------------------------------------
+# What a job asks for in chunks (``-l select=2:ncpus=4:mem=1gb``), where it may go, and where it runs.
 #
 # Processors of one chunk stay together; chunks are what can be put on one vnode or another (pbs_resources(7B)).
 
@@ -406,6 +405,8 @@ def _divide(chunks: Sequence[Chunk], counts: Mapping[str, int]) -> list[str] | N
 
 
 # -- Jobs ----------------------------------------------------------------------------------------------------
+# From ``qstat -t -f -F json``. An element that waits, or was ended before it ran, is printed with the attributes of its
+# array: what it says of holds and ends is the array's.
 
 INDEX_VARIABLE = "PBS_ARRAY_INDEX"
 """Set by PBS for elements of arrays, and by us for single placeholders."""
@@ -601,8 +602,8 @@ def _required(attributes: Attributes, name: str) -> str:
     return text
 
 
-# -- Jobnotes ------------------------------------------------------------------------------------------------
-# Notes of an outside scheduler in the comments of jobs, in which only PBS itself and operators write. Pure.
+# -- Notes in the comments of jobs ---------------------------------------------------------------------------
+# Notes of an outside scheduler; only PBS itself and operators write in comments.
 
 _BEGINNING = "koala: "
 

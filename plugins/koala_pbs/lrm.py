@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One PBS server as a local resource manager: runs the commands whose building and parsing is pure elsewhere."""
+"""Plugin ``pbs``: directives of a site, submission, checks, the LRM of one server, and moved jobs.
+
+The LRM runs commands; building and reading most of them is in ``client``, ``jobs``, ``queues`` and ``words``.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from koala_adapter.lrm.commands import child_environment, login_name, only_id, p
 from koala_adapter.lrm.drmaa.choice import chosen_transport, one_text
 from koala_adapter.lrm.drmaa.libraries import PBS
 from koala_adapter.model import LrmJobId, LrmJobState, NodeState
-from koala_pbs import client as control
+from koala_pbs import client
 from koala_pbs.client import ARGUMENTS_PER_COMMAND, Holding, PbsCommands
 from koala_pbs.jobs import INDEX_VARIABLE
 from koala_pbs.queues import largest_array, served, walltime_limit
@@ -59,8 +62,9 @@ if TYPE_CHECKING:
     from koala_pbs.settings import PbsSettings
 
 
-# -- The changes that a site file makes to a submission's options (add, drop, rename). Pure ------------------
-# An option is named by its flag (``-r``), or by flag and resource (``-l walltime``), as one writes it for qsub.
+# -- Directives of a site ------------------------------------------------------------------------------------
+# Changes that a site file makes to a submission's options (add, drop, rename). An option is named by its flag (``-r``),
+# or by flag and resource (``-l walltime``), as one writes it for qsub.
 
 OURS = frozenset({"-N", "-J", "-v", "-C"})
 """Flags without which a submission could not be recognized again, or its script would be read for directives."""
@@ -156,12 +160,12 @@ def _problem_of_rename(old: str, new: str) -> str:
     return ""
 
 
-# -- Submitting placeholders: the command lines of qsub(1B). Pure --------------------------------------------
-# Placeholders are elements of an array. One alone is an ordinary job, because PBS can hold, release, alter and start
-# an element only with its whole array; so are those that come in held, each to be released by itself. It is told its
-# index in the variable that PBS sets for elements. Torque's placeholders are all such jobs: it writes the number of an
-# element behind its name, by which it would not be found again, and behind its output path, which makes /dev/null-1 of
-# it.
+# -- Submission ----------------------------------------------------------------------------------------------
+# The command lines of qsub(1B). Placeholders are elements of an array. One alone is an ordinary job, because PBS can
+# hold, release, alter and start an element only with its whole array; so are those that come in held, each to be
+# released by itself. It is told its index in the variable that PBS sets for elements. Torque's placeholders are all
+# such jobs: it writes the number of an element behind its name, by which it would not be found again, and behind its
+# output path, which makes /dev/null-1 of it.
 
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9._+-]{0,229}", re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9][^\s\x00-\x1f\x7f]*")
@@ -382,7 +386,7 @@ def _bad(subject: str, found: str, remedy: str) -> CheckResult:
     return CheckResult(subject=subject, ok=False, found=found, remedy=remedy)
 
 
-# -- Lrm -----------------------------------------------------------------------------------------------------
+# -- The LRM -------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(
     hold=True, pin=True, annotate=True, suspend=True, requeue=True, signal=True, modify=True, accounting=True
@@ -614,7 +618,7 @@ class PbsLrm(Lrm):
         ranges = self._commands.dialect is OPENPBS
         for argument in compacted(ids, whole=self._whole(ids)) if ranges else self._checked(ids):
             try:
-                await self._commands.cancel(control.cancel(self._moved.addressed(argument)), gone=BEING_DELETED)
+                await self._commands.cancel(client.cancel(self._moved.addressed(argument)), gone=BEING_DELETED)
             except LrmError as refused:
                 # No answer is worse than a refusal: after it nothing is known.
                 error = refused if error is None or isinstance(refused, LrmUnavailableError) else error
@@ -626,7 +630,7 @@ class PbsLrm(Lrm):
         suspended = [job for job in ids if job in self._suspended]
         if self._settings.operator and suspended:
             with contextlib.suppress(LrmError):
-                await self._commands.change(control.signal(self._checked(suspended), "resume"), action="resume")
+                await self._commands.change(client.signal(self._checked(suspended), "resume"), action="resume")
 
     def _whole(self, ids: Iterable[LrmJobId]) -> list[str]:
         """Return the arrays of ours of which all elements are named."""
@@ -657,25 +661,25 @@ class PbsLrm(Lrm):
             message = f"PBS lets only its operators comment jobs ({', '.join(ids)})"
             raise LrmUnsupportedError(message, hint=BE_OPERATOR)
         for part in portions(list(dict.fromkeys(map(array_of, self._checked(ids)))), ARGUMENTS_PER_COMMAND):
-            await self._commands.change(control.annotate(part, text), action="annotate")
+            await self._commands.change(client.annotate(part, text), action="annotate")
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend running jobs; needs operator rights."""
-        await self._operate("suspend", ids, control.signal(self._checked(ids), "suspend"))
+        await self._operate("suspend", ids, client.signal(self._checked(ids), "suspend"))
 
     async def resume(self, ids: Sequence[LrmJobId]) -> None:
         """Resume suspended jobs; needs operator rights, and that PBS's scheduler is at work."""
-        await self._operate("resume", ids, control.signal(self._checked(ids), "resume"))
+        await self._operate("resume", ids, client.signal(self._checked(ids), "resume"))
 
     async def requeue(self, ids: Sequence[LrmJobId]) -> None:
         """Stop running jobs and queue them again, also those of ours that were submitted to run once only."""
         try:
-            await self._operate("requeue", ids, control.requeue(self._checked(ids)))
+            await self._operate("requeue", ids, client.requeue(self._checked(ids)))
         except LrmRejectedError as error:
             if NOT_RERUNNABLE not in error.message.lower():
                 raise
-            await self._operate("requeue", ids, control.make_rerunnable(self._checked(ids)))
-            await self._operate("requeue", ids, control.requeue(self._checked(ids)))
+            await self._operate("requeue", ids, client.make_rerunnable(self._checked(ids)))
+            await self._operate("requeue", ids, client.requeue(self._checked(ids)))
 
     async def _operate(self, operation: str, ids: Sequence[LrmJobId], command: Sequence[str]) -> None:
         if not self._settings.operator:
@@ -690,17 +694,17 @@ class PbsLrm(Lrm):
     async def signal(self, ids: Sequence[LrmJobId], signal: int) -> None:
         """Send a signal to all processes of running jobs."""
         for part in portions(self._checked(ids), ARGUMENTS_PER_COMMAND):
-            await self._commands.change(control.signal(part, str(int(signal))), action="signal")
+            await self._commands.change(client.signal(part, str(int(signal))), action="signal")
 
     async def modify(self, job: LrmJobId, *, walltime: int) -> None:
         """Change the walltime of a job, not of an element; only operators make that of a running job longer."""
-        await self._commands.change(control.set_walltime(job, walltime), action="modify")
+        await self._commands.change(client.set_walltime(job, walltime), action="modify")
 
     async def notify(self, job: LrmJobId, text: str) -> None:
         """Write a line to the job's standard error (qmsg). Torque's qmsg may never return, and is not used."""
         if self._commands.dialect is TORQUE:
             raise LrmUnsupportedError("Torque's qmsg may never return", hint="write to the job's user instead")
-        await self._commands.change(control.notify(job, text), action="notify")
+        await self._commands.change(client.notify(job, text), action="notify")
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Have a held job start on vnodes, with one entry for each of its processors: see koala_pbs.starting."""
@@ -732,13 +736,11 @@ class PbsLrm(Lrm):
         return await OutsideChecks(self._commands, self._settings, user=self._user, uid=os.geteuid()).run()
 
 
-# -- Movedjobs -----------------------------------------------------------------------------------------------
-# Jobs of ours that a PBS server has handed on to another one: by a routing queue, by qmove, or to a peer.
-#
-# They keep their ids, leave the listing of their server, and wait and run on the other one as they would have here.
-# Their server remembers where each has gone, so that the commands follow a job by its id. The other servers are those
-# that routing queues name, which are listed in any case, and those that jobs of ours were found on, as long as some
-# are there.
+# -- Jobs moved to other servers -----------------------------------------------------------------------------
+# A routing queue, qmove or a peer hands jobs of ours on. They keep their ids, leave the listing of their server, and
+# wait and run on the other one as they would have here. Their server remembers where each has gone, so that the
+# commands follow a job by its id. The other servers are those that routing queues name, which are listed in any case,
+# and those that jobs of ours were found on, as long as some are there.
 
 MOST_SERVERS = 4
 """Other servers that are listed: each costs a request for each listing of our own."""

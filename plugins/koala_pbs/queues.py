@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues from ``qstat -Q -f -F json``, and what the server says of itself in ``qstat -B -f -F json``. Pure."""
+"""Queues of PBS from ``qstat -Q -f -F json``, and the server from ``qstat -B -f -F json``. No I/O."""
 
 from __future__ import annotations
 

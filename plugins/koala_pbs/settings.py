@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a site file may say about a PBS server in its ``[clusters.settings]`` table."""
+"""Settings of the plugin ``pbs``: the dialects of PBS's commands, the settings table, and discovery."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from koala_pbs.jobs import Reader
 
 
-# -- The two forms of PBS's commands: those of OpenPBS and PBS Professional, and Torque's. Pure --------------
+# -- Dialects ------------------------------------------------------------------------------------------------
+# The two forms of PBS's commands: those of OpenPBS and PBS Professional, and Torque's.
 
 OPENPBS_NAME, TORQUE_NAME = "openpbs", "torque"
 
@@ -87,6 +88,7 @@ def require_release(dialect: Dialect, version: str) -> None:
 
 
 # -- Settings ------------------------------------------------------------------------------------------------
+# What a site file may say about a PBS server in its ``[clusters.settings]`` table.
 
 
 def _absolute(path: Path) -> Path:

@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Having one held job start on chosen vnodes, in one of two ways.
-
-As anybody: the job is tied to its vnodes (``qalter -l select=1:ncpus=2:vnode=n3``) and released; PBS's scheduler starts
-it when there is room, and a job that runs is put in hold for the case that it is queued again. As an operator: ``qrun
--H`` starts it at once, with the hold that it is in, which is still there when it is queued again. That takes no look at
-what is free, so we do.
-"""
+"""Starts of held PBS jobs on chosen vnodes: notes of tied jobs, the two ways to start, and checks."""
 
 from __future__ import annotations
 
@@ -22,7 +16,7 @@ from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, L
 from koala_adapter.lrm import CheckResult
 from koala_adapter.lrm.commands import only_id
 from koala_adapter.model import HoldOwner, LrmJobState
-from koala_pbs import client as control
+from koala_pbs import client
 from koala_pbs.jobs import assign, shape_of, tied_place
 from koala_pbs.settings import TORQUE
 from koala_pbs.words import BEING_DELETED, SUBMITTED, array_index, array_of, hold_owner, submission_error
@@ -36,8 +30,9 @@ if TYPE_CHECKING:
     from koala_pbs.settings import PbsSettings
 
 
-# -- What a job asked for before it was tied to vnodes, on disk as long as it is tied ------------------------
-# PBS keeps only what a job asks for now; one that ran and is queued again comes back tied.
+# -- Notes of tied jobs --------------------------------------------------------------------------------------
+# What a job asked for before it was tied to vnodes, on disk as long as it is tied. PBS keeps only what a job asks for
+# now; one that ran and is queued again comes back tied.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +102,11 @@ def _read(directory: Path) -> list[TiedNote]:
     return found
 
 
-# -- Starting ------------------------------------------------------------------------------------------------
+# -- Two ways to start a job ---------------------------------------------------------------------------------
+# As any user: the job is tied to its vnodes (``qalter -l select=1:ncpus=2:vnode=n3``) and released; PBS's scheduler
+# starts it when there is room, and a job that runs is put in hold for the case that it is queued again. As an operator:
+# ``qrun -H`` starts it at once, with the hold that it is in, which is still there when it is queued again. That takes
+# no look at what is free, so we do.
 
 WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 OURS = "u"
@@ -160,8 +159,8 @@ class ByScheduler:
         before = TiedNote(job=job, select=select, place=place, holds=holds, submitted_at=seen.submitted_at)
         self._notes.write(before)
         try:
-            await self._change(control.set_selection(job, assignment.select, tied_place(place)))
-            await self._change(control.release([job], holds if hold_owner(holds) is not None else OURS))
+            await self._change(client.set_selection(job, assignment.select, tied_place(place)))
+            await self._change(client.release([job], holds if hold_owner(holds) is not None else OURS))
         except (LrmRejectedError, LrmNotFoundError):
             with anyio.CancelScope(shield=True), suppress(LrmRejectedError, LrmNotFoundError):
                 await self._untie(before)
@@ -207,10 +206,10 @@ class ByScheduler:
     async def _hold(self, job: str) -> None:
         note = self._notes.notes.get(job)
         holds = note.holds if note is not None and hold_owner(note.holds) is not None else OURS
-        await self._change(control.hold([array_of(job)], holds))
+        await self._change(client.hold([array_of(job)], holds))
 
     async def _untie(self, note: TiedNote) -> None:
-        await self._change(control.set_selection(note.job, note.select, note.place))
+        await self._change(client.set_selection(note.job, note.select, note.place))
 
     async def _change(self, command: Sequence[str]) -> None:
         await self._commands.change(command, action="start_on")
@@ -232,7 +231,7 @@ class ByOperator:
         assignment = assign(job, select, nodes)
         async with self._one_at_a_time:
             await self._require_room(job, assignment.processors)
-            await self._commands.change(control.run_on(job, assignment, self._commands.dialect), action="start_on")
+            await self._commands.change(client.run_on(job, assignment, self._commands.dialect), action="start_on")
 
     async def _require_room(self, job: str, processors: Mapping[str, int]) -> None:
         idle = {node.name: node.processors_idle for node in await self._commands.nodes()}
@@ -251,7 +250,7 @@ class ByOperator:
             seen, _ = await _look(self._commands, job)
             if seen.state is LrmJobState.QUEUED:
                 held = array_of(job) if self._commands.dialect.only_whole_arrays else job
-                await self._commands.change(control.hold([held], SITES), action="undo_start")
+                await self._commands.change(client.hold([held], SITES), action="undo_start")
         except LrmNotFoundError:
             return
 
@@ -260,7 +259,7 @@ class ByOperator:
         return tuple(jobs)
 
 
-# -- Outsidechecks -------------------------------------------------------------------------------------------
+# -- Checks of starting from outside -------------------------------------------------------------------------
 # ``koala check --outside`` of a PBS server: whether ordinary jobs come in held for us, and we may start them.
 
 WEEK = 7 * 86_400
@@ -323,7 +322,7 @@ class OutsideChecks:
             listed, _ = await self._commands.job(job)
             return (self._held(next((one for one in listed if one.id == job), None)), await self._released(job))
         finally:
-            await self._commands.cancel(control.cancel(job), gone=BEING_DELETED)
+            await self._commands.cancel(client.cancel(job), gone=BEING_DELETED)
 
     def _held(self, seen: LrmJob | None) -> CheckResult:
         ok = seen is not None and seen.state is LrmJobState.HELD and seen.hold is HoldOwner.OPERATOR
@@ -338,9 +337,9 @@ class OutsideChecks:
     async def _released(self, job: str) -> CheckResult:
         if self._commands.dialect is TORQUE:
             # It refuses to release what is not held.
-            await self._commands.run(control.hold([job], "o"))
+            await self._commands.run(client.hold([job], "o"))
         error = self._commands.changing_error(
-            await self._commands.run(control.release([job], "o")), action="releasing a job"
+            await self._commands.run(client.release([job], "o")), action="releasing a job"
         )
         found = "yes" if error is None else error.message
         remedy = f"qmgr -c 'set server operators += {self._user}@*'"

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Torque lists, in the words of OpenPBS. Pure.
+"""Torque in the words of OpenPBS: scripts short enough for it, its documents, and their translation.
 
-Torque asks for ``nodes=2:ppn=4`` where OpenPBS has chunks, tells slots (``exec_host = n1/0-3+n2/0``) where that tells
-processors, and has names of its own for times and ends. Its exit statuses below zero are others, too.
+No part of this does I/O.
 """
 
 from __future__ import annotations
@@ -25,11 +24,9 @@ if TYPE_CHECKING:
     from koala_pbs.jobs import Attributes
 
 
-# -- Packing -------------------------------------------------------------------------------------------------
-# Job scripts that Torque 6.1 takes: of a longer one its server starts what has come with the first 64 KiB. Pure.
-#
-# What is longer goes packed, and is unpacked into a shell through pipes: it holds a secret, so neither a file nor a
-# command line has it.
+# -- Packed job scripts --------------------------------------------------------------------------------------
+# Of a longer script than 64 KiB the server of Torque 6.1 starts what has come with the first 64 KiB. Such a script goes
+# packed, and is unpacked into a shell through pipes: it holds a secret, so neither a file nor a command line has it.
 
 LARGEST_SCRIPT = 65_536
 """Bytes that Torque's commands send at once (SCRIPT_CHUNK_Z)."""
@@ -51,8 +48,8 @@ def packed(script: str) -> str:
     return _PACKED % base64.encodebytes(gzip.compress(raw, mtime=0)).decode("ascii")
 
 
-# -- Torquedocuments -----------------------------------------------------------------------------------------
-# Reading what Torque prints: ``qstat -x`` and ``pbsnodes -x`` as XML, queues and the server as text. Pure.
+# -- Documents -----------------------------------------------------------------------------------------------
+# What Torque prints: ``qstat -x`` and ``pbsnodes -x`` as XML, queues and the server as text.
 #
 # Torque 6.1 escapes values in its XML; older ones need not: an ampersand, or a ``<``, in a user's variable makes it no
 # XML then. What cannot be a tag is taken for text; a job that cannot be read even so is refused by its name, and
@@ -137,7 +134,7 @@ def _attributes(element: _Element) -> Iterator[tuple[str, str | Mapping[str, str
             yield str(child.tag), (child.text or "").strip()
 
 
-# -- queues and the server -------------------------------------------------------------------------------------------
+# ---- queues and the server ------------------------------------------------------------------------------------------
 
 
 def _read_text(text: str, section: str) -> dict[str, Attributes]:
@@ -161,7 +158,9 @@ def _read_text(text: str, section: str) -> dict[str, Attributes]:
     return dict(found)
 
 
-# -- Torque --------------------------------------------------------------------------------------------------
+# -- Translation into the words of OpenPBS -------------------------------------------------------------------
+# Torque asks for ``nodes=2:ppn=4`` where OpenPBS has chunks, tells slots (``exec_host = n1/0-3+n2/0``) where that tells
+# processors, and has names of its own for times and ends. Its exit statuses below zero are others, too.
 
 _RENAMED = {
     "exit_status": "Exit_status",

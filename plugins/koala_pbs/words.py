@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times, sizes and words as PBS writes them (pbs_resources(7B)). Pure."""
+"""Words of PBS and what they mean: times and sizes, job ids, states and ends, complaints.
+
+No part of this does I/O.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from koala_adapter.errors import LrmError
     from koala_adapter.lrm.commands import CommandResult
 
+
+# -- Times and sizes -----------------------------------------------------------------------------------------
+# As PBS writes them (pbs_resources(7B)).
 
 _DURATION = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+)(?:\.\d*)?", re.ASCII)
 _SIZE = re.compile(r"(\d+)([kmgtp]?)([bw]?)", re.ASCII | re.IGNORECASE)
@@ -69,10 +75,9 @@ def number_of(text: str, default: int = 0) -> int:
             return default
 
 
-# -- Jobids --------------------------------------------------------------------------------------------------
-# PBS job ids: ``123.server`` for a job, ``123[].server`` for an array, ``123[4].server`` for an element. Pure.
-#
-# Every id of ours that goes onto a command line passes through here, so that it is an id and nothing else.
+# -- Job ids -------------------------------------------------------------------------------------------------
+# ``123.server`` for a job, ``123[].server`` for an array, ``123[4].server`` for an element. Every id of ours that goes
+# onto a command line passes through here, so that it is an id and nothing else.
 
 SUBMITTED = re.compile(r"[0-9]{1,12}(\[\])?(\.[A-Za-z0-9][A-Za-z0-9._-]*)?", re.ASCII)
 """What qsub prints."""
@@ -167,8 +172,8 @@ def _ranges(numbers: list[int]) -> Iterator[str]:
             first = previous = number
 
 
-# -- States --------------------------------------------------------------------------------------------------
-# PBS's letters and numbers for states and ends (qstat(1B), pbs_job_attributes(7B)) in our words. Pure.
+# -- States and ends -----------------------------------------------------------------------------------------
+# PBS's letters and numbers (qstat(1B), pbs_job_attributes(7B)) in our words.
 
 JOB_STATES = {
     "Q": LrmJobState.QUEUED,
@@ -274,11 +279,9 @@ def node_state(text: str) -> NodeState:
     return next((state for state in _WORST_FIRST if state in states), NodeState.UNKNOWN)
 
 
-# -- Refusals ------------------------------------------------------------------------------------------------
-# What PBS's complaints mean: try again later, never, or no such job. One table, searched from the top.
-#
-# The texts are those of the server and of the commands in OpenPBS 19 to 23 and PBS Professional; Torque's are among
-# them.
+# -- Complaints ----------------------------------------------------------------------------------------------
+# What each means: try again later, never, or no such job. One table, searched from the top. The texts are those of the
+# server and of the commands in OpenPBS 19 to 23 and PBS Professional; Torque's are among them.
 
 _NO_SERVER = "pbs_server does not answer; it is asked again later"
 _LIMIT = "a limit on jobs or resources of the queue or server; lower the threshold of this cluster, or wait"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugin ``sge``: Grid Engine, through DRMAA and its own commands."""
+"""Plugin ``sge``: Grid Engine, through DRMAA and its own commands. The door is PLUGIN."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where held jobs of all users may run, and whether their own users hold them: what qstat's listing does not tell.
+"""Held jobs of Grid Engine for an outside scheduler: their wishes, contexts, command lines, holds.
 
-Grid Engine itself is asked which queue instances have what a job asks for (qselect), once for all jobs that ask for the
-same; and once for each job what stands in its context.
+The listing of qstat tells neither where a held job may run nor whether its own user holds it. The command lines are
+those of all requests to Grid Engine.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from koala_sge.settings import SgeSettings
 
 
-# -- Wishes --------------------------------------------------------------------------------------------------
-# What jobs ask of the queue instances on which they may run, and which Grid Engine itself says have it. Pure.
+# -- What jobs ask of queue instances ------------------------------------------------------------------------
+# And which instances have it, as Grid Engine itself says.
 
 WALLTIMES = frozenset({"h_rt", "s_rt"})
 _INSTANCE = re.compile(r"[^\s@]+@\S+")
@@ -113,11 +113,9 @@ def instances_on(node: str, instances: Collection[str], *, by_queue: bool) -> tu
     return tuple(sorted(name for name in instances if node in nodes_of([name], by_queue=by_queue)))
 
 
-# -- Contexts ------------------------------------------------------------------------------------------------
-# What stands in the contexts of jobs (``qalter -ac``) for an outside scheduler, as ``qstat -j`` shows them. Pure.
-#
-# The context is the only place of a job in which a submission verifier and a scheduler can leave a word that nobody
-# else takes for something.
+# -- Contexts of jobs ----------------------------------------------------------------------------------------
+# What stands in the contexts of jobs (``qalter -ac``) for an outside scheduler, as ``qstat -j`` shows them. The context
+# is the only place of a job in which a submission verifier and a scheduler can leave a word that has no other meaning.
 
 USER_HOLD = "koala_user_hold"
 """Set by conf/sge_jsv.sh for a job that its user held, too."""
@@ -174,8 +172,8 @@ def _queues(word: str | None) -> tuple[str, ...] | None:
     return () if word == ANY_QUEUE else tuple(word.split(BETWEEN_QUEUES))
 
 
-# -- Requests ------------------------------------------------------------------------------------------------
-# What is asked of Grid Engine: qsub options of a submission, and the command lines of all other requests. Pure.
+# -- Command lines -------------------------------------------------------------------------------------------
+# qsub options of a submission, and the command lines of all other requests.
 
 LARGEST_EXPLANATION = 200
 """Jobs asked for in one request for all about them."""
@@ -331,7 +329,7 @@ def job_number(id_: LrmJobId) -> str:
     return number
 
 
-# -- Which jobs are in hold for an outside scheduler, and which their users hold. Pure -----------------------
+# -- Holds of a submission verifier and of users -------------------------------------------------------------
 # Grid Engine has one bit for the hold of a submission verifier and for that of the user; the context tells them apart.
 
 _ACTIVE = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED})
@@ -352,7 +350,9 @@ def without_users(jobs: Iterable[LrmJob], contexts: Mapping[str, JobContext]) ->
     return tuple(job for job in jobs if job.id.partition(".")[0] not in users)
 
 
-# -- Heldjobs ------------------------------------------------------------------------------------------------
+# -- What is known of the held jobs --------------------------------------------------------------------------
+# Grid Engine itself is asked which queue instances have what a job asks for (qselect), once for all jobs that ask for
+# the same; and once for each job what stands in its context.
 
 SELECTIONS_KEPT = 60.0
 """Seconds for which it is believed which queue instances have something: load values are among what is asked for."""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times and sizes as Grid Engine writes them (sge_types(1)). Pure."""
+"""What Grid Engine lists, as values: hosts, queues, jobs, ends of jobs; and running its commands.
+
+Reading comes first, from times and XML up to accounting; it does no I/O. The commands come last.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
     from koala_sge.settings import SgeSettings
 
 
+# -- Times and sizes -----------------------------------------------------------------------------------------
+# As Grid Engine writes them (sge_types(1)).
+
 _UNITS = {"": 1 / 2**20, "k": 1000 / 2**20, "K": 1 / 2**10, "m": 1e6 / 2**20, "M": 1.0}
 _UNITS |= {"g": 1e9 / 2**20, "G": 2.0**10, "t": 1e12 / 2**20, "T": 2.0**20}
 
@@ -60,8 +66,8 @@ def mebibytes_of(text: str) -> int | None:
         return None
 
 
-# -- Xml -----------------------------------------------------------------------------------------------------
-# Reading Grid Engine's XML: no entities, no network, a bound on the size, and no exception but our own. Pure.
+# -- XML -----------------------------------------------------------------------------------------------------
+# No entities, no network, a bound on the size, and no exception but our own.
 
 LARGEST_DOCUMENT = 256 * 1024 * 1024
 """Bytes; 100,000 jobs in one listing are about 60 MiB."""
@@ -110,7 +116,8 @@ def number_of(text: str, default: int = 0) -> int:
         return default
 
 
-# -- Grid Engine's letters for states of jobs and queues (qstat(1)) in our words. Pure -----------------------
+# -- States of jobs and queues -------------------------------------------------------------------------------
+# Grid Engine's letters (qstat(1)) in our words.
 
 JOB_LETTERS = frozenset("dEhrRsStTNPwqz")
 
@@ -174,7 +181,8 @@ def queue_instance_state(letters: str) -> NodeState:
     return NodeState.UNKNOWN if seen else NodeState.UP
 
 
-# -- Why jobs are in error state, from ``qstat -j``. Pure ----------------------------------------------------
+# -- Reasons of error states ---------------------------------------------------------------------------------
+# From ``qstat -j``.
 
 _NUMBER = re.compile(r"job_number:\s+(\d+)")
 _REASON = re.compile(r"error reason\s+(\d+):\s+(.*\S)")
@@ -196,9 +204,9 @@ def parse_error_reasons(text: str) -> dict[str, str]:
     return reasons
 
 
-# -- Nodes from ``qhost -xml -q -F slots``. Pure -------------------------------------------------------------
-# What counts are slots, because Grid Engine gives out nothing else: those of queue instances that run batch jobs, and,
-# where the admin set them, those of the host as a whole.
+# -- Nodes ---------------------------------------------------------------------------------------------------
+# From ``qhost -xml -q -F slots``. What counts are slots, because Grid Engine gives out nothing else: those of queue
+# instances that run batch jobs, and, where the admin set them, those of the host as a whole.
 
 GLOBAL = "global"
 """Pseudo host that holds settings for all."""
@@ -305,7 +313,8 @@ def _load(text: str) -> float | None:
         return None
 
 
-# -- Cluster queues from ``qstat -xml -g c`` and their walltime limits from ``qconf -sq '*'``. Pure ----------
+# -- Queues --------------------------------------------------------------------------------------------------
+# Cluster queues from ``qstat -xml -g c``, and their walltime limits from ``qconf -sq '*'``.
 
 LIMITS = ("s_rt", "h_rt")
 """Soft and hard limit of the run time (queue_conf(5)); the soft one already ends a job that does not catch SIGUSR1."""
@@ -367,7 +376,8 @@ def has_access_lists(text: str) -> bool:
     return any(len(words) > 1 and words[0] in ACCESS_LISTS and words[1].strip() != "NONE" for words in lines)
 
 
-# -- Jobs from ``qstat -xml -r -u '*'``. Pure ----------------------------------------------------------------
+# -- Jobs ----------------------------------------------------------------------------------------------------
+# From ``qstat -xml -r -u '*'``.
 
 LONGEST_EXPANSION = 10_000
 """Waiting tasks of one array that are listed singly; what a user submits beyond that is one entry for all."""
@@ -496,7 +506,8 @@ def moment_of(text: str) -> float | None:
         return None
 
 
-# -- Ends of jobs from ``qacct -j``. Pure --------------------------------------------------------------------
+# -- Accounting ----------------------------------------------------------------------------------------------
+# Ends of jobs from ``qacct -j``.
 
 NOT_STARTED = frozenset({1, 3, 4, 6, 7, 8, 9, 10, 11, 26, 27, 28, 29, 33, 36, 38})
 """Codes of sge_status(5) with which the job never began to run."""
@@ -525,7 +536,7 @@ def parse_accounting(text: str) -> tuple[LrmJob, ...]:
             word: value.strip() for word, _, value in (line.partition(" ") for line in block.splitlines()) if word
         }
         if record.get("jobnumber", "").isdigit():
-            job = _job_of_accounting(record)
+            job = _ended_job(record)
             identity = (job.id, job.user, job.name)
             known = jobs.get(identity)
             if known is None or (known.ends_at or 0) <= (job.ends_at or 0):
@@ -533,7 +544,7 @@ def parse_accounting(text: str) -> tuple[LrmJob, ...]:
     return tuple(jobs.values())
 
 
-def _job_of_accounting(record: Mapping[str, str]) -> LrmJob:
+def _ended_job(record: Mapping[str, str]) -> LrmJob:
     number, task = record["jobnumber"], record.get("taskid", "")
     index = int(task) if task.isdigit() else None
     started, ended = _moment(record.get("start_time", "")), _moment(record.get("end_time", ""))
@@ -602,8 +613,8 @@ def _moment(text: str) -> float | None:
     return None
 
 
-# -- Client --------------------------------------------------------------------------------------------------
-# Running Grid Engine's own commands. Their exit status says nothing: a refused qconf -tsm exits with 0.
+# -- Running the commands ------------------------------------------------------------------------------------
+# Their exit status says nothing: a refused qconf -tsm exits with 0.
 
 COMPLAINTS = ComplaintTable(
     system="Grid Engine",

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Grid Engine cell: DRMAA for what changes jobs, Grid Engine's own commands for what is read.
+"""Plugin ``sge``: checks, and the LRM of one Grid Engine cell.
 
-Status is never taken from an exit code: qstat -xml of an unknown job and a refused qconf -tsm both exit with 0.
+DRMAA does what changes jobs, Grid Engine's own commands what is read. Status is never taken from an exit code: qstat
+-xml of an unknown job and a refused qconf -tsm both exit with 0.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of
 from koala_adapter.lrm.drmaa.protocol import ControlAction
 from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptStore, apply_directives, raise_for
 from koala_adapter.model import HoldOwner, LrmJobState
-from koala_sge import heldjobs as requests
+from koala_sge import heldjobs
 from koala_sge.heldjobs import HeldJobs, JobContext, noted, parse_contexts, possibly_hook_holds, without_users
 from koala_sge.listing import (
     GridEngineCommands,
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
     from koala_sge.settings import SgeSettings
 
+    Run = Callable[[Sequence[str]], Awaitable[CommandResult]]
+
 
 # -- Checks --------------------------------------------------------------------------------------------------
-# What ``koala check`` says about a Grid Engine cell: each thing that can be wrong, and what to do about it.
+# ``koala check`` of a Grid Engine cell: each thing that can be wrong, and what to do about it.
 
 
 async def run_checks(
@@ -137,11 +140,8 @@ async def _queue(lrm: Lrm, settings: SgeSettings) -> CheckResult:
     return CheckResult(subject=subject, ok=True, found=names or "none")
 
 
-# -- Outside -------------------------------------------------------------------------------------------------
+# -- Checks of starting from outside -------------------------------------------------------------------------
 # ``koala check --outside`` of a Grid Engine cell: whether ordinary jobs come in held, and we may start them.
-
-if TYPE_CHECKING:
-    Run = Callable[[Sequence[str]], Awaitable[CommandResult]]
 
 _NUMBER = re.compile(r"^([0-9]+)$", re.MULTILINE)
 _ALLOWED = re.compile(r"^jsv_allowed_mod\s+(\S+)", re.MULTILINE)
@@ -178,7 +178,7 @@ async def _held(run: Run, settings: SgeSettings) -> CheckResult:
         found = f"an ordinary submission is refused: {submitted.complaint}"
         return CheckResult(subject=subject, ok=False, found=found, remedy=submission_remedy(submitted.complaint))
     try:
-        listing = await run(requests.list_jobs(settings))
+        listing = await run(heldjobs.list_jobs(settings))
         seen = next((job for job in parse_jobs(listing.stdout) if job.id == number[1]), None)
     finally:
         await run((settings.command("qdel"), number[1]))
@@ -206,7 +206,7 @@ async def _pinning(run: Run, settings: SgeSettings) -> CheckResult:
     return CheckResult(subject=subject, ok=settings.trigger_scheduler, found=found, remedy=remedy)
 
 
-# -- Lrm -----------------------------------------------------------------------------------------------------
+# -- The LRM -------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(
     hold=True,
@@ -279,13 +279,13 @@ class SgeLrm(Lrm):
 
     async def version(self) -> str:
         """Return the version as qstat tells it, such as ``SGE 8.1.9``."""
-        return await self._commands.first_line(requests.show_version(self._settings))
+        return await self._commands.first_line(heldjobs.show_version(self._settings))
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return the hosts that run batch jobs, with the slots that anybody's jobs use."""
-        document = await self._commands.document(requests.list_nodes(self._settings))
+        document = await self._commands.document(heldjobs.list_nodes(self._settings))
         return parse_nodes(document, queue=self._settings.queue, by_queue=self._by_queue)
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
@@ -300,7 +300,7 @@ class SgeLrm(Lrm):
 
     async def _listing(self) -> tuple[bytes, tuple[LrmJob, ...]]:
         asked_at = time.monotonic()
-        document = await self._commands.document(requests.list_jobs(self._settings))
+        document = await self._commands.document(heldjobs.list_jobs(self._settings))
         everything = parse_jobs(document, by_queue=self._by_queue)
         self._listed = asked_at, {job.id: job for job in everything}
         return document, everything
@@ -312,7 +312,7 @@ class SgeLrm(Lrm):
         if held and (held != self._held or now > self._held_asked_at + HOLDERS_KEPT):
             found: dict[LrmJobId, HoldOwner] = {}
             for kind, owner in (("o", HoldOwner.OPERATOR), ("s", HoldOwner.SYSTEM)):
-                document = await self._commands.document(requests.list_held(self._settings, self._user, kind))
+                document = await self._commands.document(heldjobs.list_held(self._settings, self._user, kind))
                 found.update((job.id, owner) for job in parse_jobs(document))
             self._holders, self._held_asked_at = found, now
         self._held = held
@@ -322,23 +322,23 @@ class SgeLrm(Lrm):
         """Say where the slots of parallel jobs are; asked when one has started."""
         parallel = {job.id: job.started_at for job in jobs if job.layout and job.processors > 1}
         if parallel.items() - {id_: started for id_, (started, _) in self._layouts.items()}.items():
-            document = await self._commands.document(requests.list_slots(self._settings))
+            document = await self._commands.document(heldjobs.list_slots(self._settings))
             found = parse_layouts(document, by_queue=self._by_queue)
             self._layouts = {id_: (started, found.get(id_)) for id_, started in parallel.items()}
         return [with_layout(job, self._layouts.get(job.id, (None, None))[1]) for job in jobs]
 
     async def queues(self) -> tuple[Queue, ...]:
         """Return the cluster queues."""
-        document = await self._commands.document(requests.list_queues(self._settings))
-        shown = await self._commands.run(requests.show_queues(self._settings))
+        document = await self._commands.document(heldjobs.list_queues(self._settings))
+        shown = await self._commands.run(heldjobs.show_queues(self._settings))
         return parse_queues(document, parse_limits(shown.text), default=self._settings.queue)
 
     async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
         """Return the ends that accounting knows; it can lag behind by 15 s (accounting_flush_time, sge_conf(5))."""
         wanted = set(ids)
         found: list[LrmJob] = []
-        for number in list(dict.fromkeys(map(requests.job_number, ids)))[: requests.LARGEST_ACCOUNTING_REQUEST]:
-            result = await self._commands.run(requests.account(self._settings, number))
+        for number in list(dict.fromkeys(map(heldjobs.job_number, ids)))[: heldjobs.LARGEST_ACCOUNTING_REQUEST]:
+            result = await self._commands.run(heldjobs.account(self._settings, number))
             jobs = parse_accounting(result.text)
             if not jobs and kind_of_text(result.complaint) is not FailureKind.NOT_FOUND and result.complaint:
                 raise error_of(FailureKind.UNAVAILABLE, f"qacct: {result.complaint}")
@@ -348,10 +348,10 @@ class SgeLrm(Lrm):
     async def _with_reasons(self, jobs: Sequence[LrmJob]) -> tuple[LrmJob, ...]:
         """Say why jobs of ours are in error state; asked once for each job, because the reason does not change."""
         broken = {
-            requests.job_number(job.id) for job in jobs if job.user == self._user and ERROR_LETTER in job.raw_state
+            heldjobs.job_number(job.id) for job in jobs if job.user == self._user and ERROR_LETTER in job.raw_state
         }
         if missing := broken - self._error_reasons.keys():
-            result = await self._commands.run(requests.explain_jobs(self._settings, sorted(missing)))
+            result = await self._commands.run(heldjobs.explain_jobs(self._settings, sorted(missing)))
             told = {**dict.fromkeys(missing, ""), **parse_error_reasons(result.text)}
             kept = {id_: text for id_, text in self._error_reasons.items() if id_.partition(".")[0] in broken}
             self._error_reasons = {**kept, **told}
@@ -369,7 +369,7 @@ class SgeLrm(Lrm):
     def render(self, submission: Submission) -> RenderedSubmission:
         """Return the qsub command that does the same as the DRMAA call."""
         template = self._transport.template(submission, self._native(submission))
-        command = requests.equivalent_qsub(self._settings, template, submission.count)
+        command = heldjobs.equivalent_qsub(self._settings, template, submission.count)
         return RenderedSubmission(
             command=command,
             script=submission.script,
@@ -386,7 +386,7 @@ class SgeLrm(Lrm):
         self._transport.forget(key)
 
     def _native(self, submission: Submission) -> tuple[str, ...]:
-        return apply_directives(requests.native_options(self._settings, submission), self._context.directives)
+        return apply_directives(heldjobs.native_options(self._settings, submission), self._context.directives)
 
     # -- control -------------------------------------------------------------------------------------------------
 
@@ -405,28 +405,28 @@ class SgeLrm(Lrm):
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs in user hold whose users, by the mark of conf/sge_jsv.sh, do not hold them."""
-        document = await self._commands.document(requests.list_jobs(self._settings))
+        document = await self._commands.document(heldjobs.list_jobs(self._settings))
         # The letters of a listing do not tell this hold from an operator's.
-        listed = await self._commands.document(requests.list_held(self._settings, "*", "u"))
+        listed = await self._commands.document(heldjobs.list_held(self._settings, "*", "u"))
         held = possibly_hook_holds(parse_jobs(document), {job.id for job in parse_jobs(listed)})
         contexts: dict[str, JobContext] = {}
-        for part in portions(sorted({requests.job_number(job.id) for job in held}), requests.LARGEST_EXPLANATION):
-            contexts |= parse_contexts((await self._commands.run(requests.explain_jobs(self._settings, part))).text)
+        for part in portions(sorted({heldjobs.job_number(job.id) for job in held}), heldjobs.LARGEST_EXPLANATION):
+            contexts |= parse_contexts((await self._commands.run(heldjobs.explain_jobs(self._settings, part))).text)
         return without_users([self._with_note(job, contexts) for job in held], contexts)
 
     def _with_note(self, job: LrmJob, contexts: Mapping[str, JobContext]) -> LrmJob:
-        context = contexts.get(requests.job_number(job.id))
+        context = contexts.get(heldjobs.job_number(job.id))
         return job if context is None else replace(job, note=context.note)
 
     async def give_back(self, ids: Sequence[LrmJobId]) -> None:
         """Take the user hold from jobs; from arrays as a whole. Managers may do it with all jobs."""
-        for part in portions(list(dict.fromkeys(map(requests.job_number, ids))), GIVEN_BACK_AT_ONCE):
-            await self._commands.change(requests.give_back(self._settings, part), action="release")
+        for part in portions(list(dict.fromkeys(map(heldjobs.job_number, ids))), GIVEN_BACK_AT_ONCE):
+            await self._commands.change(heldjobs.give_back(self._settings, part), action="release")
 
     async def annotate(self, ids: Sequence[LrmJobId], text: str) -> None:
         """Leave a note in the contexts of jobs (``qstat -j``); the rest of them stays. Tasks of an array share it."""
-        for part in portions(list(dict.fromkeys(map(requests.job_number, ids))), ANNOTATED_AT_ONCE):
-            await self._commands.change(requests.annotate(self._settings, part, text), action="annotate")
+        for part in portions(list(dict.fromkeys(map(heldjobs.job_number, ids))), ANNOTATED_AT_ONCE):
+            await self._commands.change(heldjobs.annotate(self._settings, part, text), action="annotate")
             for number in part:
                 self._held_jobs.note(number, text)
 
@@ -459,18 +459,18 @@ class SgeLrm(Lrm):
         elif not where:
             message = f"{node} has not what job {job} asks for"
             raise LrmRejectedError(message, hint="start it on a node that is listed for it")
-        number, context = requests.job_number(job), noted(self._held_jobs.queues(job))
+        number, context = heldjobs.job_number(job), noted(self._held_jobs.queues(job))
         self._held_jobs.note_pin(job)
         if held.array_index is None:
             has_note = self._held_jobs.has_note(job)
-            command = requests.pin_and_release(self._settings, number, where, context=context, noted=has_note)
+            command = heldjobs.pin_and_release(self._settings, number, where, context=context, noted=has_note)
             await self._commands.change(command, action="start")
             self._held_jobs.note(number, "")
         else:
-            await self._commands.change(requests.pin(self._settings, number, where, context=context), action="pin")
+            await self._commands.change(heldjobs.pin(self._settings, number, where, context=context), action="pin")
             await self.release([job])
         if self._settings.trigger_scheduler:
-            await self._commands.change(requests.trigger_scheduler(self._settings), action="trigger")
+            await self._commands.change(heldjobs.trigger_scheduler(self._settings), action="trigger")
 
     async def confirm_start(self, job: LrmJobId) -> None:
         """Hold a running job: it comes back in hold when it is queued again (``qmod -rj``, exit status 99)."""
@@ -483,11 +483,11 @@ class SgeLrm(Lrm):
         waits = any(seen.id == job and seen.state is LrmJobState.HELD for seen in everything)
         asked = (await self._held_jobs.context(job)).queues if waits else None
         if asked is not None:
-            await self._commands.change(requests.unpin(self._settings, requests.job_number(job), asked), action="unpin")
+            await self._commands.change(heldjobs.unpin(self._settings, heldjobs.job_number(job), asked), action="unpin")
 
     async def _may_be_pinned(self, job: LrmJobId, processors: int) -> LrmJob:
         """Return a job that may be started on so many processors of a node. Raises LrmError."""
-        number = requests.job_number(job)
+        number = heldjobs.job_number(job)
         listed_at, listed = self._listed
         last = listed.get(job)
         # Whether another task of its array was released meanwhile shows only in a new listing.
@@ -495,7 +495,7 @@ class SgeLrm(Lrm):
         if not single or time.monotonic() > listed_at + LISTING_SERVES:
             _, everything = await self._listing()
             listed = {other.id: other for other in everything}
-        siblings = {id_: other for id_, other in listed.items() if requests.job_number(id_) == number}
+        siblings = {id_: other for id_, other in listed.items() if heldjobs.job_number(id_) == number}
         if job not in siblings:
             message = f"Grid Engine does not know job {job} any more"
             raise LrmNotFoundError(message, hint="it has ended, or never was")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ``[clusters.settings]`` table of a cluster whose plugin is ``sge``, and what follows from it."""
+"""Settings of the plugin ``sge``: the settings table, passing by Debian's wrapper, and discovery."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from koala_adapter.lrm.drmaa.transport import ScriptDelivery
 
 if TYPE_CHECKING:
     from koala_adapter.lrm import Surroundings
+
+
+# -- Settings ------------------------------------------------------------------------------------------------
+# The ``[clusters.settings]`` table of a cluster whose plugin is ``sge``, and what follows from it.
 
 
 class SgeSettings(BaseModel):
@@ -111,10 +115,10 @@ class SgeSettings(BaseModel):
         )
 
 
-# -- Passing by Debian's wrapper around the commands of Grid Engine ------------------------------------------
-# There each command in /usr/bin is a script that finds out the machine's architecture, with thirty processes and a
-# compiler, then sets SGE_ROOT and SGE_CELL where they are missing, and becomes the program. We set these ourselves,
-# and ask often: qstat itself takes a tenth of the processor time.
+# -- Passing by Debian's wrapper -----------------------------------------------------------------------------
+# There each command of Grid Engine in /usr/bin is a script that finds out the machine's architecture, with thirty
+# processes and a compiler, then sets SGE_ROOT and SGE_CELL where they are missing, and becomes the program. We set
+# these ourselves, and ask often: qstat itself takes a tenth of the processor time.
 
 WRAPPER = "gridengine-wrapper"
 PROGRAMS = Path("/usr/lib/gridengine")

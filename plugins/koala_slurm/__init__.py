@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm, 20.11 to 25.11, as a local resource manager: through its commands, as an ordinary user.
+"""Plugin ``slurm``: Slurm, 20.11 to 25.11, through its commands, as an ordinary user.
 
-Every command is a pure pair: a function that builds its command line, and one that parses what it prints.
+The door is PLUGIN. Every command is a pair of functions without I/O: one builds its command line, one parses what it
+prints.
 """
 
 from __future__ import annotations

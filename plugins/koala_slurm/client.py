@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running the commands of one Slurm cluster: which program, with which slurm.conf, for how long."""
+"""Slurm's commands: those that act on jobs, how commands are run, and reading nodes and jobs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from koala_slurm.settings import SlurmSettings
 
 
-# -- Control -------------------------------------------------------------------------------------------------
-# Commands that act on jobs: scancel(1) and scontrol(1), as command lines, and their complaints as errors.
+# -- Command lines that act on jobs --------------------------------------------------------------------------
+# scancel(1) and scontrol(1), and their complaints as errors.
 
 _GONE = ("invalid job id", "already completing or completed", "job has already finished", "no job found")
 """Complaints of scancel about jobs that need no cancelling any more."""
@@ -94,7 +94,8 @@ def cancel_error(result: CommandResult) -> LrmError | None:
     return None
 
 
-# -- Client --------------------------------------------------------------------------------------------------
+# -- Running the commands ------------------------------------------------------------------------------------
+# Which program, with which slurm.conf, for how long.
 
 
 class SlurmCommands(CommandSystem):
@@ -119,7 +120,8 @@ class SlurmCommands(CommandSystem):
         return control_error(result, action=action)
 
 
-# -- Reading nodes and jobs with sinfo and squeue ------------------------------------------------------------
+# -- Reading nodes and jobs ----------------------------------------------------------------------------------
+# With sinfo and squeue.
 
 
 class CommandReader:

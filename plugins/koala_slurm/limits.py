@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What partitions let no job exceed: what Slurm says of a job in hold only once it is released. Pure."""
+"""What keeps a Slurm job from starting: partitions, dependencies, generic resources, accounting.
+
+Slurm says so of a job in hold only once it is released, so it is worked out here. No part of this does I/O.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob, LrmJobId
     from koala_slurm.requests import Restrictions
 
+
+# -- Limits of partitions ------------------------------------------------------------------------------------
+# What partitions let no job exceed.
 
 STARTS_NOTHING = frozenset({"DOWN", "INACTIVE"})
 """States in which jobs may wait, but none starts."""
@@ -125,7 +131,7 @@ def within_limits(
 
 
 # -- Dependencies --------------------------------------------------------------------------------------------
-# Whether a job's dependencies are fulfilled, worked out from its parents (sbatch(1), --dependency). Pure.
+# Whether a job's dependencies are fulfilled, worked out from its parents (sbatch(1), --dependency).
 #
 # Slurm looks at the dependencies of a job in hold seldom or never, and shows them as unfulfilled. A parent that has
 # left Slurm's memory counts as Slurm counts it: the dependency is lifted.
@@ -202,8 +208,8 @@ def _same_name(job: LrmJob, jobs: Mapping[str, Sequence[LrmJob]]) -> str:
     return ""
 
 
-# -- Gresshares ----------------------------------------------------------------------------------------------
-# Which nodes' generic resources each of several waiting jobs may count on, so that none finds them gone. Pure.
+# -- Shares of generic resources -----------------------------------------------------------------------------
+# Which nodes' generic resources each of several waiting jobs may count on, so that none finds them gone.
 #
 # A peer that is told where a job may run knows nothing of generic resources: two jobs with the same list would both be
 # sent to one node. So what is free is dealt out, in the order of the jobs' numbers, those that were released first.
@@ -265,8 +271,8 @@ def _each(job: LrmJob) -> int:
     return -(-job.processors // job.node_bounds[0])
 
 
-# -- Accountinglimits ----------------------------------------------------------------------------------------
-# What associations and QOS let jobs have, and how much of it is left: `scontrol show assoc_mgr`. Pure.
+# -- Limits of associations and QOS --------------------------------------------------------------------------
+# What they let jobs have, and how much of it is left: `scontrol show assoc_mgr`.
 #
 # A limit of a QOS takes the place of the same limit of an association, that of a partition's QOS of the job's (Slurm's
 # "Resource Limits"). Limits of groups hold for an account and all accounts above it. Only processors and numbers of
@@ -275,7 +281,7 @@ def _each(job: LrmJob) -> int:
 
 ACCOUNTING_COMMAND = ("scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos")
 
-_PAIR_OF_ACCOUNTINGLIMITS = re.compile(r"(?<!\S)(?:\w+/)*(\w+)=(\S*)")
+_SLASHED_PAIR = re.compile(r"(?<!\S)(?:\w+/)*(\w+)=(\S*)")
 _COUNT = re.compile(r"(?P<limit>N|[0-9]+)(?:\((?P<used>[0-9]+)(?:\.[0-9]+)?\))?", re.ASCII)
 _NAMED = re.compile(r"(?P<name>[^\s()]+)\((?P<number>[0-9]+)\)", re.ASCII)
 _OF_ONE = re.compile(r"(?P<name>[^\s={}]+)=\{(?P<values>[^{}]*)\}")
@@ -437,7 +443,7 @@ def _lack(demand: Demand, taken: Mapping[str, int]) -> str:
     return f"{demand.holder} has {left} left of {demand.limit.text}, and it asks for {demand.amount}"
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
+# ---- reading --------------------------------------------------------------------------------------------------------
 
 
 def parse_accounting_limits(output: str) -> AccountingLimits:
@@ -451,12 +457,12 @@ def parse_accounting_limits(output: str) -> AccountingLimits:
             name, one = _qos(line, {uid: user for user, uid in uids.items()})
             qos[name] = one
         elif line.startswith("ClusterName="):
-            values = dict(_PAIR_OF_ACCOUNTINGLIMITS.findall(line))
+            values = dict(_SLASHED_PAIR.findall(line))
             user, uid = _named(values.get("UserName", ""))
             account = values.get("Account", "")
             holder = Holder(
                 name=f"user {user} in account {account}" if user else f"account {account}",
-                limits=_limits_of_accountinglimits(values),
+                limits=_set_limits(values),
                 parent=_named(values.get("ParentAccount", ""))[1],
             )
             associations[account, user, values.get("Partition", "")] = holder
@@ -471,23 +477,20 @@ def _qos(line: str, users: Mapping[str, str]) -> tuple[str, Qos]:
     """Return one QOS and its name. ``users``: names by numbers."""
     whole, _, rest = line.partition(" Account Limits=")
     of_accounts, _, of_users = rest.partition(" User Limits=")
-    values = dict(_PAIR_OF_ACCOUNTINGLIMITS.findall(whole))
+    values = dict(_SLASHED_PAIR.findall(whole))
     name = _named(values["QOS"])[0]
     called = f"QOS {name}"
     return name, Qos(
-        whole=Holder(name=called, limits=_limits_of_accountinglimits(values)),
+        whole=Holder(name=called, limits=_set_limits(values)),
         accounts=_of_each(f"{called} of account", of_accounts, {}),
         users=_of_each(f"{called} of user", of_users, users),
     )
 
 
 def _of_each(called: str, text: str, names: Mapping[str, str]) -> dict[str, Holder]:
-    found = {
-        match["name"]: dict(_PAIR_OF_ACCOUNTINGLIMITS.findall(match["values"])) for match in _OF_ONE.finditer(text)
-    }
+    found = {match["name"]: dict(_SLASHED_PAIR.findall(match["values"])) for match in _OF_ONE.finditer(text)}
     return {
-        one: Holder(name=f"{called} {names.get(one, one)}", limits=_limits_of_accountinglimits(values))
-        for one, values in found.items()
+        one: Holder(name=f"{called} {names.get(one, one)}", limits=_set_limits(values)) for one, values in found.items()
     }
 
 
@@ -497,7 +500,7 @@ def _named(text: str) -> tuple[str, str]:
     return (match["name"], match["number"]) if match else (text, "")
 
 
-def _limits_of_accountinglimits(values: Mapping[str, str]) -> dict[str, Limit]:
+def _set_limits(values: Mapping[str, str]) -> dict[str, Limit]:
     """Return the limits that are set: of numbers, and of each resource."""
     found: dict[str, Limit] = {}
     for name, text in values.items():

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listing jobs: the command line of squeue(1), and its rows as jobs.
+"""What Slurm lists, as values: jobs, nodes and partitions, ends of jobs, and the controller.
 
-The fields exist under these names in all releases from 20.11 to 26.05; JSON differs from release to release. A suffix
-after the colon makes a field as long as it is. Fields are ended by a control character (ASCII "unit separator"), and
-the texts that anybody can choose come last.
-
-The elements of an array that wait together are listed as one row, ``12_[1-40,43%5]``, and told apart here: squeue's own
-option for that (--array) takes longer, and loses the last element of ``12_[2-1000:2]`` (seen in 20.11 to 26.05).
+Each part has the command line of a listing and the function that reads what it prints; nothing is run here.
 """
 
 from __future__ import annotations
@@ -37,12 +32,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
+# -- Jobs ----------------------------------------------------------------------------------------------------
+# The command line of squeue(1), and its rows as jobs.
+#
+# The fields exist under these names in all releases from 20.11 to 26.05; JSON differs from release to release. A suffix
+# after the colon makes a field as long as it is. Fields are ended by a control character (ASCII "unit separator"), and
+# the texts that any user can choose come last.
+#
+# The elements of an array that wait together are listed as one row, ``12_[1-40,43%5]``, and told apart here: squeue's
+# own option for that (--array) takes longer, and loses the last element of ``12_[2-1000:2]`` (seen in 20.11 to 26.05).
+
 SEPARATOR = "\x1f"
 
 ENVIRONMENT = {**TIME_FORMAT, "SLURM_BITSTR_LEN": "0"}
 """Times in seconds, and the elements of an array in full: they are cut to 64 characters otherwise (squeue(1))."""
 
-FIELDS = (
+JOB_FIELDS = (
     "JobArrayID",
     "UserName",
     "State",
@@ -66,19 +71,19 @@ def squeue_command(*, user: str = "", job: str = "") -> tuple[str, ...]:
 
     With ``user`` only that user's, which costs slurmctld least; with ``job`` only that one.
     """
-    form = ",".join(f"{field}:{SEPARATOR}" for field in FIELDS)
+    form = ",".join(f"{field}:{SEPARATOR}" for field in JOB_FIELDS)
     chosen = (*((f"--user={user}",) if user else ()), *((f"--jobs={checked(job)}",) if job else ()))
     return ("squeue", "--noheader", "--states=all", *chosen, f"--Format={form}")
 
 
 def parse_jobs(output: str) -> tuple[LrmJob, ...]:
     """Return the jobs of a listing, array elements singly. Raises LrmUnavailableError for text that is none."""
-    rows = (line.split(SEPARATOR, len(FIELDS) - 1) for line in output.split("\n") if line.strip())
+    rows = (line.split(SEPARATOR, len(JOB_FIELDS) - 1) for line in output.split("\n") if line.strip())
     return tuple(job for row in rows for job in parse_row(row))
 
 
 def parse_row(row: Sequence[str]) -> tuple[LrmJob, ...]:
-    """Return the job, or the waiting elements of an array, of one row of values of FIELDS.
+    """Return the job, or the waiting elements of an array, of one row of values of JOB_FIELDS.
 
     Raises LrmUnavailableError when it is no such row.
     """
@@ -94,8 +99,8 @@ def parse_row(row: Sequence[str]) -> tuple[LrmJob, ...]:
 
 
 def parse_job(row: Sequence[str]) -> LrmJob:
-    """Return one row of values of FIELDS as a job. Raises LrmUnavailableError when it is no such row."""
-    if len(row) != len(FIELDS):
+    """Return one row of values of JOB_FIELDS as a job. Raises LrmUnavailableError when it is no such row."""
+    if len(row) != len(JOB_FIELDS):
         raise LrmUnavailableError(f"squeue printed a line of {len(row)} fields: {SEPARATOR.join(row)[:200]!r}")
     job, user, word, processors, queue, nodes, submitted, started, ends, status, reason, name = row
     state = job_state(word, reason)
@@ -135,8 +140,8 @@ def parse_exit(text: str) -> tuple[int, int]:
     return status >> 8 & 0xFF, status & 0x7F
 
 
-# -- Nodes ---------------------------------------------------------------------------------------------------
-# Nodes by sinfo(1) and partitions by scontrol(1): command lines, and what they print as nodes and queues.
+# -- Nodes and partitions ------------------------------------------------------------------------------------
+# Nodes by sinfo(1) and partitions by scontrol(1).
 
 NODE_FIELDS = ("%N", "%P", "%T", "%C", "%m", "%O")
 """Name, partition, state with flags, processors (allocated/idle/other/total), memory in MiB, load average."""
@@ -231,9 +236,9 @@ def _partition(line: str) -> Queue:
 
 
 # -- Accounting ----------------------------------------------------------------------------------------------
-# How jobs ended according to the accounting database: the command line of sacct(1), and its rows as jobs.
+# How jobs ended according to the accounting database, by sacct(1).
 
-FIELDS_OF_ACCOUNTING = (
+ACCOUNTING_FIELDS = (
     "JobID",
     "User",
     "State",
@@ -256,26 +261,27 @@ def sacct_command(jobs: Sequence[str]) -> tuple[str, ...]:
         "--allocations",
         "--parsable2",
         f"--delimiter={SEPARATOR}",
-        f"--format={','.join(FIELDS_OF_ACCOUNTING)}",
+        f"--format={','.join(ACCOUNTING_FIELDS)}",
         f"--jobs={','.join(jobs)}",
     )
 
 
 def parse_history(output: str) -> tuple[LrmJob, ...]:
     """Return the jobs of a listing. Raises LrmUnavailableError for text that is no listing."""
-    rows = (line.split(SEPARATOR, len(FIELDS_OF_ACCOUNTING) - 1) for line in output.splitlines() if line.strip())
+    rows = (line.split(SEPARATOR, len(ACCOUNTING_FIELDS) - 1) for line in output.splitlines() if line.strip())
     return tuple(parse_job(_as_listed(row)) for row in rows)
 
 
 def _as_listed(row: Sequence[str]) -> list[str]:
     # The same fields as in the listing of squeue, without a reason; "CANCELLED by 1000" is one state with a reason.
-    if len(row) != len(FIELDS_OF_ACCOUNTING):
+    if len(row) != len(ACCOUNTING_FIELDS):
         return list(row)
     word, _, by = row[2].partition(" ")
     return [*row[:2], word.removesuffix("+"), *row[3:10], by.removeprefix("by ") or "None", row[10]]
 
 
-# -- What ``scontrol show config`` says about a controller, and the version that the commands print ----------
+# -- Controller ----------------------------------------------------------------------------------------------
+# What ``scontrol show config`` says about a controller, and the version that the commands print.
 
 CONFIG_COMMAND = ("scontrol", "show", "config")
 VERSION_COMMAND = ("sinfo", "--version")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Slurm cluster as a local resource manager: runs the commands whose building and parsing is pure elsewhere."""
+"""Plugin ``slurm``: directives of a site, submission, checks, and the LRM of one cluster.
+
+The LRM runs commands; building and reading most of them is in ``listing``, ``client``, ``limits`` and ``words``.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from koala_adapter.lrm.commands import child_environment, login_name, portions
 from koala_adapter.lrm.drmaa.choice import chosen_transport, one_text
 from koala_adapter.lrm.drmaa.libraries import SLURM
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
-from koala_slurm import client as control
+from koala_slurm import client
 from koala_slurm.client import CommandReader, SlurmCommands
 from koala_slurm.listing import (
     CONFIG_COMMAND,
@@ -63,7 +66,8 @@ if TYPE_CHECKING:
     from koala_slurm.starting import Reserved, Starting
 
 
-# -- A submission's options, and the changes that a site file makes to them (add, drop, rename) --------------
+# -- Directives of a site ------------------------------------------------------------------------------------
+# A submission's options, and the changes that a site file makes to them (add, drop, rename).
 
 SHORT_NAMES: Mapping[str, str] = {
     "-A": "--account",
@@ -190,8 +194,9 @@ def _has_controls(text: str) -> bool:
     return _CONTROL.search(text) is not None
 
 
-# -- Submitting placeholders: the command line of sbatch(1), and the job id in what it prints ----------------
-# The script goes in on stdin: it contains a secret, which must not show in a command line or a file.
+# -- Submission ----------------------------------------------------------------------------------------------
+# The command line of sbatch(1). The script goes in on stdin: it contains a secret, which must not show in a command
+# line or a file.
 
 IN_TEMPLATE = frozenset(
     {
@@ -414,7 +419,7 @@ def _bad(subject: str, found: str, remedy: str) -> CheckResult:
     return CheckResult(subject=subject, ok=False, found=found, remedy=remedy)
 
 
-# -- Lrm -----------------------------------------------------------------------------------------------------
+# -- The LRM -------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(
     hold=True,
@@ -608,8 +613,8 @@ class SlurmLrm(Lrm):
         """Cancel jobs; those of a whole array of ours by its bare id."""
         error: LrmError | None = None
         for part in _arguments(ids, self._sizes):
-            result = await self._commands.run(control.cancel_command(part), urgent=True)
-            error = error or control.cancel_error(result)
+            result = await self._commands.run(client.cancel_command(part), urgent=True)
+            error = error or client.cancel_error(result)
         if error is not None:
             raise error
 
@@ -648,21 +653,21 @@ class SlurmLrm(Lrm):
     async def requeue(self, ids: Sequence[LrmJobId]) -> None:
         """Stop running jobs and queue them again; first allows it, because we submit with --no-requeue."""
         for part in _arguments(ids):
-            await self._commands.change(control.requeueable_command(part), action="requeue")
+            await self._commands.change(client.requeueable_command(part), action="requeue")
         await self._control("requeue", ids)
 
     async def signal(self, ids: Sequence[LrmJobId], signal: int) -> None:
         """Send a signal to the scripts of running jobs and all their processes."""
         for part in _arguments(ids):
-            await self._commands.change(control.signal_command(part, signal), action="signal")
+            await self._commands.change(client.signal_command(part, signal), action="signal")
 
     async def modify(self, job: LrmJobId, *, walltime: int) -> None:
         """Change the walltime; that of a running job can be made longer by operators only."""
-        await self._commands.change(control.walltime_command(job, walltime), action="modify")
+        await self._commands.change(client.walltime_command(job, walltime), action="modify")
 
     async def notify(self, job: LrmJobId, text: str) -> None:
         """Write a line to where the job's standard error goes (scontrol notify)."""
-        await self._commands.change(control.notify_command(job, text), action="notify")
+        await self._commands.change(client.notify_command(job, text), action="notify")
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Tie a held job to nodes, with one entry for each of its processors, and release it.
@@ -712,7 +717,7 @@ class SlurmLrm(Lrm):
     async def _hold_again(self, verb: str, jobs: Sequence[str]) -> None:
         """Put running jobs in hold, of which some may be over by now. Raises LrmUnavailableError."""
         with suppress(LrmRejectedError, LrmNotFoundError):
-            await self._commands.change(control.job_command(verb, jobs), action="confirm_start")
+            await self._commands.change(client.job_command(verb, jobs), action="confirm_start")
 
     async def undo_start(self, job: LrmJobId) -> None:
         """Hold a job that waits after it was started, and give it back what it had before it was tied."""
@@ -732,17 +737,17 @@ class SlurmLrm(Lrm):
 
     async def _control(self, verb: str, ids: Sequence[LrmJobId]) -> None:
         for part in _arguments(ids):
-            result = await self._commands.run(control.job_command(verb, part))
-            error = control.control_error(result, action=verb)
-            if error is not None and control.is_ambiguous(result):
+            result = await self._commands.run(client.job_command(verb, part))
+            error = client.control_error(result, action=verb)
+            if error is not None and client.is_ambiguous(result):
                 error = await self._missing(part) or error
             if error is not None:
                 raise error
 
     async def _missing(self, jobs: Sequence[str]) -> LrmError | None:
         for job in jobs:
-            result = await self._commands.run(control.show_command(job))
-            error = control.control_error(result, action="looking at a job")
+            result = await self._commands.run(client.show_command(job))
+            error = client.control_error(result, action="looking at a job")
             if error is not None:
                 return error
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading all users' jobs with everything an outside scheduler must know, in one request or two."""
+"""All users' jobs as an outside scheduler must know them, and checks of starting from outside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from koala_adapter.errors import LrmError, LrmNotFoundError
 from koala_adapter.lrm import CheckResult
 from koala_adapter.lrm.commands import portions
 from koala_adapter.model import HoldOwner, LrmJobState
-from koala_slurm import client as control
+from koala_slurm import client
 from koala_slurm.limits import (
     ACCOUNTING_COMMAND,
     AccountingLimits,
@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from koala_slurm.requests import Restrictions, StateKey
     from koala_slurm.starting import StartNotes
 
+
+# -- Jobs of all users ---------------------------------------------------------------------------------------
+# Read with everything an outside scheduler must know, in one request or two.
 
 LIMITS_KEPT = 30.0
 """Seconds for which the limits of partitions are believed."""
@@ -325,7 +328,7 @@ def _unlicensed(job: LrmJob, wanted: Restrictions, licensed: Container[str]) -> 
     return f"there are too few free licences {names}" if names and job.id not in licensed else ""
 
 
-# -- Outsidechecks -------------------------------------------------------------------------------------------
+# -- Checks of starting from outside -------------------------------------------------------------------------
 # ``koala check --outside`` of a Slurm cluster: whether ordinary jobs come in held for us, and we may start them.
 
 TRIAL = ("sbatch", "--parsable", "--job-name=koala-check", "--ntasks=1", "--time=1", "--output=/dev/null", "--chdir=/")
@@ -370,7 +373,7 @@ class OutsideChecks:
             seen = next((one for one in await self._reader.jobs() if one.id == job), None)
             return (self._held(seen), await self._released(job))
         finally:
-            await self._commands.run(control.cancel_command((job,)), urgent=True)
+            await self._commands.run(client.cancel_command((job,)), urgent=True)
 
     def _held(self, seen: LrmJob | None) -> CheckResult:
         ok = seen is not None and seen.state is LrmJobState.HELD and seen.hold is HoldOwner.OPERATOR
@@ -384,8 +387,8 @@ class OutsideChecks:
         return CheckResult(subject="jobs come in held", ok=ok, found=found, remedy=remedy)
 
     async def _released(self, job: str) -> CheckResult:
-        error = control.control_error(
-            await self._commands.run(control.job_command("release", (job,))), action="releasing a job"
+        error = client.control_error(
+            await self._commands.run(client.job_command("release", (job,))), action="releasing a job"
         )
         found = "yes" if error is None else error.message
         remedy = f"add the user id {self._uid} to OPERATORS in job_submit.lua"

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a job's request, as scontrol shows it, restricts where or when it may run beyond numbers and names. Pure.
+"""What Slurm's jobs ask for, in full: restrictions, listing for an outside scheduler, and notes.
 
-What an outside scheduler cannot respect, because nothing tells it enough, is an obstacle: Slurm would refuse the start,
-and others would wait for that.
+Command lines and what they print; nothing is run here.
 """
 
 from __future__ import annotations
@@ -15,12 +14,18 @@ from typing import TYPE_CHECKING, TypeAlias
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobState
 from koala_adapter.wire.hostlists import expand
-from koala_slurm.listing import FIELDS, parse_row
+from koala_slurm.listing import JOB_FIELDS, parse_row
 from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked, compacted, duration, hold_owner, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+
+# -- Restrictions --------------------------------------------------------------------------------------------
+# What of a job's request, as scontrol shows it, restricts where or when it may run beyond numbers and names.
+#
+# What an outside scheduler cannot respect, because nothing tells it enough, is an obstacle: Slurm would refuse the
+# start, and others would wait for that.
 
 NAMES = (
     "Features",
@@ -51,7 +56,7 @@ _WORD = r"[A-Za-z0-9_.-]+"
 _EVERY = re.compile(rf"{_WORD}(?:&{_WORD})*")
 _SOME = re.compile(rf"{_WORD}(?:\|{_WORD})+")
 _LICENSE = re.compile(r"LicenseName=(?P<name>\S+)\s+Total=[0-9]+\s+Used=[0-9]+\s+Free=(?P<free>[0-9]+)")
-_NOTHING = frozenset({"", "(null)", "*", "N/A", "0", "None"})
+_NO_RESTRICTION = frozenset({"", "(null)", "*", "N/A", "0", "None"})
 OURS = "koala_start_"
 HETEROGENEOUS = "the components of a heterogeneous job start together, which cannot be asked for"
 
@@ -85,7 +90,7 @@ def parse_features(text: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
 def restrictions(values: Mapping[str, str]) -> Restrictions:
     """Return what the values of a job say."""
     given = {name: values.get(name, "") for name in NAMES}
-    asked = {name: value for name, value in given.items() if value not in _NOTHING}
+    asked = {name: value for name, value in given.items() if value not in _NO_RESTRICTION}
     gres = _numbers(asked.get("TresPerNode", "").replace("gres:", "").replace("gres/", ""), separator=":")
     disk = asked.get("MinTmpDiskNode", "")
     throttle = asked.get("ArrayTaskThrottle", "")
@@ -93,7 +98,7 @@ def restrictions(values: Mapping[str, str]) -> Restrictions:
         exclusive=asked.get("OverSubscribe", "OK").split("(")[0] in {"NO", "USER", "MCS"},
         gres=gres,
         licenses=_numbers(asked.get("Licenses", ""), separator=":"),
-        disk_mib=_mebibytes(disk),
+        disk_mib=_disk_mebibytes(disk),
         throttle=int(throttle) if throttle.isdecimal() else 0,
         qos=asked.get("QOS", ""),
         obstacle=_obstacle(asked),
@@ -112,7 +117,10 @@ def _obstacle(asked: Mapping[str, str]) -> str:
         (asked.get("Contiguous") == "1", "it wants nodes that are next to each other (--contiguous)"),
         ("ReqSwitch" in asked, "it wants nodes on few switches (--switches)"),
         ("CoreSpec" in asked or "ThreadSpec" in asked, "it leaves cores to the system (--core-spec, --thread-spec)"),
-        (any(part not in _NOTHING for part in (*tasks, *layout)), "it asks for sockets, cores or threads of its nodes"),
+        (
+            any(part not in _NO_RESTRICTION for part in (*tasks, *layout)),
+            "it asks for sockets, cores or threads of its nodes",
+        ),
         ("|" in asked.get("Licenses", ""), f"it asks for any of the licences {asked.get('Licenses', '')}"),
     )
     return next((text for so, text in problems if so), "")
@@ -127,7 +135,7 @@ def _numbers(text: str, *, separator: str) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def _mebibytes(text: str) -> int | None:
+def _disk_mebibytes(text: str) -> int | None:
     match = re.fullmatch(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[MGT]?)", text)
     units = {"": 1, "M": 1, "G": 1024, "T": 1024 * 1024}
     return round(float(match["number"]) * units[match["unit"]]) if match else None
@@ -164,7 +172,7 @@ def gres_rows(output: str) -> list[tuple[str, str, str, str]]:
 
 
 def _without_places(text: str) -> str:
-    return "" if text in _NOTHING else re.sub(r"\([^)]*\)", "", text)
+    return "" if text in _NO_RESTRICTION else re.sub(r"\([^)]*\)", "", text)
 
 
 def nodes_with_gres(wanted: Restrictions, free: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
@@ -174,10 +182,10 @@ def nodes_with_gres(wanted: Restrictions, free: Mapping[str, Mapping[str, int]])
     )
 
 
-# -- Listing everything about all users' jobs, for whoever schedules this cluster from outside ---------------
-# Names, comments and directories can hold any character, line breaks too (seen in 22.05), so that a user could forge
-# the row of another's job. Here every field ends with a word that is new for each listing, and that no job can
-# contain.
+# -- Listing of everything -----------------------------------------------------------------------------------
+# All users' jobs for a scheduler of this cluster from outside. Names, comments and directories can hold any character,
+# line breaks too (seen in 22.05), so that a user could forge the row of another's job. Here every field ends with a
+# word that is new for each listing, and that no job can contain.
 #
 # What squeue does not tell (processors on each node, the nodes insisted on, memory by processor or by node) comes from
 # ``scontrol --details show job``, asked only when a job is new or has just started.
@@ -221,7 +229,7 @@ StateKey: TypeAlias = "tuple[str, bool, float | None]"
 
 NO_RESTRICTIONS = Restrictions()
 
-_NOTHING_OF_DETAILS = frozenset({"", "(null)", "N/A", "None", "NONE"})
+_NO_VALUE = frozenset({"", "(null)", "N/A", "None", "NONE"})
 _ACTIVE = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.STARTING})
 _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 _HEAD = re.compile(r"^JobId=(?P<id>[0-9]+)(?: ArrayJobId=(?P<array>[0-9]+) ArrayTaskId=(?P<task>\S+))?", re.MULTILINE)
@@ -276,7 +284,7 @@ def new_separator() -> str:
 
 def everything_command(separator: str) -> tuple[str, ...]:
     """Return the command line that lists all jobs with all fields, each ended by ``separator``."""
-    form = ",".join(f"{field}:{separator}" for field in (*FIELDS, *MORE_FIELDS))
+    form = ",".join(f"{field}:{separator}" for field in (*JOB_FIELDS, *MORE_FIELDS))
     return ("squeue", "--noheader", "--states=all", f"--Format={form}")
 
 
@@ -306,7 +314,7 @@ def parse_held_by_hook(output: str, separator: str) -> tuple[LrmJob, ...]:
 
 def _rows(output: str, separator: str) -> Iterator[tuple[str, ...]]:
     values = output.split(separator)
-    width = len(FIELDS) + len(MORE_FIELDS)
+    width = len(JOB_FIELDS) + len(MORE_FIELDS)
     if len(values) % width != 1 or values[-1].strip():
         raise LrmUnavailableError(f"squeue printed a listing that cannot be read: {output[-200:]!r}")
     for start in range(0, len(values) - 1, width):
@@ -314,8 +322,8 @@ def _rows(output: str, separator: str) -> Iterator[tuple[str, ...]]:
 
 
 def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
-    narrow, more = row[: len(FIELDS)], dict(zip(MORE_FIELDS, row[len(FIELDS) :], strict=True))
-    given = {name: "" if value.strip() in _NOTHING_OF_DETAILS else value.strip() for name, value in more.items()}
+    narrow, more = row[: len(JOB_FIELDS)], dict(zip(MORE_FIELDS, row[len(JOB_FIELDS) :], strict=True))
+    given = {name: "" if value.strip() in _NO_VALUE else value.strip() for name, value in more.items()}
     comment, note = without_note(given["Comment"])
     mark = _mark(given["admin_comment"])
     # By an earlier version of the site's piece, a user's hold that comes at the same moment could be undone.
@@ -392,8 +400,8 @@ def _details(text: str) -> JobDetails:
         processors=_number(values.get("NumCPUs", "").partition("-")[0]),
         requested_nodes=expand(values.get("ReqNodeList", "")),
         excluded_nodes=expand(values.get("ExcNodeList", "")),
-        memory_per_processor_mib=_mebibytes_of_details(values.get("MinMemoryCPU", "")),
-        memory_per_node_mib=_mebibytes_of_details(values.get("MinMemoryNode", "")),
+        memory_per_processor_mib=_memory_mebibytes(values.get("MinMemoryCPU", "")),
+        memory_per_node_mib=_memory_mebibytes(values.get("MinMemoryNode", "")),
         reason=values.get("Reason", ""),
         restrictions=restrictions(values),
     )
@@ -419,7 +427,7 @@ def _count(text: str) -> int:
     return sum(int(last or first) - int(first) + 1 for first, _, last in ranges if first)
 
 
-def _mebibytes_of_details(text: str) -> int | None:
+def _memory_mebibytes(text: str) -> int | None:
     match = _SIZE.fullmatch(text)
     return (round(float(match["number"]) * _UNITS[match["unit"]]) or None) if match else None
 
@@ -481,10 +489,10 @@ def forgotten(known: Iterable[StateKey], jobs: Iterable[LrmJob]) -> set[StateKey
     return set(known) - {state_key(job) for job in jobs}
 
 
-# -- Jobnotes ------------------------------------------------------------------------------------------------
-# Notes of an outside scheduler in the comments of jobs, behind what their users have written there. Pure.
+# -- Notes in the comments of jobs ---------------------------------------------------------------------------
+# Notes of an outside scheduler, behind what users have written there.
 #
-# A comment is ``my text [koala: place 3]``. Slurm sets a comment as a whole, so who adds to one may undo what a user
+# A comment is ``my text [koala: place 3]``. Slurm sets a comment as a whole, so adding to one may undo what a user
 # writes at the same time. conf/job_submit.lua puts the note of an operator's request to what the comment is then.
 
 LONGEST_COMMENT = 900

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a site file may say about a Slurm cluster in its ``[clusters.settings]`` table."""
+"""Settings of the plugin ``slurm``: the ``[clusters.settings]`` table of a cluster, and discovery."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from koala_slurm.listing import CONFIG_COMMAND, parse_config
 
 if TYPE_CHECKING:
     from koala_adapter.lrm import Surroundings
+
+
+# -- Settings ------------------------------------------------------------------------------------------------
 
 
 def _absolute(path: Path) -> Path:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tying one held job to nodes and releasing it, and what ends its start: it runs, or is held and untied again.
-
-Between the two, the cores of an uneven pin are reserved, and a note is on disk of what the job had before.
-"""
+"""Starts of held Slurm jobs on chosen nodes: pins, notes on disk, reserved cores, and the start."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ import anyio
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.model import LrmJobState
 from koala_adapter.wire.hostlists import expand
-from koala_slurm import client as control
+from koala_slurm import client
 from koala_slurm.listing import ENVIRONMENT, idle_command, parse_nodes
 from koala_slurm.requests import (
     JobDetails,
@@ -41,18 +38,18 @@ if TYPE_CHECKING:
     from koala_slurm.client import SlurmCommands
 
 
-# -- Pinning -------------------------------------------------------------------------------------------------
-# Tying a held job to nodes with an exact number of processors on each: which requests make Slurm do that. Pure.
+# -- Pins ----------------------------------------------------------------------------------------------------
+# Tying a held job to nodes with an exact number of processors on each: which requests make Slurm do that.
 #
 # Seen in 22.05 and 25.11 with select/cons_tres:
 #
 # - as many processors on each of its nodes, or only one node: ``ReqNodeList``, ``NumNodes`` and ``MinCPUsNode``; any
 #   owner may ask for it;
-# - different numbers: only a reservation of so many cores on each node does it (:mod:`koala_slurm.starting`), which
-#   needs an operator's rights. The job leaves it as soon as it runs, and stays where it is.
+# - different numbers: only a reservation of so many cores on each node does it (below), which needs an operator's
+#   rights. The job leaves it as soon as it runs, and stays where it is.
 #
 # ``NumNodes`` is changed only where it has to be, because what it was cannot always be told: from 23.11 on ``1-1`` may
-# be a user's wish or that of nobody, and a change without an upper bound sets one.
+# be what a user asked for or not, and a change without an upper bound sets one.
 #
 # An update of ``NumNodes`` or ``MinCPUsNode`` makes ``NumCPUs`` their product, without a word: a job of six processors
 # would start with two. Where that is not the right number ``NumCPUs`` is set again, in a request of its own, because
@@ -154,11 +151,11 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(piece), "") if piece.isdecimal() else (0, piece) for piece in pieces]
 
 
-# -- What a job had before it was tied to nodes, on disk as long as it is tied -------------------------------
-# Between two of the requests that tie it, Slurm has the job smaller than it is (see :mod:`koala_slurm.starting`), and
-# a job that has run and is queued again comes back tied; only such a note can tell what its user had asked for. While
-# a start is tried its note is locked by the process that wrote it; the kernel unlocks it when that process ends,
-# however it ends. Afterwards it is kept until the job is over, or has been untied.
+# -- Notes of tied jobs --------------------------------------------------------------------------------------
+# What a job had before it was tied to nodes, on disk as long as it is tied. Between two of the requests that tie it,
+# Slurm has the job smaller than it is, and a job that has run and is queued again comes back tied; only such a note can
+# tell what its user had asked for. While a start is tried its note is locked by the process that wrote it; the kernel
+# unlocks it when that process ends, however it ends. Afterwards it is kept until the job is over, or has been untied.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +312,7 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-# -- Reservations --------------------------------------------------------------------------------------------
+# -- Reserved cores ------------------------------------------------------------------------------------------
 # Keeping different numbers of cores on several nodes for one job, until it runs: the commands, and doing it.
 #
 # Slurm's schedulers spread a job as they like; only a reservation gives it so many cores on each node. Until 23.02 one
@@ -362,7 +359,7 @@ class Reserved:
         return {node: max(0, number - taken[node]) for node, number in idle.items()}
 
 
-# -- commands (pure) -------------------------------------------------------------------------------------------------
+# ---- commands (pure) ------------------------------------------------------------------------------------------------
 
 
 def reserve_command(
@@ -419,7 +416,7 @@ def reserved_cores(output: str) -> dict[str, int]:
     return found
 
 
-# -- doing it --------------------------------------------------------------------------------------------------------
+# ---- doing it -------------------------------------------------------------------------------------------------------
 
 
 class CoreReservation:
@@ -545,7 +542,9 @@ def _findable(user: str) -> str:
     return user
 
 
-# -- Starting ------------------------------------------------------------------------------------------------
+# -- One start -----------------------------------------------------------------------------------------------
+# A held job is tied to nodes and released; its start ends when it runs, or when it is held and untied again. Between
+# the two, the cores of an uneven pin are reserved, and a note is on disk of what the job had before.
 
 
 def hold_verb(before: JobDetails) -> str:
@@ -585,7 +584,7 @@ class Starting:
             for command in pin_commands(self._pin, before, *noted):
                 await self._change(command)
             # Not with the last of these: Slurm does not take a priority for a job in hold.
-            await self._change(control.job_command("release", [self._pin.job]))
+            await self._change(client.job_command("release", [self._pin.job]))
         except (LrmRejectedError, LrmNotFoundError):
             with anyio.CancelScope(shield=True):
                 await self._undo(before, ran_before=ran_before)
@@ -654,7 +653,7 @@ class Starting:
             self._notes.remove(self._pin.job)
 
     async def _hold(self, before: JobDetails) -> None:
-        await self._change(control.job_command(hold_verb(before), [self._pin.job]))
+        await self._change(client.job_command(hold_verb(before), [self._pin.job]))
 
     async def _untie(self, before: JobDetails) -> None:
         for command in unpin_commands(self._pin, before):

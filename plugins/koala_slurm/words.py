@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times as Slurm writes them: durations such as ``2-12:30:00``, and points in time in seconds or in ISO form."""
+"""Words of Slurm and what they mean: times, job ids, states, reasons for waiting, complaints."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from koala_adapter.lrm.commands import CommandResult
     from koala_adapter.model import LrmJob
 
+
+# -- Times ---------------------------------------------------------------------------------------------------
+# Durations such as ``2-12:30:00``, and points in time in seconds or in ISO form.
 
 TIME_FORMAT: Final = {"SLURM_TIME_FORMAT": "%s"}
 """Environment that makes squeue and sacct print points in time as seconds since the epoch, free of time zones."""
@@ -61,10 +64,9 @@ def moment(text: str) -> float | None:
         return None
 
 
-# -- Jobids --------------------------------------------------------------------------------------------------
-# Slurm job ids: 123 for a job, 123_4 for an array element, 123_[1-4,7] for several elements in one argument.
-#
-# Every id of ours that goes onto a command line passes through here, so that it is an id and nothing else.
+# -- Job ids -------------------------------------------------------------------------------------------------
+# 123 for a job, 123_4 for an array element, 123_[1-4,7] for several elements in one argument. Every id of ours that
+# goes onto a command line passes through here, so that it is an id and nothing else.
 
 _ID = re.compile(r"(?P<job>[0-9]{1,10})(?:_(?P<element>[0-9]{1,10})|\+[0-9]{1,5})?", re.ASCII)
 
@@ -162,8 +164,8 @@ def turn(job: LrmJob) -> tuple[int, int]:
     return int(number), job.array_index or 0
 
 
-# -- States --------------------------------------------------------------------------------------------------
-# Slurm's words for states of jobs and nodes, of all releases from 20.11 to 25.11, and what they mean to us.
+# -- States of jobs and nodes --------------------------------------------------------------------------------
+# Slurm's words of all releases from 20.11 to 25.11, and what they mean to us.
 #
 # Sources: squeue(1) "JOB STATE CODES", sinfo(1) "NODE STATE CODES". A word that is not in a table is UNKNOWN, never a
 # guess: new releases add words.
@@ -329,8 +331,8 @@ def _node_words(text: str) -> list[str]:
     return [*word.upper().split("+"), *flags]
 
 
-# -- Waitreasons ---------------------------------------------------------------------------------------------
-# Why Slurm lets a job wait, in its own words, and what each means for a job that was released to start now. Pure.
+# -- Reasons for waiting -------------------------------------------------------------------------------------
+# In Slurm's own words, and what each means for a job that was released to start now.
 #
 # Sources: squeue(1) "JOB REASON CODES", Slurm's page "Resource Limits", and all words of 22.05's library. A word of no
 # release we know is UNKNOWN: the start has failed, and its job is kept back like one that a limit keeps back.
@@ -377,10 +379,9 @@ def wait_kind(reason: str) -> WaitKind:
     return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(word)), WaitKind.UNKNOWN)
 
 
-# -- Refusals ------------------------------------------------------------------------------------------------
-# What Slurm's complaints mean: try again later, never, or no such job. One table, searched from the top.
-#
-# The texts are those of slurm_strerror(3) and of the commands themselves, the same from 20.11 to 25.11 unless noted.
+# -- Complaints ----------------------------------------------------------------------------------------------
+# What each means: try again later, never, or no such job. One table, searched from the top. The texts are those of
+# slurm_strerror(3) and of the commands themselves, the same from 20.11 to 25.11 unless noted.
 
 _NO_CONTROLLER = "slurmctld does not answer; it is asked again later"
 _LIMIT = "a limit on jobs, size or time of your account or QOS; lower the threshold of this cluster, or wait"

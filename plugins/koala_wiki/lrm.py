@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin itself: the LRM contract on one side, one TCP connection for each request on the other."""
+"""Plugin ``wiki``: settings, refusals as errors, records as nodes and jobs, and the LRM.
+
+The LRM makes one TCP connection for each request.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,8 @@ if TYPE_CHECKING:
     from koala_adapter.wiki.codec.verbs import Reply, Request
 
 
-# -- The ``[clusters.settings]`` table of a cluster whose plugin is ``wiki`` ---------------------------------
+# -- Settings ------------------------------------------------------------------------------------------------
+# The ``[clusters.settings]`` table of a cluster whose plugin is ``wiki``.
 
 
 class WikiSettings(BaseModel):
@@ -91,7 +95,7 @@ class WikiSettings(BaseModel):
 
 
 # -- Refusals ------------------------------------------------------------------------------------------------
-# Which of our errors a refusal over WIKI is: by its status, and for one status by Slurm's words. Pure.
+# Which of our errors a refusal over WIKI is: by its status, and for one status by Slurm's words.
 
 _UNKNOWN_JOB = re.compile(r"no such job|invalid job id|unknown job|job .* (not found|does not exist)", re.IGNORECASE)
 _OVER = re.compile(r"already (completing|completed|ended|finished)", re.IGNORECASE)
@@ -122,9 +126,9 @@ def is_gone(error: WikiError) -> bool:
     return bool(_UNKNOWN_JOB.search(error.message) or _OVER.search(error.message))
 
 
-# -- What a WIKI resource manager reports, as our nodes, jobs and queues. Pure -------------------------------
-# Idle is all that WIKI has for a job that waits for its outside scheduler, so that is a job held by the site; Hold is
-# one that the outside scheduler must leave alone.
+# -- Nodes, jobs and queues ----------------------------------------------------------------------------------
+# Made of what a WIKI resource manager reports. Idle is all that WIKI has for a job that waits for its outside
+# scheduler, so that is a job held by the site; Hold is one that the outside scheduler must leave alone.
 
 QUEUE = "default"
 """Name of the one queue when the resource manager names none."""
@@ -308,7 +312,7 @@ def _end(record: JobRecord, state: LrmJobState, dialect: Dialect) -> tuple[EndRe
     return None, None
 
 
-# -- Lrm -----------------------------------------------------------------------------------------------------
+# -- The LRM -------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 

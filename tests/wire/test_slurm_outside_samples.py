@@ -18,7 +18,7 @@ import pytest
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm.commands import CommandResult
 from koala_slurm.client import control_error
-from koala_slurm.listing import FIELDS, parse_config, parse_version, release_of
+from koala_slurm.listing import JOB_FIELDS, parse_config, parse_version, release_of
 from koala_slurm.requests import MORE_FIELDS, parse_details, parse_everything, with_details
 from koala_slurm.starting import NODES_BUSY, reserved_cores, reserved_order
 
@@ -53,7 +53,7 @@ class Samples:
         values = result.text.split("|@|")[:-1]
         rows = (values[start : start + len(names)] for start in range(0, len(values), len(names)))
         records = (dict(zip(names, (row[0].lstrip("\n"), *row[1:]), strict=True)) for row in rows)
-        wanted = (*FIELDS, *MORE_FIELDS)
+        wanted = (*JOB_FIELDS, *MORE_FIELDS)
         return "\n".join("".join(f"{record[name]}|@|" for name in wanted) for record in records)
 
 

@@ -21,7 +21,7 @@ from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.model import EndReason, LrmJob, LrmJobState, NodeState
 from koala_slurm.client import cancel_error, control_error, is_ambiguous
 from koala_slurm.listing import (
-    FIELDS,
+    JOB_FIELDS,
     SEPARATOR,
     parse_config,
     parse_history,
@@ -142,7 +142,7 @@ def test_what_waits_for_something_else_than_processors(samples: Samples) -> None
     assert blocked >= {"Dependency", "BeginTime", "ReqNodeNotAvail"}
     assert {job.reason for job in waiting if not job.blocked} <= {"", "Priority", "Resources"}
     for reason in ("Priority", "Resources", "None", "Licenses", "QOSMaxCpuPerUserLimit", "JobArrayTaskLimit"):
-        row = ["7", "bob", "PENDING", "2", "main", "", *[""] * (len(FIELDS) - 8), reason, "local"]
+        row = ["7", "bob", "PENDING", "2", "main", "", *[""] * (len(JOB_FIELDS) - 8), reason, "local"]
         (job,) = parse_jobs(SEPARATOR.join(row))
         assert job.blocked == (reason not in {"Priority", "Resources", "None"})
 
@@ -347,7 +347,7 @@ def test_what_is_no_listing(text: str) -> None:
 @given(st.lists(st.text(alphabet=st.characters(exclude_characters="\n"), max_size=20), min_size=12, max_size=14))
 def test_any_row_is_a_job_or_an_error(values: list[str]) -> None:
     """Whatever stands in the fields, the listing is read or refused; nothing else is raised."""
-    assert len(FIELDS) == 12
+    assert len(JOB_FIELDS) == 12
     try:
         jobs = parse_jobs(SEPARATOR.join(values))
     except LrmUnavailableError:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Frames of the WIKI protocol: a size of eight digits, one more byte, and a message that is usually signed.
+r"""Frames of WIKI and their checksum: a size of eight digits, one more byte, and a message.
 
 ::
 
     00000069\nCK=4c44dc484a06c102 TS=1795245659 AUTH=root DT=CMD=GETNODES ARG=0:ALL
 
-The size counts what follows the nine bytes. Slurm ends its replies with one NUL that counts but is not signed; readers
-ignore everything from the first NUL on. Pure: who reads the clock and the socket is somebody else.
+A message is usually signed. The size counts what follows the nine bytes. Slurm ends its replies with one NUL that
+counts but is not signed; readers ignore everything from the first NUL on. Pure: the caller reads the clock and the
+socket.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from koala_adapter.errors import WikiError
 from koala_adapter.wiki.codec.words import Status
 
 # -- Checksum ------------------------------------------------------------------------------------------------
-# The CK= checksum of WIKI messages: a CRC-16/XMODEM mixed with a 32-bit key by four public Feistel rounds.
+# The CK= of a message: a CRC-16/XMODEM mixed with a 32-bit key by four public Feistel rounds.
 #
-# It finds damage and wrong keys. It is no security: one captured message gives the key away, because every round can
-# be run backwards. Pure.
+# It finds damage and wrong keys. It is no security: one captured message gives the key away, because every round can be
+# run backwards.
 
 _MASK = 0xFFFFFFFF
 _LARGEST_UNSIGNED = (1 << 64) - 1
 _XOR_BEFORE = (0xCBA4E531, 0x537158EB, 0x145CDC3C, 0x0D3FDEB2)
 _XOR_AFTER = (0x12BE4590, 0xAB54CE58, 0x6954C7A6, 0x15A2CA46)
-_NUMBER = re.compile(
+_KEY_NUMBER = re.compile(
     r"[ \t\n\v\f\r]*(?P<sign>[+-]?)(?:0[xX](?P<hexadecimal>[0-9a-fA-F]+)|(?P<octal>0[0-7]*)|(?P<decimal>[1-9][0-9]*))",
     re.ASCII,
 )
@@ -47,7 +48,7 @@ def read_key(text: str) -> Key:
 
     So a text that does not begin with a number is 0, and ``037``, ``0x1F`` and ``31`` are one key.
     """
-    found = _NUMBER.match(text)
+    found = _KEY_NUMBER.match(text)
     if not found:
         return Key(seed=0)
     digits, base = next(
@@ -99,7 +100,7 @@ REPLY_SKEW = 3600
 
 _SIZE = re.compile(rb"[ \t]*\+?(?P<size>[0-9]{1,8})[\s\0]*", re.ASCII)
 _SIGNATURE = re.compile(rb"CK=(?P<checksum>[0-9a-f]{16})")
-_NUMBER_OF_FRAMES = re.compile(rb"[ \t]*(?P<number>[+-]?[0-9]{1,19})", re.ASCII)
+_DECIMAL = re.compile(rb"[ \t]*(?P<number>[+-]?[0-9]{1,19})", re.ASCII)
 _NOT_IN_USER_NAME = re.compile(rb"[^A-Za-z0-9._@-]")
 
 
@@ -246,7 +247,7 @@ def _until_nul(payload: bytes) -> bytes:
 
 
 def _number(text: bytes) -> int | None:
-    found = _NUMBER_OF_FRAMES.match(text)
+    found = _DECIMAL.match(text)
     return int(found["number"]) if found else None
 
 

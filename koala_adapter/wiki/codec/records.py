@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node and job records of WIKI: typed values on one side, ``n1:STATE=Idle;CPROC=8;`` on the other.
+"""Node and job records of WIKI: values, records, and whole listings, written and read. Pure.
 
-What is written harms no peer: STATE comes first, every attribute ends with ``;``, none is empty, no value contains a
-separator, and Maui gets no name that it does not know. What is read may be as careless as Slurm's and Maui's own:
-quoted, escaped, without the last ``;``, with octal numbers, with unknown names. Pure.
+A record is typed on one side and ``n1:STATE=Idle;CPROC=8;`` on the other. What is written harms no peer: STATE comes
+first, every attribute ends with ``;``, none is empty, no value contains a separator, and Maui gets no name that it does
+not know. What is read may be as careless as Slurm's and Maui's own: quoted, escaped, without the last ``;``, with octal
+numbers, with unknown names.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
-# -- Values --------------------------------------------------------------------------------------------------
-# Values of attributes: how each kind is written so that no peer is harmed, and read as Maui would read it. Pure.
+# -- Values of attributes ------------------------------------------------------------------------------------
+# Each kind is written so that no peer is harmed, and read as Maui would read it.
 
 LARGEST_NUMBER = (1 << 63) - 1
 FLAG_BITS = (1 << 63) | (1 << 31)
@@ -75,7 +76,7 @@ class Count(NamedTuple):
 Value = str | int | float | tuple[str, ...] | tuple[Count, ...]
 
 
-# -- writing ------------------------------------------------------------------------------------------------------
+# ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def writer(attribute: Attribute, dialect: Dialect, hosts: HostFormat) -> Callable[[Value], str]:
@@ -183,7 +184,7 @@ def _resources(values: Iterable[Count]) -> str:
     return ",".join(f"{_clean_name(name)}:{_number(name, amount)}" for name, amount in values if name)
 
 
-# -- reading ------------------------------------------------------------------------------------------------------
+# ---- reading --------------------------------------------------------------------------------------------------------
 
 
 def read(attribute: Attribute, text: str) -> Value | None:
@@ -410,7 +411,7 @@ class JobRecord:
     """Pairs (name, text) of attributes that were read and are not in the table; never written."""
 
 
-# -- writing ------------------------------------------------------------------------------------------------------
+# ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def build_node(record: NodeRecord, dialect: Dialect, *, brief: bool = False) -> bytes:
@@ -486,8 +487,8 @@ def _plan(wanted: Sequence[Attribute], dialect: Dialect, hosts: HostFormat) -> P
 # -- Listings ------------------------------------------------------------------------------------------------
 # The records of a whole reply, ``ARG=2#n1:STATE=Idle;#n2:STATE=Idle;``: put together, made to fit, and taken apart.
 #
-# Both ways are written for 100,000 jobs a second: records may be kept as bytes and only changed ones built again, and
-# a reader looks at each different ``NAME=value`` once. Pure.
+# Both ways are written for 100,000 jobs a second: records may be kept as bytes and only changed ones built again, and a
+# reader looks at each different ``NAME=value`` once.
 
 Record = TypeVar("Record", NodeRecord, JobRecord)
 
@@ -515,7 +516,7 @@ _UNCLEAR: Final = ("", None)
 """What stands in the table of seen attributes for one that cannot be told from its text alone."""
 
 
-# -- putting together ---------------------------------------------------------------------------------------------
+# ---- putting together -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -554,7 +555,7 @@ def fit_records(records: Sequence[Prepared], *, limit: int) -> list[bytes]:
     return [text for text in chosen if text is not None]
 
 
-# -- taking apart -------------------------------------------------------------------------------------------------
+# ---- taking apart ---------------------------------------------------------------------------------------------------
 
 
 def parse_nodes(argument: str) -> tuple[NodeRecord, ...]:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of WIKI as values: one class for each verb, of which two verbs share the release of tasks. Pure."""
+"""Requests and replies of WIKI: as values, as a scheduler and as a manager write and read them. Pure.
+
+Its ``__all__`` has the names of the whole codec, those of the other modules included.
+"""
 
 from __future__ import annotations
 
@@ -148,6 +151,9 @@ __all__ = [
     "signature_size",
 ]
 
+
+# -- Requests as values --------------------------------------------------------------------------------------
+# One class for each verb, except that two verbs share the release of tasks.
 
 ALL: Final = "ALL"
 LONGEST_COMMENT: Final = 512
@@ -317,8 +323,8 @@ def message_text(text: str) -> str:
     return _CONTROL.sub(" ", text)[:LONGEST_MESSAGE].strip()
 
 
-# -- Requestbuilding -----------------------------------------------------------------------------------------
-# Request messages of WIKI, ``CMD=STARTJOB ARG=101 TASKLIST=n1:n1``, as a scheduler builds them. Pure.
+# -- Requests as a scheduler builds them ---------------------------------------------------------------------
+# Messages such as ``CMD=STARTJOB ARG=101 TASKLIST=n1:n1``.
 #
 # Both sides of Slurm look for the parts by their names wherever they stand, so what is built never has such a name
 # inside of a value.
@@ -466,7 +472,7 @@ _BUILDERS: Final[Mapping[Verb, Callable[..., str]]] = {
 }
 
 
-# -- Request messages of WIKI, as a manager reads them. Pure -------------------------------------------------
+# -- Requests as a resource manager reads them ---------------------------------------------------------------
 # What cannot be read is refused with the status and the words that Slurm had for it.
 
 DEFAULT_CLASS: Final = "DEFAULT"
@@ -694,8 +700,8 @@ _PARSERS: Final[Mapping[Verb, Callable[[str, Verb, Dialect], Request]]] = {
 }
 
 
-# -- Replies -------------------------------------------------------------------------------------------------
-# Reply messages of WIKI, ``SC=0 RESPONSE=job 5 signalled``, and the events of a resource manager. Pure.
+# -- Replies and events --------------------------------------------------------------------------------------
+# Replies such as ``SC=0 RESPONSE=job 5 signalled``, built and read, and the events of a resource manager.
 
 LONGEST_TEXT: Final = 1000
 """Characters of a RESPONSE; Slurm cut at 127."""
@@ -730,7 +736,7 @@ REASON_WORDS: Final = {
     WaitReason.DEPENDENCY_NEVER: "DependencyNeverSatisfied",
 }
 
-_CONTROL_OF_REPLIES: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
+_CONTROL_RUN: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
 _STATUS: Final = re.compile(r"SC=\s*(?P<status>[+-]?[0-9]{1,9})", re.ASCII)
 _RESPONSE: Final = re.compile(r"(?:RESPONSE|RSP)=")
 _OLD_START_INFO: Final = re.compile(
@@ -778,7 +784,7 @@ class StartInfo:
 
 def build_answer(status: int, text: str) -> bytes:
     """Return a reply that is no list: ``SC=0 RESPONSE=job 5 started successfully``."""
-    cleaned = _CONTROL_OF_REPLIES.sub(" ", text).strip()[:LONGEST_TEXT]
+    cleaned = _CONTROL_RUN.sub(" ", text).strip()[:LONGEST_TEXT]
     return f"SC={int(status)} RESPONSE={cleaned}".encode()
 
 
@@ -859,12 +865,3 @@ def parse_event(data: bytes) -> Event:
     if event is None:
         raise WikiError(f"{data[:20]!r} is no event")
     return event
-
-
-# -- Protocol ------------------------------------------------------------------------------------------------
-# The WIKI codec as others import it: messages as values, to bytes and back, both dialects and both sides. Pure.
-#
-# A scheduler sends ``seal(build_request(…))`` and reads ``parse_reply(open_reply(FrameReader().feed(…)).message)``;
-# the reply's ``require()`` is the argument for `parse_nodes` and `parse_jobs`. A resource manager reads
-# ``parse_request(open_request(…).message)`` and answers with `join_records`, `build_answer` or, for any WikiError that
-# has a status, `build_refusal`; without a status it closes the connection.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vocabulary of WIKI in both dialects: verbs, status codes, states, attributes with their units, signals. Pure."""
+"""The vocabulary of WIKI in both dialects: verbs, codes, states, attributes, signals, host lists. Pure."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from koala_adapter.errors import WikiError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+
+# -- Words, codes and attributes -----------------------------------------------------------------------------
+# Attributes have their units and the form in which they are written.
 
 
 class Dialect(StrEnum):
@@ -333,10 +337,10 @@ DOCUMENT_SYNONYMS: Final = MappingProxyType({"COMPLETIONTIME": "COMPLETETIME", "
 """Names that the document has where the code of Maui has others; read, never sent."""
 
 
-# -- Hostlists -----------------------------------------------------------------------------------------------
-# Host and task lists of WIKI: plain (``n1:n1:n2``), compressed (``n[1-2]*2:n3*1``), with ranges and commas.
+# -- Host and task lists -------------------------------------------------------------------------------------
+# Plain (``n1:n1:n2``), compressed (``n[1-2]*2:n3*1``), with ranges and commas.
 #
-# A task list has one entry for each task; equal hosts are adjacent. Maui understands only the plain form. Pure.
+# A task list has one entry for each task; equal hosts are adjacent. Maui understands only the plain form.
 
 LONGEST_ID = 63
 """Bytes of a node name or job id that Maui stores."""

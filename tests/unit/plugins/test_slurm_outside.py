@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import HoldOwner
-from koala_slurm.listing import FIELDS
+from koala_slurm.listing import JOB_FIELDS
 from koala_slurm.outside import OutsideReader
 from koala_slurm.requests import (
     ANY_NODES,
@@ -72,7 +72,7 @@ def listing(separator: str, *rows: tuple[str, ...]) -> str:
 
 def wide(**changes: str) -> tuple[str, ...]:
     """Return a row with some fields changed."""
-    names = (*FIELDS, *MORE_FIELDS)
+    names = (*JOB_FIELDS, *MORE_FIELDS)
     values = dict(zip(names, (*NARROW, *MORE), strict=True))
     return tuple({**values, **changes}.values())
 

@@ -16,8 +16,7 @@ from koala_adapter.policies.loading import load_policies
 from koala_adapter.scheduler.knownpolicies import Policies
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.multicluster import Settings, simulate
-from koala_experiments import malleable as malleable_report
-from koala_experiments import placement
+from koala_experiments import malleable, placement
 from koala_experiments.framework import load_experiment
 from koala_experiments.malleable import Case, run_case
 from tests.unit.policies.installed import example_policies
@@ -96,8 +95,6 @@ def test_malleability_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sample.messages > run_case(replace(case, malleability="fpsma")).messages
     experiment = load_experiment("koala-pwa")
     options = experiment.options(seeds=1, settings={"also": "smallest-first"}, policies=load_policies())
-    monkeypatch.setattr(malleable_report, "run_case", lambda case: replace(sample, case=case))
-    named = [
-        row[0] for row in malleable_report.tables(malleable_report.Records(options, Approach.PWA, ["W'm"]))[0].rows
-    ]
+    monkeypatch.setattr(malleable, "run_case", lambda case: replace(sample, case=case))
+    named = [row[0] for row in malleable.tables(malleable.Records(options, Approach.PWA, ["W'm"]))[0].rows]
     assert named == ["FPSMA", "EGS", "EGS, repeated", "Equipartition", "Folding", "smallest-first", "rigid"]

@@ -21,9 +21,7 @@ from koala_adapter.simulation.placeholders import (
     run_to_end,
 )
 from koala_adapter.simulation.world import Engine
-from koala_experiments import placement
-from koala_experiments import vjm as vjm_deadlock
-from koala_experiments import vjm as vjm_selection
+from koala_experiments import placement, vjm
 
 if TYPE_CHECKING:
     from koala_adapter.report.page import Result
@@ -208,7 +206,7 @@ def quick(experiment: Experiment, seeds: int, **settings: str) -> Result:
 
 def test_deadlock_experiment_finds_what_the_paper_says() -> None:
     """All three claims hold: a deadlock without virtual jobs, none with them, and that by their bounded life."""
-    result = quick(vjm_deadlock.EXPERIMENT, 3)
+    result = quick(vjm.DEADLOCK_EXPERIMENT, 3)
     assert [finding.holds for finding in result.findings] == [True, True, True]
     timeline = next(figure for figure in result.figures if figure.name == "timeline-virtual")
     for series in timeline.series:
@@ -225,7 +223,7 @@ def test_deadlock_experiment_finds_what_the_paper_says() -> None:
 
 def test_other_experiments_run_small() -> None:
     """Each compares all its variants on the same jobs, and gives every claim a verdict or says that it cannot."""
-    selection = quick(vjm_selection.EXPERIMENT_OF_VJM_SELECTION, 2, jobs="8")
+    selection = quick(vjm.SELECTION_EXPERIMENT, 2, jobs="8")
     assert len(selection.tables[0].rows) == 9
     policies = quick(placement.EXPERIMENT, 2, jobs="10")
     assert [row[0] for row in policies.tables[0].rows] == list(placement.POLICIES)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bricks: clients call servers over a network of local domains, and monitors tell the scheduler what was (Takefusa).
+"""Bricks: clients call servers over a network, and monitors tell the scheduler what was (Takefusa 2001).
 
 A grid is a tree: nodes in local domains, each domain joined to one wide-area backbone. Every node is a client and a
 server. Chance makes the grid, the calls and the tasks of others, each from its own seed, so that all schedulers that
-are compared meet the same grid and the same calls.
+are compared meet the same grid and the same calls. Servers, network and the choice of a server come first, the
+simulation last.
 
-Units: seconds, Mbit, Mbit/s, Mop, Mop/s.
+Units: seconds, Mbit, Mbit/s, Mop (a million operations), Mop/s.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 # -- Servers -------------------------------------------------------------------------------------------------
-# Simulated servers that work first come, first served, beside tasks of others, and remember how loaded they were.
+# They work first come, first served, beside tasks of others, and remember how loaded they were.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ class Server:
 
 
 # -- Network -------------------------------------------------------------------------------------------------
-# A network of local domains and wide-area links, whose bandwidth concurrent transfers share fairly.
+# Local domains and wide-area links, whose bandwidth concurrent transfers share fairly.
 #
 # Transfers are fluids: at every moment each has its max-min fair share of the links on its path (the rate of no
 # transfer can be raised without lowering that of one which has no more). Shares change only when a transfer begins or
@@ -351,12 +352,10 @@ class Network:
             self._wake = self._engine.at(self._ends[0][0], self._finish, rank=FIRST)
 
 
-# -- Deadline scheduling of calls to servers (Takefusa 2001). Pure -------------------------------------------
-# A client calls a server: it sends data, the server computes, the client receives the result. Each call has a
-# deadline. A server's price is its performance, so the best choice is not the fastest server but the slowest that is
-# in time.
-#
-# Units: seconds, Mbit, Mbit/s, Mop (a million operations), Mop/s. Load is the number of jobs at a server.
+# -- Choice of a server --------------------------------------------------------------------------------------
+# Deadline scheduling of calls (Takefusa 2001): a client sends data, the server computes, the client receives the
+# result. Each call has a deadline. A server's price is its performance, so the best choice is not the fastest server
+# but the slowest that is in time. Load is the number of jobs at a server. This part does no I/O.
 
 P_LOAD = 1.0
 """Load by which one assigned and unfinished call raises the forecast of its server, where load is corrected."""
@@ -499,7 +498,7 @@ class Fallback:
         return fallbacks < self.maximum and time_left < execution + receive
 
 
-# -- Bricks --------------------------------------------------------------------------------------------------
+# -- The simulation ------------------------------------------------------------------------------------------
 
 BACKBONE = "backbone"
 HOUR = 3600.0

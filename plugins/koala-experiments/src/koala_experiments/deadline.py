@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deadline scheduling against greedy scheduling, with load correction and fallback, on simulated grids (Takefusa)."""
+"""Experiment deadline: against greedy scheduling, with load correction and fallback (Takefusa 2001).
+
+Simulated grids (``bricks``). First the schedulers that are compared and one simulation, then all of them and the
+paper's claims.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-# -- Deadline runs -------------------------------------------------------------------------------------------
-# The schedulers that the deadline experiment compares, and what came out of simulating them (Takefusa 2001).
+# -- Schedulers and simulations ------------------------------------------------------------------------------
 
 MINUTE = 60.0
 LOADS = {"high": 60 * MINUTE, "medium": 90 * MINUTE, "low": 120 * MINUTE}
@@ -120,7 +123,7 @@ class Outcomes:
         return sum(one.calls for one in self._found[load, Variant(None)])
 
 
-# -- Deadline ------------------------------------------------------------------------------------------------
+# -- The experiment ------------------------------------------------------------------------------------------
 
 WORTH = 0.25
 """A measure is called very effective when it takes away at least this share of the failures."""

@@ -11,6 +11,8 @@ An experiment is a value that an entry point of the group ``koala_adapter.experi
 
 It returns values only; :mod:`koala_adapter.report.page` draws and writes them. The same options give the same
 values to the last bit, whatever the number of processes: chance comes from ``random.Random(seed)`` alone.
+
+Means with confidence intervals come first, then what live runs are, then experiments.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "koala_adapter.experiments"
 
 
-# -- Confidence ----------------------------------------------------------------------------------------------
-# Means with confidence intervals over repetitions, by Student's t: few repetitions give wide intervals.
+# -- Means with confidence intervals -------------------------------------------------------------------------
+# Over repetitions, by Student's t: few repetitions give wide intervals.
 
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom (any table); beyond, the normal one is near.
 T_95 = (
@@ -94,10 +96,10 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
     return estimate([a - b for a, b in zip(first, second, strict=True)])
 
 
-# -- Live negotiations ---------------------------------------------------------------------------------------
-# Scenarios in which a live application negotiates its size, and what came of them. Who plays them comes from outside.
-#
-# The experiments of Ghafoor et al. on eight processors (Ghafoor 2005).
+# -- Live negotiations and live workloads --------------------------------------------------------------------
+# Scenarios in which a live application negotiates its size, live runs of a workload, and what came of both. What plays
+# and runs them comes from outside. The scenarios are the experiments of Ghafoor et al. on eight processors (Ghafoor
+# 2005).
 
 ALL = 8
 """Processors."""
@@ -273,7 +275,7 @@ class RunsLive(Protocol):
         """Run it; ``ended`` is told how many jobs have ended. Raises KoalaError."""
 
 
-# -- Framework -----------------------------------------------------------------------------------------------
+# -- Experiments ---------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live runs of KOALA's workloads in small, with the simulator's prediction of each beside it: figures, table, findings.
+"""Experiment koala-live: KOALA's workloads in small on live clusters, beside the simulator's prediction.
 
-That is the check of the simulator against reality. The prediction is made twice: with the delays that were measured in
-the live run, and without any, which is what the experiments on DAS-3 assume.
+That is the check of the simulator against reality (CoreGRID TR-0092). The prediction is made twice: with the delays
+that were measured in the live run, and without any, which is what the experiments on DAS-3 assume. First the comparison
+with its figures, tables and findings, then the experiment.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ __all__ = [
     "prediction_findings",
 ]
 
+
+# -- Live runs beside their predictions ----------------------------------------------------------------------
 
 NEAR = 0.15
 """A prediction is called near when it differs from the live run by at most this share."""
@@ -340,8 +343,7 @@ def order_finding(compared: Sequence[Compared], approach: Approach) -> Finding:
     )
 
 
-# -- Koala live ----------------------------------------------------------------------------------------------
-# KOALA's malleable jobs in small, on live clusters, beside the simulator's prediction of them (CoreGRID TR-0092).
+# -- The experiment ------------------------------------------------------------------------------------------
 
 PARTS = {Approach.PRA: (7, ("Wm", "Wmr")), Approach.PWA: (8, ("W'm", "W'mr"))}
 """Of each approach the paper's figure and workloads."""

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs workloads live for ``koala experiment``: a service inside this process, clusters, jobs at their times."""
+"""Workloads run live for ``koala experiment``: a service in this process, clusters, jobs at their times.
+
+In this order: the work of an application, its jobs and the server that hands out the work, a site file, what the
+journal tells of the jobs, the simulation of the same, and the live run itself.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,7 @@ if TYPE_CHECKING:
     from koala_experiments.framework import LiveRun
 
 
-# -- The bag of work units of one application that runs live. Pure -------------------------------------------
+# -- Bag of work units ---------------------------------------------------------------------------------------
 # The whole work of an application of the simulator is cut into units of equal size. On n workers a unit takes n times
 # as long as the n-th execution time divided by the units, so that n workers that take one unit after the other need
 # just the execution time on n processors, however poorly the application makes use of them.
@@ -163,10 +167,10 @@ def live_job(job: SimulatedJob, *, address: str, port: int, key: Path, user: str
     )
 
 
-# -- Bagserver -----------------------------------------------------------------------------------------------
+# -- Server of work units ------------------------------------------------------------------------------------
 # Hands the work units of running applications out to their workers: the head, elsewhere, of all of them.
 
-LOOK = 0.05
+ASK_AGAIN = 0.05
 """Seconds after which a worker for which there was nothing to do asks again."""
 LONGEST_LINE = 100
 BACKLOG = 512
@@ -273,7 +277,7 @@ class BagServer:
             seconds = bag.take(number)
             if seconds is not None:
                 return seconds
-            return -1.0 if bag.empty or self._closed else LOOK
+            return -1.0 if bag.empty or self._closed else ASK_AGAIN
 
 
 @contextmanager
@@ -289,7 +293,8 @@ def bag_server(address: str) -> Iterator[BagServer]:
         thread.join()
 
 
-# -- The site file of local clusters that are started for an experiment. Pure --------------------------------
+# -- Site file of local clusters -----------------------------------------------------------------------------
+# The clusters are started for one experiment.
 
 SITE = """\
 [control_center]
@@ -332,8 +337,8 @@ def site_text(clusters: Sequence[ClusterModel], approach: Approach, malleability
     return head + "".join(tables)
 
 
-# -- Journalrecord -------------------------------------------------------------------------------------------
-# What the journal of a live run tells of its jobs, by replaying it: the same figures as the simulator gives. Pure.
+# -- Record of a live run ------------------------------------------------------------------------------------
+# What the journal tells of the jobs, by replaying it: the same figures as the simulator gives.
 
 
 @dataclass(slots=True)
@@ -531,9 +536,7 @@ def mean(seconds: list[float], pace: float) -> float:
     return fmean(seconds) * pace if seconds else 0.0
 
 
-# -- Live runs -----------------------------------------------------------------------------------------------
-# What a live run of a workload is and gives, and the simulation of the same. Who runs it live comes from outside.
-#
+# -- Workloads in small and their simulation -----------------------------------------------------------------
 # All times are those of the workload, in seconds: a live run goes through them at a pace of so many seconds of the
 # workload per second.
 
@@ -580,10 +583,10 @@ def with_delays(settings: Settings, live: LiveOutcome) -> Settings:
     )
 
 
-# -- Liveruns ------------------------------------------------------------------------------------------------
+# -- The live run --------------------------------------------------------------------------------------------
 
 PREFIX = "koala-live-"
-LOOK_OF_LIVERUNS = 0.25
+LOOK = 0.25
 """Seconds between two looks at the jobs."""
 ENDING = 60.0
 """Seconds within which jobs that are cancelled on the clusters of a site must have ended."""
@@ -708,7 +711,7 @@ class RunningService:
             ended(over)
             if until is None and over == len(self.submitted):
                 return True
-            left = LOOK_OF_LIVERUNS if until is None else min(LOOK_OF_LIVERUNS, until - time.monotonic())
+            left = LOOK if until is None else min(LOOK, until - time.monotonic())
             if left <= 0:
                 return over == len(self.submitted)
             time.sleep(left)

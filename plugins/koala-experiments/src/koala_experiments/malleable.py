@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workloads of KOALA's experiments with malleable jobs (CoreGRID TR-0092), from a seed.
+"""Experiments koala-pra and koala-pwa: KOALA's malleable jobs on a simulated DAS-3 (CoreGRID TR-0092).
 
-300 jobs, half of them NAS FT and half GADGET-2, chosen uniformly. Wm: all malleable, one every 120 s. Wmr: half
-malleable, half rigid. W'm and W'mr: the same, one every 30 s. Malleable jobs start on 2 processors, rigid ones have 2.
+Precedence to running applications (figure 7) and to waiting ones (figure 8). In this order: the workloads, one run,
+what both experiments have in common, koala-pra, koala-pwa.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from koala_adapter.simulation.applications import Outcome
     from koala_experiments.framework import Estimate
 
+
+# -- Workloads -----------------------------------------------------------------------------------------------
+# From a seed: 300 jobs, half of them NAS FT and half GADGET-2, chosen uniformly. Wm: all malleable, one every 120 s.
+# Wmr: half malleable, half rigid. W'm and W'mr: the same, one every 30 s. Malleable jobs start on 2 processors, rigid
+# ones have 2.
 
 JOBS = 300
 INITIAL = 2
@@ -94,8 +99,8 @@ def _shuffled(chance: random.Random, count: int, share: float) -> list[bool]:
     return values
 
 
-# -- Malleable runs ------------------------------------------------------------------------------------------
-# One run of a KOALA workload on DAS-3, and what is kept of it: the numbers behind figures 7 and 8 (TR-0092).
+# -- One run -------------------------------------------------------------------------------------------------
+# A workload on DAS-3, and what is kept of it: the numbers behind figures 7 and 8.
 
 RIGID = "rigid"
 """Stands for a malleability policy where all jobs are rigid: what malleability is compared with."""
@@ -257,8 +262,8 @@ def _messages_over_time(outcome: Outcome, axis: Sequence[float]) -> list[float]:
     return sums
 
 
-# -- Malleable report ----------------------------------------------------------------------------------------
-# What koala-pra and koala-pwa have in common: cases, the six figures, tables, findings, settings (TR-0092).
+# -- What both experiments have in common --------------------------------------------------------------------
+# Cases, the six figures, tables, findings, settings.
 
 PAPER = (
     "J. Buisson, O. Sonmez, H. Mohamed, W. Lammers, D. Epema: Scheduling Malleable Applications in Multicluster "
@@ -580,15 +585,15 @@ def _against_rigid(records: Records, what: str, claim: str, unit: str, *, shorte
     return Finding(claim=claim, outcome="; ".join(said) + ".", holds=holds, margin=margin)
 
 
-# -- Koala pra -----------------------------------------------------------------------------------------------
-# Precedence to running applications: figure 7 of KOALA's experiments with malleable jobs (CoreGRID TR-0092).
+# -- koala-pra -----------------------------------------------------------------------------------------------
+# Precedence to running applications: figure 7.
 
-WORKLOADS_OF_KOALA_PRA = ("Wm", "Wmr")
+PRA_WORKLOADS = ("Wm", "Wmr")
 
 
-def run(options: Options) -> Result:
+def run_pra(options: Options) -> Result:
     """Run the experiment."""
-    records = Records(options, Approach.PRA, WORKLOADS_OF_KOALA_PRA)
+    records = Records(options, Approach.PRA, PRA_WORKLOADS)
     return Result(
         findings=(shorter_execution(records), higher_utilization(records)),
         figures=figures(records, 7),
@@ -597,29 +602,29 @@ def run(options: Options) -> Result:
     )
 
 
-EXPERIMENT = Experiment(
+PRA_EXPERIMENT = Experiment(
     name="koala-pra",
     summary="Malleable jobs on DAS-3, running jobs first: FPSMA and EGS with the workloads Wm and Wmr (figure 7).",
     paper=PAPER,
-    run=run,
+    run=run_pra,
     seeds=10,
     settings=SETTINGS,
 )
 
 
-# -- Koala pwa -----------------------------------------------------------------------------------------------
-# Precedence to waiting applications: figure 8 of KOALA's experiments with malleable jobs (CoreGRID TR-0092).
+# -- koala-pwa -----------------------------------------------------------------------------------------------
+# Precedence to waiting applications: figure 8.
 
-WORKLOADS_OF_KOALA_PWA = ("W'm", "W'mr")
+PWA_WORKLOADS = ("W'm", "W'mr")
 NEARLY = 0.10
 """Execution times are called nearly the same when the longest exceeds the shortest by at most this share."""
 FAR = 0.25
 """A response time is called far worse when it exceeds all others by at least this share."""
 
 
-def run_of_koala_pwa(options: Options) -> Result:
+def run_pwa(options: Options) -> Result:
     """Run the experiment."""
-    records = Records(options, Approach.PWA, WORKLOADS_OF_KOALA_PWA)
+    records = Records(options, Approach.PWA, PWA_WORKLOADS)
     return Result(
         findings=(
             shorter_execution(records),
@@ -641,7 +646,7 @@ def _same_execution(records: Records, what: str, whose: str) -> Finding:
     """Judge the claim on the four execution times."""
     means = {
         combination(policy, workload): records.estimate(policy, workload, what)
-        for workload in WORKLOADS_OF_KOALA_PWA
+        for workload in PWA_WORKLOADS
         for policy in POLICIES
     }
     longest, shortest = (pick(one.mean for one in means.values()) for pick in (max, min))
@@ -676,7 +681,7 @@ def _excess(records: Records, where: Conditions | None) -> tuple[float, float]:
     others = max(
         records.estimate(policy, workload, "response", where).mean
         for policy in POLICIES
-        for workload in WORKLOADS_OF_KOALA_PWA
+        for workload in PWA_WORKLOADS
         if (policy, workload) != ("egs", "W'm")
     )
     return records.estimate("egs", "W'm", "response", where).mean / others - 1.0, others
@@ -688,11 +693,11 @@ def _against_fpsma(records: Records, where: Conditions) -> float:
     return egs / fpsma - 1.0
 
 
-EXPERIMENT_OF_KOALA_PWA = Experiment(
+PWA_EXPERIMENT = Experiment(
     name="koala-pwa",
     summary="Malleable jobs on DAS-3, waiting jobs first: FPSMA and EGS with the workloads W'm and W'mr (figure 8).",
     paper=PAPER,
-    run=run_of_koala_pwa,
+    run=run_pwa,
     seeds=10,
     settings=SETTINGS,
 )

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the traces of the Parallel Workloads Archive are on this machine, and where they can be had.
+"""Experiment maui-backfill: Maui's backfill and Metacluster over five traces (Gergel 2011).
 
-The archive allows the use of its traces with acknowledgement; they are not part of this program.
+Mean waits and mean slowdowns. In this order: where the traces are, the paper's claims beside what came out, and the
+experiment.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
     from koala_experiments.framework import Options
 
+
+# -- Traces on this machine ----------------------------------------------------------------------------------
+# The traces of the Parallel Workloads Archive: where they are, and where they can be had. The archive allows their use
+# with acknowledgement; they are not part of this program.
 
 ADDRESS = "https://www.cs.huji.ac.il/labs/parallel/workload/"
 VARIABLE = "KOALA_TRACES"
@@ -57,10 +62,8 @@ def advice(page: str) -> str:
     return f"get it from {ADDRESS}{page}/ and put it into ~/.cache/koala/traces, or name its directory in ${VARIABLE}"
 
 
-# -- Maui findings -------------------------------------------------------------------------------------------
-# What the comparison of Maui's backfill with Metacluster found: the paper's claims, figures and tables. Pure.
-#
-# The simulations themselves are in :mod:`koala_experiments.maui`.
+# -- Findings, figures and tables ----------------------------------------------------------------------------
+# The paper's claims on Maui's backfill and Metacluster beside what came out. This part does no I/O.
 
 FIRSTFIT, BESTFIT, GREEDY, METACLUSTER = "FIRSTFIT", "BESTFIT", "GREEDY", "Metacluster"
 ALL_POLICIES = (FIRSTFIT, BESTFIT, GREEDY, METACLUSTER)
@@ -327,7 +330,7 @@ def _table(name: str, title: str, values: Values) -> Table:
     return Table(name=name, title=title, columns=columns, rows=rows)
 
 
-# -- Maui's backfill and Metacluster over five traces: mean waits and mean slowdowns -------------------------
+# -- The experiment ------------------------------------------------------------------------------------------
 # Gergel, Kustikova and Senin compared FIRSTFIT and BESTFIT of Maui with their Metacluster on traces of the Parallel
 # Workloads Archive. Here the same policies, and GREEDY, are replayed on the releases of these traces that are on this
 # machine; a trace that is not there is left out, or, for the two of DAS-2, replaced by a model with its published

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evolving and malleable applications that negotiate on eight processors, live (Ghafoor 2005)."""
+"""Experiment negotiation: applications that negotiate their sizes on live clusters (Ghafoor 2005).
+
+Evolving and malleable applications play scenarios on eight processors. First what came of the scenarios,
+then the experiment that has them played.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +33,8 @@ if TYPE_CHECKING:
     from koala_experiments.framework import Played, PlaysScenarios
 
 
-# -- Negotiation report --------------------------------------------------------------------------------------
-# What came of scenarios of negotiation, as findings, figures, a table and the templates themselves. Pure.
+# -- Findings, figures and tables ----------------------------------------------------------------------------
+# What came of scenarios of negotiation, the templates themselves included. This part does no I/O.
 
 NEAR = 0.25
 """So far from the ratio of the sizes may that of the rates be."""
@@ -228,7 +232,7 @@ def templates(played: Sequence[Played]) -> list[Listing]:
     ]
 
 
-# -- Negotiation ---------------------------------------------------------------------------------------------
+# -- The experiment ------------------------------------------------------------------------------------------
 
 PAPER = (
     "S. Ghafoor, T. Haupt, I. Banicescu, R. Cariño, N. Ammari: A resource management system for adaptive parallel "

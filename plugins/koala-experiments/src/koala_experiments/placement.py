@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KOALA's placement policies compared: WF, CF, CM and FCM on DAS-3 with input files and local users (CoreGRID TR-0092).
+"""Experiment placement: WF, CF, CM and FCM compared on DAS-3 with input files (CoreGRID TR-0092).
 
 The same jobs, input files and local users for each policy. A job asks for processors in equal components; for flexible
 cluster minimization the same number in one component that may be split. Before it runs, the input files that a cluster
@@ -33,10 +33,9 @@ if TYPE_CHECKING:
     from koala_experiments.framework import Estimate
 
 
-# -- Staging -------------------------------------------------------------------------------------------------
-# Jobs with input files on DAS-3: which cluster holds which file, what is read by whom, and how long moving it takes.
-#
-# A simple table of bandwidths between clusters: transfers do not slow each other down.
+# -- Jobs with input files -----------------------------------------------------------------------------------
+# Which cluster holds which file, which job reads which, and how long moving it takes. A simple table of bandwidths
+# between clusters: transfers do not slow each other down.
 
 CLUSTERS = (("Vrije", 85), ("Amsterdam", 41), ("Delft", 68), ("MultimediaN", 46), ("Leiden", 32))
 """DAS-3: name and nodes, one process on each."""
@@ -158,7 +157,7 @@ class Staging:
         return longest
 
 
-# -- Placement -----------------------------------------------------------------------------------------------
+# -- The experiment ------------------------------------------------------------------------------------------
 
 HOUR = 3600.0
 WARM_UP = 2 * HOUR

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenarios of negotiation as live jobs, and what the program of one has printed."""
+"""Scenarios of negotiation played on live clusters, for ``koala experiment``.
+
+First the jobs of a scenario and what the program of one has printed, then the stage on which scenarios are played.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.parameters import Approach
     from koala_experiments.framework import Pace
 
+
+# -- Jobs of a scenario --------------------------------------------------------------------------------------
+# And what the program of one has printed.
 
 STEPPER = Path(__file__).with_name("stepper.py")
 COMPONENT = "steps"
@@ -122,7 +128,7 @@ def played(
     )
 
 
-# -- Plays scenarios of negotiation on live clusters, for ``koala experiment`` -------------------------------
+# -- Stage ---------------------------------------------------------------------------------------------------
 
 PREFIX = "koala-live-"
 LOOK = 0.1

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deadlock between two co-allocated jobs: certain with direct submission, broken by virtual jobs (Xing 2009).
+"""Experiments vjm-deadlock and vjm-selection: what virtual jobs gain for co-allocation (Xing 2009).
 
-Clusters A and B have three nodes each; user 1 has priority on A, user 2 on B; at the same moment each submits a job of
-six nodes. Each gets one cluster and waits for the other. Each user has a co-allocator of his own, so nobody sees both
-jobs. Besides the two variants of the paper there is one in which placeholders are held for ever: it shows that it is
-the life cycle, and not the placeholder, that breaks the deadlock.
+First the deadlock of two co-allocated jobs and how virtual jobs break it, then the selection of resources by waiting
+history, and their reorganization.
 """
 
 from __future__ import annotations
@@ -37,6 +35,14 @@ if TYPE_CHECKING:
     from koala_experiments.framework import Estimate
 
 
+# -- vjm-deadlock --------------------------------------------------------------------------------------------
+# Deadlock between two co-allocated jobs: certain with direct submission, broken by virtual jobs.
+#
+# Clusters A and B have three nodes each; user 1 has priority on A, user 2 on B; at the same moment each submits a job
+# of six nodes. Each gets one cluster and waits for the other. Each user has a co-allocator of his own, so none of them
+# sees both jobs. Besides the two variants of the paper there is one in which placeholders are held for ever: it shows
+# that it is the life cycle, and not the placeholder, that breaks the deadlock.
+
 A, B = ClusterName("A"), ClusterName("B")
 NODES = 3
 USERS = ("user1", "user2")
@@ -45,11 +51,11 @@ HORIZON = 24 * 3600.0
 DIRECT = "direct submission"
 HELD_FOR_EVER = "virtual jobs without life cycle"
 VIRTUAL = "virtual jobs"
-VARIANTS = (DIRECT, HELD_FOR_EVER, VIRTUAL)
+DEADLOCK_VARIANTS = (DIRECT, HELD_FOR_EVER, VIRTUAL)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class DeadlockCase:
     """One simulation."""
 
     variant: str
@@ -72,7 +78,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DeadlockOutcome:
     """What became of the two jobs."""
 
     launched: tuple[float | None, ...]
@@ -82,7 +88,7 @@ class Outcome:
     bars: tuple[Bar, ...]
 
 
-def simulate(case: Case) -> Outcome:
+def simulate_deadlock(case: DeadlockCase) -> DeadlockOutcome:
     """Run one simulation."""
     engine = Engine()
     systems = [
@@ -121,7 +127,7 @@ class _Parts:
             job.on_end = lambda _job, _reason: None
 
 
-def _direct(case: Case, engine: Engine, systems: Sequence[BatchSystem]) -> Outcome:
+def _direct(case: DeadlockCase, engine: Engine, systems: Sequence[BatchSystem]) -> DeadlockOutcome:
     jobs = []
     for user in USERS:
         parts = _Parts(user, case.run, engine, [])
@@ -139,13 +145,13 @@ def _direct(case: Case, engine: Engine, systems: Sequence[BatchSystem]) -> Outco
         for place in job.places
     ]
     launched = tuple(parts.launched_at for parts in jobs)
-    return Outcome(launched, tuple(parts.finished_at for parts in jobs), 0, tuple(bars))
+    return DeadlockOutcome(launched, tuple(parts.finished_at for parts in jobs), 0, tuple(bars))
 
 
 # ---- virtual jobs ---------------------------------------------------------------------------------------------------
 
 
-def _virtual(case: Case, engine: Engine, systems: Sequence[BatchSystem]) -> Outcome:
+def _virtual(case: DeadlockCase, engine: Engine, systems: Sequence[BatchSystem]) -> DeadlockOutcome:
     life = case.life if case.variant == VIRTUAL else 10 * HORIZON
     clusters = [ClusterParameters(name=system.name) for system in systems]
     services = [
@@ -163,19 +169,19 @@ def _virtual(case: Case, engine: Engine, systems: Sequence[BatchSystem]) -> Outc
     engine.run(until=1.0)
     begin = engine.now
     for user, service in zip(USERS, services, strict=True):
-        service.submit(_job(user, case, begin))
+        service.submit(_deadlock_job(user, case, begin))
     run_to_end(engine, services, until=begin + HORIZON)
     marks = [next(iter(service.jobs.values())) for service in services]
     records = [next(iter(service.state.jobs.values())) for service in services]
-    return Outcome(
+    return DeadlockOutcome(
         tuple(None if one.launched_at is None else one.launched_at - begin for one in marks),
         tuple(None if one.ended_at is None else one.ended_at - begin for one in marks),
         sum(record.hand_backs for record in records),
-        tuple(_bars(systems, services, begin)),
+        tuple(_deadlock_bars(systems, services, begin)),
     )
 
 
-def _job(user: str, case: Case, now: float) -> Job:
+def _deadlock_job(user: str, case: DeadlockCase, now: float) -> Job:
     return Job(
         id=JobId(f"{user}-{case.seed}"),
         name=user,
@@ -190,7 +196,7 @@ def _job(user: str, case: Case, now: float) -> Job:
     )
 
 
-def _bars(systems: Sequence[BatchSystem], services: Sequence[SimulatedService], begin: float) -> Iterator[Bar]:
+def _deadlock_bars(systems: Sequence[BatchSystem], services: Sequence[SimulatedService], begin: float) -> Iterator[Bar]:
     """Yield who had which node when, apart for waiting with it and running on it."""
     spans = {
         service.user: (one.launched_at or HORIZON, one.ended_at or HORIZON)
@@ -214,17 +220,19 @@ def _bars(systems: Sequence[BatchSystem], services: Sequence[SimulatedService], 
 # ---- what came out --------------------------------------------------------------------------------------------------
 
 
-def run(options: Options) -> Result:
+def run_deadlock(options: Options) -> Result:
     """Run all variants for all seeds."""
     run_seconds, life = float(options.settings["run"]), float(options.settings["life"])
-    cases = [Case(variant, seed, run_seconds, life) for variant in VARIANTS for seed in options.all_seeds]
-    outcomes: dict[str, list[Outcome]] = {variant: [] for variant in VARIANTS}
-    for case, outcome in zip(cases, options.map(simulate, cases), strict=True):
+    cases = [
+        DeadlockCase(variant, seed, run_seconds, life) for variant in DEADLOCK_VARIANTS for seed in options.all_seeds
+    ]
+    outcomes: dict[str, list[DeadlockOutcome]] = {variant: [] for variant in DEADLOCK_VARIANTS}
+    for case, outcome in zip(cases, options.map(simulate_deadlock, cases), strict=True):
         outcomes[case.variant].append(outcome)
     return Result(
-        findings=_findings(outcomes, run_seconds),
+        findings=_deadlock_findings(outcomes, run_seconds),
         figures=[_timeline(name, outcomes[name][0]) for name in (DIRECT, VIRTUAL)] + [_starts(outcomes[VIRTUAL])],
-        tables=[_table(outcomes)],
+        tables=[_deadlock_table(outcomes)],
         notes=(
             (
                 f"Simulated: two clusters of {NODES} nodes, strict order of priority in each; each job runs "
@@ -241,11 +249,11 @@ def run(options: Options) -> Result:
     )
 
 
-def _never(outcomes: Sequence[Outcome]) -> int:
+def _never(outcomes: Sequence[DeadlockOutcome]) -> int:
     return sum(start is None for one in outcomes for start in one.launched)
 
 
-def _findings(outcomes: dict[str, list[Outcome]], run_seconds: float) -> list[Finding]:
+def _deadlock_findings(outcomes: dict[str, list[DeadlockOutcome]], run_seconds: float) -> list[Finding]:
     jobs = 2 * len(outcomes[DIRECT])
     virtual = [one for one in outcomes[VIRTUAL] if None not in one.finished]
     apart = [sorted(start for start in one.launched if start is not None) for one in virtual]
@@ -278,7 +286,7 @@ def _findings(outcomes: dict[str, list[Outcome]], run_seconds: float) -> list[Fi
     ]
 
 
-def _timeline(name: str, outcome: Outcome) -> Figure:
+def _timeline(name: str, outcome: DeadlockOutcome) -> Figure:
     whos = [f"{user} {what}" for user in USERS for what in ("waits", "runs")]
     last = max((end for end in outcome.finished if end is not None), default=1800.0)
     shown = [bar for bar in outcome.bars if bar.begins_at < last]
@@ -305,7 +313,7 @@ def _timeline(name: str, outcome: Outcome) -> Figure:
     )
 
 
-def _starts(outcomes: Sequence[Outcome]) -> Figure:
+def _starts(outcomes: Sequence[DeadlockOutcome]) -> Figure:
     finished = [[t for t in one.launched if t is not None] for one in outcomes if None not in one.launched]
     shares = [(index + 1) / len(finished) for index in range(len(finished))]
     return Figure(
@@ -322,7 +330,7 @@ def _starts(outcomes: Sequence[Outcome]) -> Figure:
     )
 
 
-def _table(outcomes: dict[str, list[Outcome]]) -> Table:
+def _deadlock_table(outcomes: dict[str, list[DeadlockOutcome]]) -> Table:
     rows: list[list[Cell]] = []
     for variant, found in outcomes.items():
         starts = [sorted(t for t in one.launched if t is not None) for one in found if None not in one.launched]
@@ -338,11 +346,11 @@ def _table(outcomes: dict[str, list[Outcome]]) -> Table:
     )
 
 
-EXPERIMENT = Experiment(
+DEADLOCK_EXPERIMENT = Experiment(
     name="vjm-deadlock",
     summary="Two jobs that each hold what the other needs: direct submission against virtual jobs.",
     paper="the virtual job model (Xing, Jilin University, 2009; Ding, Wei and others, 2007 to 2009)",
-    run=run,
+    run=run_deadlock,
     seeds=30,
     settings=(
         Setting(name="run", default="300", meaning="Seconds that each job runs.", least=1),
@@ -351,12 +359,13 @@ EXPERIMENT = Experiment(
 )
 
 
-# -- What resource selection by waiting history and resource reorganization gain (Xing 2009) -----------------
-# Clusters that differ in size and load serve their local users first come, first served. Co-allocated jobs come on
-# top, through placeholders. Selection is compared with worst fit, which goes by the idle processors that it sees, and
-# with cluster minimization, which shares with it that few clusters are used; each without reorganization, with
-# exchanges after which a job starts, and with exchanges whenever somebody waits. All variants see the same local users
-# and jobs.
+# -- vjm-selection -------------------------------------------------------------------------------------------
+# What resource selection by waiting history and resource reorganization gain.
+#
+# Clusters that differ in size and load serve their local users first come, first served. Co-allocated jobs come on top,
+# through placeholders. Selection is compared with worst fit, which goes by the idle processors that it sees, and with
+# cluster minimization, which shares with it that few clusters are used; each without reorganization, with exchanges
+# after which a job starts, and with exchanges whenever a job waits. All variants see the same local users and jobs.
 
 HOUR = 3600.0
 CLUSTERS = (("north", 64, 0.9), ("east", 48, 0.8), ("south", 40, 0.6), ("west", 32, 0.4))
@@ -372,11 +381,11 @@ FEWEST = "cluster-minimization"
 PLACEMENTS = (WORST_FIT, FEWEST, SELECTION)
 OFF, STARTING, ALWAYS = "no reorganization", "exchanges that start a job", "every exchange"
 MODES = (OFF, STARTING, ALWAYS)
-VARIANTS_OF_VJM_SELECTION = tuple((policy, mode) for policy in PLACEMENTS for mode in MODES)
+SELECTION_VARIANTS = tuple((policy, mode) for policy in PLACEMENTS for mode in MODES)
 
 
 @dataclass(frozen=True, slots=True)
-class CaseOfVjmSelection:
+class SelectionCase:
     """One simulation."""
 
     policy: str
@@ -391,7 +400,7 @@ class CaseOfVjmSelection:
 
 
 @dataclass(frozen=True, slots=True)
-class OutcomeOfVjmSelection:
+class SelectionOutcome:
     """What is looked at."""
 
     waits: tuple[float, ...]
@@ -405,7 +414,7 @@ class OutcomeOfVjmSelection:
     unfinished: int
 
 
-def simulate_of_vjm_selection(case: CaseOfVjmSelection) -> OutcomeOfVjmSelection:
+def simulate_selection(case: SelectionCase) -> SelectionOutcome:
     """Run one simulation."""
     engine = Engine()
     systems = []
@@ -431,7 +440,7 @@ def simulate_of_vjm_selection(case: CaseOfVjmSelection) -> OutcomeOfVjmSelection
     for number in range(case.jobs):
         at += chance.expovariate(1.0 / case.interval)
         sizes = [chance.choice(SIZES) for _ in range(chance.choice((2, 2, 3)))]
-        job = _job_of_vjm_selection(f"{number}", sizes, case.policy, at)
+        job = _selection_job(f"{number}", sizes, case.policy, at)
         runs[job.id] = chance.uniform(300.0, 1500.0)
         engine.at(at, partial(service.submit, job))
     engine.run(until=at + 1.0)
@@ -439,7 +448,7 @@ def simulate_of_vjm_selection(case: CaseOfVjmSelection) -> OutcomeOfVjmSelection
     return _outcome(service, runs)
 
 
-def _job_of_vjm_selection(name: str, sizes: Sequence[int], policy: str, at: float) -> Job:
+def _selection_job(name: str, sizes: Sequence[int], policy: str, at: float) -> Job:
     return Job(
         id=JobId(name),
         name=name,
@@ -455,11 +464,11 @@ def _job_of_vjm_selection(name: str, sizes: Sequence[int], policy: str, at: floa
     )
 
 
-def _outcome(service: SimulatedService, runs: dict[JobId, float]) -> OutcomeOfVjmSelection:
+def _outcome(service: SimulatedService, runs: dict[JobId, float]) -> SelectionOutcome:
     started = {id_: one for id_, one in service.jobs.items() if one.co_allocation is not None}
     used = sum(runs[id_] * sum(one.clusters.values()) for id_, one in started.items())
     records = service.state.jobs.values()
-    return OutcomeOfVjmSelection(
+    return SelectionOutcome(
         waits=tuple(one.co_allocation for one in started.values() if one.co_allocation is not None),
         clusters=fmean(len(one.clusters) for one in started.values()),
         held=(service.held_seconds - used) / used,
@@ -471,38 +480,38 @@ def _outcome(service: SimulatedService, runs: dict[JobId, float]) -> OutcomeOfVj
 
 # ---- what came out --------------------------------------------------------------------------------------------------
 
-Outcomes = dict[tuple[str, str], list[OutcomeOfVjmSelection]]
+Outcomes = dict[tuple[str, str], list[SelectionOutcome]]
 
 
-def run_of_vjm_selection(options: Options) -> Result:
+def run_selection(options: Options) -> Result:
     """Run all variants for all seeds."""
     jobs, life = int(options.settings["jobs"]), float(options.settings["life"])
     interval, load = float(options.settings["interval"]), float(options.settings["load"])
     cases = [
-        CaseOfVjmSelection(policy, mode, seed, jobs, interval, life, load)
-        for policy, mode in VARIANTS_OF_VJM_SELECTION
+        SelectionCase(policy, mode, seed, jobs, interval, life, load)
+        for policy, mode in SELECTION_VARIANTS
         for seed in options.all_seeds
     ]
-    outcomes: Outcomes = {variant: [] for variant in VARIANTS_OF_VJM_SELECTION}
-    for case, outcome in zip(cases, options.map(simulate_of_vjm_selection, cases), strict=True):
+    outcomes: Outcomes = {variant: [] for variant in SELECTION_VARIANTS}
+    for case, outcome in zip(cases, options.map(simulate_selection, cases), strict=True):
         outcomes[case.policy, case.mode].append(outcome)
     return Result(
-        findings=_findings_of_vjm_selection(outcomes),
+        findings=_selection_findings(outcomes),
         figures=(_distribution(outcomes), _means(outcomes), _idle(outcomes)),
-        tables=(_table_of_vjm_selection(outcomes),),
+        tables=(_selection_table(outcomes),),
         notes=_notes(options),
     )
 
 
-def _mean_waits(found: Sequence[OutcomeOfVjmSelection]) -> list[float]:
+def _mean_waits(found: Sequence[SelectionOutcome]) -> list[float]:
     return [fmean(one.waits) for one in found]
 
 
-def _held(found: Sequence[OutcomeOfVjmSelection]) -> list[float]:
+def _held(found: Sequence[SelectionOutcome]) -> list[float]:
     return [one.held for one in found]
 
 
-def _findings_of_vjm_selection(outcomes: Outcomes) -> list[Finding]:
+def _selection_findings(outcomes: Outcomes) -> list[Finding]:
     def compared(claim: str, before: tuple[str, str], after: tuple[str, str]) -> Finding:
         first, second = _mean_waits(outcomes[before]), _mean_waits(outcomes[after])
         return _gain(claim, difference(first, second), fmean(first))
@@ -533,7 +542,7 @@ def _findings_of_vjm_selection(outcomes: Outcomes) -> list[Finding]:
 
 
 def _waste(
-    policy: str, mode: str, without: Sequence[OutcomeOfVjmSelection], reorganized: Sequence[OutcomeOfVjmSelection]
+    policy: str, mode: str, without: Sequence[SelectionOutcome], reorganized: Sequence[SelectionOutcome]
 ) -> Finding:
     gain, base = difference(_held(without), _held(reorganized)), fmean(_held(without))
     return Finding(
@@ -584,9 +593,7 @@ def _distribution(outcomes: Outcomes) -> Figure:
     )
 
 
-def _bars_of_vjm_selection(
-    outcomes: Outcomes, values: Callable[[Sequence[OutcomeOfVjmSelection]], list[float]]
-) -> list[Series]:
+def _selection_bars(outcomes: Outcomes, values: Callable[[Sequence[SelectionOutcome]], list[float]]) -> list[Series]:
     series = []
     for mode in MODES:
         found = [estimate(values(outcomes[policy, mode])) for policy in PLACEMENTS]
@@ -601,7 +608,7 @@ def _means(outcomes: Outcomes) -> Figure:
         title="Mean co-allocation time, with 95 % confidence intervals",
         x_label="placement policy",
         y_label="mean co-allocation time (min)",
-        series=_bars_of_vjm_selection(outcomes, lambda found: [wait / 60 for wait in _mean_waits(found)]),
+        series=_selection_bars(outcomes, lambda found: [wait / 60 for wait in _mean_waits(found)]),
         kind="bars",
         categories=PLACEMENTS,
         caption="The intervals are wide because the load differs between repetitions; the findings compare pairs.",
@@ -614,13 +621,13 @@ def _idle(outcomes: Outcomes) -> Figure:
         title="Processors held without use, with 95 % confidence intervals",
         x_label="placement policy",
         y_label="processor-seconds held idle per one used",
-        series=_bars_of_vjm_selection(outcomes, _held),
+        series=_selection_bars(outcomes, _held),
         kind="bars",
         categories=PLACEMENTS,
     )
 
 
-def _table_of_vjm_selection(outcomes: Outcomes) -> Table:
+def _selection_table(outcomes: Outcomes) -> Table:
     rows: list[list[Cell]] = []
     for (policy, mode), found in outcomes.items():
         waits = [wait for one in found for wait in one.waits]
@@ -685,11 +692,11 @@ def _notes(options: Options) -> tuple[str, ...]:
     )
 
 
-EXPERIMENT_OF_VJM_SELECTION = Experiment(
+SELECTION_EXPERIMENT = Experiment(
     name="vjm-selection",
     summary="What selection by waiting history and reorganization gain for co-allocated jobs on loaded clusters.",
     paper="the virtual job model (Xing, Jilin University, 2009; Ding, Wei and others, 2007 to 2009)",
-    run=run_of_vjm_selection,
+    run=run_selection,
     seeds=40,
     settings=(
         Setting(name="jobs", default="100", meaning="Co-allocated jobs in each run.", least=1, whole=True),

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The executor: PSI/J hands it jobs, it hands them to koala's service, and tells PSI/J how they get on."""
+"""PSI/J's executor "koala": settings, jobs of PSI/J as jobs of koala, and the executor itself.
+
+PSI/J hands jobs to the executor, which hands them to koala's service and tells PSI/J how they get on.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from psij import Job, JobAttributes, JobSpec
 
 
-# -- What can be said of the executor ------------------------------------------------------------------------
+# -- Settings ------------------------------------------------------------------------------------------------
 
 
 class KoalaExecutorConfig(JobExecutorConfig):
@@ -42,7 +45,8 @@ class KoalaExecutorConfig(JobExecutorConfig):
         self.state = state
 
 
-# -- Jobs of PSI/J as jobs of koala, and states of koala's jobs as those of PSI/J ----------------------------
+# -- Jobs and states -----------------------------------------------------------------------------------------
+# Jobs of PSI/J as jobs of koala, and states of koala's jobs as those of PSI/J.
 
 PREFIX = "koala."
 """Begins the names of custom attributes that are for koala; those of others are left alone."""
@@ -156,7 +160,7 @@ def _outputs(directory: Path, suffix: str) -> list[Path]:
     return sorted(found, key=lambda path: (path.parent.name, int(path.stem)))
 
 
-# -- Executor ------------------------------------------------------------------------------------------------
+# -- The executor --------------------------------------------------------------------------------------------
 
 POLL_INTERVAL = 0.5
 """Seconds between two looks at the jobs that have not ended."""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The executor: Snakemake hands it jobs, it hands them to koala's service, and tells Snakemake how they ended."""
+"""Snakemake's executor ``koala``: jobs of Snakemake as jobs of koala, and the executor itself.
+
+Snakemake hands jobs to the executor, which hands them to koala's service and tells Snakemake how they ended.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def _own_keys(job: JobExecutorInterface) -> dict[str, Any]:
     return {name.removeprefix(PREFIX): value for name, value in job.resources.items() if name.startswith(PREFIX)}
 
 
-# -- Executor ------------------------------------------------------------------------------------------------
+# -- The executor --------------------------------------------------------------------------------------------
 
 LATEST = 100
 """Jobs that are asked for at once, at least."""
