@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules of many processes and a coordinator: whatever is late or dead, all adapt at the same point.
 
-What is lost with connections and with the service is in tests/unit/dynaco, where koala's own coordinator is.
+What is lost with connections and with the service is in tests/unit/runners, where koala's own coordinator is.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koala_adapter.runners.coordinator import LAST_WORDS, Overdue, note
-from tests.unit.dynaco.program import DONE_PATIENCE, PATIENCE, World
+from tests.unit.runners.program import DONE_PATIENCE, PATIENCE, World
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

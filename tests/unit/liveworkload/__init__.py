@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Workloads that run live: bags of work, what a journal tells."""
