@@ -149,7 +149,7 @@ class Koala:
         """Run one command to its end; ``check``: the exit code it must have. Nobody is ever shown a traceback."""
         done = subprocess.run(
             self.command(*arguments),
-            env=self.environment,
+            env={**self.environment, **more.pop("environment", {})},
             stdin=subprocess.DEVNULL,
             stdout=more.pop("stdout", subprocess.PIPE),
             stderr=subprocess.PIPE,

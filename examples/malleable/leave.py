@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For `dask worker --no-nanny --preload leave.py`: a worker that gets SIGTERM leaves, and nothing is lost.
+"""For `dask worker --no-nanny --preload leave.py`: a worker that gets SIGTERM leaves without losing results.
 
-It begins no further task, hands its results to other workers, and finishes the tasks that it is computing. Those that
-take longer than DASK_LEAVE_SECONDS (15 by default) are begun again by others. Without this, a worker ends at once: what
-it has is computed again, data that were scattered to it are gone, and a task that this befalls too often fails.
+It begins no further task, hands its results to other workers, and finishes the tasks that it is computing. Tasks that
+take longer than DASK_LEAVE_SECONDS (15 by default) are begun again by others. Without this, a worker ends at once:
+its results are computed again, data scattered to it are lost, and a task to which this happens too often fails.
 """
 
 from __future__ import annotations

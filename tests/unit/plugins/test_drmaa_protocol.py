@@ -137,7 +137,7 @@ def test_what_is_no_result_is_refused(line: bytes) -> None:
 
 def test_the_helper_starts_without_what_only_its_parent_needs() -> None:
     """One runs for each cluster, and is started again when it has died: it takes a quarter of the time so."""
-    heavy = ("pydantic", "anyio", "asyncio", "structlog", "importlib.metadata", "koala_adapter.lrm")
+    heavy = ("pydantic", "anyio", "asyncio", "structlog", "importlib.metadata", "koala_adapter.lrm.contract")
     code = f"import sys, koala_adapter.lrm.drmaa.helper; print(*[one for one in {heavy} if one in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
