@@ -149,7 +149,7 @@ class Koala:
         """Run one command to its end; ``check``: the exit code it must have. Nobody is ever shown a traceback."""
         done = subprocess.run(
             self.command(*arguments),
-            env={**self.environment, **more.pop("environment", {})},
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=more.pop("stdout", subprocess.PIPE),
             stderr=subprocess.PIPE,
@@ -199,7 +199,7 @@ class Koala:
         """Start one command with an interpreter of its own, in a process group of its own, as a shell does."""
         process = subprocess.Popen(
             self.command(*arguments),
-            env=self.environment,
+            env={**self.environment, **more.pop("environment", {})},
             stdin=subprocess.DEVNULL,
             stdout=more.pop("stdout", subprocess.PIPE),
             stderr=subprocess.PIPE,
