@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala status``, ``cancel``, ``resize``, ``explain``, ``clusters`` and ``logs``: asking about jobs.
+"""``koala status``, ``cancel``, ``resize``, ``explain``, ``clusters``, ``logs`` and ``metrics``: asking about jobs.
 
-``cancel`` and ``resize`` change a job. Without a service, those that only ask read the journal and say so.
+``cancel`` and ``resize`` change a job. Without a service, those that only ask read the journal and say so. What a
+service counts (``metrics``) is in no journal: it is asked of a running one.
 """
 
 from __future__ import annotations
@@ -315,3 +316,51 @@ def _tell_silence(
         session.remark(f"nothing on {here}; {show} prints {there}")
     elif waits:
         raise JobNotFoundError(f"job {report.id} has written nothing yet", hint="use -f to wait for it")
+
+
+# -- Command ``metrics`` -------------------------------------------------------------------------------------
+# Prints what a service, a scheduler or a WIKI server counts.
+
+LONGEST_ANSWER = 30.0
+"""Seconds that an answer may take."""
+
+
+@click.command()
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65_535),
+    help="Ask whoever tells metrics on this port of this host (`--metrics-port`). Default: the running service.",
+)
+@pass_session
+@command_body
+def metrics(session: Session, port: int | None) -> None:
+    r"""Print what a service counts, in the form of OpenMetrics.
+
+    Prometheus and others read the same from the port that [metrics] port or --metrics-port opens: see `koala docs
+    metrics`. A dashboard for Grafana: `koala conf grafana.json`.
+
+    \b
+    Examples:
+      koala metrics | grep placeholders
+      koala metrics --port 9464
+    """
+    click.echo(session.client.metrics() if port is None else _fetched(port), nl=False)
+
+
+def _fetched(port: int) -> str:
+    from http.client import HTTPConnection, HTTPException
+
+    connection = HTTPConnection("127.0.0.1", port, timeout=LONGEST_ANSWER)
+    try:
+        connection.request("GET", "/metrics")
+        response = connection.getresponse()
+        text = response.read().decode("utf-8", "replace")
+    except (OSError, HTTPException) as error:
+        message = f"nobody tells metrics on port {port} of this host: {getattr(error, 'strerror', None) or error}"
+        hint = "start koala serve, schedule or wiki serve with --metrics-port"
+        raise ServiceUnavailableError(message, hint=hint) from error
+    finally:
+        connection.close()
+    if response.status != 200:  # noqa: PLR2004 - OK, in the words of HTTP
+        raise ServiceUnavailableError(f"port {port} of this host answers {response.status} {response.reason}")
+    return text

@@ -95,7 +95,7 @@ COMMANDS = (
     ("plan", "run", "Show where a job would go now."),
     ("script", "run", "Show exactly what would be submitted to a cluster."),
     ("clusters", "jobs", "Show the clusters: what is idle, what we hold, how often we ask."),
-    ("metrics", "serve", "Print what a service counts, in the form of OpenMetrics."),
+    ("metrics", "jobs", "Print what a service counts, in the form of OpenMetrics."),
     ("top", "top", "Watch clusters, jobs, changes of size and negotiations on one screen."),
     ("report", "simulate", "Draw what a job, or all jobs of some time, had where and when."),
     ("check", "site", "Check this host, the site file and each cluster."),

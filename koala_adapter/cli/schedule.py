@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 from koala_adapter.api.statedirectory import ownership, prepare_directory
 from koala_adapter.cli.display import seconds
 from koala_adapter.cli.serve import metrics_port_option, tell_metrics
-from koala_adapter.cli.session import EXIT_FAILURE, command_body, json_option, pass_session
+from koala_adapter.cli.session import EXIT_FAILURE, QueuePolicy, command_body, json_option, pass_session
 from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, JournalError, LrmUnsupportedError
 from koala_adapter.host.clock import ServiceClock
@@ -46,9 +46,7 @@ from koala_adapter.ordering.notes import NoteWriter
 from koala_adapter.ordering.passes import MisfitRules
 from koala_adapter.ordering.scheduler import OutsideScheduler, Pace, PacedWatcher, QueueMeter, give_back, start_plugin
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
-from koala_adapter.policies import PolicyKind
-from koala_adapter.policies.loading import policy_names
-from koala_adapter.queueing.backfill import METRICS, POLICIES, PriorityWeights, make_cluster_scheduler
+from koala_adapter.queueing.backfill import METRICS, PriorityWeights, make_cluster_scheduler
 from koala_adapter.service.opening import close_lrm, make_lrm
 
 if TYPE_CHECKING:
@@ -64,23 +62,6 @@ if TYPE_CHECKING:
     from koala_adapter.ordering.scheduler import GivenBack
     from koala_adapter.ordering.shadow import Difference
     from koala_adapter.queueing.backfill import ClusterScheduler, MakeQueue
-
-
-# -- Option for a queue policy -------------------------------------------------------------------------------
-# koala's own policies, which help texts list, and installed ones, which they do not.
-
-
-class QueuePolicy(click.Choice[str]):
-    """A choice among koala's own policies, which help texts list, and the installed ones, which they do not."""
-
-    def __init__(self) -> None:
-        super().__init__(POLICIES)
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name of a policy; fail with all that there are."""
-        if value in POLICIES:
-            return value
-        return str(click.Choice((*POLICIES, *policy_names(PolicyKind.QUEUE))).convert(value, param, ctx))
 
 
 # -- Events, jobs and reports in words -----------------------------------------------------------------------

@@ -284,3 +284,24 @@ def abandon_output() -> None:
 pass_session = click.make_pass_decorator(Session)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 job_argument = click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+
+
+# -- Option for a queue policy -------------------------------------------------------------------------------
+
+
+class QueuePolicy(click.Choice[str]):
+    """A choice among koala's own policies, which help texts list, and the installed ones, which they do not."""
+
+    def __init__(self) -> None:
+        from koala_adapter.queueing.backfill import POLICIES
+
+        super().__init__(POLICIES)
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name of a policy; fail with all that there are."""
+        if value in self.choices:
+            return value
+        from koala_adapter.policies import PolicyKind
+        from koala_adapter.policies.loading import policy_names
+
+        return str(click.Choice((*self.choices, *policy_names(PolicyKind.QUEUE))).convert(value, param, ctx))

@@ -15,29 +15,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import anyio
 import click
-from pydantic import TypeAdapter
 from rich.markup import escape
-from rich.padding import Padding
-from rich.table import Table
 
-from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import prepare_directory
-from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.session import EXIT_FAILURE, command_body, in_seconds, json_option, pass_session
 from koala_adapter.errors import EXIT_LRM, ConfigurationError
-from koala_adapter.service.leftovers import Leftover, Owned, Reaper
-from koala_adapter.sitesetup.checks import CheckOptions, check_clusters, check_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rich.console import Console
+    from rich.table import Table
 
     from koala_adapter.cli.session import Session
     from koala_adapter.lrm import CheckResult
     from koala_adapter.report.values import CleanReport
+    from koala_adapter.service.leftovers import Leftover, Owned, Reaper
     from koala_adapter.sitesetup.find import Found
 
 
@@ -168,6 +162,10 @@ def check(
       koala check --timeout 300
       koala check --outside --cluster a
     """
+    import anyio
+
+    from koala_adapter.sitesetup.checks import CheckOptions, check_clusters, check_host
+
     for name in only:
         _require_cluster(session, name)
     checked = Checked(session.console, quiet=as_json)
@@ -229,6 +227,8 @@ class Checked:
         for result in results:
             self._results.append((where, result))
             if not self._quiet:
+                from rich.padding import Padding
+
                 self._console.print(Padding(result_line(result), (0, 0, 0, 2), expand=False))
 
     def summary(self) -> str:
@@ -254,6 +254,8 @@ class Checked:
 
 def result_line(result: CheckResult) -> Table:
     """Return a result as a line whose text goes on below itself where it is long."""
+    from rich.table import Table
+
     table = Table.grid(padding=(0, 1))
     table.add_column(width=4)
     table.add_column(overflow="fold")
@@ -265,8 +267,6 @@ def result_line(result: CheckResult) -> Table:
 
 # -- Command ``reap`` ----------------------------------------------------------------------------------------
 # Placeholders that no record of ours owns are shown, and ended when the user agrees.
-
-LEFTOVERS = TypeAdapter(list[Leftover])
 
 
 @click.command()
@@ -296,6 +296,10 @@ def reap(session: Session, dry_run: bool, all_instances: bool, yes: bool, timeou
     Example:
       koala reap --dry-run
     """
+    import anyio
+
+    from koala_adapter.service.leftovers import Reaper
+
     prepare_directory(session.directory)
     reaper = Reaper(session.site, session.plugins, session.directory)
     with session.progress.status("looking for placeholders") as status:
@@ -314,6 +318,9 @@ def reap(session: Session, dry_run: bool, all_instances: bool, yes: bool, timeou
 
 
 def _owned(session: Session) -> Owned:
+    from koala_adapter.api.offline import read_record
+    from koala_adapter.service.leftovers import Owned
+
     record = read_record(session.directory, session.policies)
     return Owned(instance=record.instance, placeholders=record.scheduler.state.placeholders)
 
@@ -336,6 +343,8 @@ def _show_leftovers(session: Session, reaper: Reaper, *, dry_run: bool) -> None:
         if not reaper.trouble:
             session.console.print("no placeholder is without an owner")
         return
+    from koala_adapter.cli.display import FittingTable
+
     table = FittingTable()
     for heading in ("cluster", "LRM job", "name", "state", "node", "of"):
         table.add_column(heading)
@@ -358,10 +367,15 @@ def _show_end(session: Session, reaper: Reaper) -> None:
 
 
 def _to_json(reaper: Reaper, *, dry_run: bool) -> dict[str, object]:
+    from pydantic import TypeAdapter
+
+    from koala_adapter.service.leftovers import Leftover
+
+    leftovers = TypeAdapter(list[Leftover])
     return {
         "dry_run": dry_run,
-        "found": LEFTOVERS.dump_python(reaper.found, mode="json"),
-        "stayed": LEFTOVERS.dump_python(reaper.stayed, mode="json"),
+        "found": leftovers.dump_python(reaper.found, mode="json"),
+        "stayed": leftovers.dump_python(reaper.stayed, mode="json"),
         "trouble": reaper.trouble,
     }
 

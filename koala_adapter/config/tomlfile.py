@@ -11,7 +11,6 @@ import json
 import os
 import re
 import stat
-import tomllib
 from bisect import bisect_right
 from contextlib import suppress
 from dataclasses import dataclass
@@ -122,6 +121,8 @@ def read_document(path: Path) -> Document:
 
 def parse_document(text: str, *, source: str) -> Document:
     """Parse TOML; ``source`` is what refusals call it. Raises ConfigurationError with line and column."""
+    import tomllib
+
     _require_shallow_keys(text, source)
     try:
         data = tomllib.loads(text)
@@ -283,6 +284,8 @@ class _Scan:
             self.lines.setdefault(path[:length], line)
 
     def _key(self) -> list[str]:
+        import tomllib
+
         parts = []
         while True:
             self._skip(_SPACE)

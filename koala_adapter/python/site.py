@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 import warnings
@@ -453,6 +452,8 @@ def local_site(clusters: Sequence[str] = ("alpha", "beta"), *, processors: int =
     ...     [(cluster.name, cluster.processors) for cluster in site.clusters()]
     [('alpha', 2)]
     """
+    import shutil
+
     from koala_adapter.api.offline import temporary_directory
 
     directory = temporary_directory("koala-")
