@@ -23,7 +23,8 @@ if TYPE_CHECKING:  # importing typing would take longer than all the rest
     from koala_adapter.python.executor import Executor
     from koala_adapter.python.jobs import JobHandle, JobResult
     from koala_adapter.python.site import Site, clusters, job, jobs, local_site, run, submit
-    from koala_adapter.report.values import ClusterReport, ComponentReport, JobReport
+    from koala_adapter.report.sitevalues import ClusterReport
+    from koala_adapter.report.values import ComponentReport, JobReport
 
 __version__ = "0.1.0"
 
@@ -64,7 +65,7 @@ _ERRORS = (
     "ServiceUnavailableError",
 )
 _HOME = {
-    "ClusterReport": "report.values",
+    "ClusterReport": "report.sitevalues",
     "Component": "python.description",
     "ComponentReport": "report.values",
     "Executor": "python.executor",

@@ -2,7 +2,7 @@
 """Immutable values for jobs, components, clusters, nodes, jobs of a batch system and placeholders.
 
 Units: times are in seconds (points in time since the epoch), memory in MiB, sizes in processors. One placeholder holds
-one processor. ``EndReason`` and ``TaskEnd`` are defined in :mod:`koala_adapter.outcome` and exported here, too.
+one processor. ``EndReason``, ``JobKind`` and ``TaskEnd`` are in :mod:`koala_adapter.outcome` and exported here, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
-from koala_adapter.outcome import EndReason as EndReason  # noqa: PLC0414, TC001 - a noun like those here, only quicker to import
+from koala_adapter.outcome import EndReason as EndReason  # noqa: PLC0414 - a noun like those here, only quicker to import
+from koala_adapter.outcome import JobKind as JobKind  # noqa: PLC0414 - likewise
 from koala_adapter.outcome import TaskEnd as TaskEnd  # noqa: PLC0414 - likewise
 
 JobId = NewType("JobId", str)
@@ -19,16 +20,6 @@ ClusterName = NewType("ClusterName", str)
 LrmJobId = NewType("LrmJobId", str)
 BatchKey = NewType("BatchKey", str)
 """Name of one LRM submission of n placeholders: also its LRM job name, by which it is found again after a crash."""
-
-
-class JobKind(StrEnum):
-    """How the size of a job may change."""
-
-    RIGID = "rigid"
-    MOLDABLE = "moldable"
-    """The scheduler chooses the size at the start."""
-    MALLEABLE = "malleable"
-    """It also changes while the job runs, by offer and acceptance."""
 
 
 class Launcher(StrEnum):

@@ -57,7 +57,18 @@ class TaskEnd:
         return 128 + self.signal if self.signal is not None else 1
 
 
-# -- States of jobs and placeholders, and the outcome of a job -----------------------------------------------
+# -- Kinds and states of jobs, states of placeholders, and outcomes -------------------------------------------
+
+
+class JobKind(StrEnum):
+    """How the size of a job may change."""
+
+    RIGID = "rigid"
+    MOLDABLE = "moldable"
+    """The scheduler chooses the size at the start."""
+    MALLEABLE = "malleable"
+    """It also changes while the job runs, by offer and acceptance."""
+
 
 NOT_SEEN = "not seen yet"
 """Why nothing is placed on a cluster that has not been polled."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.protocol import Reply, Request
     from koala_adapter.model import Job
-    from koala_adapter.report.values import (
+    from koala_adapter.report.sitevalues import (
         CleanReport,
         ClusterReport,
         NegotiationAccess,
@@ -102,26 +102,26 @@ class Client:
 
     def clusters(self) -> list[ClusterReport]:
         """Return the clusters."""
-        from koala_adapter.report.values import ClusterReport  # noqa: PLC0415 - most clients do not ask for them
+        from koala_adapter.report.sitevalues import ClusterReport  # noqa: PLC0415 - as few clients ask for it
 
         return [from_json(ClusterReport, one) for one in self._ask(protocol.Request(operation="clusters"))]
 
     def plan(self, job: Job) -> PlanReport:
         """Return where a job would go now."""
-        from koala_adapter.report.values import PlanReport  # noqa: PLC0415 - most clients do not ask for one
+        from koala_adapter.report.sitevalues import PlanReport  # noqa: PLC0415 - as few clients ask for it
 
         return from_json(PlanReport, self._ask(protocol.Request(operation="plan", job=asdict(job))))
 
     def script(self, job: Job, cluster: str) -> list[SampleSubmission]:
         """Return the exact submissions of a job to a cluster, not sent."""
-        from koala_adapter.report.values import SampleSubmission  # noqa: PLC0415 - most clients do not ask for one
+        from koala_adapter.report.sitevalues import SampleSubmission  # noqa: PLC0415 - as few clients ask for it
 
         found = self._ask(protocol.Request(operation="script", job=asdict(job), cluster=cluster))
         return [from_json(SampleSubmission, one) for one in found]
 
     def negotiation_access(self, job_id: str) -> NegotiationAccess:
         """Return how a program gets to negotiate for a job, once. Raises JobNotFoundError and JobRefusedError."""
-        from koala_adapter.report.values import NegotiationAccess  # noqa: PLC0415 - most clients do not ask
+        from koala_adapter.report.sitevalues import NegotiationAccess  # noqa: PLC0415 - as few clients ask for it
 
         return from_json(NegotiationAccess, self._ask(protocol.Request(operation="negotiate", job_id=job_id)))
 
@@ -130,7 +130,7 @@ class Client:
 
         Raises NegotiationError when there is none of that number.
         """
-        from koala_adapter.report.values import NegotiationReport  # noqa: PLC0415 - most clients do not ask
+        from koala_adapter.report.sitevalues import NegotiationReport  # noqa: PLC0415 - as few clients ask for it
 
         request = protocol.Request(operation="negotiations", job_id=job_id, number=number, limit=limit)
         return [from_json(NegotiationReport, one) for one in self._ask(request)]
@@ -141,7 +141,7 @@ class Client:
 
     def clean(self, older: float, *, dry_run: bool) -> CleanReport:
         """Remove what is left of jobs that ended more than ``older`` seconds ago, or only tell; takes its time."""
-        from koala_adapter.report.values import CleanReport  # noqa: PLC0415 - most clients do not clean
+        from koala_adapter.report.sitevalues import CleanReport  # noqa: PLC0415 - as few clients ask for it
 
         request = protocol.Request(operation="clean", older=older, dry_run=dry_run)
         return from_json(CleanReport, self._ask(request, timeout=None))

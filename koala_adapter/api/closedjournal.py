@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.api.offline import JournalView
-    from koala_adapter.report.values import NegotiationReport
+    from koala_adapter.report.sitevalues import NegotiationReport
 
 
 class ClosedJournal:

@@ -12,7 +12,7 @@ from koala_adapter.errors import NegotiationError
 from koala_adapter.model import JobId
 from koala_adapter.negotiation.serviceside import document as templatexml
 from koala_adapter.negotiation.serviceside.template import CPU, Side, Status
-from koala_adapter.report.values import NegotiationMessageReport, NegotiationReport
+from koala_adapter.report.sitevalues import NegotiationMessageReport, NegotiationReport
 from koala_adapter.scheduler.explain import duration
 from koala_adapter.service.sizes.bargaining import course
 

@@ -29,7 +29,8 @@ from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.sockets import free_port
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import LrmJobState
-from koala_adapter.report.values import ClusterReport, JobReport, in_order
+from koala_adapter.report.sitevalues import ClusterReport
+from koala_adapter.report.values import JobReport, in_order
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, JobsForgotten
 from koala_adapter.service.agents import ScriptMaker, sample_submissions
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.lrm import Lrm, PluginDefinition
     from koala_adapter.model import Job, JobId
-    from koala_adapter.report.values import CleanReport, NegotiationReport, SampleSubmission
+    from koala_adapter.report.sitevalues import CleanReport, NegotiationReport, SampleSubmission
     from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.service.clusters import ClusterReading
 

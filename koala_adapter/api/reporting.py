@@ -13,15 +13,8 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import RunnerName
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.report.values import (
-    ClusterReport,
-    ComponentReport,
-    HoldReport,
-    JobReport,
-    PlannedComponent,
-    PlanReport,
-    SizeChangeReport,
-)
+from koala_adapter.report.sitevalues import ClusterReport, PlannedComponent, PlanReport
+from koala_adapter.report.values import ComponentReport, HoldReport, JobReport, SizeChangeReport
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.placement.policy import Placed

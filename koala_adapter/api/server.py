@@ -27,7 +27,8 @@ from koala_adapter.host.accepting import serve_streams
 from koala_adapter.host.metrics import openmetrics
 from koala_adapter.host.sockets import same_user
 from koala_adapter.model import ClusterName, JobId
-from koala_adapter.report.values import ClusterReport, JobReport, PlanReport, SampleSubmission, in_order, of_the_past
+from koala_adapter.report.sitevalues import ClusterReport, PlanReport, SampleSubmission
+from koala_adapter.report.values import JobReport, in_order, of_the_past
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.agents import sample_submissions
 from koala_adapter.service.leftovers import Cleaning
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from koala_adapter.host.metrics import Meter
     from koala_adapter.lrm import PluginDefinition
     from koala_adapter.model import Job
-    from koala_adapter.report.values import CleanReport
+    from koala_adapter.report.sitevalues import CleanReport
 
 
 # -- The socket in the state directory -----------------------------------------------------------------------
@@ -244,7 +245,7 @@ class Server:
 
     def _negotiations(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         from koala_adapter.api.negotiations import negotiation_reports
-        from koala_adapter.report.values import NegotiationReport
+        from koala_adapter.report.sitevalues import NegotiationReport
 
         service = self._service
         reports = negotiation_reports(

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from koala_adapter.lrm import Lrm
-    from koala_adapter.report.values import ClusterReport, JobReport, SizeChangeReport
+    from koala_adapter.report.sitevalues import ClusterReport
+    from koala_adapter.report.values import JobReport, SizeChangeReport
 
 
 # -- Job of fixed size: its files ----------------------------------------------------------------------------

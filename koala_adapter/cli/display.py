@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from koala_adapter.cli.session import Session
-    from koala_adapter.report.values import ClusterReport, ComponentReport, JobReport
+    from koala_adapter.report.sitevalues import ClusterReport
+    from koala_adapter.report.values import ComponentReport, JobReport
 
 
 # -- Size of a job over time ---------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.ordering.asking import Explanation
-    from koala_adapter.report.values import ClusterReport, JobReport
+    from koala_adapter.report.sitevalues import ClusterReport
+    from koala_adapter.report.values import JobReport
 
 PATIENCE = 30.0
 """Seconds to wait for a service that went away to come back."""

@@ -29,15 +29,15 @@ from koala_adapter.ordering.asking import Explanation
 from koala_adapter.ordering.jobs import JobEvent
 from koala_adapter.ordering.shadow import ShadowReport
 from koala_adapter.outcome import JobState  # noqa: TC001 - read at run time
-from koala_adapter.report.values import (
+from koala_adapter.report.sitevalues import (
     CleanReport,
     ClusterReport,
-    JobReport,
     NegotiationAccess,
     NegotiationReport,
     PlanReport,
     SampleSubmission,
 )
+from koala_adapter.report.values import JobReport
 from koala_adapter.service.leftovers import Leftover  # noqa: TC001 - likewise
 
 if TYPE_CHECKING:

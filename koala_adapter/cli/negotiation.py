@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.cli.display import FittingTable
     from koala_adapter.cli.session import Session
-    from koala_adapter.report.values import NegotiationMessageReport, NegotiationReport
+    from koala_adapter.report.sitevalues import NegotiationMessageReport, NegotiationReport
 
 
 # -- Command ``negotiations`` --------------------------------------------------------------------------------

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from koala_adapter.config.commandjob import CommandSweep
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Component, Job
-    from koala_adapter.report.values import JobReport, PlannedComponent, PlanReport, SampleSubmission
+    from koala_adapter.report.sitevalues import PlannedComponent, PlanReport, SampleSubmission
+    from koala_adapter.report.values import JobReport
 
 
 # -- Arguments that say what to run --------------------------------------------------------------------------

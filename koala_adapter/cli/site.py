@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.cli.session import Session
     from koala_adapter.lrm import CheckResult
-    from koala_adapter.report.values import CleanReport
+    from koala_adapter.report.sitevalues import CleanReport
     from koala_adapter.service.leftovers import Leftover, Owned, Reaper
     from koala_adapter.sitesetup.find import Found
 

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.client import Client
     from koala_adapter.cli.session import Session
-    from koala_adapter.report.values import ClusterReport, JobReport, NegotiationReport
+    from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport
+    from koala_adapter.report.values import JobReport
 
 
 # -- Lines of the screen -------------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import Job as CheckedJob
     from koala_adapter.outcome import JobState
     from koala_adapter.python.description import Job
-    from koala_adapter.report.values import ClusterReport, JobReport
+    from koala_adapter.report.sitevalues import ClusterReport
+    from koala_adapter.report.values import JobReport
 
 __all__ = ["AsyncJobHandle", "clusters", "job", "jobs", "run", "submit"]
 

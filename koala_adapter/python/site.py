@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import Job as CheckedJob
     from koala_adapter.python.description import Job
     from koala_adapter.python.jobs import JobHandle, JobResult
-    from koala_adapter.report.values import ClusterReport
+    from koala_adapter.report.sitevalues import ClusterReport
     from koala_adapter.scheduler.knownpolicies import Policies
 
 

@@ -23,7 +23,7 @@ from koala_adapter.host.sockets import lasting_ports
 from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, ClusterName
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.report.values import SampleSubmission
+from koala_adapter.report.sitevalues import SampleSubmission
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import SubmitPlaceholders
 from koala_adapter.service.opening import (

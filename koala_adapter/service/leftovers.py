@@ -23,7 +23,7 @@ from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.listing import is_users
 from koala_adapter.lrm.rate import SUFFIX, UNUSED_AFTER, remove_window, unused_windows
 from koala_adapter.model import BatchKey, JobId, LrmJobId, LrmJobState, PlaceholderId
-from koala_adapter.report.values import CleanReport, Removed
+from koala_adapter.report.sitevalues import CleanReport, Removed
 from koala_adapter.service.opening import close_lrm, make_lrm
 from koala_adapter.service.sweeps import first_job
 

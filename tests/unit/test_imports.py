@@ -83,8 +83,8 @@ MAY_IMPORT = {
     f"{CORE}.ordering": _rooms("ordering", "host", "lrm", "policies.checked", "queueing"),
     f"{CORE}.service": _rooms(
         "service",
-        *("application", "config", "driver", "host", "lrm", "negotiation", "report.values", "runners", "scheduler"),
-        *("sizes", "tasks", "vjm", "wire"),
+        *("application", "config", "driver", "host", "lrm", "negotiation", "runners", "scheduler"),
+        *("report.sitevalues", "report.values", "sizes", "tasks", "vjm", "wire"),
     ),
     f"{CORE}.simulation": _rooms(
         "simulation",
@@ -94,7 +94,7 @@ MAY_IMPORT = {
     f"{CORE}.api": _rooms(
         "api", "config", "driver", "host", "lrm", "negotiation", "report", "scheduler", "service", "vjm", "wire"
     ),
-    f"{CORE}.wiki": _rooms("wiki", "api.client", "host", "lrm", "report.values"),
+    f"{CORE}.wiki": _rooms("wiki", "api.client", "host", "lrm", "report.sitevalues", "report.values"),
     f"{CORE}.wiki.codec": _rooms("wiki.codec"),
     f"{CORE}.sitesetup": _rooms("sitesetup", "api", "config", "lrm", "scheduler", "service", "vjm"),
     f"{CORE}.dask": _rooms("dask", "api", "config", "lrm", "report"),
@@ -161,7 +161,15 @@ WORLD_CALLS = frozenset({"__import__", "input", "open", "print"})
 
 PURE = _in(
     *("scheduler", "queueing", "sizes", "model", "outcome", "errors", "wiki.codec", "wiki.inventory"),
-    *("runners.coordinator", "tasks.sweep", "report.values", "service.listings", "vjm.channel", "lrm.drmaa.protocol"),
+    *(
+        "runners.coordinator",
+        "tasks.sweep",
+        "report.sitevalues",
+        "report.values",
+        "service.listings",
+        "vjm.channel",
+        "lrm.drmaa.protocol",
+    ),
     *(f"negotiation.{part}" for part in ("templates", "document", "states", "endpoint", "serviceside")),
 )
 """Rooms and files that compute and do nothing else. So does each module that calls itself pure, see `is_pure`."""

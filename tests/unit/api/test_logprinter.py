@@ -17,7 +17,8 @@ from koala_adapter.cli.session import make_console
 from koala_adapter.cli.site import Checked
 from koala_adapter.lrm import CheckResult
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeState
-from koala_adapter.report.values import ComponentReport, JobReport, PlannedComponent
+from koala_adapter.report.sitevalues import PlannedComponent
+from koala_adapter.report.values import ComponentReport, JobReport
 from koala_adapter.service.clusters import ClusterReading
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import Site

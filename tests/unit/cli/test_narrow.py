@@ -12,7 +12,7 @@ from rich.console import Console
 
 from koala_adapter.cli.display import FittingTable, changes_table, clusters_table, components_table, jobs_table
 from koala_adapter.cli.run import plan_table
-from koala_adapter.report.values import PlannedComponent
+from koala_adapter.report.sitevalues import PlannedComponent
 from tests.unit.cli.test_top import cluster, component, running
 
 if TYPE_CHECKING:

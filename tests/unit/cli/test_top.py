@@ -16,7 +16,8 @@ from koala_adapter.cli.terminal import PlainText, plain, shows_all
 from koala_adapter.cli.top import LINES, Snapshot, View, choose, latest_output, screen, wrapped
 from koala_adapter.model import ClusterName
 from koala_adapter.outcome import EndReason, JobOutcome, JobState
-from koala_adapter.report.values import ClusterReport, ComponentReport, SizeChangeReport
+from koala_adapter.report.sitevalues import ClusterReport
+from koala_adapter.report.values import ComponentReport, SizeChangeReport
 from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from koala_adapter.report.values import NegotiationReport
+    from koala_adapter.report.sitevalues import NegotiationReport
     from koala_adapter.service.records import KeptNegotiation, Message
 
 JOB = JobId("1")

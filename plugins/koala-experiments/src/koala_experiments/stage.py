@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.client import Client
     from koala_adapter.config.sitefile import SiteConfig
-    from koala_adapter.report.values import ClusterReport, JobReport, NegotiationReport
+    from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport
+    from koala_adapter.report.values import JobReport
     from koala_adapter.scheduler.parameters import Approach
     from koala_experiments.framework import Pace
 

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain values that a service tells of its site: cleaning, sample submissions, clusters, plans and negotiations. Pure.
+
+Apart from :mod:`koala_adapter.report.values`, which every command loads that shows a job. Units: times are in seconds
+(points in time since the epoch), sizes in processors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# -- What ``koala clean`` removed, or would remove -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """Things of one sort."""
+
+    what: str
+    """``directories``, ``reports``, ``request windows``, ``words of placeholders`` or ``logs``."""
+    number: int
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanReport:
+    """What was removed, and what was spared."""
+
+    dry_run: bool
+    """Nothing was removed: this is what would be."""
+    older: float
+    """Seconds since the end of the youngest job of which anything is removed, at least."""
+    jobs: tuple[str, ...]
+    """Ids of the jobs of which nothing is left but their number, in the order of their ends."""
+    removed: tuple[Removed, ...]
+    unfinished: int
+    """Jobs that are spared because they have not ended, or something of them is left in a batch system."""
+    newer: int
+    """Jobs that are spared because they ended later than that."""
+    continued: tuple[str, ...] = ()
+    """Jobs that are spared because a spared one goes on with their sweep."""
+    trouble: tuple[str, ...] = ()
+    """What could not be removed, and why."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all that is removed."""
+        return sum(one.size for one in self.removed)
+
+
+# -- Sample submissions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSubmission:
+    """What would be sent for one component, as ``koala script`` shows it."""
+
+    component: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    """Added to the small environment that commands get."""
+    script: str
+    note: str
+
+
+# -- Clusters and plans --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterReport:
+    """A cluster as ``koala clusters`` shows it."""
+
+    name: str
+    plugin: str
+    lrm: str | None
+    closed: str | None
+    """Why nothing is placed there at present; None: open."""
+    processors: int | None
+    idle: int | None
+    others: int | None
+    """Processors that jobs of others occupy."""
+    threshold: int
+    placeholders: int
+    """All of ours that have not ended."""
+    placeholders_queued: int
+    available: int
+    polled_at: float | None
+    requests: int
+    """Requests to the LRM since the service started."""
+    largest_requests_per_minute: int
+    requests_per_minute: int
+    """The bound on them."""
+    requests_last_minute: int = 0
+    """Those of the last 60 seconds, those of other processes of this user included."""
+    others_waiting: int = 0
+    """Processors that others want who wait in its queue; looked for where running malleable jobs shrink for them."""
+    down: int = 0
+    """Processors that nobody has and nobody could get, as their nodes are not up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedComponent:
+    """Where a component would go."""
+
+    component: str
+    cluster: str
+    processors: int
+    idle: int
+    """Processors that a claim would get there at once; what is beyond them waits in the queue of the LRM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """Where a job would go now, as ``koala plan`` shows it."""
+
+    result: str
+    """``placed``, ``insufficient`` (not now) or ``infeasible`` (never)."""
+    reason: str
+    """Why it is not placed; empty when it is."""
+    components: tuple[PlannedComponent, ...]
+    closed: dict[str, str]
+    """Clusters on which nothing is placed at present, and why."""
+
+
+# -- Negotiations --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NegotiationMessageReport:
+    """One message of a negotiation."""
+
+    at: float
+    sender: str
+    """``koala`` or ``application``."""
+    status: str
+    """``NT_NEGOTIATION`` (an offer), ``NT_ACCEPTED`` and so on, as in the template."""
+    processors: int
+    """That it is about; 0: none."""
+    reason: str
+    template: str
+    """The template as it was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NegotiationReport:
+    """A negotiation as ``koala negotiations`` shows it."""
+
+    number: int
+    job_id: str
+    component: str
+    rank: int
+    """Of the process that negotiated."""
+    agreement_id: str
+    initiator: str
+    """``koala`` or ``application``."""
+    direction: str
+    """``grow`` or ``shrink``."""
+    mandatory: bool
+    asked: int
+    """Processors in the first offer."""
+    standing: int
+    """Processors in the last offer, and then in the agreement."""
+    state: str
+    """``offered``, ``accepted``, ``agreed``, ``done``, ``rejected``, ``withdrawn``, ``expired``, ``broken`` or
+    ``over`` (its job ended first)."""
+    by: str
+    """Who said what made it so: ``koala`` or ``application``."""
+    reason: str
+    """Why it is less, or why it ended; may be empty."""
+    summary: str
+    """All of it in one sentence."""
+    began_at: float
+    latest_at: float
+    messages: tuple[NegotiationMessageReport, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NegotiationAccess:
+    """How a program gets to negotiate for a job, once."""
+
+    host: str
+    port: int
+    token: str
+    """Shown in the first frame of the connection."""
