@@ -24,6 +24,7 @@ from koala_adapter.config.jobfile import check_job, job_from_dict
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError, ServiceAbsentError
 from koala_adapter.host.accepting import serve_streams
+from koala_adapter.host.containment import report_defect
 from koala_adapter.host.metrics import openmetrics
 from koala_adapter.host.sockets import same_user
 from koala_adapter.model import ClusterName, JobId
@@ -118,8 +119,11 @@ WATCH_PAUSE = 0.1
 JOBS_PAUSE = 0.5
 """Seconds between two replies of a watch of all jobs at least."""
 
-CHANGING = frozenset({"submit", "cancel"})
+CHANGING = frozenset({"submit", "cancel", "resize"})
 """Requests that change something; all others are answered at any time."""
+
+LOST = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+"""What a client that has gone raises."""
 
 
 class Server:
@@ -171,7 +175,7 @@ class Server:
                 log.warning("refused a connection of another user")
                 return
             buffered = BufferedByteReceiveStream(stream)
-            with suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.DelimiterNotFound):
+            with suppress(*LOST, anyio.IncompleteRead, anyio.DelimiterNotFound):
                 while True:
                     line = await buffered.receive_until(b"\n", protocol.LINE_LIMIT)
                     await self._answer(stream, line)
@@ -198,9 +202,10 @@ class Server:
                 self.stop_wanted.set()
         except KoalaError as error:
             await stream.send(protocol.encode(protocol.refusal(error)))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            # A defect of ours costs this answer, not the service and all its jobs.
-            log.exception("a request failed", request=line[:200])
+        except LOST:
+            raise
+        except Exception as error:  # noqa: BLE001 - a defect of ours, or of a plugin, costs this answer
+            report_defect("a request", error, request=line[:200])
             await stream.send(protocol.encode(protocol.refusal(KoalaError(f"the service failed: {error!r}"))))
 
     def _result(self, request: Request) -> Any:  # noqa: ANN401, C901, PLR0911, PLR0912 - JSON of many shapes, one return for each

@@ -23,6 +23,7 @@ from koala_adapter.errors import (
     LrmUnreachableError,
     LrmUnsupportedError,
 )
+from koala_adapter.host.containment import contained
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.listing import Listing, Watcher, answering, possibly_ours, processors_wanted, read_listing
 from koala_adapter.lrm.rate import CircuitBreaker, PollPace
@@ -147,7 +148,9 @@ class Poller:
             self._on_failure(error.message)
             return not self.breaker.open
         self.latest = reading
-        return self._on_reading(reading) or self._growth_waits()
+        with contained("judging a listing", cluster=self._config.name):
+            return self._on_reading(reading) or self._growth_waits()
+        return False
 
     def _note_trouble(self, error: LrmError | None) -> None:
         if error is None:
@@ -354,7 +357,7 @@ class ClusterDriver:
             return BatchAbsent(time=self._context.clock(), batch=key, reason=reason)
         try:
             with answering(self.name):
-                ids = await self.lrm.submit(submission)
+                ids = tuple(await self.lrm.submit(submission))
         except (LrmRejectedError, LrmUnsupportedError) as error:
             return BatchRejected(time=self._context.clock(), batch=key, reason=str(error))
         except LrmUnreachableError as error:
@@ -392,8 +395,11 @@ class ClusterDriver:
         Of those that were moved to another LRM nothing is told: the next listing shows them.
         """
         async for events in self._lost:
-            lost = await self._not_moved(events)
-            ends = await self._history(lost) if self.lrm.capabilities.accounting else {}
+            lost: Sequence[PlaceholderEnded] = events
+            ends: dict[PlaceholderId, LrmJob] = {}
+            with contained("asking for placeholders", cluster=self.name):
+                lost = await self._not_moved(events)
+                ends = await self._history(lost) if self.lrm.capabilities.accounting else {}
             for event in lost:
                 job = ends.get(event.placeholder)
                 if job is not None and job.end is not None:

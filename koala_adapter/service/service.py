@@ -22,6 +22,7 @@ from koala_adapter.driver.loop import SNAPSHOT_INTERVAL, EventLoop
 from koala_adapter.driver.store import doubts, rebuilt, tellers
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
+from koala_adapter.host.containment import contained
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import JobId
 from koala_adapter.scheduler import Scheduler
@@ -541,8 +542,9 @@ class Service:
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
-        self.meter.handled(event)
-        self.sizes.follow(self._loop.scheduler.touched(event))
+        with contained("taking note of an event", event_type=type(event).__name__):
+            self.meter.handled(event)
+            self.sizes.follow(self._loop.scheduler.touched(event))
         self.archive.close_over()
         self._upkeep.watch_time_of_day()
 

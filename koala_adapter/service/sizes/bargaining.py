@@ -8,6 +8,7 @@ as templates, and the negotiation manager between the scheduler's records and th
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -133,7 +134,8 @@ def _followed(so_far: Course, message: Message, template: Template) -> Course:
 
 def _read(kept: KeptNegotiation) -> Iterator[tuple[Message, Template]]:
     for message in kept.messages:
-        yield message, templatexml.parse(message.template.encode())
+        with suppress(NegotiationError):  # another version kept it, which could read it
+            yield message, templatexml.parse(message.template.encode())
 
 
 def templates_of(kept: KeptNegotiation | None) -> list[Template]:
@@ -497,7 +499,7 @@ def wish_of(
             rank=rank,
         )
     latest = max((one.last_request for one in record.claims if one.component == component), default=0)
-    (wanted,) = (one for one in template.resources if one.type == CPU)
+    wanted = next(one for one in template.resources if one.type == CPU and not one.declined)
     memory, required = _memory_wanted(template)
     return ev.MoreRequested(
         time=now,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import JobRefusedError, NegotiationError
+from koala_adapter.host.containment import contained
 from koala_adapter.model import JobKind, RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.service.records import NegotiationKeeper
@@ -105,14 +106,17 @@ class Negotiators:
     def handled(self, touched: Iterable[JobId]) -> None:
         """The scheduler has handled an event that touched these jobs: see what it means where programs negotiate."""
         for job_id in touched:
-            if job_id not in self._jobs:
-                continue
-            if self._adaptations.party_of(job_id) is not None:
-                self._follow(job_id)
-            elif job_id not in self._state().jobs or self._state().jobs[job_id].state.final:
-                self._jobs.discard(job_id)
-                self._adaptations.forget(job_id)
-                self._port.close(job_id)
+            if job_id in self._jobs:
+                with contained("following a negotiation", job=job_id):
+                    self._handled(job_id)
+
+    def _handled(self, job_id: JobId) -> None:
+        if self._adaptations.party_of(job_id) is not None:
+            self._follow(job_id)
+        elif job_id not in self._state().jobs or self._state().jobs[job_id].state.final:
+            self._jobs.discard(job_id)
+            self._adaptations.forget(job_id)
+            self._port.close(job_id)
 
     def _follow(self, job_id: JobId) -> None:
         found = self._adaptations.party_of(job_id)
@@ -165,8 +169,9 @@ class Negotiators:
         for record in list(self._state().jobs.values()):
             if record.state is JobState.RUNNING and record.job.runner is RunnerName.WORKERS:
                 self._jobs.add(record.job.id)
-                self._negotiations.restore(record, WorkersParty(record, represented=False))
-                self._adaptations.look_again(record.job.id)
+                with contained("resuming a negotiation", job=record.job.id):
+                    self._negotiations.restore(record, WorkersParty(record, represented=False))
+                    self._adaptations.look_again(record.job.id)
         self._workers.resume()
 
 

@@ -203,6 +203,19 @@ def test_who_has_said_what_is_no_template_is_told_so_at_once_and_heard_again() -
     assert [nt.parse(one).status for one in heard] == ["NT_REJECTED"], heard
 
 
+def test_a_failure_of_koala_on_what_a_process_says_costs_that_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job tells of it, and the process is heard again."""
+    line = Line()
+    for rank in (0, 1):
+        line.note(rank, hello())
+    with monkeypatch.context() as patch:
+        patch.setattr(line.applications.runner.coordinators["m"], "heard", lambda *_: 1 // 0)
+        assert line.note(0, note("done", change=1)) == []
+    assert "koala failed on what process 0 said" in line.adaptations.complaint(line.site.record("1").job.id)
+    assert line.note(0, note("error", text="still there")) == []
+    assert "still there" in line.adaptations.complaint(line.site.record("1").job.id)
+
+
 def test_an_event_that_touches_other_jobs_costs_no_look_at_this_one() -> None:
     """The scheduler tells which jobs an event has touched, and nobody asks for the others."""
     line = Line()

@@ -259,6 +259,17 @@ def test_what_is_neither_processors_nor_memory_is_refused() -> None:
     assert stage.phase is None
 
 
+def test_a_second_resource_that_is_declined_is_no_part_of_a_wish() -> None:
+    """Processors on one cluster are asked for; those on the other stand in the template and are declined."""
+    stage = Stage(5, Approach.NONE)
+    declined = nt.resource("CPU", 1, cluster="b", usage="NT_OPTIONAL", status="NT_REJECTED")
+    resources = [declined, nt.resource("CPU", 2, cluster="a")]
+    stage.say(nt.template("0-1", "APPLICATION", "node", "koala", resources, direction="grow"))
+    assert stage.heard[-1].kind == "accepted"
+    stage.say(nt.committed(stage.latest()))
+    assert stage.phase is ChangePhase.GATHERING
+
+
 def test_a_restart_before_the_answer() -> None:
     """The offer comes again, under the same name: what the application has said to it counts."""
     stage = Stage(5)
