@@ -251,13 +251,15 @@ class ClusterDriver:
     def submit(self, submission: Submission) -> None:
         """Have a submission sent; its outcome comes as an event."""
         self.judge.sending(submission.key)
-        self._to_submit.send_nowait(submission)
+        with suppress(anyio.ClosedResourceError):  # the service ends: the next one asks what became of it
+            self._to_submit.send_nowait(submission)
 
     def cancel(self, ids: Iterable[LrmJobId]) -> None:
         """Have LRM jobs cancelled; their ends show in the next polls."""
         known = tuple(id_ for id_ in ids if id_)
         if known:
-            self._to_cancel.send_nowait(known)
+            with suppress(anyio.ClosedResourceError):  # the service ends: the next one cancels them
+                self._to_cancel.send_nowait(known)
 
     def forget(self, batch: BatchKey) -> None:
         """Drop what was kept of a submission of which nothing is left; harmless for those of other clusters."""

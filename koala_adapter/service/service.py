@@ -683,10 +683,12 @@ class Service:
                 tasks.start_soon(self.sweeps.run)
                 task_status.started()
         finally:
-            with suppress(JournalBlockedError):
-                if self._loop.conclude():
-                    self.archive.conclude(self.unfinished)
-            self.journal.close()
+            try:
+                with suppress(JournalBlockedError):
+                    if self._loop.conclude():
+                        self.archive.conclude(self.unfinished)
+            finally:
+                self.journal.close()
 
     def _doubt(self, why: str, in_contact: Callable[[PlaceholderId], bool] = lambda _: False) -> None:
         under_way = {key for driver in self.clusters.values() for key in driver.judge.under_way}

@@ -35,7 +35,7 @@ from koala_adapter.service.journal import Journal
 from koala_adapter.service.records import KeptNegotiation, Message
 from koala_adapter.service.service import FIRST_ASKING_PAUSE, Service
 from tests.unit.api.jobreports import job_report
-from tests.unit.scheduler.scheduler_site import component, job
+from tests.unit.scheduler.scheduler_site import WELL, component, job
 from tests.unit.service.scripted_agent import ScriptedAgent
 from tests.unit.service.scripted_lrm import ScriptedLrm, node
 
@@ -495,3 +495,35 @@ async def test_callers_are_answered_while_a_snapshot_is_written(
         server.stop_wanted.set()
     with Journal(served.directory / "journal.sqlite", read_only=True) as journal:
         assert journal.recover()[0] is not None
+
+
+async def test_a_stop_while_a_snapshot_is_written_and_events_wait(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an orderly end: nothing is asked of clusters that are closed, and the next service is told again."""
+
+    def held_open(journal: Journal, state: State, number: int) -> Generator[None, None, None]:
+        for _ in range(100_000):  # the end comes earlier
+            yield
+        yield from write(journal, state, number)
+
+    async with served.running() as service, anyio.create_task_group() as tasks:
+        id_, agent = await started(served, service)
+        tasks.start_soon(agent.run)
+        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+        write, service._loop._snapshot_interval = Journal.snapshot_in_groups, 1
+        monkeypatch.setattr(Journal, "snapshot_in_groups", held_open)
+        await until(lambda: service._loop.in_snapshot, service)
+        service.post(ev.RankEnded(time=service.now(), job_id=id_, rank=0, end=WELL))
+        assert service._loop.in_snapshot
+        tasks.cancel_scope.cancel()
+    monkeypatch.undo()
+    with Journal(served.directory / "journal.sqlite", read_only=True) as journal:
+        assert journal.closed_well
+        assert journal.recover()[0] is not None
+    async with served.running() as service, anyio.create_task_group() as tasks:
+        assert service.state.jobs[id_].state is JobState.RUNNING
+        agent.end_task.set()
+        tasks.start_soon(agent.run)
+        await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
+        tasks.cancel_scope.cancel()
