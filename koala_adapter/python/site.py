@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 ASKING = 60.0
 """Seconds that a cluster may take to answer when no service knows it already."""
-MANY = 1000
-"""Finished jobs that are looked through when no service runs."""
 ENDING = 30.0
 """Seconds that a service which is about to end may take, and one that was asked to end."""
 LOOK_AGAIN = 0.2
@@ -266,13 +264,13 @@ class Site:
             before_reading()
             return self.recorded()
 
-        return closed_journal(self.directory / JOURNAL_NAME, whole, most=MANY) or whole()
+        return closed_journal(self.directory / JOURNAL_NAME, whole) or whole()
 
     def recorded(self) -> JournalView:
         """Return what the journal says. Raises ServiceUnavailableError when there has never been a service."""
         from koala_adapter.api.offline import recorded
 
-        return recorded(self.directory, self.policies, archived=MANY)
+        return recorded(self.directory, self.policies)
 
     def clusters(self, tell: Callable[[str], None] = lambda _names: None) -> list[ClusterReport]:
         """Return the clusters as the service sees them, or as they answer now where none runs.

@@ -467,6 +467,13 @@ class Journal:
         self.set_value("jobs", str(number))
         return number
 
+    def skip_job_numbers(self, largest: int) -> bool:
+        """Return no number up to ``largest`` from now on; tell whether that changes anything."""
+        if largest <= int(self.value("jobs") or "0"):
+            return False
+        self.set_value("jobs", str(largest))
+        return True
+
     def set_token(self, batch: BatchKey, token: str) -> None:
         """Remember the hash of the one-time token of a submission."""
         self._execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (batch, digest(token)))

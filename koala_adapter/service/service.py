@@ -10,6 +10,7 @@ the journal, and then compares with what LRMs and agents report. All times are t
 
 from __future__ import annotations
 
+import os
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -346,6 +347,15 @@ class Upkeep:
 # -- The service ---------------------------------------------------------------------------------------------
 
 
+def largest_job_number(jobs_directory: Path) -> int:
+    """Return the largest number of a job that has files; 0: none has. Raises OSError."""
+    try:
+        with os.scandir(jobs_directory) as entries:
+            return max((int(one.name) for one in entries if one.name.isdecimal() and one.name.isascii()), default=0)
+    except FileNotFoundError:
+        return 0
+
+
 class Service:
     """One user's koala: the queue, its clusters and its control center. Owns the state directory while it runs."""
 
@@ -369,6 +379,9 @@ class Service:
         self.site = site
         self.directory = directory
         self.journal = Journal(directory / "journal.sqlite")
+        largest = largest_job_number(directory / "jobs")
+        if self.journal.skip_job_numbers(largest):
+            log.warning("the journal lacks jobs whose files are there; new numbers begin after them", largest=largest)
         make_scheduler = partial(Scheduler, policies=policies)
         scheduler = rebuilt(WithPolicies(self.journal, policies), make_scheduler)
         self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=scheduler.state.now)

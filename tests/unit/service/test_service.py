@@ -358,7 +358,7 @@ async def test_cleaning_by_the_socket(served: Served) -> None:
 
 def read_at_once(directory: Path) -> ClosedJournal | None:
     """Return what the journal says where it need not be replayed."""
-    return closed_journal(directory / JOURNAL_NAME, lambda: recorded(directory, OWN, archived=10), most=10)
+    return closed_journal(directory / JOURNAL_NAME, lambda: recorded(directory, OWN))
 
 
 async def test_a_journal_that_was_closed_well_need_not_be_replayed(served: Served) -> None:
@@ -369,7 +369,7 @@ async def test_a_journal_that_was_closed_well_need_not_be_replayed(served: Serve
         over, goes_on = await one_over_of_two(client)
         assert read_at_once(served.directory) is None
         server.stop_wanted.set()
-    closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN, archived=10)
+    closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN)
     assert closed is not None
     assert list(closed.unfinished) == replayed.unfinished == [goes_on]
     assert [one.id for one in closed.jobs(1)] == [goes_on]
@@ -398,7 +398,7 @@ async def test_jobs_of_a_closed_journal_are_listed_as_a_replay_lists_them(served
             await to_thread.run_sync(client.cancel, id_)
             await to_thread.run_sync(list, client.watch(id_))
         server.stop_wanted.set()
-    closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN, archived=10)
+    closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN)
     assert closed is not None
     assert closed.unfinished == ()
     assert [one.id for one in closed.jobs(2)] == [one.id for one in replayed.jobs(2)] == ids[1:]
@@ -436,7 +436,7 @@ async def test_what_kept_koala_or_the_program_from_going_on_is_told_without_a_se
         await until(lambda: not service.unfinished, service)
         report = job_report(id=id_, trouble="Process 0 made a wrong call: done() without a change.")
         service.journal.finished.keep(id_, 0.0, report.to_json())
-    told = recorded(served.directory, OWN, archived=10).job(id_)
+    told = recorded(served.directory, OWN).job(id_)
     assert told.explanation.startswith("The job was cancelled by the user")
     assert told.explanation.endswith(f". {report.trouble}")
     assert told.trouble == report.trouble
@@ -527,3 +527,42 @@ async def test_a_stop_while_a_snapshot_is_written_and_events_wait(
         tasks.start_soon(agent.run)
         await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
         tasks.cancel_scope.cancel()
+
+
+async def test_old_jobs_are_known_after_an_orderly_stop(served: Served) -> None:
+    """However many have ended since, with a report of the journal alone or of all that it says."""
+    async with served.running() as service:
+        id_ = submit(service)
+        service.cancel(id_)
+        await until(lambda: not service.unfinished, service)
+        service.journal.finished.keep(id_, 0.0, job_report(id=id_).to_json())
+        for number in range(2000, 3100):
+            service.journal.finished.keep(str(number), float(number), job_report(id=str(number)).to_json())
+        service.forget((id_,))
+    closed = read_at_once(served.directory)
+    assert closed is not None
+    assert closed.job(id_).id == recorded(served.directory, OWN).job(id_).id == id_
+    assert [one.id for one in closed.jobs(2)] == ["3098", "3099"]
+    assert len(closed.jobs(5000)) == len(recorded(served.directory, OWN).jobs(5000)) == 1101
+    with pytest.raises(JobNotFoundError):
+        closed.job("1999")
+
+
+@pytest.mark.parametrize("loss", ["removed", "emptied", "older"])
+async def test_a_job_never_gets_the_files_of_another(served: Served, loss: str) -> None:
+    """Where the journal is lost, numbers go on after what is in the jobs' directories."""
+    journal = served.directory / "journal.sqlite"
+    async with served.running() as service:
+        earlier = service.applications.directory / submit(service)
+    backup = journal.read_bytes()
+    async with served.running() as service:
+        later = service.applications.directory / submit(service)
+    for one in (earlier, later):
+        (one / "x").mkdir(parents=True)
+    for name in ("", "-wal", "-shm"):
+        journal.with_name(f"{journal.name}{name}").unlink(missing_ok=True)
+    if loss != "removed":
+        journal.write_bytes(b"" if loss == "emptied" else backup)
+        journal.chmod(0o600)
+    async with served.running() as service:
+        assert submit(service) == "3"
