@@ -214,7 +214,8 @@ class Server:
             case "submit":
                 if self._ending:
                     raise ServiceAbsentError("the koala service is about to end", hint="try again in a second")
-                return {"job_id": service.submit(lambda id_, now: self._job(request, id_, now))}
+                made = service.submit(lambda id_, now: self._job(request, id_, now), submission=request.job_id)
+                return {"job_id": made}
             case "cancel":
                 service.cancel(request.job_id)
                 return _json(self._report(request.job_id))

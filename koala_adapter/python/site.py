@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import KoalaError, ServiceAbsentError
+from koala_adapter.errors import KoalaError, ServiceAbsentError, ServiceUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -197,14 +197,19 @@ class Site:
         return self.job(job_id)
 
     def _submit(self, job: CheckedJob) -> str:
-        until = time.monotonic() + ENDING
+        from koala_adapter.api.client import new_submission, unanswered
+
+        until, submission = time.monotonic() + ENDING, new_submission()
+        lost: ServiceUnavailableError | None = None
         while True:
             self.begin_service()
             try:
-                job_id = self.client.submit(job)
-            except ServiceAbsentError:  # it has ended meanwhile, or is about to, and has not taken the job
+                job_id = self.client.submit(job, submission=submission)
+            except ServiceUnavailableError as error:
+                if not isinstance(error, ServiceAbsentError):  # it may have taken the job, and then knows this name
+                    lost = lost or error
                 if time.monotonic() > until:
-                    raise
+                    raise unanswered(lost) if lost else error from None
                 time.sleep(LOOK_AGAIN)
                 continue
             self.note(job_id)

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 
 from koala_adapter.errors import JournalBlockedError, JournalError
 from koala_adapter.host.clock import ClockReading
-from koala_adapter.model import BatchKey, PlaceholderId
+from koala_adapter.model import BatchKey, JobId, PlaceholderId
 from koala_adapter.scheduler.context import NumberedBatch, batch_number
 from koala_adapter.scheduler.events import EVENT_TYPES, Configured, Event
 from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
@@ -154,6 +154,9 @@ CREATE TABLE IF NOT EXISTS submissions (
 );
 CREATE TABLE IF NOT EXISTS set_aside (number INTEGER PRIMARY KEY, time REAL NOT NULL, type TEXT NOT NULL,
     body TEXT NOT NULL, failure TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS client_submissions (
+    number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, job TEXT NOT NULL
+);
 """
 _NUMBER = "CAST(substr(batch, length(rtrim(batch, '0123456789')) + 1) AS INTEGER)"
 """The number in the name of a submission."""
@@ -161,6 +164,8 @@ ROWS_DROPPED = 10
 """Rows of snapshots that are removed at once: some milliseconds' work."""
 MOST_SET_ASIDE = 1000
 """Events that the scheduler failed on and that are kept, the latest ones."""
+MOST_SUBMISSIONS = 10_000
+"""Names of clients' submissions that are kept, the latest ones."""
 _EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in EVENT_TYPES}
 _MAY_PASS = frozenset(
     {
@@ -466,6 +471,17 @@ class Journal:
         number = int(self.value("jobs") or "0") + 1
         self.set_value("jobs", str(number))
         return number
+
+    def note_submission(self, name: str, job_id: JobId) -> None:
+        """Keep which job a client's submission became, before that job is journaled. Raises JournalBlockedError."""
+        noted = self._execute("INSERT OR REPLACE INTO client_submissions (name, job) VALUES (?, ?)", (name, job_id))
+        oldest = (noted.lastrowid or 0) - MOST_SUBMISSIONS
+        self._execute("DELETE FROM client_submissions WHERE number <= ?", (oldest,))
+
+    def submitted(self, name: str) -> JobId | None:
+        """Return the job that a client's submission was to become; None: no such name. The job may never have been."""
+        row = self._execute("SELECT job FROM client_submissions WHERE name = ?", (name,)).fetchone()
+        return None if row is None else JobId(row[0])
 
     def skip_job_numbers(self, largest: int) -> bool:
         """Return no number up to ``largest`` from now on; tell whether that changes anything."""

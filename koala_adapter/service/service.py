@@ -596,18 +596,23 @@ class Service:
         while self._loop.in_snapshot:
             await self.changed.wait()
 
-    def submit(self, make_job: Callable[[JobId, float], Job]) -> JobId:
+    def submit(self, make_job: Callable[[JobId, float], Job], *, submission: str = "") -> JobId:
         """Enter a job into the queue; ``make_job`` gets its id and time. Returns once it is on disk.
 
-        Raises JobRefusedError when its input files cannot be kept or its placement policy is not here,
-        JournalBlockedError when the journal cannot be written, and DefectError when koala failed on it: then there is
-        no such job.
+        ``submission``: a name by which the client sends this submission again when it got no answer; the job that it
+        became is returned then. Raises JobRefusedError when its input files cannot be kept or its placement policy is
+        not here, JournalBlockedError when the journal cannot be written, and DefectError when koala failed on it: then
+        there is no such job.
         """
+        earlier = self._submitted(submission)
+        if earlier is not None:
+            return earlier
         self._loop.require_journal()
         job = make_job(self._new_job_id(), self.now())
         check_policies(job, self.scheduler.policies, self._size_rules)
         self.applications.keep_input(job)
         try:
+            self._note_submission(submission, job.id)
             self._loop.enter(ev.JobSubmitted(time=self.now(), job=job))
         except KoalaError:
             self.applications.forget(job.id)
@@ -615,6 +620,22 @@ class Service:
         for driver in self.clusters.values():
             driver.poller.poll_soon()
         return job.id
+
+    def _submitted(self, submission: str) -> JobId | None:
+        """Return the job that a submission became; None: none, or it was not journaled when the service was killed."""
+        job_id = self.journal.submitted(submission) if submission else None
+        if job_id is None or job_id in self.state.jobs:
+            return job_id
+        kept = self.journal.finished
+        return job_id if kept.report(job_id) or kept.cleaned_at(job_id) is not None else None
+
+    def _note_submission(self, submission: str, job_id: JobId) -> None:
+        try:
+            if submission:
+                self.journal.note_submission(submission, job_id)
+        except JournalBlockedError as error:
+            self._loop.halt(error)
+            raise
 
     def _new_job_id(self) -> JobId:
         try:
