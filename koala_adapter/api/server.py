@@ -351,13 +351,14 @@ async def host(
     clocks: HostClocks | None = None,
     policies: Policies = OWN,
     snapshot_interval: int = SNAPSHOT_INTERVAL,
+    journal_patience: float | None = None,
     task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a service with its socket until a client stops it or the task is cancelled. The caller owns the directory.
 
     ``idle_limit``: it also ends when nothing has been unfinished for so many seconds; None: never. ``clocks``: None:
     those of this machine. ``policies``: those that the scheduler may use. ``snapshot_interval``: events of the journal
-    after which a snapshot stands for them.
+    after which a snapshot stands for them. ``journal_patience``: as of :class:`Service`.
     """
     # Before anything that takes time: who comes meanwhile waits for the answer, instead of finding nobody.
     async with listening(directory) as listener:
@@ -369,6 +370,7 @@ async def host(
             clocks=clocks,
             policies=policies,
             snapshot_interval=snapshot_interval,
+            journal_patience=journal_patience,
         )
         server = Server(service)
         async with anyio.create_task_group() as tasks:

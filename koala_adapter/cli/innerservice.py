@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import JobId
 
 
+JOURNAL_PATIENCE = 60.0
+"""Seconds after which our own service ends where the journal cannot be written and no application runs."""
 CLOSING = 10.0
 """Seconds that our own service may take to end once it has begun to."""
 
@@ -65,7 +67,12 @@ def inner_service(
     with log_to_file(session), interrupts.deferred(), start_blocking_portal() as portal:
         with interrupts.let_in(), session.progress.status(f"asking {len(session.site.enabled_clusters)} clusters"):
             future, server = portal.start_task(
-                partial(_logged_host, policies=session.policies, snapshot_interval=snapshot_interval),
+                partial(
+                    _logged_host,
+                    policies=session.policies,
+                    snapshot_interval=snapshot_interval,
+                    journal_patience=JOURNAL_PATIENCE,
+                ),
                 session.site,
                 session.plugins,
                 session.directory,

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import sqlite3
+import tempfile
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -213,6 +214,40 @@ def _as_decided(body: str) -> str:
     return json.dumps(found)
 
 
+def _opened(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """Open a database, and make its tables unless it is only read. Raises OSError and sqlite3.Error."""
+    if not read_only:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    mode = "ro" if read_only else "rw"
+    database = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
+    try:
+        if read_only:
+            database.execute("BEGIN")
+        else:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=NORMAL")
+            database.executescript(_SCHEMA + TABLES)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+_PROBE = 65_536
+"""Bytes that are written to find out why SQLite could not: more than its shared memory grows by."""
+
+
+def _cause(error: Exception, path: Path) -> str:
+    """Return why a database cannot be used; where SQLite does not say, what writing beside it runs into."""
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
+        try:
+            with tempfile.TemporaryFile(dir=path.parent) as file:
+                file.write(bytes(_PROBE))
+        except OSError as found:
+            return found.strerror or str(found)
+    return str(error)
+
+
 class Journal:
     """The database of one state directory."""
 
@@ -223,17 +258,10 @@ class Journal:
         """
         self.path = path
         try:
-            if read_only:
-                self._database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
-                self._database.execute("BEGIN")
-            else:
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-                self._database = sqlite3.connect(path, isolation_level=None)
-                self._database.execute("PRAGMA journal_mode=WAL")
-                self._database.execute("PRAGMA synchronous=NORMAL")
-                self._database.executescript(_SCHEMA + TABLES)
+            self._database = _opened(path, read_only=read_only)
         except (OSError, sqlite3.Error) as error:
-            raise JournalError(f"{path}: cannot open the journal: {error}", hint="check the state directory") from error
+            why = _cause(error, path)
+            raise JournalError(f"{path}: cannot open the journal: {why}", hint="check the state directory") from error
         self.negotiations = NegotiationStore(self._execute, read_only=read_only)
         """What applications and koala said to each other."""
         self.finished = FinishedJobs(self._execute, self.negotiations)
@@ -267,7 +295,7 @@ class Journal:
             return self._database.execute(statement, values)
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _MAY_PASS:
-                raise self._blocked(str(error)) from error
+                raise self._blocked(_cause(error, self.path)) from error
             message = f"{self.path}: the journal cannot be used: {error}"
             raise JournalError(message, hint="is the file damaged?") from error
 

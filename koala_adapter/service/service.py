@@ -14,6 +14,7 @@ import os
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -240,7 +241,7 @@ LONGEST_WAIT = 60.0
 class Upkeep:
     """Looks after the loop, the journal and the clusters of a service."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it looks after
         self,
         directory: Path,
         *,
@@ -251,11 +252,14 @@ class Upkeep:
         effector: LiveEffector,
         changed: Callable[[], anyio.Event],
         tell: Callable[[], None],
+        journal_patience: float | None,
     ) -> None:
         """``directory``: of the service's state.
 
-        ``changed``: what is set at the next change; ``tell``: something has changed.
+        ``changed``: what is set at the next change; ``tell``: something has changed. ``journal_patience``: as of
+        :class:`Service`.
         """
+        self._journal_patience = inf if journal_patience is None else journal_patience
         self._directory = directory
         self._loop = loop
         self._journal = journal
@@ -292,16 +296,25 @@ class Upkeep:
         """Try the journal, while it cannot be written, until that works; then see what happened on the clusters."""
         while True:
             await self._halted.wait()
-            pause = FIRST_JOURNAL_PAUSE
+            pause, since = FIRST_JOURNAL_PAUSE, anyio.current_time()
             while self._loop.trouble:
                 await anyio.sleep(pause)
                 pause = min(LONGEST_JOURNAL_PAUSE, 2 * pause)
                 self._loop.try_again()
+                if anyio.current_time() - since >= self._journal_patience:
+                    self._require_use()
             self._halted = anyio.Event()
             log.info("the journal can be written again")
             self._tell()
             for driver in self._clusters.values():
                 driver.poller.poll_soon()
+
+    def _require_use(self) -> None:
+        """Raise JournalBlockedError while nothing is decided, unless an application runs."""
+        jobs = self._loop.scheduler.state.jobs.values()
+        if self._loop.trouble and not any(one.launched_at is not None and not one.state.final for one in jobs):
+            hint = "make room; `koala serve`, or the next `koala run`, goes on with what waits"
+            raise JournalBlockedError(self._loop.trouble, hint=hint)
 
     async def _write_snapshots(self) -> None:
         """Write each snapshot group by group; in between whoever asks is answered, and agents are heard."""
@@ -369,12 +382,15 @@ class Service:
         clocks: HostClocks | None = None,
         policies: Policies = OWN,
         snapshot_interval: int = SNAPSHOT_INTERVAL,
+        journal_patience: float | None = None,
     ) -> None:
         """``directory``: private (0700), locked by the caller. Nothing is started before :meth:`run`.
 
         ``make_report`` makes the report (JSON) of a job that is kept when it has ended. ``clocks``: None: those of this
-        machine. ``snapshot_interval``: events after which a snapshot stands for them. Raises ConfigurationError, with
-        nothing changed, when a policy that the journal needs is not among ``policies``.
+        machine. ``snapshot_interval``: events after which a snapshot stands for them. ``journal_patience``: seconds
+        after which it ends, by a JournalBlockedError, where the journal cannot be written and no application runs;
+        None: it waits. Raises ConfigurationError, with nothing changed, when a policy that the journal needs is not
+        among ``policies``.
         """
         self.site = site
         self.directory = directory
@@ -436,6 +452,7 @@ class Service:
             effector=self._effector,
             changed=lambda: self.changed,
             tell=self.settled,
+            journal_patience=journal_patience,
         )
 
     # ---- its parts: what they ask of it and of each other is asked once all are made ------------------------------

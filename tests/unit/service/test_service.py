@@ -22,7 +22,7 @@ from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import JOURNAL_NAME
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.sitefile import load_site_text
-from koala_adapter.errors import EXIT_SERVICE, DefectError, JobNotFoundError, RecoveryError
+from koala_adapter.errors import EXIT_SERVICE, DefectError, JobNotFoundError, JournalBlockedError, RecoveryError
 from koala_adapter.lrm import Capabilities, PluginDefinition
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJob, LrmJobId, LrmJobState, PlaceholderId
@@ -566,3 +566,54 @@ async def test_a_job_never_gets_the_files_of_another(served: Served, loss: str) 
         journal.chmod(0o600)
     async with served.running() as service:
         assert submit(service) == "3"
+
+
+def without_patience(served: Served) -> Service:
+    """Return a service that is there for one command, and ends as soon as a full disk keeps it from all work."""
+    site, plugins, directory = served.site, served.plugins, served.directory
+    return Service(site, plugins, directory, make_report=lambda _, id_: f"report of {id_}", journal_patience=0.0)
+
+
+def fill_the_disk(service: Service) -> None:
+    """Leave the journal no more pages than it has, and write until these are full."""
+    service.journal._database.execute("PRAGMA max_page_count = 1")
+    while not service.trouble:
+        service.post(ev.TimeReached(time=service.now()))
+
+
+async def test_a_service_for_one_command_ends_where_the_disk_is_full(served: Served) -> None:
+    """The command is told why, and does not wait for ever."""
+    service = without_patience(served)
+    with pytest.RaisesGroup(pytest.RaisesExc(JournalBlockedError, match="disk is full"), flatten_subgroups=True):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(service.run)
+            await started(served, service)
+            fill_the_disk(service)
+            with anyio.fail_after(60):
+                await anyio.sleep_forever()
+
+
+async def test_an_application_that_runs_goes_on_while_the_disk_is_full(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it did is not lost: its service waits until there is room, for as long as it takes."""
+    service, tries = without_patience(served), 0
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(service.run)
+        id_, agent = await started(served, service)
+        tasks.start_soon(agent.run)
+        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+        try_again = service._loop.try_again
+
+        def counted() -> None:
+            nonlocal tries
+            tries += 1
+            try_again()
+
+        monkeypatch.setattr(service._loop, "try_again", counted)
+        fill_the_disk(service)
+        await until(lambda: tries > 1 and bool(service.trouble), service)
+        service.journal._database.execute("PRAGMA max_page_count = 1000000")
+        agent.end_task.set()
+        await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
+        tasks.cancel_scope.cancel()
