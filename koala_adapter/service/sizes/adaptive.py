@@ -183,7 +183,7 @@ class Adaptations:
         if record is None or record.state is not JobState.RUNNING:
             return None
         represented = self._negotiators.represents(job_id)
-        if record.job.runner is RunnerName.WORKERS:
+        if record.job.has_workers:
             return record, WorkersParty(record, represented)
         runner = self._applications.adaptive(record)
         return None if runner is None else (record, AdaptiveParty(runner, represented))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import JobRefusedError, NegotiationError
 from koala_adapter.host.containment import contained
-from koala_adapter.model import JobKind, RunnerName
+from koala_adapter.model import JobKind
 from koala_adapter.outcome import JobState
 from koala_adapter.service.records import NegotiationKeeper
 from koala_adapter.service.sizes.adaptive import Adaptations
@@ -127,7 +127,7 @@ class Negotiators:
     def _carry_on(self, job_id: JobId) -> None:
         """Have workers leave that a program has agreed to give up."""
         record = self._state().jobs.get(job_id)
-        if record is not None and record.job.runner is RunnerName.WORKERS:
+        if record is not None and record.job.has_workers:
             self._workers.carry_on(record)
 
     # ---- what the scheduler wants of jobs with workers (Resizer) ----------------------------------------------------
@@ -167,7 +167,7 @@ class Negotiators:
     def resume(self) -> None:
         """See Resizer. What was agreed on with a program is taken up first: it is not for others to answer."""
         for record in list(self._state().jobs.values()):
-            if record.state is JobState.RUNNING and record.job.runner is RunnerName.WORKERS:
+            if record.state is JobState.RUNNING and record.job.has_workers:
                 self._jobs.add(record.job.id)
                 with contained("resuming a negotiation", job=record.job.id):
                     self._negotiations.restore(record, WorkersParty(record, represented=False))
