@@ -342,7 +342,7 @@ def _json(report: JobReport) -> Any:  # noqa: ANN401 - JSON
 # -- Hosting a service, in the foreground or inside ``koala run`` --------------------------------------------
 
 
-async def host(
+async def host(  # noqa: PLR0913 - all that a service can be told
     site: SiteConfig,
     plugins: Mapping[str, PluginDefinition],
     directory: Path,

@@ -679,7 +679,7 @@ class Negotiations:
 
     def withdraw(self, job_id: JobId, number: int, reason: str) -> None:
         """Tell an application that it does not get what it has accepted."""
-        agreement = self._agreements[job_id].pop(number, None)
+        agreement = self._agreements.get(job_id, {}).pop(number, None)  # most jobs have none, and are not kept here
         if agreement is None:
             return
         endpoint = self._endpoint(job_id, agreement.rank)
@@ -732,7 +732,7 @@ class Negotiations:
     def time_passed(self, record: JobRecord, party: Party) -> None:
         """End what was not answered in time."""
         now = self._clock()
-        for rank, endpoint in list(self._endpoints[record.job.id].items()):
+        for rank, endpoint in list(self._endpoints.get(record.job.id, {}).items()):
             for event in endpoint.time_passed(now):
                 self._take(record, party, rank, event)
         self._flush(record.job.id)
@@ -882,7 +882,7 @@ class Negotiations:
         self._report(ev.ChangeGivenUp(time=self._clock(), job_id=job_id, number=number, reason=reason))
 
     def _flush(self, job_id: JobId) -> None:
-        for rank, endpoint in self._endpoints[job_id].items():
+        for rank, endpoint in self._endpoints.get(job_id, {}).items():
             for payload in FrameBuffer().feed(endpoint.data_to_send()):
                 self._say(job_id, rank, frame(payload))
 
