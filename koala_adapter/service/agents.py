@@ -422,8 +422,8 @@ class LiveEffector:
         self._archive = archive
         self._meter = meter
         self._scripts = scripts
-        self.with_secrets: set[BatchKey] = set(journal.batches_with_secrets())
-        """Submissions whose secrets are kept."""
+        self.with_secrets: dict[BatchKey, ClusterName | None] = dict.fromkeys(journal.batches_with_secrets())
+        """Submissions whose secrets are kept, with their clusters; None: not known, after a restart."""
 
     # ---- placeholders ---------------------------------------------------------------------------------------------
 
@@ -433,7 +433,7 @@ class LiveEffector:
         driver = self._clusters[action.cluster]
         token = credentials.new_token()
         self._journal.set_token(action.batch, token)
-        self.with_secrets.add(action.batch)
+        self.with_secrets[action.batch] = action.cluster
         scripts = self._scripts()
         if scripts is None:
             return

@@ -31,11 +31,12 @@ from koala_adapter.service.results import Results
 from koala_adapter.vjm.channel import LaunchFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from koala_adapter.model import Component, Job, PlaceholderId
     from koala_adapter.runners.workers import Order
+    from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.journal import Journal
@@ -155,6 +156,8 @@ class Applications:
         self.unwritten = UnwrittenOutput()
         self.results = Results(self._rank_directory, store)
         """What ranks leave in files."""
+        self._by_placeholder: tuple[tuple[Rank, ...], Mapping[PlaceholderId, Rank]] = ((), {})
+        """The ranks of the job that was looked at last, by their placeholders: all of its placeholders end together."""
         self.listener: ApplicationListener | None = None
         """Who hears what processes say themselves."""
 
@@ -301,11 +304,20 @@ class Applications:
         """Tell whether wanted files of the rank in a placeholder are coming in, or may still come."""
         found = self._state().placeholders.get(placeholder)
         record = None if found is None else self._state().jobs.get(found.job_id)
-        ranks = () if record is None else record.ranks
-        rank = next((rank for rank in ranks if rank.placeholder == placeholder), None)
-        if record is None or rank is None or not record.job.component(rank.component).output_files:
+        if record is None or not any(one.output_files for one in record.job.components):
+            return False
+        rank = self._ranks_in(record).get(placeholder)
+        if rank is None or not record.job.component(rank.component).output_files:
             return False
         return rank.rank in record.started and self.results.under_way(placeholder, f"{record.job.id}:{rank.rank}")
+
+    def _ranks_in(self, record: JobRecord) -> Mapping[PlaceholderId, Rank]:
+        """Return the ranks of a job by their placeholders; made anew only when the ranks are others."""
+        ranks, found = self._by_placeholder
+        if ranks is not record.ranks:
+            found = {rank.placeholder: rank for rank in record.ranks}
+            self._by_placeholder = record.ranks, found
+        return found
 
     def _send(self, launches: Iterable[AddressedLaunch]) -> None:
         self._sending.add(launches)

@@ -350,8 +350,8 @@ class Upkeep:
     def _forget_secrets(self) -> None:
         for batch in [key for key in self._effector.with_secrets if key not in self._loop.scheduler.state.batches]:
             self._journal.forget_batch(batch)
-            self._effector.with_secrets.discard(batch)
-            for driver in self._clusters.values():
+            cluster = self._effector.with_secrets.pop(batch)
+            for driver in self._clusters.values() if cluster is None else [self._clusters[cluster]]:
                 driver.forget(batch)
                 with suppress(OSError):
                     tidy_words(words_directory(driver.config, self._directory), batch)
@@ -634,8 +634,7 @@ class Service:
         except KoalaError:
             self.applications.forget(job.id)
             raise
-        for driver in self.clusters.values():
-            driver.poller.poll_soon()
+        self._poll_soon(component.cluster for component in job.components)
         return job.id
 
     def _submitted(self, submission: str) -> JobId | None:
@@ -684,8 +683,14 @@ class Service:
         found = resizable(record, component, processors, self._size_rules)
         wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
         self._loop.enter(wanted)
-        for driver in self.clusters.values():
-            driver.poller.poll_soon()
+        self._poll_soon(claim.cluster for claim in record.claims if claim.component == found)
+
+    def _poll_soon(self, names: Iterable[ClusterName | None]) -> None:
+        """Have these clusters polled soon; all of them where one is left open (None)."""
+        wanted = set(names)
+        for name, driver in self.clusters.items():
+            if None in wanted or name in wanted:
+                driver.poller.poll_soon()
 
     @property
     def _scripts(self) -> ScriptMaker | None:

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.model import Component, Job
     from koala_adapter.scheduler.context import RecordedBatches
     from koala_adapter.scheduler.records import State
 
@@ -616,4 +618,39 @@ async def test_an_application_that_runs_goes_on_while_the_disk_is_full(
         service.journal._database.execute("PRAGMA max_page_count = 1000000")
         agent.end_task.set()
         await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
+        tasks.cancel_scope.cancel()
+
+
+def job_of(one: Component, id_: JobId, now: float) -> Job:
+    """Return a job of one component."""
+    return job(id_, one, submitted_at=now)
+
+
+async def test_a_submission_polls_the_clusters_that_it_names(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thousand clusters, the others are not asked for it; all are where it may go to any."""
+    served.others = {ClusterName(name): ScriptedLrm() for name in ("b", "c")}
+    async with served.running() as service:
+        polled: list[str] = []
+        for name, driver in service.clusters.items():
+            monkeypatch.setattr(driver.poller, "poll_soon", partial(polled.append, name))
+        for cluster, expected in (("b", ["b"]), (None, ["a", "b", "c"])):
+            polled.clear()
+            one = component("x", 1, cluster=cluster)
+            service.submit(partial(job_of, one))
+            assert sorted(set(polled)) == expected
+
+
+async def test_what_is_left_of_a_submission_is_removed_on_its_cluster_alone(served: Served) -> None:
+    """The others are not looked through for it; after a restart, when its cluster is not known, all are."""
+    other = served.others[ClusterName("b")] = ScriptedLrm()
+    async with served.running() as service, anyio.create_task_group() as tasks:
+        one = component("x", 1, cluster="a")
+        id_ = service.submit(lambda id_, now: job(id_, one, submitted_at=now))
+        await until(
+            lambda: "submit" in served.lrm.order and bool(service.state.jobs[id_].claims[0].placeholders), service
+        )
+        (batch,) = service.state.batches
+        service.cancel(id_)
+        await until(lambda: batch in served.lrm.forgotten, service)
+        assert other.forgotten == []
         tasks.cancel_scope.cancel()
