@@ -306,6 +306,7 @@ HOST = "koala"
 """Our name in templates."""
 _BEARER_STAYS = "the first process bears the others, and stays"
 _NO_SIZE = "no size of its fits"
+_NO_MORE_WANTED = "its owner wants no more"
 
 
 def host_of(record: JobRecord, rank: int) -> str:
@@ -332,14 +333,19 @@ def offer_of(
     record: JobRecord, party: Party, claim: Claim, change: Change, host: str, *, rules: SizeRules, answer_within: float
 ) -> FirstOffer:
     """Return the offer, or the request, that a change begins with, or why nothing can be taken, or given up, here."""
-    grows = change.processors > 0
+    grows, wanted = change.processors > 0, change.processors
+    if grows:
+        together = sum(part.change.processors for part in parts_of(record, change)) - change.processors
+        wanted = min(wanted, bounds(record, claim)[1] - claim.processors + together)
+        if wanted < 1:
+            return FirstOffer(None, _NO_MORE_WANTED, "")
     one = record.job.component(claim.component)
 
     def decided(pending: Amount) -> Decision:
         others = other_changes(record, claim, pending)
         elsewhere = others if grows else [change for change in others if change > 0]
         size = party.size(one.name)
-        return rules.decide(one.sizes, size, change.processors, one.minimum, one.maximum, pending=elsewhere)
+        return rules.decide(one.sizes, size, wanted, one.minimum, one.maximum, pending=elsewhere)
 
     decision = decided(party.pending)
     if not grows and decision.processors < -change.processors:
@@ -625,8 +631,15 @@ class Negotiations:
         elif agreement is not None and change.phase not in {ChangePhase.ASKED, ChangePhase.PROMISED}:
             endpoint = self._endpoint(job_id, agreement.rank)
             standing = endpoint.standing(agreement.key)
-            if standing is not None and endpoint.state(agreement.key) is State.ACCEPTED:
-                endpoint.send(committed(standing), self._clock())
+            if standing is None or endpoint.state(agreement.key) is not State.ACCEPTED:
+                return
+            comes = sum(part.change.accepted for part in parts_of(record, change))
+            if change.processors > 0 and not change.agreement and comes < standing.quantity(CPU):
+                reason = f"only {comes} can be had any more"  # to which it has not agreed: it is offered anew
+                endpoint.send(withdrawn(standing, reason), self._clock())
+                self._give_up(job_id, change.number, reason)
+                return
+            endpoint.send(committed(standing), self._clock())
 
     def _one_of_several(self, job_id: JobId, change: Change) -> _Agreement | None:
         """Take note of a change that belongs to an agreement beside others, on other clusters; None: it does not."""

@@ -16,6 +16,7 @@ from koala_adapter.runners.coordinator import note
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, GrantProcessors, WithdrawOffer
+from koala_adapter.scheduler.events import SizeWanted
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.service.records import KeptNegotiation, Message
@@ -168,6 +169,32 @@ def test_an_offer_is_accepted_gathered_and_consumed() -> None:
         (Side.RMS, Status.COMMITTED),
         (Side.RMS, Status.CONSUMED),
     ]
+
+
+@pytest.mark.parametrize("wanted", [2, 4])
+def test_an_offer_beyond_what_its_owner_wants_meanwhile_is_withdrawn_at_once(wanted: int) -> None:
+    """Nothing is committed to that does not come, and nobody waits for an answer until it is too late."""
+    stage = Stage(5)
+    stage.go_on()
+    offer = stage.latest()
+    assert offer.quantity("CPU") == 3
+    stage.site.post(SizeWanted(time=stage.site.now, job_id=ID, component="m", processors=wanted))
+    stage.say(nt.accepted(offer))
+    ends = [one for one in stage.heard if one.state is not None and one.key == offer.key]
+    assert ends[-1].state == "withdrawn", stage.heard
+    assert all(one.kind not in {"agreed", "consumed"} for one in stage.heard)
+
+
+def test_an_offer_heeds_what_its_owner_wants() -> None:
+    """No more is offered than the job may have; what is agreed on is what comes."""
+    stage = Stage(5)
+    stage.site.post(SizeWanted(time=stage.site.now, job_id=ID, component="m", processors=4))
+    stage.go_on()
+    offer = stage.latest()
+    assert (offer.quantity("CPU"), offer.resources[0].maximum) == (2, 2)
+    stage.say(nt.accepted(offer))
+    assert stage.heard[-1].kind == "agreed"
+    assert stage.site.change().accepted == 2
 
 
 def test_an_offer_is_countered() -> None:
