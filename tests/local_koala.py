@@ -199,7 +199,7 @@ class Koala:
         """Start one command with an interpreter of its own, in a process group of its own, as a shell does."""
         process = subprocess.Popen(
             self.command(*arguments),
-            env=self.environment,
+            env={**self.environment, **more.pop("environment", {})},
             stdin=subprocess.DEVNULL,
             stdout=more.pop("stdout", subprocess.PIPE),
             stderr=subprocess.PIPE,
