@@ -105,7 +105,8 @@ def test_a_journal_that_cannot_be_written_stops_decisions_and_nothing_else(koala
 
 
 @pytest.mark.parametrize(
-    ("size", "code", "words"), [(0, 245, "cannot use the state directory"), (100, 246, "cannot open the journal")]
+    ("size", "code", "words"),
+    [(0, 245, "cannot use the state directory"), (100, 246, "cannot open the journal: File too large")],
 )
 def test_a_service_does_not_start_where_nothing_can_be_written(koala: Koala, size: int, code: int, words: str) -> None:
     """It says why and ends, with a code after which systemd does not try again."""

@@ -6,16 +6,16 @@ It uses no threads, because a program that is shutting down cannot start any.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.api import protocol
-from koala_adapter.api.client import TIMEOUT, unavailable
+from koala_adapter.api.client import AGAIN, LOOK_AGAIN, TIMEOUT, new_submission, unanswered, unavailable
 from koala_adapter.api.protocol import from_json
 from koala_adapter.api.statedirectory import socket_path
+from koala_adapter.errors import ServiceAbsentError, ServiceUnavailableError
 from koala_adapter.report.values import JobReport
 
 if TYPE_CHECKING:
@@ -38,10 +38,25 @@ class AsyncClient:
         """``directory``: the state directory of the service."""
         self.directory = directory
 
-    async def submit(self, job: Job) -> str:
-        """Submit a job and return its id (the one in ``job`` is not used). Raises JobRefusedError."""
-        result = await self._ask(protocol.Request(operation="submit", job=asdict(job)))
-        return str(result["job_id"])
+    async def submit(self, job: Job, *, submission: str = "") -> str:
+        """As :meth:`koala_adapter.api.client.Client.submit`. Raises JobRefusedError."""
+        if submission:
+            return await self._submit(job, submission)
+        submission, until = new_submission(), anyio.current_time() + AGAIN
+        lost: ServiceUnavailableError | None = None
+        while True:
+            try:
+                return await self._submit(job, submission)
+            except ServiceUnavailableError as error:
+                if lost is None and isinstance(error, ServiceAbsentError):
+                    raise
+                lost = lost or error
+                if anyio.current_time() >= until:
+                    raise unanswered(lost) from error
+            await anyio.sleep(LOOK_AGAIN)
+
+    async def _submit(self, job: Job, submission: str) -> str:
+        return str((await self._ask(protocol.submission(job, submission)))["job_id"])
 
     async def cancel(self, job_id: str) -> JobReport:
         """Cancel a job; returns at once with its report. Raises JobNotFoundError."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
 from dataclasses import asdict
@@ -38,6 +39,8 @@ SHORTEST = 0.001
 """Seconds of a time-out that is over already: 0 would mean something else to a socket."""
 LOOK_AGAIN = 0.2
 """Seconds between two attempts to reach a service that is expected."""
+AGAIN = 30.0
+"""Seconds for which a submission that was not answered is sent again."""
 
 
 class Client:
@@ -74,10 +77,31 @@ class Client:
         while time.monotonic() < until and any(report.closed == NOT_SEEN for report in self.clusters()):
             time.sleep(LOOK_AGAIN)
 
-    def submit(self, job: Job) -> str:
-        """Submit a job and return its id (the one in ``job`` is not used)."""
-        result = self._ask(protocol.Request(operation="submit", job=asdict(job)))
-        return str(result["job_id"])
+    def submit(self, job: Job, *, submission: str = "") -> str:
+        """Submit a job and return its id (the one in ``job`` is not used).
+
+        Where the service is killed before it answers, the submission is sent again to the next one, for AGAIN seconds;
+        it is answered with the same job. ``submission``: the name of one that the caller sends again itself, see
+        :func:`new_submission`. Raises ServiceUnavailableError when it is not known whether the job was taken,
+        ServiceAbsentError when it certainly was not.
+        """
+        if submission:
+            return self._submit(job, submission)
+        submission, until = new_submission(), time.monotonic() + AGAIN
+        lost: ServiceUnavailableError | None = None
+        while True:
+            try:
+                return self._submit(job, submission)
+            except ServiceUnavailableError as error:
+                if lost is None and isinstance(error, ServiceAbsentError):
+                    raise
+                lost = lost or error
+                if time.monotonic() >= until:
+                    raise unanswered(lost) from error
+            time.sleep(LOOK_AGAIN)
+
+    def _submit(self, job: Job, submission: str) -> str:
+        return str(self._ask(protocol.submission(job, submission))["job_id"])
 
     def cancel(self, job_id: str) -> JobReport:
         """Cancel a job; returns at once with its report."""
@@ -231,6 +255,17 @@ class Client:
             connection.close()
             raise unavailable(self.directory, error) from error
         return connection
+
+
+def new_submission() -> str:
+    """Return the name of a new submission, by which it can be sent again."""
+    return secrets.token_hex(16)
+
+
+def unanswered(error: ServiceUnavailableError) -> ServiceUnavailableError:
+    """Return the error that says that a submission was sent and never answered."""
+    message = f"it is not known whether the job was submitted: {error.message}"
+    return ServiceUnavailableError(message, hint="start the service with `koala serve`, and look with `koala status`")
 
 
 def unavailable(directory: Path, why: object) -> ServiceUnavailableError:

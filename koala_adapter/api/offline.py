@@ -30,7 +30,7 @@ from koala_adapter.host.sockets import free_port
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import LrmJobState
 from koala_adapter.report.sitevalues import ClusterReport
-from koala_adapter.report.values import JobReport, in_order
+from koala_adapter.report.values import JobReport, by_number, in_order, of_the_past
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, JobsForgotten
 from koala_adapter.service.agents import ScriptMaker, sample_submissions
@@ -128,8 +128,6 @@ class JournalView:
     instance: str = NO_INSTANCE
     port: int = 0
     """Where the control center listened last; 0: never."""
-    archived: Mapping[str, JobReport] = field(default_factory=dict)
-    """Finished jobs by id, oldest first."""
     clock: ServiceClock = field(default_factory=ServiceClock)
     set_aside: tuple[SetAside, ...] = ()
     """Events on which the scheduler failed."""
@@ -151,26 +149,30 @@ class JournalView:
 
     def job(self, job_id: str) -> JobReport:
         """Return the report of a job. Raises JobNotFoundError."""
+        if not (self.directory / JOURNAL_NAME).exists():
+            self.scheduler.job(job_id)  # raises
+        with Journal(self.directory / JOURNAL_NAME, read_only=True) as journal:
+            return self._job(journal, job_id)
+
+    def _job(self, journal: Journal, job_id: str) -> JobReport:
+        text = journal.finished.report(job_id)
+        kept = None if text is None else of_the_past(adapter_of(JobReport).validate_json(text))
         try:
             record = self.scheduler.job(job_id)
         except JobNotFoundError:
-            if job_id in self.archived:
-                return self.archived[job_id]
-            if (self.directory / JOURNAL_NAME).exists():
-                with Journal(self.directory / JOURNAL_NAME, read_only=True) as journal:
-                    require_not_cleaned(journal, job_id, self.clock.offset)
+            if kept is not None:
+                return kept
+            require_not_cleaned(journal, job_id, self.clock.offset)
             raise
         directory = self.directory / "jobs" / record.job.id
-        with Journal(self.directory / JOURNAL_NAME, read_only=True) as journal:
-            said = negotiated(journal.negotiations, record, self.now)
         return job_report(
             self.scheduler,
             record,
             now=self.now,
             wall_offset=self.clock.offset,
             output_directory=str(directory),
-            trouble=self.archived[job_id].trouble if job_id in self.archived else "",
-            negotiated=said,
+            trouble="" if kept is None else kept.trouble,
+            negotiated=negotiated(journal.negotiations, record, self.now),
             files=read_ledger(directory),
             sweep=recorded_progress(self.directory / "jobs", record.job),
             concluded=record.state in BY_THEMSELVES and not record.live,
@@ -192,12 +194,18 @@ class JournalView:
 
     def jobs(self, limit: int) -> list[JobReport]:
         """Return the latest jobs in order of submission."""
-        live = {str(id_): self.job(id_) for id_ in self.scheduler.state.jobs}
-        return sorted({**self.archived, **live}.values(), key=in_order)[-limit:]
+        if not (self.directory / JOURNAL_NAME).exists():
+            return []
+        with Journal(self.directory / JOURNAL_NAME, read_only=True) as journal:
+            kept = [adapter_of(JobReport).validate_json(text) for text in journal.finished.latest(limit)]
+            reports = {report.id: of_the_past(report) for report in kept}
+            for job_id in sorted(self.scheduler.state.jobs, key=by_number)[-limit:]:
+                reports[str(job_id)] = self._job(journal, job_id)
+        return sorted(reports.values(), key=in_order)[-limit:]
 
 
-def read_record(directory: Path, policies: Policies, *, archived: int = 0) -> JournalView:
-    """Read the journal of a state directory, with so many finished jobs; an empty record when there is none.
+def read_record(directory: Path, policies: Policies) -> JournalView:
+    """Read the journal of a state directory; an empty record when there is none.
 
     Raises JournalError, and ConfigurationError when a policy that the journal needs is not among ``policies``.
     """
@@ -205,24 +213,22 @@ def read_record(directory: Path, policies: Policies, *, archived: int = 0) -> Jo
         return JournalView(directory=directory, scheduler=Scheduler(policies=policies))
     with Journal(directory / JOURNAL_NAME, read_only=True) as journal:
         scheduler = rebuilt(WithPolicies(journal, policies), partial(Scheduler, policies=policies))
-        reports = [adapter_of(JobReport).validate_json(text) for text in reversed(journal.finished.latest(archived))]
         return JournalView(
             directory=directory,
             scheduler=scheduler,
             clock=ServiceClock(before=journal.clock_reading(), latest=scheduler.state.now),
             instance=journal.value("instance") or NO_INSTANCE,
             port=int(journal.value("port") or "0"),
-            archived={report.id: report for report in reports},
             set_aside=tuple(journal.events_set_aside()),
         )
 
 
-def recorded(directory: Path, policies: Policies, *, archived: int = 0) -> JournalView:
+def recorded(directory: Path, policies: Policies) -> JournalView:
     """Read the journal of a state directory in which a service has run. Raises ServiceUnavailableError otherwise."""
     if not (directory / JOURNAL_NAME).exists():
         message = f"no koala service runs in {directory}, and none ever has"
         raise ServiceUnavailableError(message, hint="run a job with `koala run JOB`, or start one with `koala serve`")
-    return read_record(directory, policies, archived=archived)
+    return read_record(directory, policies)
 
 
 # -- What the next service would submit ----------------------------------------------------------------------

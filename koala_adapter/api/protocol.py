@@ -7,14 +7,17 @@ Values are read from JSON by the types of their fields, without pydantic, becaus
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from koala_adapter import errors
 from koala_adapter.errors import KoalaError, ProtocolError
+
+if TYPE_CHECKING:
+    from koala_adapter.model import Job
 
 # -- Dataclasses from JSON -----------------------------------------------------------------------------------
 
@@ -137,7 +140,8 @@ OPERATIONS = frozenset(
 class Request:
     """What a client asks.
 
-    ``submit`` (job: text of a job as JSON), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs``,
+    ``submit`` (job: text of a job as JSON; job_id: a name that the client gave this submission, or empty: sent again,
+    it is answered with the same job), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs``,
     ``watch`` (a reply at each change until the job is over; without one, of all jobs, until the service ends),
     ``clusters``, ``plan``, ``script``, ``negotiate`` (how a program gets to do so for a job), ``negotiations`` (of the
     job, if one is named; number, if one is), ``defects`` (of koala itself, one sentence each), ``clean`` (older,
@@ -179,6 +183,11 @@ def encode(message: Request | Reply) -> bytes:
     """Return the line of a message."""
     members = {one.name: getattr(message, one.name) for one in fields(message)}
     return json.dumps(members, separators=(",", ":")).encode() + b"\n"
+
+
+def submission(job: Job, name: str) -> Request:
+    """Return the request that submits a job, by a name that a service of an earlier version leaves unread."""
+    return Request(operation="submit", job=asdict(job), job_id=name)
 
 
 def decode_request(line: bytes) -> Request:

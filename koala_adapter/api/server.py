@@ -24,6 +24,7 @@ from koala_adapter.config.jobfile import check_job, job_from_dict
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError, ServiceAbsentError
 from koala_adapter.host.accepting import serve_streams
+from koala_adapter.host.containment import report_defect
 from koala_adapter.host.metrics import openmetrics
 from koala_adapter.host.sockets import same_user
 from koala_adapter.model import ClusterName, JobId
@@ -119,8 +120,11 @@ WATCH_PAUSE = 0.1
 JOBS_PAUSE = 0.5
 """Seconds between two replies of a watch of all jobs at least."""
 
-CHANGING = frozenset({"submit", "cancel"})
+CHANGING = frozenset({"submit", "cancel", "resize"})
 """Requests that change something; all others are answered at any time."""
+
+LOST = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+"""What a client that has gone raises."""
 
 
 class Server:
@@ -172,7 +176,7 @@ class Server:
                 log.warning("refused a connection of another user")
                 return
             buffered = BufferedByteReceiveStream(stream)
-            with suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.DelimiterNotFound):
+            with suppress(*LOST, anyio.IncompleteRead, anyio.DelimiterNotFound):
                 while True:
                     line = await buffered.receive_until(b"\n", protocol.LINE_LIMIT)
                     await self._answer(stream, line)
@@ -199,9 +203,10 @@ class Server:
                 self.stop_wanted.set()
         except KoalaError as error:
             await stream.send(protocol.encode(protocol.refusal(error)))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            # A defect of ours costs this answer, not the service and all its jobs.
-            log.exception("a request failed", request=line[:200])
+        except LOST:
+            raise
+        except Exception as error:  # noqa: BLE001 - a defect of ours, or of a plugin, costs this answer
+            report_defect("a request", error, request=line[:200])
             await stream.send(protocol.encode(protocol.refusal(KoalaError(f"the service failed: {error!r}"))))
 
     def _result(self, request: Request) -> Any:  # noqa: ANN401, C901, PLR0911, PLR0912 - JSON of many shapes, one return for each
@@ -210,7 +215,8 @@ class Server:
             case "submit":
                 if self._ending:
                     raise ServiceAbsentError("the koala service is about to end", hint="try again in a second")
-                return {"job_id": service.submit(lambda id_, now: self._job(request, id_, now))}
+                made = service.submit(lambda id_, now: self._job(request, id_, now), submission=request.job_id)
+                return {"job_id": made}
             case "cancel":
                 service.cancel(request.job_id)
                 return _json(self._report(request.job_id))
@@ -337,7 +343,7 @@ def _json(report: JobReport) -> Any:  # noqa: ANN401 - JSON
 # -- Hosting a service, in the foreground or inside ``koala run`` --------------------------------------------
 
 
-async def host(
+async def host(  # noqa: PLR0913 - all that a service can be told
     site: SiteConfig,
     plugins: Mapping[str, PluginDefinition],
     directory: Path,
@@ -346,13 +352,14 @@ async def host(
     clocks: HostClocks | None = None,
     policies: Policies = OWN,
     snapshot_interval: int = SNAPSHOT_INTERVAL,
+    journal_patience: float | None = None,
     task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a service with its socket until a client stops it or the task is cancelled. The caller owns the directory.
 
     ``idle_limit``: it also ends when nothing has been unfinished for so many seconds; None: never. ``clocks``: None:
     those of this machine. ``policies``: those that the scheduler may use. ``snapshot_interval``: events of the journal
-    after which a snapshot stands for them.
+    after which a snapshot stands for them. ``journal_patience``: as of :class:`Service`.
     """
     # Before anything that takes time: who comes meanwhile waits for the answer, instead of finding nobody.
     async with listening(directory) as listener:
@@ -364,6 +371,7 @@ async def host(
             clocks=clocks,
             policies=policies,
             snapshot_interval=snapshot_interval,
+            journal_patience=journal_patience,
         )
         server = Server(service)
         async with anyio.create_task_group() as tasks:

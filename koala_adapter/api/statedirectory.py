@@ -173,8 +173,8 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 12
     import subprocess
 
     with ownership(directory, "koala serve, about to start") as lock:
-        reader, writer = os.pipe()
         log = os.open(directory / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        reader, writer = os.pipe()
         earlier = os.fstat(log).st_size
         command = [sys.executable, "-m", "koala_adapter.cli", "--site", str(site_file), "--state", str(directory)]
         command += ["serve", "--ready-descriptor", str(writer), "--lock-descriptor", str(lock)]
@@ -188,6 +188,9 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 12
                 start_new_session=True,
                 cwd="/",
             )
+        except BaseException:
+            os.close(reader)
+            raise
         finally:
             os.close(writer)
             os.close(log)
@@ -241,6 +244,10 @@ def require_not_cleaned(journal: Journal, job_id: str, wall_offset: float) -> No
 # The control center keeps it in files of the state directory.
 
 
+PIECE = 256 * 1024
+"""Bytes of an output file that are read at once."""
+
+
 class LogPrinter:
     """Prints what is new in the output files of a job."""
 
@@ -266,25 +273,33 @@ class LogPrinter:
         ``marked``: each line is to say whose it is.
         """
         for path in sorted(self._directory.glob(self._pattern), key=_order):
-            data = self._rest.pop(path, b"") + self._read(path)
-            *lines, last = data.split(b"\n")
-            if last and not rest:
-                self._rest[path] = last
-            self._print(path, lines, marked=marked, last=last if rest else b"")
+            for data in self._pieces(path):
+                *lines, last = (self._rest.pop(path, b"") + data).split(b"\n")
+                if len(last) > PIECE:  # a line that long is not kept until it ends
+                    lines, last = ([*lines, last], b"") if marked else (lines, last)
+                    self._print(path, lines, marked=marked, last=last)
+                    continue
+                if last:
+                    self._rest[path] = last
+                self._print(path, lines, marked=marked)
+            if rest:
+                self._print(path, [], marked=marked, last=self._rest.pop(path, b""))
 
     @property
     def silent(self) -> bool:
         """Tell whether nothing has been written that could be printed."""
         return not any(path.stat().st_size for path in self._directory.glob(self._pattern))
 
-    def _read(self, path: Path) -> bytes:
+    def _pieces(self, path: Path) -> Iterator[bytes]:
+        """Yield what is new in a file, as far as it goes at the beginning, in pieces that fit into memory."""
         with path.open("rb") as file:
-            file.seek(self.files.get(path, 0))
-            data = file.read()
-            self.files[path] = file.tell()
-        return data
+            left = os.fstat(file.fileno()).st_size - file.seek(self.files.get(path, 0))
+            while left > 0 and (data := file.read(min(PIECE, left))):
+                left -= len(data)
+                self.files[path] = file.tell()
+                yield data
 
-    def _print(self, path: Path, lines: list[bytes], *, marked: bool, last: bytes) -> None:
+    def _print(self, path: Path, lines: list[bytes], *, marked: bool, last: bytes = b"") -> None:
         """Print complete lines and a last one without an end: what is not marked comes out byte for byte."""
         mark = f"{path.parent.name}/{path.stem}: ".encode() if marked else b""
         if last and marked:

@@ -12,7 +12,7 @@ import shutil
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import anyio
 import structlog
@@ -24,7 +24,7 @@ from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import LOG_NAME
 from koala_adapter.cli import look_at_the_new
 from koala_adapter.cli.log import LogStream
-from koala_adapter.cli.session import Session
+from koala_adapter.cli.session import Session, koala_error
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.errors import ServiceUnavailableError
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 # -- Service inside this process -----------------------------------------------------------------------------
 
+JOURNAL_PATIENCE = 60.0
+"""Seconds after which our own service ends where the journal cannot be written and no application runs."""
 CLOSING = 10.0
 """Seconds that our own service may take to end once it has begun to."""
 
@@ -70,7 +72,12 @@ def inner_service(
     with log_to_file(session), interrupts.deferred(), start_blocking_portal() as portal:
         with interrupts.let_in(), session.progress.status(f"asking {len(session.site.enabled_clusters)} clusters"):
             future, server = portal.start_task(
-                partial(host, policies=session.policies, snapshot_interval=snapshot_interval),
+                partial(
+                    _logged_host,
+                    policies=session.policies,
+                    snapshot_interval=snapshot_interval,
+                    journal_patience=JOURNAL_PATIENCE,
+                ),
                 session.site,
                 session.plugins,
                 session.directory,
@@ -91,6 +98,16 @@ def inner_service(
             if not inner.ended:
                 portal.call(server.quiet)  # or asyncio would grumble about a read that is both done and cancelled
             future.cancel()
+
+
+async def _logged_host(*arguments: Any, **more: Any) -> None:  # noqa: ANN401 - passed on
+    """Host a service; log the cause when it ends by a defect, which the person is told in one sentence."""
+    try:
+        await host(*arguments, **more)
+    except Exception as error:
+        if koala_error(error) is None:
+            structlog.get_logger().error("the service ends by a defect of koala", exc_info=error)
+        raise
 
 
 @contextmanager

@@ -8,6 +8,7 @@ share it.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -114,7 +115,8 @@ async def _serve(
         session.progress.print(text, markup=False, soft_wrap=True)
         supervisor.ready()
         if ready_descriptor is not None:
-            os.write(ready_descriptor, READY)
+            with suppress(BrokenPipeError):  # the command that has started it is gone
+                os.write(ready_descriptor, READY)
             os.close(ready_descriptor)
 
 

@@ -237,6 +237,9 @@ def fail(error: Exception) -> NoReturn:
     if known is not None:
         show_error(known)
         sys.exit(known.exit_code)
+    whole = error
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
     if isinstance(error, BrokenPipeError):
         leave_broken_pipe()
     if isinstance(error, OSError):
@@ -246,10 +249,10 @@ def fail(error: Exception) -> NoReturn:
         abandon_output()
         sys.exit(EXIT_FAILURE)
     root = click.get_current_context().find_object(Session)
-    if root is not None and root.verbose:
+    if root is not None and root.log_shown:
         import traceback
 
-        traceback.print_exception(error)
+        traceback.print_exception(whole)
     show_error(
         KoalaError(
             f"a defect of koala itself: {type(error).__name__}: {error}",

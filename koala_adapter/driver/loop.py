@@ -206,6 +206,8 @@ class EventLoop:
         self._sync_wanted = False
         self._draining = False
         self._halt_told = False
+        self._concluding = False
+        """Nothing more can be done in the world; events that wait are left to those who will tell them again."""
         self.stopped = False
         """True once the state could not be built again."""
         self.trouble = ""
@@ -303,7 +305,11 @@ class EventLoop:
 
         Those that live for one job each would otherwise replay all jobs that there ever were. Tell whether the end is
         orderly: the state is what the journal says, and all that followed from it is done. Raises JournalError.
+
+        Events that wait for the end of a snapshot are not in the journal, and are dropped: batch systems and agents
+        tell the next process of them.
         """
+        self._concluding = True
         while self.write_snapshot_group():
             pass
         if self.trouble or self._failed_on is not None:
@@ -318,7 +324,7 @@ class EventLoop:
         return not self._actions
 
     def _drain(self) -> None:
-        if self._draining:
+        if self._draining or self._concluding:
             return
         self._draining = True
         try:

@@ -16,6 +16,8 @@ import anyio
 from anyio.abc import SocketListener
 from anyio.streams.stapled import MultiListener
 
+from koala_adapter.host.containment import report_defect
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from typing import Any
@@ -80,7 +82,10 @@ PAUSE = 0.1
 
 
 async def serve_streams(listener: Listener[SocketStream], handle: Handle) -> None:
-    """Have each connection handled in a task of its own, until cancelled. Raises OSError for what does not pass."""
+    """Have each connection handled in a task of its own, until cancelled. What a handler raises ends its connection.
+
+    Raises OSError for what does not pass.
+    """
     async with anyio.create_task_group() as tasks:
         for one in parts(listener):
             tasks.start_soon(_serve_one, one, handle, tasks)
@@ -94,7 +99,17 @@ def parts(listener: Listener[SocketStream]) -> list[SocketListener]:
 
 async def _serve_one(listener: SocketListener, handle: Handle, tasks: TaskGroup) -> None:
     while True:
-        tasks.start_soon(handle, await accepted(listener))
+        tasks.start_soon(_handled, handle, await accepted(listener))
+
+
+async def _handled(handle: Handle, stream: SocketStream) -> None:
+    async with stream:
+        try:
+            await handle(stream)
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # the peer has gone
+        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this connection alone
+            report_defect("a connection", error)
 
 
 async def accepted(listener: SocketListener, *, failed: Callable[[OSError], None] | None = None) -> SocketStream:

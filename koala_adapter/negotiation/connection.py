@@ -20,6 +20,8 @@ class Connection:
         """``endpoint`` is that of an earlier connection with the same peer, to go on where that ended."""
         self.endpoint = endpoint or Endpoint()
         self._stream = stream
+        if stream.family in (socket.AF_INET, socket.AF_INET6):  # several small templates in a row must not wait
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._events: List[Event] = []
         if endpoint is not None:
             endpoint.resumed()
@@ -79,7 +81,6 @@ class Connection:
 def connect(host: str, port: int, token: str = "", endpoint: Optional[Endpoint] = None) -> Connection:
     """Connect by TCP, and show the one-time token if there is one. Raises OSError."""
     stream = socket.create_connection((host, port), timeout=30.0)
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if token:
         stream.sendall(frame(GREETING + token.encode("ascii")))
     return Connection(stream, endpoint)

@@ -17,7 +17,8 @@ import anyio
 from anyio import to_thread
 
 from koala_adapter.api.asyncclient import AsyncClient
-from koala_adapter.errors import JobTimeoutError, KoalaError, ServiceAbsentError, ServiceUnavailableError
+from koala_adapter.api.client import new_submission
+from koala_adapter.errors import JobTimeoutError, KoalaError, ServiceUnavailableError
 from koala_adapter.python.jobs import MOST_STARTS, JobResult, OutputFollower, mimebundle, text_of
 from koala_adapter.python.site import ENDING, LATEST, LOOK_AGAIN, Site
 
@@ -187,11 +188,13 @@ async def submit(job: Job | str | PathLike[str] | CheckedJob, *, site: Site | No
     wanted = job if isinstance(job, CheckedJob) else await to_thread.run_sync(there.checked, job)
     client = AsyncClient(there.directory)
     try:
+        submission = new_submission()
         with anyio.fail_after(ENDING):
             while True:
                 await to_thread.run_sync(there.begin_service)
-                with anyio.CancelScope(shield=True), suppress(ServiceAbsentError):  # or nobody knew whether it is in
-                    job_id = await client.submit(wanted)
+                # Shielded, or nobody knew whether it is in. What was not answered is sent again by its name.
+                with anyio.CancelScope(shield=True), suppress(ServiceUnavailableError):
+                    job_id = await client.submit(wanted, submission=submission)
                     there.note(job_id)
                     return AsyncJobHandle(there, job_id)
                 await anyio.sleep(LOOK_AGAIN)

@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import KoalaError, ServiceAbsentError
+from koala_adapter.errors import KoalaError, ServiceAbsentError, ServiceUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 ASKING = 60.0
 """Seconds that a cluster may take to answer when no service knows it already."""
-MANY = 1000
-"""Finished jobs that are looked through when no service runs."""
 ENDING = 30.0
 """Seconds that a service which is about to end may take, and one that was asked to end."""
 LOOK_AGAIN = 0.2
@@ -198,14 +196,19 @@ class Site:
         return self.job(job_id)
 
     def _submit(self, job: CheckedJob) -> str:
-        until = time.monotonic() + ENDING
+        from koala_adapter.api.client import new_submission, unanswered
+
+        until, submission = time.monotonic() + ENDING, new_submission()
+        lost: ServiceUnavailableError | None = None
         while True:
             self.begin_service()
             try:
-                job_id = self.client.submit(job)
-            except ServiceAbsentError:  # it has ended meanwhile, or is about to, and has not taken the job
+                job_id = self.client.submit(job, submission=submission)
+            except ServiceUnavailableError as error:
+                if not isinstance(error, ServiceAbsentError):  # it may have taken the job, and then knows this name
+                    lost = lost or error
                 if time.monotonic() > until:
-                    raise
+                    raise unanswered(lost) if lost else error from None
                 time.sleep(LOOK_AGAIN)
                 continue
             self.note(job_id)
@@ -265,13 +268,13 @@ class Site:
             before_reading()
             return self.recorded()
 
-        return closed_journal(self.directory / JOURNAL_NAME, whole, most=MANY) or whole()
+        return closed_journal(self.directory / JOURNAL_NAME, whole) or whole()
 
     def recorded(self) -> JournalView:
         """Return what the journal says. Raises ServiceUnavailableError when there has never been a service."""
         from koala_adapter.api.offline import recorded
 
-        return recorded(self.directory, self.policies, archived=MANY)
+        return recorded(self.directory, self.policies)
 
     def clusters(self, tell: Callable[[str], None] = lambda _names: None) -> list[ClusterReport]:
         """Return the clusters as the service sees them, or as they answer now where none runs.

@@ -367,6 +367,8 @@ class ChangeUnderWay:
 
     def problem(self, membership: Membership, processes: Mapping[int, Process]) -> str:
         """Return why it cannot be made while nobody has been told of it yet; nothing when it can."""
+        if self.at > LARGEST_NUMBER:
+            return f"its processes count more than {LARGEST_NUMBER} adaptation points"
         for rank in membership.speakers:
             if rank in membership.ended:
                 return f"process {rank} has ended"
@@ -580,7 +582,8 @@ class Coordinator:
     def _reached(self, rank: int, process: Process, number: int, point: int) -> None:
         process.reached = max(process.reached, point)
         current = self._current
-        if current is not None and current.stage is Stage.ASKING and number == current.number:
+        member = rank in self._membership.speakers
+        if current is not None and current.stage is Stage.ASKING and number == current.number and member:
             current.counts[rank] = point
 
     def _passed(self, rank: int, process: Process, number: int, reached: int) -> None:
@@ -588,13 +591,20 @@ class Coordinator:
         current = self._current
         if current is None or current.stage is not Stage.ARMING or number != current.number:
             return
+        if rank not in self._membership.speakers:
+            raise ProtocolError("passed is said by members, and this process is none yet")
         process.move(Stand.RUNNING, 0)
         if reached >= current.at:
             current.distance *= 2
-            current.at = max(one.reached for one in self._speakers()) + current.distance
-            self._say(self._membership.speakers, note("stop", change=current.number, at=current.at))
+            self._set_point(current, max(one.reached for one in self._speakers()))
         else:  # it passed an earlier one: that it is to stop at this one is on its way
             self._tells.append(Tell(rank, note("stop", change=current.number, at=current.at)))
+
+    def _set_point(self, current: ChangeUnderWay, reached: int) -> None:
+        """Set the point of a change beyond the largest count, and tell the members if the number can be told."""
+        current.at = reached + current.distance
+        if current.at <= LARGEST_NUMBER:
+            self._say(self._membership.speakers, note("stop", change=current.number, at=current.at))
 
     def _done(self, rank: int, process: Process, number: int) -> None:
         process.move(Stand.DONE, number, process.at)
@@ -726,9 +736,8 @@ class Coordinator:
             case Stage.ASKING:
                 if any(rank not in current.counts for rank in self._membership.speakers):
                     return False
-                current.at = max(current.counts.values()) + current.distance
                 current.stage = Stage.ARMING
-                self._say(self._membership.speakers, note("stop", change=current.number, at=current.at))
+                self._set_point(current, max(current.counts.values()))
             case Stage.ARMING:
                 if not current.all_at_point(self._membership, self._processes):
                     return False

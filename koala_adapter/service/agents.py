@@ -12,12 +12,14 @@ import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import structlog
 
 from koala_adapter.errors import ConfigurationError, KoalaError
+from koala_adapter.host.containment import contained, report_defect
 from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.host.sockets import lasting_ports
 from koala_adapter.lrm import Submission
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
 
 # -- Job scripts, one-time tokens and the output of placeholders ---------------------------------------------
 # A token is written so that no other user can read it; the journal keeps only its hash.
+
+_Action = TypeVar("_Action")
 
 SAMPLE_TOKEN = "THE-ONE-TIME-TOKEN-GOES-HERE"  # noqa: S105 - stands where a token would be, in what people are shown
 
@@ -372,6 +376,20 @@ class Reception:
 # -- Effector: carry out actions on clusters and agents ------------------------------------------------------
 
 
+# A plugin, a program or a policy may make any of them raise. That is logged, and costs this action alone.
+
+
+def _contained(carry_out: Callable[[LiveEffector, _Action], None]) -> Callable[[LiveEffector, _Action], None]:
+    """Have a method log what it raises, unless that is an error of the journal."""
+
+    @wraps(carry_out)
+    def carried_out(effector: LiveEffector, action: _Action) -> None:
+        with contained("an action", action=type(action).__name__, job=getattr(action, "job_id", "")):
+            carry_out(effector, action)
+
+    return carried_out
+
+
 class LiveEffector:
     """Does what the scheduler of a service wants done."""
 
@@ -404,17 +422,18 @@ class LiveEffector:
         self._archive = archive
         self._meter = meter
         self._scripts = scripts
-        self.with_secrets: set[BatchKey] = set(journal.batches_with_secrets())
-        """Submissions whose secrets are kept."""
+        self.with_secrets: dict[BatchKey, ClusterName | None] = dict.fromkeys(journal.batches_with_secrets())
+        """Submissions whose secrets are kept, with their clusters; None: not known, after a restart."""
 
     # ---- placeholders ---------------------------------------------------------------------------------------------
 
+    @_contained
     def submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
         """See Effector."""
         driver = self._clusters[action.cluster]
         token = credentials.new_token()
         self._journal.set_token(action.batch, token)
-        self.with_secrets.add(action.batch)
+        self.with_secrets[action.batch] = action.cluster
         scripts = self._scripts()
         if scripts is None:
             return
@@ -425,7 +444,11 @@ class LiveEffector:
             driver.submit(scripts.submission(action, driver.config, driver.lrm, token))
         except (OSError, KoalaError) as error:
             self._report(ev.BatchRejected(time=self._clock(), batch=action.batch, reason=str(error)))
+        except Exception as error:  # noqa: BLE001 - otherwise the submission would be awaited for ever
+            report_defect("making a submission", error, batch=action.batch)
+            self._report(ev.BatchRejected(time=self._clock(), batch=action.batch, reason=f"koala failed: {error!r}"))
 
+    @_contained
     def end_placeholders(self, action: act.EndPlaceholders) -> None:
         """See Effector."""
         driver = self._clusters.get(action.cluster)
@@ -453,6 +476,7 @@ class LiveEffector:
         job = self._state().jobs[record.job_id]
         return job.launched_at is not None and job.state is not JobState.CANCELLED
 
+    @_contained
     def read_output(self, action: act.ReadPlaceholderOutput) -> None:
         """See Effector."""
         driver = self._clusters.get(action.cluster)
@@ -468,33 +492,40 @@ class LiveEffector:
 
     # ---- applications ---------------------------------------------------------------------------------------------
 
+    @_contained
     def launch_job(self, action: act.LaunchJob) -> None:
         """See Effector."""
         self._applications.launch(action.job_id)
         self._meter.launched(action.job_id)
 
+    @_contained
     def offer_processors(self, action: act.OfferProcessors) -> None:
         """See Effector."""
         self._resizing().offer(action)
 
+    @_contained
     def request_processors(self, action: act.RequestProcessors) -> None:
         """See Effector."""
         self._resizing().request(action)
 
+    @_contained
     def take_processors(self, action: act.TakeProcessors) -> None:
         """See Effector."""
         self._resizing().take(action)
 
+    @_contained
     def withdraw_offer(self, action: act.WithdrawOffer) -> None:
         """See Effector."""
         log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
         self._resizing().withdraw(action)
 
+    @_contained
     def grant_processors(self, action: act.GrantProcessors) -> None:
         """See Effector."""
         log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)
         self._resizing().grant(action)
 
+    @_contained
     def finish_job(self, action: act.FinishJob) -> None:
         """See Effector."""
         outcome = action.outcome
@@ -502,10 +533,12 @@ class LiveEffector:
         self._archive.ended(action.job_id)
         self._meter.ended(action.job_id, outcome.state)
 
+    @_contained
     def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
         """See Effector."""
         log.error("a policy of this site is at fault", reason=action.reason)
 
+    @_contained
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
         """See Effector."""
         log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)

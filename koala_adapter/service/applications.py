@@ -7,8 +7,6 @@ agents' tasks, and the archive that keeps the reports of ended jobs in the journ
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import stat
 from dataclasses import asdict
@@ -19,6 +17,8 @@ import structlog
 from koala_adapter.application.shipping import FILE_NAME, library_file
 from koala_adapter.config.jobfile import LARGEST_SUM
 from koala_adapter.errors import JobRefusedError, KoalaError, ProtocolError
+from koala_adapter.host.containment import contained, report_defect
+from koala_adapter.host.regularfile import read_regular
 from koala_adapter.model import EndReason, JobId, Launcher, MpiResize, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.runners.adaptive import AdaptiveRunner
@@ -31,11 +31,12 @@ from koala_adapter.service.results import Results
 from koala_adapter.vjm.channel import LaunchFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from koala_adapter.model import Component, Job, PlaceholderId
     from koala_adapter.runners.workers import Order
+    from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.journal import Journal
@@ -155,6 +156,8 @@ class Applications:
         self.unwritten = UnwrittenOutput()
         self.results = Results(self._rank_directory, store)
         """What ranks leave in files."""
+        self._by_placeholder: tuple[tuple[Rank, ...], Mapping[PlaceholderId, Rank]] = ((), {})
+        """The ranks of the job that was looked at last, by their placeholders: all of its placeholders end together."""
         self.listener: ApplicationListener | None = None
         """Who hears what processes say themselves."""
 
@@ -178,16 +181,10 @@ class Applications:
         for number, file in enumerate(component.input_files):
             target = self._input(job_id, component.name, number)
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Not more than was looked at when the job file was read, whatever the file has become since.
-            descriptor = os.open(file.source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with os.fdopen(descriptor, "rb") as source:
-                status = os.fstat(descriptor)
-                content = source.read(left + 1) if stat.S_ISREG(status.st_mode) else b""
-            if not stat.S_ISREG(status.st_mode) or len(content) > left:
-                raise OSError(errno.EFBIG, "it was changed since the job file was read", file.source)
+            content, mode = read_regular(file.source, left)
             left -= len(content)
             target.write_bytes(content)
-            target.chmod(stat.S_IMODE(status.st_mode) & 0o700)
+            target.chmod(mode & 0o700)
 
     def forget(self, job_id: JobId) -> None:
         """Drop the runner of a job that has ended, and its input files."""
@@ -307,11 +304,20 @@ class Applications:
         """Tell whether wanted files of the rank in a placeholder are coming in, or may still come."""
         found = self._state().placeholders.get(placeholder)
         record = None if found is None else self._state().jobs.get(found.job_id)
-        ranks = () if record is None else record.ranks
-        rank = next((rank for rank in ranks if rank.placeholder == placeholder), None)
-        if record is None or rank is None or not record.job.component(rank.component).output_files:
+        if record is None or not any(one.output_files for one in record.job.components):
+            return False
+        rank = self._ranks_in(record).get(placeholder)
+        if rank is None or not record.job.component(rank.component).output_files:
             return False
         return rank.rank in record.started and self.results.under_way(placeholder, f"{record.job.id}:{rank.rank}")
+
+    def _ranks_in(self, record: JobRecord) -> Mapping[PlaceholderId, Rank]:
+        """Return the ranks of a job by their placeholders; made anew only when the ranks are others."""
+        ranks, found = self._by_placeholder
+        if ranks is not record.ranks:
+            found = {rank.placeholder: rank for rank in record.ranks}
+            self._by_placeholder = record.ranks, found
+        return found
 
     def _send(self, launches: Iterable[AddressedLaunch]) -> None:
         self._sending.add(launches)
@@ -349,7 +355,10 @@ class Applications:
                 made = _runner_class(job)
                 self._runners[job.id] = runner = made(self._application(record))
                 self._reread(job.id, runner)
-            except (OSError, KoalaError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the job ends by it, and nothing else
+                if not isinstance(error, OSError | KoalaError):
+                    report_defect("launching a job", error, job=job.id)
+                self._runners.pop(job.id, None)
                 self._cannot_launch(f"{job.id}:{LAUNCHER_TASK if job.launcher is Launcher.MPI else 0}", str(error))
                 return None
         return self._runners[job.id]
@@ -473,7 +482,8 @@ class Archive:
         """Keep the report of a finished job as it is now, in place of an earlier one. Raises JournalBlockedError."""
         record = self._state().jobs[job_id]
         finished_at = record.finished_at or self._state().now or 0.0
-        self._journal.finished.keep(job_id, finished_at, self._make_report(job_id))
+        with contained("keeping the report of a job", job=job_id):
+            self._journal.finished.keep(job_id, finished_at, self._make_report(job_id))
 
     def ended(self, job_id: JobId) -> None:
         """Keep the report of a job that has just ended. Raises JournalBlockedError."""

@@ -23,6 +23,7 @@ from koala_adapter.errors import (
     LrmUnreachableError,
     LrmUnsupportedError,
 )
+from koala_adapter.host.containment import contained
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.listing import Listing, Watcher, answering, possibly_ours, processors_wanted, read_listing
 from koala_adapter.lrm.rate import CircuitBreaker, PollPace
@@ -147,7 +148,9 @@ class Poller:
             self._on_failure(error.message)
             return not self.breaker.open
         self.latest = reading
-        return self._on_reading(reading) or self._growth_waits()
+        with contained("judging a listing", cluster=self._config.name):
+            return self._on_reading(reading) or self._growth_waits()
+        return False
 
     def _note_trouble(self, error: LrmError | None) -> None:
         if error is None:
@@ -248,13 +251,15 @@ class ClusterDriver:
     def submit(self, submission: Submission) -> None:
         """Have a submission sent; its outcome comes as an event."""
         self.judge.sending(submission.key)
-        self._to_submit.send_nowait(submission)
+        with suppress(anyio.ClosedResourceError):  # the service ends: the next one asks what became of it
+            self._to_submit.send_nowait(submission)
 
     def cancel(self, ids: Iterable[LrmJobId]) -> None:
         """Have LRM jobs cancelled; their ends show in the next polls."""
         known = tuple(id_ for id_ in ids if id_)
         if known:
-            self._to_cancel.send_nowait(known)
+            with suppress(anyio.ClosedResourceError):  # the service ends: the next one cancels them
+                self._to_cancel.send_nowait(known)
 
     def forget(self, batch: BatchKey) -> None:
         """Drop what was kept of a submission of which nothing is left; harmless for those of other clusters."""
@@ -354,7 +359,7 @@ class ClusterDriver:
             return BatchAbsent(time=self._context.clock(), batch=key, reason=reason)
         try:
             with answering(self.name):
-                ids = await self.lrm.submit(submission)
+                ids = tuple(await self.lrm.submit(submission))
         except (LrmRejectedError, LrmUnsupportedError) as error:
             return BatchRejected(time=self._context.clock(), batch=key, reason=str(error))
         except LrmUnreachableError as error:
@@ -392,8 +397,11 @@ class ClusterDriver:
         Of those that were moved to another LRM nothing is told: the next listing shows them.
         """
         async for events in self._lost:
-            lost = await self._not_moved(events)
-            ends = await self._history(lost) if self.lrm.capabilities.accounting else {}
+            lost: Sequence[PlaceholderEnded] = events
+            ends: dict[PlaceholderId, LrmJob] = {}
+            with contained("asking for placeholders", cluster=self.name):
+                lost = await self._not_moved(events)
+                ends = await self._history(lost) if self.lrm.capabilities.accounting else {}
             for event in lost:
                 job = ends.get(event.placeholder)
                 if job is not None and job.end is not None:

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import sqlite3
+import tempfile
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +25,7 @@ from pydantic import TypeAdapter
 
 from koala_adapter.errors import JournalBlockedError, JournalError
 from koala_adapter.host.clock import ClockReading
-from koala_adapter.model import BatchKey, PlaceholderId
+from koala_adapter.model import BatchKey, JobId, PlaceholderId
 from koala_adapter.scheduler.context import NumberedBatch, batch_number
 from koala_adapter.scheduler.events import EVENT_TYPES, Configured, Event
 from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
@@ -154,6 +155,9 @@ CREATE TABLE IF NOT EXISTS submissions (
 );
 CREATE TABLE IF NOT EXISTS set_aside (number INTEGER PRIMARY KEY, time REAL NOT NULL, type TEXT NOT NULL,
     body TEXT NOT NULL, failure TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS client_submissions (
+    number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, job TEXT NOT NULL
+);
 """
 _NUMBER = "CAST(substr(batch, length(rtrim(batch, '0123456789')) + 1) AS INTEGER)"
 """The number in the name of a submission."""
@@ -161,6 +165,8 @@ ROWS_DROPPED = 10
 """Rows of snapshots that are removed at once: some milliseconds' work."""
 MOST_SET_ASIDE = 1000
 """Events that the scheduler failed on and that are kept, the latest ones."""
+MOST_SUBMISSIONS = 10_000
+"""Names of clients' submissions that are kept, the latest ones."""
 _EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in EVENT_TYPES}
 _MAY_PASS = frozenset(
     {
@@ -208,6 +214,40 @@ def _as_decided(body: str) -> str:
     return json.dumps(found)
 
 
+def _opened(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """Open a database, and make its tables unless it is only read. Raises OSError and sqlite3.Error."""
+    if not read_only:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    mode = "ro" if read_only else "rw"
+    database = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
+    try:
+        if read_only:
+            database.execute("BEGIN")
+        else:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=NORMAL")
+            database.executescript(_SCHEMA + TABLES)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+_PROBE = 65_536
+"""Bytes that are written to find out why SQLite could not: more than its shared memory grows by."""
+
+
+def _cause(error: Exception, path: Path) -> str:
+    """Return why a database cannot be used; where SQLite does not say, what writing beside it runs into."""
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
+        try:
+            with tempfile.TemporaryFile(dir=path.parent) as file:
+                file.write(bytes(_PROBE))
+        except OSError as found:
+            return found.strerror or str(found)
+    return str(error)
+
+
 class Journal:
     """The database of one state directory."""
 
@@ -218,17 +258,10 @@ class Journal:
         """
         self.path = path
         try:
-            if read_only:
-                self._database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
-                self._database.execute("BEGIN")
-            else:
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-                self._database = sqlite3.connect(path, isolation_level=None)
-                self._database.execute("PRAGMA journal_mode=WAL")
-                self._database.execute("PRAGMA synchronous=NORMAL")
-                self._database.executescript(_SCHEMA + TABLES)
+            self._database = _opened(path, read_only=read_only)
         except (OSError, sqlite3.Error) as error:
-            raise JournalError(f"{path}: cannot open the journal: {error}", hint="check the state directory") from error
+            why = _cause(error, path)
+            raise JournalError(f"{path}: cannot open the journal: {why}", hint="check the state directory") from error
         self.negotiations = NegotiationStore(self._execute, read_only=read_only)
         """What applications and koala said to each other."""
         self.finished = FinishedJobs(self._execute, self.negotiations)
@@ -262,7 +295,7 @@ class Journal:
             return self._database.execute(statement, values)
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _MAY_PASS:
-                raise self._blocked(str(error)) from error
+                raise self._blocked(_cause(error, self.path)) from error
             message = f"{self.path}: the journal cannot be used: {error}"
             raise JournalError(message, hint="is the file damaged?") from error
 
@@ -466,6 +499,24 @@ class Journal:
         number = int(self.value("jobs") or "0") + 1
         self.set_value("jobs", str(number))
         return number
+
+    def note_submission(self, name: str, job_id: JobId) -> None:
+        """Keep which job a client's submission became, before that job is journaled. Raises JournalBlockedError."""
+        noted = self._execute("INSERT OR REPLACE INTO client_submissions (name, job) VALUES (?, ?)", (name, job_id))
+        oldest = (noted.lastrowid or 0) - MOST_SUBMISSIONS
+        self._execute("DELETE FROM client_submissions WHERE number <= ?", (oldest,))
+
+    def submitted(self, name: str) -> JobId | None:
+        """Return the job that a client's submission was to become; None: no such name. The job may never have been."""
+        row = self._execute("SELECT job FROM client_submissions WHERE name = ?", (name,)).fetchone()
+        return None if row is None else JobId(row[0])
+
+    def skip_job_numbers(self, largest: int) -> bool:
+        """Return no number up to ``largest`` from now on; tell whether that changes anything."""
+        if largest <= int(self.value("jobs") or "0"):
+            return False
+        self.set_value("jobs", str(largest))
+        return True
 
     def set_token(self, batch: BatchKey, token: str) -> None:
         """Remember the hash of the one-time token of a submission."""

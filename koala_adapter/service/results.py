@@ -66,6 +66,8 @@ class ResultStore:
         self._per_rank = per_rank
         self._per_job = per_job
         self._accounts: dict[Path, dict[Path, _Account]] = {}
+        self._totals: dict[Path, int] = {}
+        """Sums over the accounts of each job: of thousands of ranks, none is looked at for the file of another."""
 
     def take(self, directory: Path, piece: FilePiece) -> FileAck:
         """Add a piece to its file below ``directory``, that of the rank; answer what is there, or why it is refused.
@@ -96,18 +98,20 @@ class ResultStore:
     def forget(self, job_directory: Path) -> None:
         """Nothing more comes from any rank of a job."""
         self._accounts.pop(job_directory, None)
+        self._totals.pop(job_directory, None)
 
     def _refusal(self, directory: Path, piece: FilePiece) -> str:
         """Return why a file is not wanted; nothing, and grant it its bytes, when it is."""
         account = self._account(directory)
         if piece.number in account.granted:
             return "" if account.granted[piece.number] == piece.size else "its size was another one before"
-        job = sum(one.total for one in self._accounts[directory.parents[1]].values())
+        job = self._totals[directory.parents[1]]
         for sum_so_far, most, whose in ((account.total, self._per_rank, "rank"), (job, self._per_job, "job")):
             if sum_so_far + piece.size > most:
                 others = f", and {show_size(sum_so_far)} of other files are there" if sum_so_far else ""
                 return f"it has {show_size(piece.size)}{others}: a {whose} may leave {show_size(most)}"
         account.granted[piece.number] = piece.size
+        self._totals[directory.parents[1]] += piece.size
         return ""
 
     def _account(self, directory: Path) -> _Account:
@@ -115,6 +119,7 @@ class ResultStore:
         if job not in self._accounts:  # after a restart of ours, what is there already counts
             ranks = (path for path in job.glob("*/*") if path.name.isdecimal() and path.is_dir())
             self._accounts[job] = {path: _Account(settled=_size(path)) for path in ranks}
+            self._totals[job] = sum(one.total for one in self._accounts[job].values())
         return self._accounts[job].setdefault(directory, _Account())
 
 

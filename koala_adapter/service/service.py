@@ -10,9 +10,11 @@ the journal, and then compares with what LRMs and agents report. All times are t
 
 from __future__ import annotations
 
+import os
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -22,6 +24,7 @@ from koala_adapter.driver.loop import SNAPSHOT_INTERVAL, EventLoop
 from koala_adapter.driver.store import doubts, rebuilt, tellers
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
+from koala_adapter.host.containment import contained
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import JobId
 from koala_adapter.scheduler import Scheduler
@@ -238,7 +241,7 @@ LONGEST_WAIT = 60.0
 class Upkeep:
     """Looks after the loop, the journal and the clusters of a service."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it looks after
         self,
         directory: Path,
         *,
@@ -249,11 +252,14 @@ class Upkeep:
         effector: LiveEffector,
         changed: Callable[[], anyio.Event],
         tell: Callable[[], None],
+        journal_patience: float | None,
     ) -> None:
         """``directory``: of the service's state.
 
-        ``changed``: what is set at the next change; ``tell``: something has changed.
+        ``changed``: what is set at the next change; ``tell``: something has changed. ``journal_patience``: as of
+        :class:`Service`.
         """
+        self._journal_patience = inf if journal_patience is None else journal_patience
         self._directory = directory
         self._loop = loop
         self._journal = journal
@@ -290,16 +296,25 @@ class Upkeep:
         """Try the journal, while it cannot be written, until that works; then see what happened on the clusters."""
         while True:
             await self._halted.wait()
-            pause = FIRST_JOURNAL_PAUSE
+            pause, since = FIRST_JOURNAL_PAUSE, anyio.current_time()
             while self._loop.trouble:
                 await anyio.sleep(pause)
                 pause = min(LONGEST_JOURNAL_PAUSE, 2 * pause)
                 self._loop.try_again()
+                if anyio.current_time() - since >= self._journal_patience:
+                    self._require_use()
             self._halted = anyio.Event()
             log.info("the journal can be written again")
             self._tell()
             for driver in self._clusters.values():
                 driver.poller.poll_soon()
+
+    def _require_use(self) -> None:
+        """Raise JournalBlockedError while nothing is decided, unless an application runs."""
+        jobs = self._loop.scheduler.state.jobs.values()
+        if self._loop.trouble and not any(one.launched_at is not None and not one.state.final for one in jobs):
+            hint = "make room; `koala serve`, or the next `koala run`, goes on with what waits"
+            raise JournalBlockedError(self._loop.trouble, hint=hint)
 
     async def _write_snapshots(self) -> None:
         """Write each snapshot group by group; in between whoever asks is answered, and agents are heard."""
@@ -335,14 +350,23 @@ class Upkeep:
     def _forget_secrets(self) -> None:
         for batch in [key for key in self._effector.with_secrets if key not in self._loop.scheduler.state.batches]:
             self._journal.forget_batch(batch)
-            self._effector.with_secrets.discard(batch)
-            for driver in self._clusters.values():
+            cluster = self._effector.with_secrets.pop(batch)
+            for driver in self._clusters.values() if cluster is None else [self._clusters[cluster]]:
                 driver.forget(batch)
                 with suppress(OSError):
                     tidy_words(words_directory(driver.config, self._directory), batch)
 
 
 # -- The service ---------------------------------------------------------------------------------------------
+
+
+def largest_job_number(jobs_directory: Path) -> int:
+    """Return the largest number of a job that has files; 0: none has. Raises OSError."""
+    try:
+        with os.scandir(jobs_directory) as entries:
+            return max((int(one.name) for one in entries if one.name.isdecimal() and one.name.isascii()), default=0)
+    except FileNotFoundError:
+        return 0
 
 
 class Service:
@@ -358,16 +382,22 @@ class Service:
         clocks: HostClocks | None = None,
         policies: Policies = OWN,
         snapshot_interval: int = SNAPSHOT_INTERVAL,
+        journal_patience: float | None = None,
     ) -> None:
         """``directory``: private (0700), locked by the caller. Nothing is started before :meth:`run`.
 
         ``make_report`` makes the report (JSON) of a job that is kept when it has ended. ``clocks``: None: those of this
-        machine. ``snapshot_interval``: events after which a snapshot stands for them. Raises ConfigurationError, with
-        nothing changed, when a policy that the journal needs is not among ``policies``.
+        machine. ``snapshot_interval``: events after which a snapshot stands for them. ``journal_patience``: seconds
+        after which it ends, by a JournalBlockedError, where the journal cannot be written and no application runs;
+        None: it waits. Raises ConfigurationError, with nothing changed, when a policy that the journal needs is not
+        among ``policies``.
         """
         self.site = site
         self.directory = directory
         self.journal = Journal(directory / "journal.sqlite")
+        largest = largest_job_number(directory / "jobs")
+        if self.journal.skip_job_numbers(largest):
+            log.warning("the journal lacks jobs whose files are there; new numbers begin after them", largest=largest)
         make_scheduler = partial(Scheduler, policies=policies)
         scheduler = rebuilt(WithPolicies(self.journal, policies), make_scheduler)
         self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=scheduler.state.now)
@@ -422,6 +452,7 @@ class Service:
             effector=self._effector,
             changed=lambda: self.changed,
             tell=self.settled,
+            journal_patience=journal_patience,
         )
 
     # ---- its parts: what they ask of it and of each other is asked once all are made ------------------------------
@@ -541,8 +572,9 @@ class Service:
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
-        self.meter.handled(event)
-        self.sizes.follow(self._loop.scheduler.touched(event))
+        with contained("taking note of an event", event_type=type(event).__name__):
+            self.meter.handled(event)
+            self.sizes.follow(self._loop.scheduler.touched(event))
         self.archive.close_over()
         self._upkeep.watch_time_of_day()
 
@@ -581,25 +613,45 @@ class Service:
         while self._loop.in_snapshot:
             await self.changed.wait()
 
-    def submit(self, make_job: Callable[[JobId, float], Job]) -> JobId:
+    def submit(self, make_job: Callable[[JobId, float], Job], *, submission: str = "") -> JobId:
         """Enter a job into the queue; ``make_job`` gets its id and time. Returns once it is on disk.
 
-        Raises JobRefusedError when its input files cannot be kept or its placement policy is not here,
-        JournalBlockedError when the journal cannot be written, and DefectError when koala failed on it: then there is
-        no such job.
+        ``submission``: a name by which the client sends this submission again when it got no answer; the job that it
+        became is returned then. Raises JobRefusedError when its input files cannot be kept or its placement policy is
+        not here, JournalBlockedError when the journal cannot be written, and DefectError when koala failed on it: then
+        there is no such job.
         """
+        earlier = self._submitted(submission)
+        if earlier is not None:
+            return earlier
         self._loop.require_journal()
         job = make_job(self._new_job_id(), self.now())
         check_policies(job, self.scheduler.policies, self._size_rules)
         self.applications.keep_input(job)
         try:
+            self._note_submission(submission, job.id)
             self._loop.enter(ev.JobSubmitted(time=self.now(), job=job))
         except KoalaError:
             self.applications.forget(job.id)
             raise
-        for driver in self.clusters.values():
-            driver.poller.poll_soon()
+        self._poll_soon(component.cluster for component in job.components)
         return job.id
+
+    def _submitted(self, submission: str) -> JobId | None:
+        """Return the job that a submission became; None: none, or it was not journaled when the service was killed."""
+        job_id = self.journal.submitted(submission) if submission else None
+        if job_id is None or job_id in self.state.jobs:
+            return job_id
+        kept = self.journal.finished
+        return job_id if kept.report(job_id) or kept.cleaned_at(job_id) is not None else None
+
+    def _note_submission(self, submission: str, job_id: JobId) -> None:
+        try:
+            if submission:
+                self.journal.note_submission(submission, job_id)
+        except JournalBlockedError as error:
+            self._loop.halt(error)
+            raise
 
     def _new_job_id(self) -> JobId:
         try:
@@ -631,8 +683,14 @@ class Service:
         found = resizable(record, component, processors, self._size_rules)
         wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
         self._loop.enter(wanted)
-        for driver in self.clusters.values():
-            driver.poller.poll_soon()
+        self._poll_soon(claim.cluster for claim in record.claims if claim.component == found)
+
+    def _poll_soon(self, names: Iterable[ClusterName | None]) -> None:
+        """Have these clusters polled soon; all of them where one is left open (None)."""
+        wanted = set(names)
+        for name, driver in self.clusters.items():
+            if None in wanted or name in wanted:
+                driver.poller.poll_soon()
 
     @property
     def _scripts(self) -> ScriptMaker | None:
@@ -681,10 +739,12 @@ class Service:
                 tasks.start_soon(self.sweeps.run)
                 task_status.started()
         finally:
-            with suppress(JournalBlockedError):
-                if self._loop.conclude():
-                    self.archive.conclude(self.unfinished)
-            self.journal.close()
+            try:
+                with suppress(JournalBlockedError):
+                    if self._loop.conclude():
+                        self.archive.conclude(self.unfinished)
+            finally:
+                self.journal.close()
 
     def _doubt(self, why: str, in_contact: Callable[[PlaceholderId], bool] = lambda _: False) -> None:
         under_way = {key for driver in self.clusters.values() for key in driver.judge.under_way}

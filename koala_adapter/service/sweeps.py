@@ -20,7 +20,9 @@ from typing import IO, TYPE_CHECKING, Any
 import anyio
 import structlog
 
+from koala_adapter.config.jobfile import LARGEST_FILE
 from koala_adapter.errors import JobRefusedError, KoalaError
+from koala_adapter.host.regularfile import read_regular
 from koala_adapter.host.sockets import lasting_ports
 from koala_adapter.model import EndReason, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState
@@ -92,7 +94,7 @@ class SweepFiles:
         for number, axis in enumerate(job.sweep.axes):
             kept = self.directory / f"values-{number}"
             if axis.file is not None and axis.file != str(kept):
-                kept.write_bytes(Path(axis.file).read_bytes())
+                kept.write_bytes(read_regular(axis.file, LARGEST_FILE)[0])
             axes.append(axis if axis.file is None else replace(axis, file=str(kept)))
         kept_job = replace(job, sweep=replace(job.sweep, axes=tuple(axes)))
         own = self.directory.parent.parent / job.id / FOLDER

@@ -21,6 +21,7 @@ from anyio.streams.tls import TLSStream
 
 from koala_adapter.errors import ConfigurationError, JournalBlockedError, ProtocolError
 from koala_adapter.host.accepting import Admission, accepted
+from koala_adapter.host.containment import report_defect
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import channel
 from koala_adapter.vjm.certificate import digest, matches
@@ -216,14 +217,14 @@ class ControlCenter:
         """Make a center that does nothing before ``serve``.
 
         ``authenticate`` tells whether a token is that of the placeholder's batch, and that the batch is still wanted.
-        ``on_event`` is called in order; what it raises ends ``serve``. ``output_path`` gives the path, without its
-        ending, of a task's output: ``.out`` and ``.err`` are added; None drops the output. ``lease`` and ``heartbeat``
-        are seconds. ``on_rejected`` hears address and fault of peers that did not prove themselves: for a log only, and
-        not for every one of them, since anybody can be one. ``on_output`` gets task, stream, offset and bytes of each
-        piece of output once it is in its file. ``on_unwritten`` gets task, stream, file and reason when a piece cannot
-        be written: it is tried again, and ``on_output`` hears of it then. It also gets what is said of output files,
-        as the stream ``files``, of which ``on_written`` (task, stream) hears. ``results`` takes output files; without
-        it they are refused.
+        ``on_event`` is called in order; what it raises ends that connection. ``output_path`` gives the path, without
+        its ending, of a task's output: ``.out`` and ``.err`` are added; None drops the output. ``lease`` and
+        ``heartbeat`` are seconds. ``on_rejected`` hears address and fault of peers that did not prove themselves: for a
+        log only, and not for every one of them, since anybody can be one. ``on_output`` gets task, stream, offset and
+        bytes of each piece of output once it is in its file. ``on_unwritten`` gets task, stream, file and reason when a
+        piece cannot be written: it is tried again, and ``on_output`` hears of it then. It also gets what is said of
+        output files, as the stream ``files``, of which ``on_written`` (task, stream) hears. ``results`` takes output
+        files; without it they are refused.
         """
         self._ssl_context = ssl_context
         self._authenticate = authenticate
@@ -309,15 +310,21 @@ class ControlCenter:
     async def _receive_peer(self, transport: SocketStream, admission: Admission, tasks: TaskGroup) -> None:
         async with transport:
             address = str(transport.extra(SocketAttribute.remote_address, ("", 0))[0])
-            agent = None
-            with admission.applicant() as scope:
-                peer = await self._greeted(transport, address)
-                if peer is not None:
-                    agent = await self._answer_if_possible(peer, tasks)
-            if scope.cancelled_caught:
-                self._reject(address, "did not prove itself in time")
-            if agent is not None:
-                await self._follow(agent)
+            try:
+                await self._converse(transport, address, admission, tasks)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it costs this connection alone
+                report_defect("the connection of an agent", error, address=address)
+
+    async def _converse(self, transport: SocketStream, address: str, admission: Admission, tasks: TaskGroup) -> None:
+        agent = None
+        with admission.applicant() as scope:
+            peer = await self._greeted(transport, address)
+            if peer is not None:
+                agent = await self._answer_if_possible(peer, tasks)
+        if scope.cancelled_caught:
+            self._reject(address, "did not prove itself in time")
+        if agent is not None:
+            await self._follow(agent)
 
     async def _greeted(self, transport: SocketStream, address: str) -> _Peer | None:
         try:
@@ -375,17 +382,21 @@ class ControlCenter:
         connection = AgentConnection(placeholder, peer.stream, peer.decoder, tasks)
         self._connected[placeholder] = connection
         connection.post(self._welcome)
-        self._on_event(
-            AgentRegistered(
-                placeholder=placeholder,
-                lrm_id=hello.lrm_id,
-                host=hello.host,
-                address=_address(hello.address, peer.address),
-                ends_in=hello.ends_in,
-                tasks=hello.tasks,
-                first=first,
-            )
+        registered = AgentRegistered(
+            placeholder=placeholder,
+            lrm_id=hello.lrm_id,
+            host=hello.host,
+            address=_address(hello.address, peer.address),
+            ends_in=hello.ends_in,
+            tasks=hello.tasks,
+            first=first,
         )
+        try:
+            self._on_event(registered)
+        except Exception:
+            if self._is_current(connection):
+                del self._connected[placeholder]
+            raise
         is_current = partial(self._is_current, connection)
         output = TaskOutput(self._files, connection, tasks, resends=hello.resends, is_current=is_current)
         return _Agent(connection=connection, output=output, tasks=tasks)
@@ -404,6 +415,9 @@ class ControlCenter:
                         self._handle(agent, message)
             except ProtocolError as error:
                 detail = error.message
+            except Exception as error:  # noqa: BLE001 - a defect costs this connection, and the agent says all again
+                report_defect("what an agent said", error, placeholder=str(placeholder))
+                detail = f"koala failed on what it said: {error!r}"
         if self._is_current(connection):
             del self._connected[placeholder]
             detail = detail or connection.fault or f"silent for {self._silence:g} s"

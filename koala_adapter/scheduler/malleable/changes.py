@@ -728,7 +728,7 @@ def take_answer(context: Context, record: JobRecord, number: int, change: Change
     claim, cluster, parts = record.claims[number], cluster_of(context, record, number), parts_of(record, change)
     offered = [part.change.processors for part in parts]
     most = bounds(record, claim)[1] - claim.processors + sum(offered) - change.processors
-    accepted = max(0, min(accepted, sum(offered), most))
+    agreed, accepted = min(accepted, sum(offered)), max(0, min(accepted, sum(offered), most))
     for part in parts:
         context.ledger.end_change(record.claims[part.claim])
     shares = shared_out(parts, offered, accepted)
@@ -738,6 +738,8 @@ def take_answer(context: Context, record: JobRecord, number: int, change: Change
     if accepted and record.ends_soon:
         announce_withdrawal(context, record, parts, NEAR_END)
         accepted = 0
+    elif agreed > 0 and not accepted:
+        announce_withdrawal(context, record, parts, "its owner wants no more")
     elif accepted and not gather_all(context, record, shares, offered=True):
         announce_withdrawal(context, record, parts, "they are no longer free")
         for part in parts:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from koala_adapter.errors import NegotiationError, ProtocolError
+from koala_adapter.errors import JournalBlockedError, ProtocolError
+from koala_adapter.host.containment import contained, report_defect
 from koala_adapter.model import EndReason, RunnerName, TaskEnd
 from koala_adapter.negotiation.serviceside.document import HEADER_SIZE, frame
 from koala_adapter.outcome import JobState
@@ -128,9 +129,10 @@ class Adaptations:
         """See Resizer."""
         for record in list(self._state().jobs.values()):
             if record.job.runner is RunnerName.ADAPTIVE and record.state is JobState.RUNNING:
-                runner = self._applications.adaptive(record)
-                if runner is not None:
-                    self._follow(record, runner)
+                with contained("resuming a change of size", job=record.job.id):
+                    runner = self._applications.adaptive(record)
+                    if runner is not None:
+                        self._follow(record, runner)
 
     # ---- what happens -----------------------------------------------------------------------------------------------
 
@@ -138,7 +140,8 @@ class Adaptations:
         """The scheduler has handled an event that touched these jobs: see what it means for their applications."""
         for job_id in touched:
             if job_id in self._runners:
-                self._follow_job(job_id)
+                with contained("following a change of size", job=job_id):
+                    self._follow_job(job_id)
         jobs = self._state().jobs
         for job_id in [one for one in self._complaints if one not in jobs]:  # not before: who asks why it ended is told
             del self._complaints[job_id]
@@ -180,7 +183,7 @@ class Adaptations:
         if record is None or record.state is not JobState.RUNNING:
             return None
         represented = self._negotiators.represents(job_id)
-        if record.job.runner is RunnerName.WORKERS:
+        if record.job.has_workers:
             return record, WorkersParty(record, represented)
         runner = self._applications.adaptive(record)
         return None if runner is None else (record, AdaptiveParty(runner, represented))
@@ -190,6 +193,15 @@ class Adaptations:
 
     def said(self, record: JobRecord, runner: AdaptiveRunner, rank: int, frame_: bytes) -> None:
         """See ApplicationListener."""
+        try:
+            self._take_frame(record, runner, rank, frame_)
+        except JournalBlockedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a defect costs this message, not the service and all its jobs
+            report_defect("what a process said", error, job=record.job.id, rank=rank)
+            self._complaints[record.job.id] = f"koala failed on what process {rank} said: {shown(repr(error))}."
+
+    def _take_frame(self, record: JobRecord, runner: AdaptiveRunner, rank: int, frame_: bytes) -> None:
         self._follow(record, runner)
         component = runner.component_of(rank)
         if component is None:
@@ -201,7 +213,7 @@ class Adaptations:
                 self.negotiations.heard(record, self._party(runner), rank, frame_)
             else:
                 self._note(record, runner, coordinator, rank, payload)
-        except (ProtocolError, NegotiationError) as error:
+        except ProtocolError as error:
             self._complain(record, rank, error.message)
             self._say_note(record, rank, payload_of(note("error", text=error.message)))
         self._flush(record, runner)
@@ -247,19 +259,23 @@ class Adaptations:
     def give_up_overdue(self) -> None:
         """Give up what has taken too long by now."""
         for job_id in self._deadlines.due(self._clock()):
-            found = self.party_of(job_id)
-            if found is None:
-                self.forget(job_id)
-                continue
-            record, party = found
-            runner = self._runners.get(job_id)
-            if runner is not None:
-                runner.notices.time_passed(self._clock())
-                for coordinator in runner.coordinators.values():
-                    coordinator.time_passed(self._clock())
-                self._flush(record, runner)
-            self.negotiations.time_passed(record, party)
-            self.look_again(job_id)
+            with contained("a deadline of a change of size", job=job_id):
+                self._give_up_overdue(job_id)
+
+    def _give_up_overdue(self, job_id: JobId) -> None:
+        found = self.party_of(job_id)
+        if found is None:
+            self.forget(job_id)
+            return
+        record, party = found
+        runner = self._runners.get(job_id)
+        if runner is not None:
+            runner.notices.time_passed(self._clock())
+            for coordinator in runner.coordinators.values():
+                coordinator.time_passed(self._clock())
+            self._flush(record, runner)
+        self.negotiations.time_passed(record, party)
+        self.look_again(job_id)
 
     def next_deadline(self) -> float:
         """Return when `give_up_overdue` is to be called next; infinity: not for now."""

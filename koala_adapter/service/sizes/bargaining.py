@@ -8,6 +8,7 @@ as templates, and the negotiation manager between the scheduler's records and th
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -133,7 +134,8 @@ def _followed(so_far: Course, message: Message, template: Template) -> Course:
 
 def _read(kept: KeptNegotiation) -> Iterator[tuple[Message, Template]]:
     for message in kept.messages:
-        yield message, templatexml.parse(message.template.encode())
+        with suppress(NegotiationError):  # another version kept it, which could read it
+            yield message, templatexml.parse(message.template.encode())
 
 
 def templates_of(kept: KeptNegotiation | None) -> list[Template]:
@@ -304,6 +306,7 @@ HOST = "koala"
 """Our name in templates."""
 _BEARER_STAYS = "the first process bears the others, and stays"
 _NO_SIZE = "no size of its fits"
+_NO_MORE_WANTED = "its owner wants no more"
 
 
 def host_of(record: JobRecord, rank: int) -> str:
@@ -330,14 +333,19 @@ def offer_of(
     record: JobRecord, party: Party, claim: Claim, change: Change, host: str, *, rules: SizeRules, answer_within: float
 ) -> FirstOffer:
     """Return the offer, or the request, that a change begins with, or why nothing can be taken, or given up, here."""
-    grows = change.processors > 0
+    grows, wanted = change.processors > 0, change.processors
+    if grows:
+        together = sum(part.change.processors for part in parts_of(record, change)) - change.processors
+        wanted = min(wanted, bounds(record, claim)[1] - claim.processors + together)
+        if wanted < 1:
+            return FirstOffer(None, _NO_MORE_WANTED, "")
     one = record.job.component(claim.component)
 
     def decided(pending: Amount) -> Decision:
         others = other_changes(record, claim, pending)
         elsewhere = others if grows else [change for change in others if change > 0]
         size = party.size(one.name)
-        return rules.decide(one.sizes, size, change.processors, one.minimum, one.maximum, pending=elsewhere)
+        return rules.decide(one.sizes, size, wanted, one.minimum, one.maximum, pending=elsewhere)
 
     decision = decided(party.pending)
     if not grows and decision.processors < -change.processors:
@@ -497,7 +505,7 @@ def wish_of(
             rank=rank,
         )
     latest = max((one.last_request for one in record.claims if one.component == component), default=0)
-    (wanted,) = (one for one in template.resources if one.type == CPU)
+    wanted = next(one for one in template.resources if one.type == CPU and not one.declined)
     memory, required = _memory_wanted(template)
     return ev.MoreRequested(
         time=now,
@@ -623,8 +631,15 @@ class Negotiations:
         elif agreement is not None and change.phase not in {ChangePhase.ASKED, ChangePhase.PROMISED}:
             endpoint = self._endpoint(job_id, agreement.rank)
             standing = endpoint.standing(agreement.key)
-            if standing is not None and endpoint.state(agreement.key) is State.ACCEPTED:
-                endpoint.send(committed(standing), self._clock())
+            if standing is None or endpoint.state(agreement.key) is not State.ACCEPTED:
+                return
+            comes = sum(part.change.accepted for part in parts_of(record, change))
+            if change.processors > 0 and not change.agreement and comes < standing.quantity(CPU):
+                reason = f"only {comes} can be had any more"  # to which it has not agreed: it is offered anew
+                endpoint.send(withdrawn(standing, reason), self._clock())
+                self._give_up(job_id, change.number, reason)
+                return
+            endpoint.send(committed(standing), self._clock())
 
     def _one_of_several(self, job_id: JobId, change: Change) -> _Agreement | None:
         """Take note of a change that belongs to an agreement beside others, on other clusters; None: it does not."""
@@ -677,7 +692,7 @@ class Negotiations:
 
     def withdraw(self, job_id: JobId, number: int, reason: str) -> None:
         """Tell an application that it does not get what it has accepted."""
-        agreement = self._agreements[job_id].pop(number, None)
+        agreement = self._agreements.get(job_id, {}).pop(number, None)  # most jobs have none, and are not kept here
         if agreement is None:
             return
         endpoint = self._endpoint(job_id, agreement.rank)
@@ -730,7 +745,7 @@ class Negotiations:
     def time_passed(self, record: JobRecord, party: Party) -> None:
         """End what was not answered in time."""
         now = self._clock()
-        for rank, endpoint in list(self._endpoints[record.job.id].items()):
+        for rank, endpoint in list(self._endpoints.get(record.job.id, {}).items()):
             for event in endpoint.time_passed(now):
                 self._take(record, party, rank, event)
         self._flush(record.job.id)
@@ -880,7 +895,7 @@ class Negotiations:
         self._report(ev.ChangeGivenUp(time=self._clock(), job_id=job_id, number=number, reason=reason))
 
     def _flush(self, job_id: JobId) -> None:
-        for rank, endpoint in self._endpoints[job_id].items():
+        for rank, endpoint in self._endpoints.get(job_id, {}).items():
             for payload in FrameBuffer().feed(endpoint.data_to_send()):
                 self._say(job_id, rank, frame(payload))
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import JobRefusedError, NegotiationError
-from koala_adapter.model import JobKind, RunnerName
+from koala_adapter.host.containment import contained
+from koala_adapter.model import JobKind
 from koala_adapter.outcome import JobState
 from koala_adapter.service.records import NegotiationKeeper
 from koala_adapter.service.sizes.adaptive import Adaptations
@@ -105,14 +106,17 @@ class Negotiators:
     def handled(self, touched: Iterable[JobId]) -> None:
         """The scheduler has handled an event that touched these jobs: see what it means where programs negotiate."""
         for job_id in touched:
-            if job_id not in self._jobs:
-                continue
-            if self._adaptations.party_of(job_id) is not None:
-                self._follow(job_id)
-            elif job_id not in self._state().jobs or self._state().jobs[job_id].state.final:
-                self._jobs.discard(job_id)
-                self._adaptations.forget(job_id)
-                self._port.close(job_id)
+            if job_id in self._jobs:
+                with contained("following a negotiation", job=job_id):
+                    self._handled(job_id)
+
+    def _handled(self, job_id: JobId) -> None:
+        if self._adaptations.party_of(job_id) is not None:
+            self._follow(job_id)
+        elif job_id not in self._state().jobs or self._state().jobs[job_id].state.final:
+            self._jobs.discard(job_id)
+            self._adaptations.forget(job_id)
+            self._port.close(job_id)
 
     def _follow(self, job_id: JobId) -> None:
         found = self._adaptations.party_of(job_id)
@@ -123,7 +127,7 @@ class Negotiators:
     def _carry_on(self, job_id: JobId) -> None:
         """Have workers leave that a program has agreed to give up."""
         record = self._state().jobs.get(job_id)
-        if record is not None and record.job.runner is RunnerName.WORKERS:
+        if record is not None and record.job.has_workers:
             self._workers.carry_on(record)
 
     # ---- what the scheduler wants of jobs with workers (Resizer) ----------------------------------------------------
@@ -163,10 +167,11 @@ class Negotiators:
     def resume(self) -> None:
         """See Resizer. What was agreed on with a program is taken up first: it is not for others to answer."""
         for record in list(self._state().jobs.values()):
-            if record.state is JobState.RUNNING and record.job.runner is RunnerName.WORKERS:
+            if record.state is JobState.RUNNING and record.job.has_workers:
                 self._jobs.add(record.job.id)
-                self._negotiations.restore(record, WorkersParty(record, represented=False))
-                self._adaptations.look_again(record.job.id)
+                with contained("resuming a negotiation", job=record.job.id):
+                    self._negotiations.restore(record, WorkersParty(record, represented=False))
+                    self._adaptations.look_again(record.job.id)
         self._workers.resume()
 
 

@@ -23,6 +23,7 @@ from anyio.abc import SocketAttribute
 
 from koala_adapter.errors import NegotiationError, ServiceRunningError
 from koala_adapter.host.accepting import serve_streams
+from koala_adapter.host.containment import report_defect
 from koala_adapter.host.sockets import checked_path, same_user
 from koala_adapter.model import JobId
 from koala_adapter.negotiation.serviceside.document import FrameBuffer, build, frame
@@ -402,8 +403,12 @@ class NegotiationPort:
             with connection.scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(connection.write)
-                    self._came(job_id)
-                    await self._read(job_id, connection)
+                    try:
+                        self._came(job_id)
+                        await self._read(job_id, connection)
+                    except Exception as error:  # noqa: BLE001 - a defect costs this connection, not the service
+                        report_defect("a negotiation", error, job=job_id)
+                        connection.say(_complaint("koala failed on this"))
                     connection.finish()
         finally:
             if self._connections.get(job_id) is connection:

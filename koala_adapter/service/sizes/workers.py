@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import structlog
 
+from koala_adapter.host.containment import contained
 from koala_adapter.model import RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.runners.runner import process_ends_at
@@ -145,8 +146,9 @@ class WorkersResizing:
         """Go on with what the records say is under way, after a restart."""
         for record in list(self._state().jobs.values()):
             if record.state is JobState.RUNNING and record.job.has_workers:
-                for claim in record.claims:
-                    self._resume(record, claim)
+                with contained("resuming a change of size", job=record.job.id):
+                    for claim in record.claims:
+                        self._resume(record, claim)
 
     def _resume(self, record: JobRecord, claim: Claim) -> None:
         change, cluster = claim.change, claim.cluster
@@ -185,7 +187,8 @@ class WorkersResizing:
         """The scheduler has handled an event that touched these jobs: their workers may be others than before."""
         before = self._near.first()
         for job_id in touched:
-            self._watch(job_id)
+            with contained("following the workers of a job", job=job_id):
+                self._watch(job_id)
         if self._near.first() != before:
             self._wake_up()
 
@@ -210,16 +213,20 @@ class WorkersResizing:
         """Ask workers to end whose walltime is near; return when to look at that again, infinity: not for now."""
         now = self._clock()
         for job_id in self._near.due(now):
-            record = self._state().jobs.get(job_id)
-            runner = None if record is None else self._applications.workers(record)
-            if record is not None and runner is not None:
-                due = [rank for rank, at in self._warnings(record, runner) if at <= now]
-                if due:
-                    log.info("workers are asked to end, as the walltime is near", job=job_id, workers=len(due))
-                self._applications.order(runner.retire(due, now))
-                self._watch(job_id)
+            with contained("asking workers to end", job=job_id):
+                self._retire_near_end(job_id, now)
         first = self._near.first()
         return inf if first is None else first
+
+    def _retire_near_end(self, job_id: JobId, now: float) -> None:
+        record = self._state().jobs.get(job_id)
+        runner = None if record is None else self._applications.workers(record)
+        if record is not None and runner is not None:
+            due = [rank for rank, at in self._warnings(record, runner) if at <= now]
+            if due:
+                log.info("workers are asked to end, as the walltime is near", job=job_id, workers=len(due))
+            self._applications.order(runner.retire(due, now))
+            self._watch(job_id)
 
     async def run(self) -> None:
         """Ask workers to end whose walltime is near, and kill those that take too long to end, until cancelled."""

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.api.offline import ClusterAnswer, JournalView, answer_report
-from koala_adapter.api.statedirectory import LogPrinter
+from koala_adapter.api.statedirectory import PIECE, LogPrinter
 from koala_adapter.cli.display import bar, clusters_table, seconds
 from koala_adapter.cli.run import plan_table
 from koala_adapter.cli.session import make_console
@@ -145,6 +146,27 @@ def test_following_prints_only_whole_new_lines(tmp_path: Path) -> None:
     assert b"".join(pieces) == b"one\ntwo\n"
     printer.print_new(marked=False, rest=True)
     assert b"".join(pieces) == b"one\ntwo\nthr"
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("line", [b"some text" * 9 + b"\n", b"x" * 1000], ids=["lines", "no end of line"])
+def test_output_of_any_size_is_printed_in_pieces(tmp_path: Path, line: bytes, *, marked: bool) -> None:
+    """A small part of it is in memory at once, whether or not it has lines."""
+    log_files(tmp_path, a_0="")
+    written = line * (80 * PIECE // len(line))
+    (tmp_path / "a" / "0.out").write_bytes(written)
+    tracemalloc.start()
+    LogPrinter(tmp_path, write=lambda _: None).print_new(marked=marked, rest=True)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < len(written) / 2
+    pieces: list[bytes] = []
+    LogPrinter(tmp_path, write=pieces.append).print_new(marked=marked, rest=True)
+    printed = b"".join(pieces)
+    if marked:
+        assert printed.replace(b"a/0: ", b"").replace(b"\n", b"") == written.replace(b"\n", b"")
+    else:
+        assert printed == written
 
 
 def test_logs_can_be_narrowed(tmp_path: Path) -> None:

@@ -278,3 +278,15 @@ def test_a_foreign_end_is_that_of_the_module() -> None:
     """The tests that compare both run the module's own machine."""
     end = ForeignEndpoint(side=Side.APPLICATION, host="node7", peer="head")
     assert isinstance(end._end, applicationside.Endpoint)
+
+
+def test_small_templates_are_sent_at_once() -> None:
+    """On both sides of a connection by TCP, also of one that the program has made or accepted itself."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as made,
+    ):
+        for end in (applicationside.accept(listening), applicationside.Connection(made)):
+            with socket.socket(fileno=socket.dup(end.fileno())) as stream:
+                assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            end.close()

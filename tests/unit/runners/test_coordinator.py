@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koala_adapter.runners.coordinator import LAST_WORDS, Overdue, note
+from koala_adapter.errors import ProtocolError
+from koala_adapter.runners.coordinator import (
+    LARGEST_NUMBER,
+    LAST_WORDS,
+    Coordinator,
+    GivenUp,
+    Membership,
+    Note,
+    Overdue,
+    Place,
+    WantedChange,
+    note,
+)
 from tests.unit.runners.program import DONE_PATIENCE, PATIENCE, World
 
 if TYPE_CHECKING:
@@ -279,3 +291,60 @@ def _in_single_steps(world: World, most: int) -> int:
         if not world.wanted and len(world.members) > 2:
             world.shrink(1)
     return count
+
+
+def joining() -> Coordinator:
+    """Return the coordinator of one process that is asked how far it is, as a second one joins."""
+    places = {rank: Place(rank=rank, cluster="a", address="n1") for rank in (0, 1)}
+    coordinator = Coordinator(PATIENCE)
+    coordinator.update(Membership(members=(0,), places={0: places[0]}), 0.0)
+    coordinator.heard(0, hello(), 1.0)
+    wanted = (WantedChange(number=5, joining=(1,)),)
+    coordinator.update(Membership(members=(0,), places=places, wanted=wanted), 2.0)
+    coordinator.heard(1, hello(), 3.0)
+    coordinator.take_tells()
+    return coordinator
+
+
+def hello() -> Note:
+    """Return the first words of a process."""
+    return note("hello", version=1, state="new", change=0, at=0, reached=0)
+
+
+def points(coordinator: Coordinator) -> list[int]:
+    """Return the points at which processes are told to stop."""
+    return [one.note.number("at") for one in coordinator.take_tells() if one.note.verb == "stop"]
+
+
+def test_a_newcomer_that_says_that_it_has_passed_the_point() -> None:
+    """It may not, also while all members are out of contact; the change goes on when they are back."""
+    coordinator = joining()
+    coordinator.heard(0, note("reached", change=1, point=3), 4.0)
+    assert points(coordinator) == [4]
+    coordinator.lost(0)
+    with pytest.raises(ProtocolError, match="said by members"):
+        coordinator.heard(1, note("passed", change=1, reached=99), 5.0)
+    coordinator.heard(0, note("hello", version=1, state="running", change=0, at=0, reached=3), 6.0)
+    assert points(coordinator) == [4]
+
+
+def test_what_a_newcomer_counts_is_no_point() -> None:
+    """The point is one that no member has reached; newcomers do not count."""
+    coordinator = joining()
+    coordinator.heard(1, note("reached", change=1, point=1000), 4.0)
+    coordinator.heard(0, note("reached", change=1, point=3), 5.0)
+    assert points(coordinator) == [4]
+
+
+@pytest.mark.parametrize("passes", [False, True])
+def test_a_count_beyond_what_can_be_told_gives_the_change_up(passes: bool) -> None:  # noqa: FBT001 - drawn
+    """No process is told a number that it cannot read."""
+    coordinator = joining()
+    first = 3 if passes else LARGEST_NUMBER
+    coordinator.heard(0, note("reached", change=1, point=first), 4.0)
+    if passes:
+        coordinator.heard(0, note("passed", change=1, reached=LARGEST_NUMBER - 1), 5.0)
+    assert all(at <= LARGEST_NUMBER for at in points(coordinator))
+    (given_up,) = coordinator.take_reports()
+    assert isinstance(given_up, GivenUp)
+    assert "adaptation points" in given_up.reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 import weakref
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from koala_adapter import negotiation as nt
-from koala_adapter.model import EndReason, JobId, TaskEnd
+from koala_adapter.model import EndReason, JobId, RunnerName, TaskEnd
 from koala_adapter.negotiation.serviceside.document import FrameBuffer, frame
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.coordinator import Note, note, parse_note, payload_of
@@ -22,6 +23,7 @@ from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.service.records import NegotiationKeeper, NegotiationStore
 from koala_adapter.service.sizes.adaptive import Adaptations
+from koala_adapter.service.sizes.bargaining import WorkersParty
 from koala_adapter.service.sizes.port import NegotiationPort
 from tests.unit.scheduler.test_adapting import AdaptiveSite
 
@@ -201,6 +203,30 @@ def test_who_has_said_what_is_no_template_is_told_so_at_once_and_heard_again() -
     wish = nt.template("0-1", "APPLICATION", "node7", "head", [nt.resource("GPU", 1)], direction="grow", round=1)
     heard = [payload for _, payload in line.say(0, nt.frame(nt.build(wish)))]
     assert [nt.parse(one).status for one in heard] == ["NT_REJECTED"], heard
+
+
+def test_a_failure_of_koala_on_what_a_process_says_costs_that_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job tells of it, and the process is heard again."""
+    line = Line()
+    for rank in (0, 1):
+        line.note(rank, hello())
+    with monkeypatch.context() as patch:
+        patch.setattr(line.applications.runner.coordinators["m"], "heard", lambda *_: 1 // 0)
+        assert line.note(0, note("done", change=1)) == []
+    assert "koala failed on what process 0 said" in line.adaptations.complaint(line.site.record("1").job.id)
+    assert line.note(0, note("error", text="still there")) == []
+    assert "still there" in line.adaptations.complaint(line.site.record("1").job.id)
+
+
+@pytest.mark.parametrize("runner", [RunnerName.WORKERS, RunnerName.SWEEP])
+def test_a_program_can_negotiate_for_every_job_with_workers(runner: RunnerName) -> None:
+    """Also for a sweep: what it is offered and asked for goes to the program, and lapses where that is silent."""
+    line = Line()
+    record = line.site.record("1")
+    record.job = replace(record.job, runner=runner)
+    found = line.adaptations.party_of(record.job.id)
+    assert found is not None
+    assert isinstance(found[1], WorkersParty)
 
 
 def test_an_event_that_touches_other_jobs_costs_no_look_at_this_one() -> None:

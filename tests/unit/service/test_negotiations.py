@@ -16,6 +16,7 @@ from koala_adapter.runners.coordinator import note
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, GrantProcessors, WithdrawOffer
+from koala_adapter.scheduler.events import SizeWanted
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.service.records import KeptNegotiation, Message
@@ -170,6 +171,32 @@ def test_an_offer_is_accepted_gathered_and_consumed() -> None:
     ]
 
 
+@pytest.mark.parametrize("wanted", [2, 4])
+def test_an_offer_beyond_what_its_owner_wants_meanwhile_is_withdrawn_at_once(wanted: int) -> None:
+    """Nothing is committed to that does not come, and nobody waits for an answer until it is too late."""
+    stage = Stage(5)
+    stage.go_on()
+    offer = stage.latest()
+    assert offer.quantity("CPU") == 3
+    stage.site.post(SizeWanted(time=stage.site.now, job_id=ID, component="m", processors=wanted))
+    stage.say(nt.accepted(offer))
+    ends = [one for one in stage.heard if one.state is not None and one.key == offer.key]
+    assert ends[-1].state == "withdrawn", stage.heard
+    assert all(one.kind not in {"agreed", "consumed"} for one in stage.heard)
+
+
+def test_an_offer_heeds_what_its_owner_wants() -> None:
+    """No more is offered than the job may have; what is agreed on is what comes."""
+    stage = Stage(5)
+    stage.site.post(SizeWanted(time=stage.site.now, job_id=ID, component="m", processors=4))
+    stage.go_on()
+    offer = stage.latest()
+    assert (offer.quantity("CPU"), offer.resources[0].maximum) == (2, 2)
+    stage.say(nt.accepted(offer))
+    assert stage.heard[-1].kind == "agreed"
+    assert stage.site.change().accepted == 2
+
+
 def test_an_offer_is_countered() -> None:
     """What the application takes of it is what is gathered."""
     stage = Stage(5)
@@ -257,6 +284,17 @@ def test_what_is_neither_processors_nor_memory_is_refused() -> None:
     assert stage.heard[-1].state == "rejected"
     assert "GPU cannot be had" in stage.heard[-1].reason
     assert stage.phase is None
+
+
+def test_a_second_resource_that_is_declined_is_no_part_of_a_wish() -> None:
+    """Processors on one cluster are asked for; those on the other stand in the template and are declined."""
+    stage = Stage(5, Approach.NONE)
+    declined = nt.resource("CPU", 1, cluster="b", usage="NT_OPTIONAL", status="NT_REJECTED")
+    resources = [declined, nt.resource("CPU", 2, cluster="a")]
+    stage.say(nt.template("0-1", "APPLICATION", "node", "koala", resources, direction="grow"))
+    assert stage.heard[-1].kind == "accepted"
+    stage.say(nt.committed(stage.latest()))
+    assert stage.phase is ChangePhase.GATHERING
 
 
 def test_a_restart_before_the_answer() -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -22,7 +23,7 @@ from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import JOURNAL_NAME
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.sitefile import load_site_text
-from koala_adapter.errors import EXIT_SERVICE, DefectError, JobNotFoundError, RecoveryError
+from koala_adapter.errors import EXIT_SERVICE, DefectError, JobNotFoundError, JournalBlockedError, RecoveryError
 from koala_adapter.lrm import Capabilities, PluginDefinition
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJob, LrmJobId, LrmJobState, PlaceholderId
@@ -35,7 +36,7 @@ from koala_adapter.service.journal import Journal
 from koala_adapter.service.records import KeptNegotiation, Message
 from koala_adapter.service.service import FIRST_ASKING_PAUSE, Service
 from tests.unit.api.jobreports import job_report
-from tests.unit.scheduler.scheduler_site import component, job
+from tests.unit.scheduler.scheduler_site import WELL, component, job
 from tests.unit.service.scripted_agent import ScriptedAgent
 from tests.unit.service.scripted_lrm import ScriptedLrm, node
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.model import Component, Job
     from koala_adapter.scheduler.context import RecordedBatches
     from koala_adapter.scheduler.records import State
 
@@ -358,7 +360,7 @@ async def test_cleaning_by_the_socket(served: Served) -> None:
 
 def read_at_once(directory: Path) -> ClosedJournal | None:
     """Return what the journal says where it need not be replayed."""
-    return closed_journal(directory / JOURNAL_NAME, lambda: recorded(directory, OWN, archived=10), most=10)
+    return closed_journal(directory / JOURNAL_NAME, lambda: recorded(directory, OWN))
 
 
 async def test_a_journal_that_was_closed_well_need_not_be_replayed(served: Served) -> None:
@@ -369,7 +371,7 @@ async def test_a_journal_that_was_closed_well_need_not_be_replayed(served: Serve
         over, goes_on = await one_over_of_two(client)
         assert read_at_once(served.directory) is None
         server.stop_wanted.set()
-    closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN, archived=10)
+    closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN)
     assert closed is not None
     assert list(closed.unfinished) == replayed.unfinished == [goes_on]
     assert [one.id for one in closed.jobs(1)] == [goes_on]
@@ -398,7 +400,7 @@ async def test_jobs_of_a_closed_journal_are_listed_as_a_replay_lists_them(served
             await to_thread.run_sync(client.cancel, id_)
             await to_thread.run_sync(list, client.watch(id_))
         server.stop_wanted.set()
-    closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN, archived=10)
+    closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN)
     assert closed is not None
     assert closed.unfinished == ()
     assert [one.id for one in closed.jobs(2)] == [one.id for one in replayed.jobs(2)] == ids[1:]
@@ -436,7 +438,7 @@ async def test_what_kept_koala_or_the_program_from_going_on_is_told_without_a_se
         await until(lambda: not service.unfinished, service)
         report = job_report(id=id_, trouble="Process 0 made a wrong call: done() without a change.")
         service.journal.finished.keep(id_, 0.0, report.to_json())
-    told = recorded(served.directory, OWN, archived=10).job(id_)
+    told = recorded(served.directory, OWN).job(id_)
     assert told.explanation.startswith("The job was cancelled by the user")
     assert told.explanation.endswith(f". {report.trouble}")
     assert told.trouble == report.trouble
@@ -495,3 +497,160 @@ async def test_callers_are_answered_while_a_snapshot_is_written(
         server.stop_wanted.set()
     with Journal(served.directory / "journal.sqlite", read_only=True) as journal:
         assert journal.recover()[0] is not None
+
+
+async def test_a_stop_while_a_snapshot_is_written_and_events_wait(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an orderly end: nothing is asked of clusters that are closed, and the next service is told again."""
+
+    def held_open(journal: Journal, state: State, number: int) -> Generator[None, None, None]:
+        for _ in range(100_000):  # the end comes earlier
+            yield
+        yield from write(journal, state, number)
+
+    async with served.running() as service, anyio.create_task_group() as tasks:
+        id_, agent = await started(served, service)
+        tasks.start_soon(agent.run)
+        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+        write, service._loop._snapshot_interval = Journal.snapshot_in_groups, 1
+        monkeypatch.setattr(Journal, "snapshot_in_groups", held_open)
+        await until(lambda: service._loop.in_snapshot, service)
+        service.post(ev.RankEnded(time=service.now(), job_id=id_, rank=0, end=WELL))
+        assert service._loop.in_snapshot
+        tasks.cancel_scope.cancel()
+    monkeypatch.undo()
+    with Journal(served.directory / "journal.sqlite", read_only=True) as journal:
+        assert journal.closed_well
+        assert journal.recover()[0] is not None
+    async with served.running() as service, anyio.create_task_group() as tasks:
+        assert service.state.jobs[id_].state is JobState.RUNNING
+        agent.end_task.set()
+        tasks.start_soon(agent.run)
+        await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
+        tasks.cancel_scope.cancel()
+
+
+async def test_old_jobs_are_known_after_an_orderly_stop(served: Served) -> None:
+    """However many have ended since, with a report of the journal alone or of all that it says."""
+    async with served.running() as service:
+        id_ = submit(service)
+        service.cancel(id_)
+        await until(lambda: not service.unfinished, service)
+        service.journal.finished.keep(id_, 0.0, job_report(id=id_).to_json())
+        for number in range(2000, 3100):
+            service.journal.finished.keep(str(number), float(number), job_report(id=str(number)).to_json())
+        service.forget((id_,))
+    closed = read_at_once(served.directory)
+    assert closed is not None
+    assert closed.job(id_).id == recorded(served.directory, OWN).job(id_).id == id_
+    assert [one.id for one in closed.jobs(2)] == ["3098", "3099"]
+    assert len(closed.jobs(5000)) == len(recorded(served.directory, OWN).jobs(5000)) == 1101
+    with pytest.raises(JobNotFoundError):
+        closed.job("1999")
+
+
+@pytest.mark.parametrize("loss", ["removed", "emptied", "older"])
+async def test_a_job_never_gets_the_files_of_another(served: Served, loss: str) -> None:
+    """Where the journal is lost, numbers go on after what is in the jobs' directories."""
+    journal = served.directory / "journal.sqlite"
+    async with served.running() as service:
+        earlier = service.applications.directory / submit(service)
+    backup = journal.read_bytes()
+    async with served.running() as service:
+        later = service.applications.directory / submit(service)
+    for one in (earlier, later):
+        (one / "x").mkdir(parents=True)
+    for name in ("", "-wal", "-shm"):
+        journal.with_name(f"{journal.name}{name}").unlink(missing_ok=True)
+    if loss != "removed":
+        journal.write_bytes(b"" if loss == "emptied" else backup)
+        journal.chmod(0o600)
+    async with served.running() as service:
+        assert submit(service) == "3"
+
+
+def without_patience(served: Served) -> Service:
+    """Return a service that is there for one command, and ends as soon as a full disk keeps it from all work."""
+    site, plugins, directory = served.site, served.plugins, served.directory
+    return Service(site, plugins, directory, make_report=lambda _, id_: f"report of {id_}", journal_patience=0.0)
+
+
+def fill_the_disk(service: Service) -> None:
+    """Leave the journal no more pages than it has, and write until these are full."""
+    service.journal._database.execute("PRAGMA max_page_count = 1")
+    while not service.trouble:
+        service.post(ev.TimeReached(time=service.now()))
+
+
+async def test_a_service_for_one_command_ends_where_the_disk_is_full(served: Served) -> None:
+    """The command is told why, and does not wait for ever."""
+    service = without_patience(served)
+    with pytest.RaisesGroup(pytest.RaisesExc(JournalBlockedError, match="disk is full"), flatten_subgroups=True):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(service.run)
+            await started(served, service)
+            fill_the_disk(service)
+            with anyio.fail_after(60):
+                await anyio.sleep_forever()
+
+
+async def test_an_application_that_runs_goes_on_while_the_disk_is_full(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it did is not lost: its service waits until there is room, for as long as it takes."""
+    service, tries = without_patience(served), 0
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(service.run)
+        id_, agent = await started(served, service)
+        tasks.start_soon(agent.run)
+        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+        try_again = service._loop.try_again
+
+        def counted() -> None:
+            nonlocal tries
+            tries += 1
+            try_again()
+
+        monkeypatch.setattr(service._loop, "try_again", counted)
+        fill_the_disk(service)
+        await until(lambda: tries > 1 and bool(service.trouble), service)
+        service.journal._database.execute("PRAGMA max_page_count = 1000000")
+        agent.end_task.set()
+        await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
+        tasks.cancel_scope.cancel()
+
+
+def job_of(one: Component, id_: JobId, now: float) -> Job:
+    """Return a job of one component."""
+    return job(id_, one, submitted_at=now)
+
+
+async def test_a_submission_polls_the_clusters_that_it_names(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thousand clusters, the others are not asked for it; all are where it may go to any."""
+    served.others = {ClusterName(name): ScriptedLrm() for name in ("b", "c")}
+    async with served.running() as service:
+        polled: list[str] = []
+        for name, driver in service.clusters.items():
+            monkeypatch.setattr(driver.poller, "poll_soon", partial(polled.append, name))
+        for cluster, expected in (("b", ["b"]), (None, ["a", "b", "c"])):
+            polled.clear()
+            one = component("x", 1, cluster=cluster)
+            service.submit(partial(job_of, one))
+            assert sorted(set(polled)) == expected
+
+
+async def test_what_is_left_of_a_submission_is_removed_on_its_cluster_alone(served: Served) -> None:
+    """The others are not looked through for it; after a restart, when its cluster is not known, all are."""
+    other = served.others[ClusterName("b")] = ScriptedLrm()
+    async with served.running() as service, anyio.create_task_group() as tasks:
+        one = component("x", 1, cluster="a")
+        id_ = service.submit(lambda id_, now: job(id_, one, submitted_at=now))
+        await until(
+            lambda: "submit" in served.lrm.order and bool(service.state.jobs[id_].claims[0].placeholders), service
+        )
+        (batch,) = service.state.batches
+        service.cancel(id_)
+        await until(lambda: batch in served.lrm.forgotten, service)
+        assert other.forgotten == []
+        tasks.cancel_scope.cancel()

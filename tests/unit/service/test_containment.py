@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a peer, a client, a program or a plugin says or raises costs that connection or that job, and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from anyio import to_thread
+from structlog.testing import capture_logs
+
+from koala_adapter import negotiation as nt
+from koala_adapter.api import protocol
+from koala_adapter.api.client import Client
+from koala_adapter.api.server import Server, host
+from koala_adapter.api.statedirectory import SOCKET_NAME
+from koala_adapter.errors import JobRefusedError, KoalaError
+from koala_adapter.host.accepting import serve_streams
+from koala_adapter.host.containment import LOG_INTERVAL, DefectLog
+from koala_adapter.model import JobId, RunnerName, Sweep, SweepAxis
+from koala_adapter.negotiation.serviceside.document import frame
+from koala_adapter.outcome import JobState
+from koala_adapter.service.sizes.port import GREETING
+from koala_adapter.vjm import channel
+from tests.unit.scheduler.malleable_site import malleable, part
+from tests.unit.scheduler.scheduler_site import component, job
+from tests.unit.service.scripted_agent import ScriptedAgent
+from tests.unit.service.scripted_lrm import ScriptedLrm
+from tests.unit.service.test_service import Served, started, submit, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from anyio.abc import SocketStream
+    from anyio.streams.tls import TLSStream
+
+    from koala_adapter.lrm import RenderedSubmission, Submission
+    from koala_adapter.model import PlaceholderId
+    from koala_adapter.service.service import Service
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Served:
+    """Return a service that has never run."""
+    return Served(tmp_path)
+
+
+@asynccontextmanager
+async def hosted(served: Served) -> AsyncIterator[tuple[Server, Client]]:
+    """Host a service with its socket during the block."""
+    async with anyio.create_task_group() as tasks:
+        server = await tasks.start(host, served.site, served.plugins, served.directory)
+        yield server, Client(served.directory)
+        server.stop_wanted.set()
+
+
+def test_a_defect_is_logged_once_a_minute_with_its_traceback() -> None:
+    """Each place and type of exception by itself; the next entry tells how many there were between."""
+    now = 0.0
+    defects = DefectLog(lambda: now)
+    with capture_logs() as logs:
+        for _ in range(5):
+            defects.report("a request", RuntimeError("one"))
+        defects.report("a request", KeyError("two"))
+        now = LOG_INTERVAL
+        defects.report("a request", RuntimeError("three"))
+    assert [(type(one["exc_info"]), one.get("not_logged_since")) for one in logs] == [
+        (RuntimeError, None),
+        (KeyError, None),
+        (RuntimeError, 4),
+    ]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, OSError, AssertionError, NotImplementedError])
+async def test_a_plugin_that_raises_costs_the_request(served: Served, error: type[Exception]) -> None:
+    """Whatever it raises: the client is told, and the service answers the next request."""
+
+    class Failing(ScriptedLrm):
+        def render(self, submission: Submission) -> RenderedSubmission:
+            raise error(f"a defect of the plugin with {submission.key}")
+
+    served.lrm = Failing()
+    async with hosted(served) as (_, client):
+        wanted = job("0", component("x", 1))
+        with pytest.raises(KoalaError, match="a defect of the plugin"):
+            await to_thread.run_sync(lambda: client.script(wanted, "a"))
+        assert await to_thread.run_sync(client.jobs) == []
+
+
+async def test_a_handler_that_raises_costs_its_connection() -> None:
+    """The listener goes on, and serves the next one."""
+
+    async def handle(stream: SocketStream) -> None:
+        if await stream.receive() == b"bad":
+            raise ValueError("a defect")
+        await stream.send(b"well")
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(serve_streams, listener, handle)
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+            await stream.send(b"bad")
+            with pytest.raises(anyio.EndOfStream):
+                await stream.receive()
+        async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+            await stream.send(b"good")
+            assert await stream.receive() == b"well"
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_agent_on_whose_words_koala_fails_comes_back(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is cut, it tells everything again, and the job ends as if nothing had been."""
+    async with served.running() as service, anyio.create_task_group() as tasks:
+        failed: list[object] = []
+        take = service.applications.started
+
+        def once(*told: object) -> None:
+            if not failed:
+                failed.append(told)
+                raise RuntimeError("a defect")
+            take(*told)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(service.applications, "started", once)
+        id_, agent = await started(served, service)
+        tasks.start_soon(agent.run)
+        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+        await until(lambda: agent.connections == 2, service)
+        assert failed
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_action_that_fails_costs_that_action(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as by an answer of a plugin that nobody has foreseen."""
+    async with served.running() as service:
+        id_ = submit(service)
+        with monkeypatch.context() as patch:
+            patch.setattr(service.archive, "ended", lambda _: 1 / 0)
+            service.cancel(id_)
+        assert service.state.jobs[id_].state is JobState.CANCELLED
+        assert submit(service) != id_
+
+
+def sweep_of(path: str) -> Sweep:
+    """Return a sweep with values from a file."""
+    return Sweep(axes=(SweepAxis(names=("x",), count=1, file=path),))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "endless", "directory", "gone"])
+async def test_a_values_file_that_is_none_refuses_the_job(served: Served, tmp_path: Path, kind: str) -> None:
+    """The service neither waits for a writer nor reads for ever."""
+    path = tmp_path / "values"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    found = "/dev/zero" if kind == "endless" else str(path)
+
+    def wanted(id_: JobId, now: float) -> object:
+        return replace(job(id_, component("x", 1), submitted_at=now), sweep=sweep_of(found), runner=RunnerName.SWEEP)
+
+    async with served.running() as service:
+        with pytest.raises(JobRefusedError, match="input file"):
+            service.submit(wanted)  # type: ignore[arg-type]
+        assert not service.state.jobs
+
+
+def texts(chance: random.Random) -> Iterator[bytes]:
+    """Yield requests that break the protocol, or nearly keep it, for ever."""
+    values: list[object] = [
+        None,
+        0,
+        -1,
+        2**70,
+        1.5,
+        float("nan"),
+        "",
+        "1",
+        "\ud800",
+        "x" * 100_000,
+        [],
+        {},
+        {"components": [{}]},
+        True,
+    ]
+    members = ["job_id", "job", "cluster", "limit", "component", "processors", "number", "older", "dry_run", "other"]
+    operations = sorted(protocol.OPERATIONS - {"stop", "stop-if-idle", "watch"})
+    while True:
+        request = {"operation": chance.choice(operations)}
+        request |= {one: chance.choice(values) for one in chance.sample(members, chance.randrange(4))}  # type: ignore[misc]
+        line = json.dumps(request).encode()
+        cut = chance.randrange(len(line))
+        yield chance.choice([line, line, line[:cut], chance.randbytes(40).replace(b"\n", b""), line[cut:] + line[:cut]])
+
+
+def templates(chance: random.Random) -> Iterator[bytes]:
+    """Yield templates of every kind and combination, and what is none, for ever."""
+    types, clusters = ["CPU", "CPU", "CPU", "MEMORY", "GPU"], ["", "a", "b"]
+    statuses = ["NT_NEGOTIATION", "NT_ACCEPTED", "NT_REJECTED", "NT_COMMITTED", "NT_CONSUMED", "NT_WITHDRAWN"]
+    while True:
+        resources = [
+            nt.resource(
+                chance.choice(types),
+                chance.choice([1, 2, 3, 2**31 - 1]),
+                cluster=chance.choice(clusters),
+                status=chance.choice(["NT_NEGOTIATION", "NT_REJECTED"]),
+                negotiability=chance.choice(["NT_FIXED", "NT_NEGOTIABLE"]),
+                usage=chance.choice(["NT_REQUIRED", "NT_OPTIONAL", "NT_OPTIONAL"]),
+            )
+            for _ in range(chance.randrange(1, 4))
+        ]
+        number, direction = str(chance.randrange(chance.choice([4, 10**6]))), chance.choice(["", "grow", "shrink"])
+        side = chance.choice(["APPLICATION", "APPLICATION", "RMS"])
+        round_, status = (
+            chance.choice([None, 1, 1, 1, 2]),
+            chance.choice(["NT_NEGOTIATION", "NT_NEGOTIATION", chance.choice(statuses)]),
+        )
+        try:
+            payload = nt.build(
+                nt.template(number, side, "n1", "koala", resources, status=status, direction=direction, round=round_)
+            )
+        except nt.NegotiationError:
+            continue
+        cut = chance.randrange(1, len(payload))
+        yield chance.choice([payload, payload, payload, payload[:cut], payload[:cut] + chance.randbytes(3)])
+
+
+def notes(chance: random.Random) -> Iterator[bytes]:
+    """Yield notes of every verb with numbers of every size, for ever."""
+    verbs = ["hello", "reached", "armed", "passed", "waiting", "done", "leaving", "error", "who", "dance"]
+    states = ["new", "running", "armed", "waiting", "changing", "done", "left", "odd"]
+    while True:
+        words = {
+            **{one: chance.choice([0, 1, 2, 5, 2**31 - 1, 2**31]) for one in ("change", "at", "point", "reached")},
+            "version": 1,
+            "state": chance.choice(states),
+            "text": "%00%ff",
+            "contact": "x" * chance.choice([0, 10, 300]),
+        }
+        kept = chance.sample(sorted(words), chance.randrange(len(words) + 1)) if chance.random() < 0.3 else words
+        yield " ".join([chance.choice(verbs), *(f"{key}={words[key]}" for key in kept)]).encode()
+
+
+class Babbler(ScriptedAgent):
+    """An agent whose process says anything at all once it has started."""
+
+    babble: Iterator[bytes]
+
+    def __init__(self, placeholder: PlaceholderId, *, port: int, token: str) -> None:
+        super().__init__(placeholder, port=port, token=token)
+        self.all_said = anyio.Event()
+
+    async def _hear(self, stream: TLSStream, message: channel.CenterMessage) -> None:
+        await super()._hear(stream, message)
+        if isinstance(message, channel.Launch):
+            for payload, _ in zip(self.babble, range(300), strict=False):
+                await stream.send(channel.encode(channel.Application(task=message.task, data=frame(payload))))
+            self.all_said.set()
+
+
+async def answers(directory: Path) -> bool:
+    """Tell whether the service answers a request."""
+    async with await anyio.connect_unix(directory / SOCKET_NAME) as stream:
+        await stream.send(protocol.encode(protocol.Request(operation="ping")))
+        return b'"pid"' in await stream.receive()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_nothing_that_is_said_ends_the_service(
+    served: Served, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests, negotiating programs and processes of a job all say anything, and nothing of that was unforeseen."""
+    defects: list[Exception] = []
+    monkeypatch.setattr(DefectLog, "report", lambda _, _what, error, **_context: defects.append(error))
+    chance = random.Random(seed)
+    async with hosted(served) as (server, client), anyio.create_task_group() as tasks:
+        service = server._service
+        wanted = replace(malleable("0", part(1, 4), initial=1), runner=RunnerName.ADAPTIVE)
+        id_ = service.submit(lambda id_, now: replace(wanted, id=id_, submitted_at=now))
+        await until(lambda: "submit" in served.lrm.order, service)
+        await until(lambda: bool(service.state.jobs[id_].claims[0].placeholders), service)
+        (batch,) = service.state.batches
+        served.lists(batch)
+        token = (served.tokens / f"{batch}.token").read_text(encoding="utf-8")
+        (placeholder,) = service.state.jobs[id_].claims[0].placeholders
+        agent = Babbler(placeholder, port=int(service.journal.value("port") or "0"), token=token)
+        told, spoken = notes(chance), templates(chance)
+        agent.babble = (next(told) if chance.random() < 0.6 else next(spoken) for _ in iter(int, 1))
+        tasks.start_soon(agent.run)
+        with anyio.fail_after(60):
+            await agent.all_said.wait()
+        await negotiate_badly(service, id_, templates(chance))
+        with anyio.fail_after(60):
+            await ask_badly(served.directory, texts(chance))
+            assert await answers(served.directory)
+        assert await to_thread.run_sync(client.jobs)
+        assert [repr(one) for one in defects] == []
+        tasks.cancel_scope.cancel()
+
+
+async def negotiate_badly(service: Service, id_: JobId, said: Iterator[bytes]) -> None:
+    """Say anything at the negotiation port, by several connections."""
+    for _ in range(20):
+        record = service.state.jobs[id_]
+        if record.state.final:
+            return
+        access = await service.sizes.access(record)
+        async with await anyio.connect_tcp(access.host, access.port) as stream:
+            try:
+                await stream.send(frame(GREETING + access.token.encode()))
+                for payload, _ in zip(said, range(10), strict=False):
+                    await stream.send(frame(payload))
+                await stream.send_eof()
+                while True:
+                    await stream.receive()
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
+                pass
+
+
+async def ask_badly(directory: Path, said: Iterator[bytes]) -> None:
+    """Say anything at the service's socket, by several connections."""
+    for _ in range(60):
+        async with await anyio.connect_unix(directory / SOCKET_NAME) as stream:
+            try:
+                for line, _ in zip(said, range(3), strict=False):
+                    await stream.send(line + b"\n")
+                await stream.send_eof()
+                while True:
+                    await stream.receive()
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
+                pass

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A submission that is not answered is sent again by the client, and becomes one job."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from koala_adapter.api import client as clients
+from koala_adapter.api import protocol
+from koala_adapter.api.asyncclient import AsyncClient
+from koala_adapter.api.client import Client
+from koala_adapter.api.server import host
+from koala_adapter.api.statedirectory import SOCKET_NAME
+from koala_adapter.driver.loop import EventLoop
+from koala_adapter.errors import JobRefusedError, ServiceAbsentError, ServiceUnavailableError
+from koala_adapter.outcome import JobState
+from tests.unit.scheduler.scheduler_site import component, job
+from tests.unit.service.test_service import Served, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from anyio.abc import SocketStream, TaskStatus
+
+    from koala_adapter.model import JobId
+    from koala_adapter.service.service import Service
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Served:
+    """Return a service that has never run."""
+    return Served(tmp_path)
+
+
+def submit(service: Service, name: str) -> JobId:
+    """Submit a job of one processor under a name of the client."""
+    return service.submit(lambda id_, now: job(id_, component("x", 1), submitted_at=now), submission=name)
+
+
+async def test_a_submission_that_comes_again_is_answered_with_the_same_job(served: Served) -> None:
+    """Also by the next service, when the job has ended, and when it was cleaned away."""
+    async with served.running() as service:
+        first = submit(service, "one")
+        assert submit(service, "one") == first
+        assert submit(service, "two") != first
+    async with served.running() as service:
+        assert submit(service, "one") == first
+        service.cancel(first)
+        await until(
+            lambda: service.state.jobs[first].state is JobState.CANCELLED and not service.state.jobs[first].live,
+            service,
+        )
+        service.forget((first,))
+        assert first not in service.state.jobs
+        assert submit(service, "one") == first
+        service.journal.finished.clean([first], service.now())
+        assert submit(service, "one") == first
+
+
+async def test_a_submission_that_was_killed_before_its_event_is_none(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is noted, and there is no such job: it is submitted when it comes again."""
+    async with served.running() as service:
+        with monkeypatch.context() as patch:
+            patch.setattr(EventLoop, "enter", lambda _self, _event: (_ for _ in ()).throw(JobRefusedError("killed")))
+            with pytest.raises(JobRefusedError):
+                submit(service, "one")
+        assert service.journal.submitted("one") is not None
+        id_ = submit(service, "one")
+        assert list(service.state.jobs) == [id_]
+
+
+async def lose_answers(
+    directory: Path, served: Served, losses: list[bytes], *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    """Pass requests on to a service; the answers to the first ones are lost, as if it was killed in between."""
+
+    async def pass_on(stream: SocketStream) -> None:
+        async with stream, await anyio.connect_unix(served.directory / SOCKET_NAME) as service:
+            await service.send(await stream.receive())
+            answer = await service.receive()
+            if len(losses) < 2:
+                losses.append(answer)
+            else:
+                await stream.send(answer)
+
+    async with await anyio.create_unix_listener(directory / SOCKET_NAME) as listener:
+        task_status.started()
+        await listener.serve(pass_on)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_client_sends_again_what_was_not_answered(
+    served: Served,
+    tmp_path: Path,
+    asynchronous: bool,  # noqa: FBT001 - drawn
+) -> None:
+    """By itself, until it knows the job, of which there is one."""
+    wanted, losses = job("0", component("x", 1)), list[bytes]()
+    async with anyio.create_task_group() as tasks:
+        server = await tasks.start(host, served.site, served.plugins, served.directory)
+        await tasks.start(lose_answers, tmp_path, served, losses)
+        if asynchronous:
+            id_ = await AsyncClient(tmp_path).submit(wanted)
+        else:
+            id_ = await to_thread.run_sync(partial(Client(tmp_path).submit, wanted))
+        assert [protocol.decode_reply(one).result["job_id"] for one in losses] == [id_, id_]
+        assert [one.id for one in await to_thread.run_sync(Client(served.directory).jobs)] == [id_]
+        server.stop_wanted.set()
+        tasks.cancel_scope.cancel()
+
+
+async def test_who_cannot_know_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody answers for long; what certainly did not arrive is said at once."""
+    monkeypatch.setattr(clients, "AGAIN", 0.0)
+    with pytest.raises(ServiceAbsentError):
+        await to_thread.run_sync(partial(Client(tmp_path).submit, job("0", component("x", 1))))
+
+    async def hang_up(stream: SocketStream) -> None:
+        await stream.aclose()
+
+    async with await anyio.create_unix_listener(tmp_path / SOCKET_NAME) as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, hang_up)
+        with pytest.raises(ServiceUnavailableError, match="not known whether"):
+            await to_thread.run_sync(partial(Client(tmp_path).submit, job("0", component("x", 1))))
+        tasks.cancel_scope.cancel()
