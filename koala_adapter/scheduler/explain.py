@@ -302,7 +302,8 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
     total = len(record.ranks) - len(record.departed)
     since = duration(now - (record.launched_at if record.launched_at is not None else now))
     if record.state is JobState.LAUNCHING:
-        text = f"All {_processors(total)} are held on {where}; {len(record.started)} of {total} processes have started."
+        started = len(record.started - record.departed)
+        text = f"All {_processors(total)} are held on {where}; {started} of {total} processes have started."
     else:
         left = record.job.walltime - (now - (record.launched_at or now))
         text = (

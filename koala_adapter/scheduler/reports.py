@@ -203,6 +203,11 @@ def deserted(context: Context, record: JobRecord) -> bool:
     """Tell whether nothing of a job is left, and nothing will ever come: no head, no worker, and nobody to make any."""
     if record.state is not JobState.RUNNING or any(claim.processors or claim.coming for claim in record.claims):
         return False
+    return _never_grows(context, record)
+
+
+def _never_grows(context: Context, record: JobRecord) -> bool:
+    """Tell whether nobody will give a job further processors: koala does not, and its owner asked for none."""
     return context.state.parameters.approach is Approach.NONE and not record.sizes_wanted
 
 
@@ -249,6 +254,7 @@ def workers_timer(context: Context, record: JobRecord) -> None:
     record.growth_rests = False
     end = record.last_worker_end
     patient = record.job.runner is RunnerName.SWEEP and record.worker_failures < MOST_FAILED_LAUNCHERS
+    patient = patient and not _never_grows(context, record)
     patient = patient or _asked_near_end(context, record)
     if record.state is JobState.RUNNING and not _workers(record) and end is not None and not end.ok and not patient:
         context.outcomes.append((record, _failed(record, end)))
@@ -356,6 +362,7 @@ def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskE
             return
         record.started.add(rank)
         if is_worker(record, rank):
+            check_running(context, record)  # agents report the end alone of a process that could not be started
             worker_ended(context, record, rank, end)
             return
         record.ends[rank] = end
