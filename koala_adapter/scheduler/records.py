@@ -533,6 +533,8 @@ class JobRecord:
     finished_at: float | None = None
     started: set[int] = field(default_factory=set)
     ends: dict[int, TaskEnd] = field(default_factory=dict)
+    joined: list[int] = field(default_factory=list)
+    """Ranks that an adaptive job has taken in while it ran, in that order: so their processes know each other."""
     departed: set[int] = field(default_factory=set)
     """Ranks whose processors a malleable job has given up."""
     sizes_wanted: dict[str, int] = field(default_factory=dict)

@@ -521,7 +521,9 @@ def change_made(context: Context, event: ev.ChangeMade) -> None:
     for part in parts:
         part.change.made = True
     if change.phase is ChangePhase.TAKING:
-        record.started.update(rank for part in parts for rank in part.change.ranks)
+        newcomers = [rank for part in parts for rank in part.change.ranks]
+        record.joined += newcomers
+        record.started.update(newcomers)
         check_taken(context, record)
         return
     gone = [rank for rank in change.ranks if rank in record.ends]  # before anybody could tell that all were done

@@ -9,6 +9,8 @@ import pytest
 
 from koala_adapter.model import EndReason, JobId, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState
+from koala_adapter.runners.adaptive import membership_of
+from koala_adapter.runners.coordinator import after
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import (
     Action,
@@ -23,7 +25,7 @@ from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import Change, ChangePhase
 from tests.unit.scheduler.malleable_site import MalleableSite, granted, malleable, part, requests
-from tests.unit.scheduler.scheduler_site import WELL, job, of_kind
+from tests.unit.scheduler.scheduler_site import WELL, component, copied, job, of_kind
 
 FAILED = TaskEnd(reason=EndReason.EXITED, exit_code=3)
 
@@ -357,3 +359,31 @@ def test_the_scheduler_tells_which_jobs_an_event_has_touched() -> None:
     ended = ev.RankEnded(time=site.now, job_id=JobId("3"), rank=5, end=WELL)
     site.post(ended)
     assert set(site.scheduler.touched(ended)) == {"3"}
+
+
+def test_members_stay_in_the_order_in_which_they_joined() -> None:
+    """Also where ranks were given to the newcomers of a later change first: so their processes have been told."""
+    site = AdaptiveSite({"a": 4, "b": 2})
+    members = replace(component("m", 1, 6), flexible=True)
+    site.start(replace(malleable("1", members), runner=RunnerName.ADAPTIVE))
+    first, second = sorted(of_kind(OfferProcessors, site.actions), key=lambda one: one.number)
+    assert (first.cluster, second.cluster) == ("a", "b")
+    site.answer(first)
+    site.answer(second)
+    site.take_all()
+    for cluster in ("b", "a"):
+        for stub in site.stubs():
+            if site.state.placeholders[stub].cluster == cluster:
+                site.hold(stub)
+    record = site.record("1")
+    ranks = {claim.cluster: claim.change.ranks for claim in record.claims if claim.change is not None}
+    assert ranks == {"a": [3, 4, 5], "b": [1, 2]}
+    told = membership_of(record, "m").members
+    for offer in (first, second):
+        before = membership_of(record, "m")
+        assert before.members == told
+        told = after(before, next(one for one in before.wanted if one.number == offer.number))
+        site.reach(number=offer.number)
+        site.made(number=offer.number)
+    assert membership_of(record, "m").members == told == (0, 3, 4, 5, 1, 2)
+    assert membership_of(copied(site.state).jobs[record.job.id], "m").members == told
