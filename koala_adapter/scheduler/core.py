@@ -343,10 +343,14 @@ def _measure(cluster: ClusterRecord, now: float) -> bool:
         cluster.largest, cluster.smaller_since = seen, None
         return before is None
     elif cluster.smaller_since is None:
-        cluster.smaller_since = now
-    elif now - cluster.smaller_since >= SHRINK_PROOF:
-        cluster.largest, cluster.smaller_since = seen, None
-        return True
+        cluster.smaller_since, cluster.largest_since = now, seen
+    else:
+        cluster.largest_since = max(cluster.largest_since, seen)
+        if now - cluster.smaller_since >= SHRINK_PROOF:
+            cluster.largest, cluster.smaller_since = cluster.largest_since, None
+            if seen < cluster.largest:
+                cluster.smaller_since, cluster.largest_since = now, seen
+            return True
     return False
 
 

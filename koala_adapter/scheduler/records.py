@@ -231,9 +231,11 @@ class ClusterRecord:
     processors: int | None = None
     """None until a poll has shown some."""
     largest: int | None = None
-    """Yardstick of what can *never* run there: falls to what is seen only after an hour, as one reading may err."""
+    """Yardstick of what can *never* run there: falls to the most that was seen in an hour, as one reading may err."""
     smaller_since: float | None = None
     """Since when fewer than ``largest`` are seen."""
+    largest_since: int = 0
+    """The most that was seen since then."""
     listed: bool = True
     """False while the LRM answers but lists no processors at all, which is never the truth."""
     idle: int = 0

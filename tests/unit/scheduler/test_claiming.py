@@ -292,6 +292,20 @@ def test_one_empty_listing_refuses_nothing() -> None:
     assert submissions(site.poll("a", 4)) == {"a": 3}
 
 
+def test_one_low_reading_at_the_end_of_an_hour_refuses_nothing() -> None:
+    """What counts after an hour of fewer processors is the most of that hour, not its last reading."""
+    site = Site({"a": 100})
+    site.submit(job("large", 85))
+    site.take_all()
+    for readings, refused in (([90] * 60 + [10], False), ([10, 9] * 31, True)):
+        for processors in readings:
+            site.pass_time(60)
+            site.poll("a", processors, idle=0)
+        site.submit(job(f"after {readings[-1]}", 50))
+        assert (site.record(f"after {readings[-1]}").state is JobState.REFUSED) is refused
+    assert site.state.clusters[A].largest == 10
+
+
 def test_cluster_that_shrank_is_believed_after_an_hour() -> None:
     """Room follows each reading at once; what can never run follows only when it has been so for an hour."""
     site = Site({"a": 8})
