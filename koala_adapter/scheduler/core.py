@@ -44,6 +44,7 @@ from koala_adapter.scheduler.malleable.changes import (
     change_timer,
     near_end_timer,
     offer_answered,
+    open_added_clusters,
     point_reached,
     processors_released,
     stub_lost,
@@ -258,6 +259,7 @@ class Scheduler:
             cluster = self.state.clusters.setdefault(parameters.name, ClusterRecord(parameters=parameters))
             cluster.parameters = parameters
             cluster.configured = True
+        open_added_clusters(context)
         await_first_looks(context)
         rebuild(self._queue, self.state)
         refuse_impossible(context)

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 # -- Durations in words --------------------------------------------------------------------------------------
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
+FINE = 10.0
+"""Seconds below which times that were measured are told to a tenth."""
 
 
 def duration(seconds: float) -> str:
@@ -55,6 +57,11 @@ def duration(seconds: float) -> str:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     days, hours = divmod(round(whole / HOUR), 24)
     return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def _measured(seconds: float) -> str:
+    """Return a length of time that is over, to a tenth of a second where it is short, as tables show it."""
+    return f"{seconds:.1f} s" if 0 < seconds < FINE else duration(seconds)
 
 
 # -- Placeholders without contact, and what the job loses with them ------------------------------------------
@@ -275,7 +282,7 @@ def _ended(state: State, record: JobRecord) -> str:
     }[outcome.state]
     ran = ""
     if record.launched_at is not None and record.finished_at is not None:
-        ran = f" after running for {duration(record.finished_at - record.launched_at)}"
+        ran = f" after running for {_measured(record.finished_at - record.launched_at)}"
     after = sizes_it_had(record) + _left(state, record)
     if outcome.state is JobState.CANCELLED and outcome.detail.startswith("cancelled"):
         who = outcome.detail.removesuffix(" while running") if ran else outcome.detail

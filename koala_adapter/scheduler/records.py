@@ -461,7 +461,7 @@ class Claim:
     piece: int | None = None
     """Its share of the minimum of a flexible component that was split; None while that is whole."""
     excluded: dict[ClusterName, str] = field(default_factory=dict)
-    """Clusters that refused this component for good, and what they said."""
+    """Clusters that refused this component for good, and what they said; its own cluster: it grows there no more."""
     waited: float | None = None
     """Seconds from the submission of its placeholders until the last one was held; kept when they are gone."""
     lrm_ids: tuple[LrmJobId, ...] = ()
@@ -472,6 +472,11 @@ class Claim:
     """Number of the latest request of the application for more processors."""
     places: list[PlaceholderId] = field(default_factory=list)
     """Placeholders in the queue of its cluster for a size that its owner wants; held ones until they are taken in."""
+
+    @property
+    def growth_refused(self) -> str:
+        """What its cluster said when it rejected placeholders for a growth; empty: it has not."""
+        return "" if self.cluster is None else self.excluded.get(self.cluster, "")
 
     @property
     def missing(self) -> int:

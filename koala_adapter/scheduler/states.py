@@ -420,7 +420,7 @@ def bounds(record: JobRecord, claim: Claim) -> tuple[int, int]:
         others = [one for one in record.claims if one.component == claim.component and one is not claim]
         minimum -= sum(one.processors - one.leaving for one in others)
         maximum -= sum(one.processors + one.coming for one in others)
-    if record.growth_rests:
+    if record.growth_rests or claim.growth_refused:
         maximum = min(maximum, claim.processors)
     return max(0, minimum), max(0, maximum)
 

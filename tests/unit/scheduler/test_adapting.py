@@ -387,3 +387,20 @@ def test_members_stay_in_the_order_in_which_they_joined() -> None:
         site.made(number=offer.number)
     assert membership_of(record, "m").members == told == (0, 3, 4, 5, 1, 2)
     assert membership_of(copied(site.state).jobs[record.job.id], "m").members == told
+
+
+def test_more_than_it_has_cannot_be_given_back() -> None:
+    """Nothing is said of fewer than no processors."""
+    site = still(6, j1=2)
+    (answer,) = site.give_back(3)
+    assert (answer.processors, answer.reason) == (0, "it has 2 processors, and cannot give 3 back")
+
+
+def test_what_its_owner_wants_is_no_trouble() -> None:
+    """A growth that the owner's own word ends is not told as what went wrong last."""
+    site = AdaptiveSite({"a": 6})
+    (offer,) = of_kind(OfferProcessors, site.begin())
+    site.answer(offer)
+    site.post(ev.SizeWanted(time=site.now, job_id=JobId("1"), component="m", processors=2))
+    assert [one.reason for one in of_kind(WithdrawOffer, site.actions)] == ["its owner wants it smaller"]
+    assert site.record("1").last_trouble == ""

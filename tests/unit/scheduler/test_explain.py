@@ -318,6 +318,16 @@ def test_never_and_not_in_time() -> None:
     )
 
 
+def test_a_short_run_is_told_to_a_tenth_of_a_second() -> None:
+    """As the tables of the commands tell it."""
+    site = Site({"a": 4}, PARAMETERS)
+    site.submit(job("1", 1))
+    site.run("1")
+    site.now += 0.5
+    site.rank_ends("1", 0)
+    assert said(site).startswith("The job completed after running for 0.5 s.")
+
+
 def test_lost() -> None:
     """A lost node is told with host and rank."""
     site = Site({"a": 4}, PARAMETERS)
