@@ -29,6 +29,13 @@ class JobKind(StrEnum):
     """The scheduler chooses the size at the start."""
     MALLEABLE = "malleable"
     """It also changes while the job runs, by offer and acceptance."""
+    EVOLVING = "evolving"
+    """It changes while the job runs when its application asks for that, and only then."""
+
+    @property
+    def varies(self) -> bool:
+        """Tell whether the size may change while the job runs, whoever begins that."""
+        return self in {JobKind.MALLEABLE, JobKind.EVOLVING}
 
 
 class Launcher(StrEnum):
@@ -180,7 +187,7 @@ class Job:
     def changes_size(self, name: str) -> bool:
         """Tell whether a component may change its size while the job runs."""
         component = self.component(name)
-        return self.kind is JobKind.MALLEABLE and component.minimum < component.maximum
+        return self.kind.varies and component.minimum < component.maximum
 
     def is_head(self, name: str) -> bool:
         """Tell whether a component is (part of) the head beside others that change: it stays as it is to the end."""

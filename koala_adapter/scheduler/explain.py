@@ -126,7 +126,7 @@ CHANGES_TOLD = 3
 
 def sizes(state: State, record: JobRecord, now: float) -> str:
     """Say what sizes a running malleable job can have, how they change, and why it does not grow; nothing of others."""
-    if record.job.kind is not JobKind.MALLEABLE:
+    if not record.job.kind.varies:
         return ""
     said = [_sizes(state, record, one) for one in record.job.components if record.job.changes_size(one.name)]
     past = [_past(change, f"{duration(now - change.at)} ago") for change in record.size_changes[-CHANGES_TOLD:]]
@@ -141,6 +141,7 @@ def _sizes(state: State, record: JobRecord, component: Component) -> str:
     claims = [claim for claim in record.claims if claim.component == component.name and claim.cluster is not None]
     where = f"on {claims[0].cluster}" if len(claims) == 1 else "on all clusters together"
     who = "It" if len(record.job.components) == 1 else component.name
+    asks = ", for which it asks itself" if record.job.kind is JobKind.EVOLVING else ""
     clusters = [(claim, state.clusters[claim.cluster]) for claim in claims if claim.cluster is not None]
     changing = "".join(
         f"; {_change(claim.change)}{'' if len(claims) == 1 else f' on {claim.cluster}'}"
@@ -150,7 +151,7 @@ def _sizes(state: State, record: JobRecord, component: Component) -> str:
     )
     changing += "".join(_places(state, record, claim) for claim in claims)
     others = "".join(f" {wanted_by_others(cluster)}." for _, cluster in clusters if cluster.others_waiting)
-    return f" {who} can have {component.minimum} to {component.maximum} processors {where}{changing}.{others}"
+    return f" {who} can have {component.minimum} to {component.maximum} processors {where}{asks}{changing}.{others}"
 
 
 def _places(state: State, record: JobRecord, claim: Claim) -> str:
@@ -314,10 +315,10 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
     else:
         left = record.job.walltime - (now - (record.launched_at or now))
         text = (
-            f"The job has been running for {since} on {_processors(total)}: {where}; "
+            f"The {record.job.kind} job has been running for {since} on {_processors(total)}: {where}; "
             f"its walltime ends in {duration(left)}.{sizes(state, record, now)}"
         )
-        if record.job.kind is JobKind.MALLEABLE:
+        if record.job.kind.varies:
             clusters = {claim.cluster for claim in record.claims if claim.cluster is not None}
             text += "".join(sorted({_sentence(state.clusters[name].refused_answer) for name in clusters}))
     return text + without_contact(state, record, now)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import EndReason, HoldOwner, JobKind, Launcher, MpiResize, RunnerName, TaskEnd
+from koala_adapter.model import EndReason, HoldOwner, Launcher, MpiResize, RunnerName, TaskEnd
 from koala_adapter.outcome import LAUNCHED_STATES, JobOutcome, JobState, PlaceholderState, outcome_without_code
 from koala_adapter.scheduler.actions import CorrectOutcome, FinishJob
 from koala_adapter.scheduler.claiming.claims import (
@@ -310,7 +310,7 @@ def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
     record.finished_at = context.now
     context.state.note_claims(record, context.now)
     record.timers.clear()
-    if record.job.kind is JobKind.MALLEABLE:
+    if record.job.kind.varies:
         context.roster.update(record)
         drop_changes(context, record)
     leave_queue(context, record)
@@ -366,7 +366,7 @@ def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskE
             worker_ended(context, record, rank, end)
             return
         record.ends[rank] = end
-        if record.job.kind is JobKind.MALLEABLE:
+        if record.job.kind.varies:
             check_taken(context, record)
             context.roster.update(record)
     if not end.ok:

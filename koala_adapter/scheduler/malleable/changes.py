@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from koala_adapter.model import EndReason, JobKind, Launcher
+from koala_adapter.model import EndReason, Launcher
 from koala_adapter.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.actions import Rank, TakeProcessors, WithdrawOffer
 from koala_adapter.scheduler.claiming.claims import end_placeholder, submit_batch
@@ -220,7 +220,7 @@ def check_running(context: Context, record: JobRecord) -> None:
 
 def begin_malleable(context: Context, record: JobRecord) -> None:
     """Let a malleable job that runs now take part in growing and shrinking."""
-    if record.job.kind is not JobKind.MALLEABLE:
+    if not record.job.kind.varies:
         return
     context.state.starts += 1
     record.start_number = context.state.starts
@@ -259,7 +259,7 @@ def near_end_timer(context: Context, record: JobRecord) -> None:
 def open_added_clusters(context: Context) -> None:
     """Let the flexible components of jobs that run grow on clusters that the site has got since they started, too."""
     for record in context.state.jobs.values():
-        if record.job.kind is JobKind.MALLEABLE and record.state is JobState.RUNNING:
+        if record.job.kind.varies and record.state is JobState.RUNNING:
             _open_clusters(context, record, added=True)
             context.roster.update(record)
 

@@ -11,7 +11,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import JobKind
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.actions import GrantProcessors
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
@@ -106,7 +105,7 @@ def more_requested(context: Context, event: ev.MoreRequested) -> None:
 
 def _growth_problem(record: JobRecord, number: int, event: ev.MoreRequested) -> str:
     """Return why nothing is granted, whatever is free."""
-    if record.job.kind is not JobKind.MALLEABLE:
+    if not record.job.kind.varies:
         return f"a {record.job.kind.value} job keeps its size"
     if record.state is not JobState.RUNNING or record.ends:
         return "the job does not run"

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from koala_adapter.model import EndReason, JobId, RunnerName, TaskEnd
+from koala_adapter.errors import JobRefusedError
+from koala_adapter.model import EndReason, JobId, JobKind, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.runners.adaptive import membership_of
 from koala_adapter.runners.coordinator import after
@@ -24,6 +25,7 @@ from koala_adapter.scheduler.actions import (
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import Change, ChangePhase
+from koala_adapter.service.sizes.jobs import resizable
 from tests.unit.scheduler.malleable_site import MalleableSite, granted, malleable, part, requests
 from tests.unit.scheduler.scheduler_site import WELL, component, copied, job, of_kind
 
@@ -404,3 +406,29 @@ def test_what_its_owner_wants_is_no_trouble() -> None:
     site.post(ev.SizeWanted(time=site.now, job_id=JobId("1"), component="m", processors=2))
     assert [one.reason for one in of_kind(WithdrawOffer, site.actions)] == ["its owner wants it smaller"]
     assert site.record("1").last_trouble == ""
+
+
+def test_only_its_application_changes_an_evolving_job() -> None:
+    """Nothing is offered to it or wanted back from it, for anybody; what it asks for it gets, and it gives back."""
+    site = AdaptiveSite({"a": 6})
+    evolving = replace(malleable("1", part(1, 6), initial=2), runner=RunnerName.ADAPTIVE, kind=JobKind.EVOLVING)
+    site.start(evolving)
+    assert site.sizes("1") == [2]
+    site.poll("a", 6, idle=4, ours=2)
+    assert site.wish(2) == [("1", 2, "")]
+    (taken,) = of_kind(TakeProcessors, site.hold_stubs())
+    site.take(taken)
+    site.reach()
+    site.made()
+    site.poll("a", 6, idle=2, ours=4)
+    site.submit(job("2", 4))
+    site.pass_time(120)
+    assert (site.sizes("1"), site.record("2").state) == ([4], JobState.WAITING)
+    assert of_kind(OfferProcessors, site.actions) == of_kind(RequestProcessors, site.actions) == []
+    said = explain(site.state, None, site.record("1"), site.now)
+    assert said.startswith("The evolving job has been running for")
+    assert "It can have 1 to 6 processors on a, for which it asks itself." in said
+    (answer,) = site.give_back(2)
+    assert answer.processors == 2
+    with pytest.raises(JobRefusedError, match="job 1 is evolving: its application alone changes its size"):
+        resizable(site.record("1"), "m", 3)

@@ -264,7 +264,7 @@ def test_running() -> None:
     site.run("1")
     site.pass_time(605.0)
     assert said(site) == (
-        "The job has been running for 10 min on 7 processors: a (4) and b (3); its walltime ends in 50 min."
+        "The rigid job has been running for 10 min on 7 processors: a (4) and b (3); its walltime ends in 50 min."
     )
     site.post(ev.PlaceholderSilent(time=site.now, placeholder=site.claimed("1")[0].id, detail="reset"))
     site.pass_time(60.0)
