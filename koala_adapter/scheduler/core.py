@@ -117,7 +117,10 @@ class Scheduler:
         if isinstance(event, ev.Configured):
             self.policies.require_malleability(event.parameters, *event.clusters)
         self._roster.touched.clear()
+        before = self.state.now
         now = advance(self.state, self.timetable, event.time)
+        if before is not None and now < before:  # the clock was set back, and with it the times of waiting jobs
+            rebuild(self._queue, self.state)
         context = self._context(now, recorded)
         if isinstance(event, ev.Configured):
             give_time(self.state, self.timetable, context.now)
@@ -128,10 +131,16 @@ class Scheduler:
             _finish_ended(context)
         self._take_in(context, event)
         _finish_ended(context)
-        keep_to_wanted_sizes(context)
-        JobManagement(RecordedSites(context)).decide()
+        self._decide(context)
+        while context.outcomes or context.lost_stubs:  # what a decision has ended
+            _finish_ended(context)
+            self._decide(context)
         wake_for_scan(context)
         return context.effects.actions()
+
+    def _decide(self, context: Context) -> None:
+        keep_to_wanted_sizes(context)
+        JobManagement(RecordedSites(context)).decide()
 
     def touched(self, event: ev.Event) -> dict[JobId, None]:
         """Return the jobs that the latest event, which is given, names, and the malleable ones that it has changed.

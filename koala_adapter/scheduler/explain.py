@@ -313,7 +313,7 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
         started = len(record.started - record.departed)
         text = f"All {_processors(total)} are held on {where}; {started} of {total} processes have started."
     else:
-        left = record.job.walltime - (now - (record.launched_at or now))
+        left = record.job.walltime - (now - (now if record.launched_at is None else record.launched_at))
         text = (
             f"The {record.job.kind} job has been running for {since} on {_processors(total)}: {where}; "
             f"its walltime ends in {duration(left)}.{sizes(state, record, now)}"

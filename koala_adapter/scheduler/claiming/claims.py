@@ -186,7 +186,7 @@ def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None
     state = context.state
     cluster = state.clusters[placeholder.cluster]
     cluster.missing_in_a_row += 1
-    waited = context.now - (placeholder.started_at or context.now)
+    waited = context.now - (context.now if placeholder.started_at is None else placeholder.started_at)
     detail = (
         f"placeholder {placeholder.id} on {placeholder.cluster} started but its agent did not report in {waited:.0f} s"
     )
