@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
-from koala_adapter.outcome import EndReason as EndReason  # noqa: PLC0414 - a noun like those here, only quicker to import
-from koala_adapter.outcome import JobKind as JobKind  # noqa: PLC0414 - likewise
+from koala_adapter.outcome import EndReason as EndReason  # noqa: PLC0414, TC001 - a noun like those here, only quicker to import
+from koala_adapter.outcome import JobKind as JobKind  # noqa: PLC0414, TC001 - likewise
 from koala_adapter.outcome import TaskEnd as TaskEnd  # noqa: PLC0414 - likewise
 
 JobId = NewType("JobId", str)
@@ -171,7 +171,7 @@ class Job:
     def changes_size(self, name: str) -> bool:
         """Tell whether a component may change its size while the job runs."""
         component = self.component(name)
-        return self.kind is JobKind.MALLEABLE and component.minimum < component.maximum
+        return self.kind.varies and component.minimum < component.maximum
 
     def is_head(self, name: str) -> bool:
         """Tell whether a component is (part of) the head beside others that change: it stays as it is to the end."""

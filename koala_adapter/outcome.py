@@ -68,6 +68,13 @@ class JobKind(StrEnum):
     """The scheduler chooses the size at the start."""
     MALLEABLE = "malleable"
     """It also changes while the job runs, by offer and acceptance."""
+    EVOLVING = "evolving"
+    """It changes while the job runs when its application asks for that, and only then."""
+
+    @property
+    def varies(self) -> bool:
+        """Tell whether the size may change while the job runs, whoever begins that."""
+        return self in {JobKind.MALLEABLE, JobKind.EVOLVING}
 
 
 NOT_SEEN = "not seen yet"

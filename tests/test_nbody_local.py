@@ -30,13 +30,12 @@ def without_approach(koala: Koala, processors: int = 4) -> None:
 
 
 def test_evolving_programs_ask_for_more_and_end_as_the_rigid_one(koala: Koala) -> None:
-    """Two on 2 processes get 2 more each, one of them by sockets and XML alone; the state is that of a rigid one."""
-    without_approach(koala)
+    """Two on 2 processes get 2 more each, one of them by sockets and XML alone; the state is that of a rigid one.
+
+    Where koala offers malleable jobs what is idle, it offers these nothing: their programs alone change their size.
+    """
     koala.serve()
-    running = [
-        koala.start("run", write_nbody(koala.directory, name, ("maximum = 16", "maximum = 4")))
-        for name in ("evolving", "byhand")
-    ]
+    running = [koala.start("run", write_nbody(koala.directory, name)) for name in ("evolving", "byhand")]
     for one in running:
         said, complaints = one.communicate(timeout=200)
         assert one.returncode == 0, said + complaints

@@ -193,6 +193,8 @@ def parse_change(note: Note, rank: int, known: Tuple[Member, ...]) -> Change:
         strangers = [one for one in numbers if one not in named]
         if strangers:
             raise NoteError("change names an old member {} that neither stays nor leaves".format(strangers[0]))
+        if known and numbers != [one.rank for one in known]:  # what each has would be sought where it is not
+            raise NoteError("change names other old members, or in another order, than this process knows")
         old = tuple(named[one] for one in numbers)
     else:
         old = known or tuple(sorted(members + leaving))

@@ -28,6 +28,7 @@ from koala_adapter.cli.session import command_body, job_argument, json_option, p
 from koala_adapter.cli.terminal import Interrupts
 from koala_adapter.config.jobfile import explained
 from koala_adapter.errors import EXIT_NOT_PLACED, EXIT_REFUSED, ConfigurationError, ServiceUnavailableError
+from koala_adapter.model import JobKind
 from koala_adapter.scheduler.parameters import Approach
 
 if TYPE_CHECKING:
@@ -474,7 +475,8 @@ def _note(job: Job, component: Component, approach: Approach) -> str:
         where = "on the cluster where it starts"
     who = "it" if len(job.components) == 1 else component.name
     span = f"{component.minimum} to {component.maximum} processors {where}"
-    return f"{who} can have {span} while it runs: it {_WHEN[approach]}"
+    when = "changes only when it asks for it itself" if job.kind is JobKind.EVOLVING else _WHEN[approach]
+    return f"{who} can have {span} while it runs: it {when}"
 
 
 # -- Commands ``plan`` and ``script`` ------------------------------------------------------------------------

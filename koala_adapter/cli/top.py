@@ -259,7 +259,7 @@ def _progress(report: JobReport, room: int) -> Text:
     else:
         ran = run_time(report) or 0.0
         done, words = ran / max(1, report.walltime), f"{seconds(ran)} of {seconds(report.walltime)}"
-    if report.kind == JobKind.MALLEABLE or report.size_changes:
+    if report.kind in {JobKind.MALLEABLE, JobKind.EVOLVING} or report.size_changes:
         space = max(0, min(24, room - len(words) - 1))
         return Text.assemble((sparkline(sizes_over_time(report, space)), "cyan"), f" {words}")
     space = max(0, min(16, room - len(words) - 1))

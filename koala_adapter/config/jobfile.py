@@ -220,10 +220,12 @@ def malleability_problems(
     header: HeaderKeys, components: Sequence[tuple[int, ComponentKeys]]
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield what does not fit together, by the place in the file."""
-    malleable = header.kind is JobKind.MALLEABLE
+    malleable = header.kind.varies
     if malleable and header.runner is RunnerName.RANKS:
-        text = 'allowed in a malleable job is "workers", "adaptive" or "sweep": it says how its size can change'
+        text = f"allowed in {with_article(header.kind)} job is {_runners(header.kind)}: it says how its size can change"
         yield ("runner",), text
+    if header.kind is JobKind.EVOLVING and header.runner is RunnerName.SWEEP:
+        yield ("runner",), f'found "sweep", allowed in an evolving job is {_runners(header.kind)}'
     if not malleable and header.runner is not RunnerName.RANKS:
         yield ("runner",), f'found "{header.runner}", allowed in a malleable job only: write kind = "malleable"'
     if malleable and components and all(component.minimum is None for _, component in components):
@@ -236,6 +238,15 @@ def malleability_problems(
         yield from _warning_problems(header)
     for index, component in components:
         yield from _malleable_component_problems(header, index, component)
+
+
+def with_article(kind: JobKind) -> str:
+    """Return a kind of job with its article."""
+    return f"an {kind}" if kind is JobKind.EVOLVING else f"a {kind}"
+
+
+def _runners(kind: JobKind) -> str:
+    return '"workers" or "adaptive"' if kind is JobKind.EVOLVING else '"workers", "adaptive" or "sweep"'
 
 
 def _warning_problems(header: HeaderKeys) -> Iterator[tuple[KeyPath, str]]:
@@ -254,7 +265,7 @@ def warned_before(header: HeaderKeys) -> int:
 def _malleable_component_problems(
     header: HeaderKeys, index: int, component: ComponentKeys
 ) -> Iterator[tuple[KeyPath, str]]:
-    malleable = header.kind is JobKind.MALLEABLE
+    malleable = header.kind.varies
     alone = header.runner in {RunnerName.WORKERS, RunnerName.SWEEP}
     if malleable and alone and (component.launcher or header.launcher) is Launcher.MPI:
         text = f'found "mpi", allowed with runner = "{header.runner}" is "process"'
@@ -279,7 +290,7 @@ def _malleable_component_problems(
 
 def _problems_with_runner(header: HeaderKeys, index: int, component: ComponentKeys) -> Iterator[tuple[KeyPath, str]]:
     """Yield the keys of a component that mean nothing to the runner of the job."""
-    if header.kind is not JobKind.MALLEABLE or header.runner is RunnerName.RANKS or component.minimum is None:
+    if not header.kind.varies or header.runner is RunnerName.RANKS or component.minimum is None:
         return
     for key in sorted(_OF_RUNNERS.keys() & component.model_fields_set):
         if header.runner not in _OF_RUNNERS[key]:
@@ -336,7 +347,7 @@ def mpi_resize_problems(
     header: ResizeKeys, pinned: Sequence[str | None], site: SiteConfig | None
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield what of a job file does not fit together, or not to the site, by the place in the file."""
-    adaptive = header.kind is JobKind.MALLEABLE and header.runner is RunnerName.ADAPTIVE
+    adaptive = header.kind.varies and header.runner is RunnerName.ADAPTIVE
     if not adaptive or header.launcher is not Launcher.MPI:
         if header.mpi_resize is not MpiResizeWanted.ANY:
             yield ("mpi_resize",), 'allowed with kind = "malleable", runner = "adaptive" and launcher = "mpi" only'

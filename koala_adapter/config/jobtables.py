@@ -340,7 +340,8 @@ class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
     kind: JobKind = Field(
         default=JobKind.RIGID,
         description="rigid: the sizes are as written. moldable: the scheduler chooses between minimum and maximum. "
-        "malleable: it also changes the size between them while the job runs.",
+        "malleable: it also changes the size between them while the job runs. evolving: the program alone does that, "
+        "by asking for processors and giving them back.",
     )
     runner: RunnerName = Field(
         default=RunnerName.RANKS,

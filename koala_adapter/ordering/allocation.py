@@ -8,6 +8,7 @@ tasks per node, features, memory, nodes it names or excludes, and the nodes of i
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -72,11 +73,14 @@ def pools_of(nodes: Iterable[Node], queues: Mapping[str, Queue]) -> Pools:
         served = node.queues or everywhere
         for other in served[1:]:
             parent[root(other)] = root(served[0])
-    numbers: dict[str, int] = {}
-    by_node = {
-        node.name: numbers.setdefault(root(node.queues[0] if node.queues else (everywhere or [""])[0]), len(numbers))
-        for node in nodes
-    }
+    roots = {node.name: root(node.queues[0] if node.queues else (everywhere or [""])[0]) for node in nodes}
+    # By the names of queues, so that the order in which nodes are listed does not matter.
+    least: dict[str, str] = {}
+    for name in everywhere:
+        least.setdefault(root(name), name)
+    ordered = sorted(set(roots.values()), key=lambda one: least.get(one, one))
+    numbers = {one: number for number, one in enumerate(ordered)}
+    by_node = {name: numbers[one] for name, one in roots.items()}
     by_queue = {name: numbers[root(name)] for name in everywhere}
     defaults = [by_queue[name] for name, queue in queues.items() if queue.default and name in by_queue]
     default = 0 if len(numbers) == 1 else next(iter(defaults), None)
@@ -185,6 +189,24 @@ def allocate(job: LrmJob, rooms: Iterable[NodeRoom]) -> Allocation | Misfit:
             reason=f"it needs {job.processors} processors on {job.nodes_asked}, and there is no such room now"
         )
     return Allocation(nodes=tuple((name, count * per_task) for name, count in chosen))
+
+
+def asked_of_nodes(job: LrmJob) -> tuple[object, ...]:
+    """Return all of a job that :func:`allocate` looks at: of two jobs with the same both fit, or neither does."""
+    return (
+        job.processors,
+        job.processors_per_task,
+        job.queue,
+        job.node_bounds,
+        job.tasks_per_node,
+        job.memory_per_processor_mib,
+        job.memory_per_node_mib,
+        job.features,
+        job.any_feature,
+        job.possible_nodes,
+        job.requested_nodes,
+        job.excluded_nodes,
+    )
 
 
 def _per_task(job: LrmJob) -> int:
@@ -406,15 +428,25 @@ def guard_for(job: LrmJob, rooms: Mapping[str, NodeRoom], releases: Sequence[Nod
 
 def _after(rooms: Mapping[str, NodeRoom], releases: Iterable[NodeRelease]) -> dict[str, NodeRoom]:
     """Return the rooms as they are once some running jobs have ended."""
-    after = dict(rooms)
+    processors: Counter[str] = Counter()
+    memory: Counter[str] = Counter()
     for release in releases:
-        room = after.get(release.node)
+        processors[release.node] += release.processors
+        memory[release.node] += release.memory_mib
+    after = dict(rooms)
+    for name, count in processors.items():
+        room = after.get(name)
         if room is not None:
-            after[release.node] = room.without(-release.processors, -release.memory_mib)
+            after[name] = room.without(-count, -memory[name])
     return after
 
 
-def guarded(room: NodeRoom, guards: Iterable[Guard], ends_at: float) -> NodeRoom:
-    """Return what a job that ends at some time may use of a room."""
-    allowed = min((guard.limit(room, ends_at) for guard in guards), default=room.processors)
-    return room if allowed == room.processors else room.without(room.processors - allowed, 0)
+def guarded_rooms(rooms: Mapping[str, NodeRoom], guards: Iterable[Guard], ends_at: float) -> Mapping[str, NodeRoom]:
+    """Return what a job that ends at some time may use of the rooms."""
+    allowed: dict[str, NodeRoom] = {}
+    for guard in guards:
+        for name in guard.spare if ends_at > guard.at else ():
+            room = allowed.get(name) or rooms.get(name)
+            if room is not None and (limit := guard.limit(room, ends_at)) < room.processors:
+                allowed[name] = room.without(room.processors - limit, 0)
+    return {**rooms, **allowed} if allowed else rooms

@@ -59,6 +59,8 @@ class Entry:
     """Why it is left out."""
     passed_over: str = ""
     """Why the last pass did not start it although enough processors were free."""
+    tried_in: int = 0
+    """Number of the round of passes in which nodes were last sought for it."""
     pool: int | None = None
     estimate: int = 0
     local: LocalJob | None = None

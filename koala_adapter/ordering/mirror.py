@@ -142,6 +142,12 @@ class Mirror:
         self.listing: Listing | None = None
         self.dirty = True
         """Something changed that may let a job start."""
+        self.unfinished = False
+        """The last pass ended at its bounds: jobs behind those that it tried may be able to start."""
+        self.changed_meanwhile = False
+        """Something changed since the first of the passes that try all jobs."""
+        self.round = 0
+        """Number of the passes that together try all jobs; one pass, but for very many that fit in sum only."""
         self.rooms: dict[str, NodeRoom] = {}
         """What was free on each node that is up at the last look."""
         self.standings: Standings | None = None

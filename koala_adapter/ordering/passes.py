@@ -8,10 +8,20 @@ that jobs behind it cannot hold them for longer than it has to wait anyway.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from koala_adapter.lrm.starts import OriginalRequest, Pin
-from koala_adapter.ordering.allocation import Allocation, Guard, NodeRelease, allocate, guard_for, guarded, memory_on
+from koala_adapter.ordering.allocation import (
+    Allocation,
+    Guard,
+    NodeRelease,
+    allocate,
+    asked_of_nodes,
+    guard_for,
+    guarded_rooms,
+    memory_on,
+)
 from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Phase, Start
 from koala_adapter.ordering.mirror import Standings
 
@@ -25,10 +35,12 @@ if TYPE_CHECKING:
     from koala_adapter.queueing.queue import ClusterScheduler, LocalJob
 
 
-LONGEST = 200
-"""A pass ends after about so many jobs that fit in sum only; the others are looked at in the next one."""
-EVERY_JOB = 1_000_000
-"""More than any queue has."""
+MOST_TRIED = 200
+"""A pass ends after about so many jobs that fit in sum only and differ in what they ask for; the next goes on there."""
+MOST_PASSED_OVER = 2_000
+"""A pass ends after about so many that fit in sum only, alike or not."""
+MOST_GUARDS = 16
+"""In each pass nodes are kept for at most so many jobs: each costs several looks at all nodes."""
 SOON = 1.0
 """Seconds after which a job that has run longer than it may is expected to end."""
 
@@ -44,18 +56,31 @@ class MisfitRules:
 
     @classmethod
     def of(cls, policy: str, depth: int) -> Self:
-        """Return that of a policy which reserves for so many jobs; conservative does for all."""
-        return cls(overtaking=policy != "fcfs", guards=EVERY_JOB if policy == "conservative" else depth)
+        """Return that of a policy which reserves for so many jobs; conservative does for as many as are kept at all."""
+        wanted = MOST_GUARDS if policy == "conservative" else depth
+        return cls(overtaking=policy != "fcfs", guards=min(MOST_GUARDS, wanted))
 
 
 def decide(mirror: Mirror, misfit_rules: MisfitRules, now: float) -> list[Start]:
-    """Return the jobs to start now. They count as starting from here on; nothing is due before something changes."""
-    mirror.dirty = False
+    """Return the jobs to start now. They count as starting from here on; nothing is due before something changes.
+
+    A pass that its bounds end leaves the mirror ``unfinished``: the next one goes on behind the jobs that were tried.
+    What changes meanwhile is looked at from the head of the queue on, once all have been tried.
+    """
+    if mirror.unfinished:
+        mirror.changed_meanwhile |= mirror.dirty
+    else:
+        mirror.round += 1
+    mirror.dirty = mirror.unfinished = False
     rooms = mirror.rooms
     starts: list[Start] = []
     for number, scheduler in enumerate(mirror.schedulers):
         there = {name: room for name, room in rooms.items() if mirror.pools.nodes.get(name) == number}
-        starts += _Pass(mirror, scheduler, misfit_rules, there, now).run()
+        one = _Pass(mirror, scheduler, misfit_rules, there, now)
+        starts += one.run(number)
+        mirror.unfinished |= one.cut_short
+    if not mirror.unfinished:
+        mirror.dirty, mirror.changed_meanwhile = mirror.changed_meanwhile, False
     mirror.standings = Standings(mirror.schedulers, now)
     _tell_reserved(mirror, mirror.standings, now)
     return starts
@@ -78,51 +103,99 @@ class _Pass:
         self._rooms = rooms
         self._now = now
         self._guards: list[Guard] = []
-        self._passed_over: list[Entry] = []
+        self._passed_over: dict[LocalJob, float] = {}
+        """Jobs that cannot start, with the earliest time at which they may, as far as that is known."""
+        self._misfits: dict[tuple[object, ...], tuple[float, str]] = {}
+        """What jobs asked for that do not fit: the earliest end with which that was tried, and why it does not fit."""
+        self._never: set[tuple[object, ...]] = set()
+        """What does not fit even when all that runs has ended."""
+        self._tried = 0
+        self.cut_short = False
+        """Not all jobs were tried that may start."""
 
-    def run(self) -> list[Start]:
+    def run(self, pool: int) -> list[Start]:
         starts: list[Start] = []
-        while picked := self._scheduler.schedule(self._now):
+        tried_before = self._set_aside(pool)
+        while not self.cut_short and (picked := self._scheduler.schedule(self._now)):
             before = len(self._passed_over)
             stopped = False
             for local in picked:
                 entry = self._mirror.entries[_id(local)]
-                found = None if stopped else self._nodes_for(entry)
+                found = None if stopped else self._nodes_for(entry, local)
                 if found is not None:
                     starts.append(self._start(entry, found))
                     continue
                 self._scheduler.end(local, self._now)
-                self._passed_over.append(entry)
+                self._passed_over.setdefault(local, self._now)
                 stopped = not self._misfit_rules.overtaking
-            if stopped or len(self._passed_over) == before or len(self._passed_over) > LONGEST:
+            if stopped or len(self._passed_over) == before:
                 break
-        for entry in self._passed_over:
-            if entry.local is not None:
-                self._scheduler.submit(entry.local)
+            self.cut_short = self._tried > MOST_TRIED or len(self._passed_over) > MOST_PASSED_OVER
+        back = tried_before | self._passed_over
+        if back:
+            self._scheduler.put_back(back, self._now)
         return starts
 
-    def _nodes_for(self, entry: Entry) -> Allocation | None:
+    def _set_aside(self, pool: int) -> dict[LocalJob, float]:
+        """Take the jobs out of the queue that earlier passes of this round have tried, but the first that get guards.
+
+        Before the first pass of a round there are none.
+        """
+        tried = [
+            entry.local
+            for entry in self._mirror.entries.values()
+            if entry.tried_in == self._mirror.round and (entry.phase, entry.pool) == (Phase.WAITING, pool)
+            if entry.local is not None
+        ]
+        if not tried:
+            return {}
+        chosen = set(tried)
+        waiting = [local for local in self._scheduler.waiting if local in chosen]
+        aside = dict.fromkeys(waiting[self._misfit_rules.guards :], self._now)
+        for local in aside:
+            self._scheduler.withdraw(local, self._now)
+        return aside
+
+    def _nodes_for(self, entry: Entry, local: LocalJob) -> Allocation | None:
+        entry.tried_in = self._mirror.round
         if self._mirror.another_starts(entry):
             self._pass_over(
                 entry, "another element of its array is being started, and this system starts one at a time"
             )
             return None
         ends_at = self._now + entry.estimate
-        rooms = self._rooms.values()
-        if self._guards:
-            rooms = {name: guarded(room, self._guards, ends_at) for name, room in self._rooms.items()}.values()
-        found = allocate(entry.job, rooms)
+        asked = asked_of_nodes(entry.job)
+        known = self._misfits.get(asked)
+        guardable = len(self._guards) < self._misfit_rules.guards and asked not in self._never
+        if known is not None and known[0] <= ends_at and not guardable:
+            # Since then less is free, and more is kept for others.
+            self._pass_over(entry, known[1])
+            self._passed_over[local] = self._next_release
+            return None
+        found = allocate(entry.job, guarded_rooms(self._rooms, self._guards, ends_at).values())
         if isinstance(found, Allocation):
             for guard in self._guards:
                 guard.taken(found, ends_at)
             entry.passed_over = ""
             return found
-        self._pass_over(entry, found.reason + ("; other nodes are kept for jobs before it" if self._guards else ""))
-        if len(self._guards) < self._misfit_rules.guards:
+        self._tried += 1
+        reason = found.reason + ("; other nodes are kept for jobs before it" if self._guards else "")
+        self._pass_over(entry, reason)
+        self._misfits[asked] = (ends_at, reason)
+        self._passed_over[local] = self._next_release
+        if guardable:
             kept = guard_for(entry.job, self._rooms, self._releases())
-            if kept is not None:
+            if kept is None:
+                self._never.add(asked)
+            else:
                 self._guards.append(kept)
+                self._passed_over[local] = max(kept.at, self._next_release)
         return None
+
+    @cached_property
+    def _next_release(self) -> float:
+        """Before this nothing more is free, unless a job ends early."""
+        return next((release.at for release in self._releases()), self._now)
 
     def _pass_over(self, entry: Entry, reason: str) -> None:
         if reason != entry.passed_over:

@@ -363,7 +363,7 @@ class OutsideScheduler:
         for job_id in self._starter.to_confirm():
             tasks.start_soon(self._starter.confirm, job_id)
         starts: list[Start] = []
-        if deciding and (mirror.dirty or (due is not None and due <= listing.read_at)):
+        if deciding and (mirror.dirty or mirror.unfinished or (due is not None and due <= listing.read_at)):
             starts = decide(mirror, self._misfit_rules, listing.read_at)
         if self._starter.note_before([start.job_id for start in starts]):
             for start in starts:

@@ -41,7 +41,9 @@ class ObservedJob:
     processors: int
     estimate: int
     submitted_at: float
-    pool: int
+    queue: str
+    pool: int | None
+    """None: no node serves its queue any more."""
     ready_at: float | None = None
     """When it could have started: None for jobs that ran before we looked."""
     started_at: float | None = None
@@ -266,9 +268,11 @@ class Shadow:
         sizes = [0] * pools.count
         for node in listing.nodes:
             sizes[pools.nodes[node.name]] += node.processors if node.state is NodeState.UP else 0
-        if pools.count != self._pools.count:
-            # Nodes belong together differently now: what was observed before cannot be replayed on them.
+        if (pools.count, pools.queues) != (self._pools.count, self._pools.queues):
+            # Nodes belong together differently now: the sizes that were observed before are not those of these pools.
             self._sizes = []
+            for seen in (*self._over, *self._seen.values()):
+                seen.pool = pools.of_queue(seen.queue)
         self._pools = pools
         if self._sizes and self._sizes[-1][1] == sizes:
             return False
@@ -307,6 +311,7 @@ class Shadow:
             processors=job.processors,
             estimate=estimate(job, listing.queues, self._rules),
             submitted_at=self._now if job.submitted_at is None else listing.moment(job.submitted_at),
+            queue=job.queue,
             pool=pool,
         )
         self._seen[job.id] = seen

@@ -311,6 +311,11 @@ class CheckedQueue(ClusterScheduler):
         self._started(job, job.processors, started_at)
         self._tell(lambda policy: policy.adopt(job, started_at, now))
 
+    def put_back(self, jobs: Mapping[LocalJob, float], now: float) -> None:
+        """See ClusterScheduler."""
+        self._waiting.update((job, job.processors) for job in jobs)
+        self._tell(lambda policy: policy.put_back(jobs, now))
+
     # What to do
 
     def schedule(self, now: float) -> list[LocalJob]:

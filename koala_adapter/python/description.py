@@ -46,7 +46,7 @@ class Component:
     """Processors, one process on each. Default: 1, unless ``minimum`` and ``maximum`` are given."""
     name: str | None = None
     minimum: int | None = None
-    """Fewest processors of a moldable or malleable job."""
+    """Fewest processors of a job that is not rigid."""
     maximum: int | None = None
     initial: int | None = None
     cluster: str | None = None
@@ -98,7 +98,7 @@ class Job:
     name: str | None = None
     """Name in reports. Default: that of its first program."""
     kind: str | None = None
-    """``rigid``, ``moldable`` or ``malleable``."""
+    """``rigid``, ``moldable``, ``malleable`` or ``evolving``."""
     runner: str | None = None
     """``ranks``, ``workers``, ``adaptive`` or ``sweep``."""
     placement: str | None = None

@@ -24,6 +24,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from itertools import islice
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from koala_adapter.errors import ConfigurationError
@@ -166,6 +167,7 @@ class Easy(Fcfs):
 
 TRIES = 50_000
 """Gaps that one compression tries at most: about a tenth of a second."""
+NO_TIMES: Mapping[LocalJob, float] = MappingProxyType({})
 
 
 class Conservative(ClusterScheduler):
@@ -214,6 +216,16 @@ class Conservative(ClusterScheduler):
             self._starts.forget()
             self._loose = True
 
+    def put_back(self, jobs: Mapping[LocalJob, float], now: float) -> None:
+        """Reserve anew for all jobs in the order of the queue; these keep their place, and start no earlier than told.
+
+        So none of them is reserved a start behind jobs that came after it.
+        """
+        super().put_back(jobs, now)
+        self._plan_anew(now, jobs)
+        self.wake_at = min((job.reserved_at for job in self._queue if job.reserved_at > now), default=inf)
+        self._broken = True
+
     def schedule(self, now: float) -> list[LocalJob]:
         """Improve what is reserved, reserve for newcomers, start those whose time has come."""
         self.passes += 1
@@ -237,11 +249,14 @@ class Conservative(ClusterScheduler):
         """Return what the policy counted so far, by name."""
         return {**super().counters(), "compressions_cut_short": self.cut_short}
 
-    def _place(self, jobs: Sequence[LocalJob]) -> None:
+    def _place(self, jobs: Sequence[LocalJob], not_before: Mapping[LocalJob, float] = NO_TIMES) -> None:
         """Reserve for jobs that have no reservation, one after the other."""
         profile = self._profile
         for job in jobs:
-            job.reserved_at = start = self._starts.find(job.processors, job.estimate)
+            start = self._starts.find(job.processors, job.estimate)
+            if not_before and start < (least := not_before.get(job, start)):
+                start, _ = profile.earliest(job.processors, job.estimate, after=least)
+            job.reserved_at = start
             profile.take(start, start + job.estimate, job.processors)
             self.wake_at = min(self.wake_at, start)
 
@@ -286,14 +301,14 @@ class Conservative(ClusterScheduler):
         self.wake_at = min(self.wake_at, start)
         self._loose = True
 
-    def _plan_anew(self, now: float) -> None:
+    def _plan_anew(self, now: float, not_before: Mapping[LocalJob, float] = NO_TIMES) -> None:
         """Forget all reservations, and make them again from what runs."""
         self._profile = Profile(now, self.free, self._ends)
         self._starts = EarliestStarts(self._profile)
         self._broken = self._loose = False
         self.wake_at = inf
         self._new = []
-        self._place(self._queue)
+        self._place(self._queue, not_before)
 
     def _start_due(self, now: float) -> list[LocalJob]:
         """Start the jobs whose reserved time has come; a job that overruns may still be in the way of one."""

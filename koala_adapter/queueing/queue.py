@@ -336,6 +336,15 @@ class ClusterScheduler(ABC):
         self._changed = True
         self._on_replanned(now)
 
+    def put_back(self, jobs: Mapping[LocalJob, float], now: float) -> None:  # noqa: ARG002 - for policies that reserve
+        """Let jobs wait again that a pass could not start after all; ask :meth:`schedule` no more at this instant.
+
+        Each was told as ended or withdrawn before. The times are the earliest at which they may be able to start,
+        which a policy may tell by :meth:`reservations`; the next pass decides as if it did not know of them.
+        """
+        for job in jobs:
+            self.submit(job)
+
     # What to do
 
     @abstractmethod

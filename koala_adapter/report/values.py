@@ -195,9 +195,9 @@ class JobReport:
     def processes(self, component: str | None = None, rank: int | None = None) -> int:
         """Return how many processes it has: in all, of one component, or of one rank of each component.
 
-        A malleable job counts as having several: it may have had them, or get them yet.
+        One whose size varies counts as having several: it may have had them, or get them yet.
         """
-        if self.kind == JobKind.MALLEABLE:
+        if self.kind in {JobKind.MALLEABLE, JobKind.EVOLVING}:
             names = {one.name for one in self.components if component in (None, one.name)}
             return len(names) if rank is not None else max(2, len(names))
         sizes: dict[str, int] = {}

@@ -117,7 +117,11 @@ def membership_of(record: JobRecord, component: str) -> Membership:
     claims = [claim for claim in record.claims if claim.component == component]
     joining = {rank for _, change in _under_way(claims, ChangePhase.TAKING) for rank in change.ranks}
     let_go = {rank for _, change in _under_way(claims, ChangePhase.RELEASING) if change.made for rank in change.ranks}
-    members = [one for one in ranks if one.rank not in joining and one.rank not in let_go]
+    # In the order in which they joined, which is what their processes were told: ranks are given when placeholders are
+    # there, and a later change may have its own first.
+    order = {rank: place for place, rank in enumerate(record.joined)}
+    there = [one for one in ranks if one.rank not in joining and one.rank not in let_go]
+    members = sorted(there, key=lambda one: order.get(one.rank, -1))
     clusters = {claim.component: claim.cluster or "" for claim in reversed(claims)}
     head = next((one for one in record.ranks if record.job.is_head(one.component)), None)
     limits = record.job.component(component)

@@ -14,7 +14,6 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, TypeAlias
 from zlib import crc32
 
-from koala_adapter.model import JobKind
 from koala_adapter.outcome import NOT_SEEN
 from koala_adapter.scheduler.actions import Effects
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
@@ -215,7 +214,7 @@ class Context:
         return self._request(record, record.component_of(claim), claim)
 
     def _request(self, record: JobRecord, component: Component, claim: Claim) -> ComponentRequest:
-        if record.job.kind is JobKind.MALLEABLE:
+        if record.job.kind.varies:
             component = replace(component, maximum=initial_size(component))
         return ComponentRequest(
             component=component,

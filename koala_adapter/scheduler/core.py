@@ -44,6 +44,7 @@ from koala_adapter.scheduler.malleable.changes import (
     change_timer,
     near_end_timer,
     offer_answered,
+    open_added_clusters,
     point_reached,
     processors_released,
     stub_lost,
@@ -116,7 +117,10 @@ class Scheduler:
         if isinstance(event, ev.Configured):
             self.policies.require_malleability(event.parameters, *event.clusters)
         self._roster.touched.clear()
+        before = self.state.now
         now = advance(self.state, self.timetable, event.time)
+        if before is not None and now < before:  # the clock was set back, and with it the times of waiting jobs
+            rebuild(self._queue, self.state)
         context = self._context(now, recorded)
         if isinstance(event, ev.Configured):
             give_time(self.state, self.timetable, context.now)
@@ -127,10 +131,16 @@ class Scheduler:
             _finish_ended(context)
         self._take_in(context, event)
         _finish_ended(context)
-        keep_to_wanted_sizes(context)
-        JobManagement(RecordedSites(context)).decide()
+        self._decide(context)
+        while context.outcomes or context.lost_stubs:  # what a decision has ended
+            _finish_ended(context)
+            self._decide(context)
         wake_for_scan(context)
         return context.effects.actions()
+
+    def _decide(self, context: Context) -> None:
+        keep_to_wanted_sizes(context)
+        JobManagement(RecordedSites(context)).decide()
 
     def touched(self, event: ev.Event) -> dict[JobId, None]:
         """Return the jobs that the latest event, which is given, names, and the malleable ones that it has changed.
@@ -258,6 +268,7 @@ class Scheduler:
             cluster = self.state.clusters.setdefault(parameters.name, ClusterRecord(parameters=parameters))
             cluster.parameters = parameters
             cluster.configured = True
+        open_added_clusters(context)
         await_first_looks(context)
         rebuild(self._queue, self.state)
         refuse_impossible(context)
@@ -343,10 +354,14 @@ def _measure(cluster: ClusterRecord, now: float) -> bool:
         cluster.largest, cluster.smaller_since = seen, None
         return before is None
     elif cluster.smaller_since is None:
-        cluster.smaller_since = now
-    elif now - cluster.smaller_since >= SHRINK_PROOF:
-        cluster.largest, cluster.smaller_since = seen, None
-        return True
+        cluster.smaller_since, cluster.largest_since = now, seen
+    else:
+        cluster.largest_since = max(cluster.largest_since, seen)
+        if now - cluster.smaller_since >= SHRINK_PROOF:
+            cluster.largest, cluster.smaller_since = cluster.largest_since, None
+            if seen < cluster.largest:
+                cluster.smaller_since, cluster.largest_since = now, seen
+            return True
     return False
 
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 # -- Durations in words --------------------------------------------------------------------------------------
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
+FINE = 10.0
+"""Seconds below which times that were measured are told to a tenth."""
 
 
 def duration(seconds: float) -> str:
@@ -55,6 +57,11 @@ def duration(seconds: float) -> str:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     days, hours = divmod(round(whole / HOUR), 24)
     return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def _measured(seconds: float) -> str:
+    """Return a length of time that is over, to a tenth of a second where it is short, as tables show it."""
+    return f"{seconds:.1f} s" if 0 < seconds < FINE else duration(seconds)
 
 
 # -- Placeholders without contact, and what the job loses with them ------------------------------------------
@@ -119,7 +126,7 @@ CHANGES_TOLD = 3
 
 def sizes(state: State, record: JobRecord, now: float) -> str:
     """Say what sizes a running malleable job can have, how they change, and why it does not grow; nothing of others."""
-    if record.job.kind is not JobKind.MALLEABLE:
+    if not record.job.kind.varies:
         return ""
     said = [_sizes(state, record, one) for one in record.job.components if record.job.changes_size(one.name)]
     past = [_past(change, f"{duration(now - change.at)} ago") for change in record.size_changes[-CHANGES_TOLD:]]
@@ -134,6 +141,7 @@ def _sizes(state: State, record: JobRecord, component: Component) -> str:
     claims = [claim for claim in record.claims if claim.component == component.name and claim.cluster is not None]
     where = f"on {claims[0].cluster}" if len(claims) == 1 else "on all clusters together"
     who = "It" if len(record.job.components) == 1 else component.name
+    asks = ", for which it asks itself" if record.job.kind is JobKind.EVOLVING else ""
     clusters = [(claim, state.clusters[claim.cluster]) for claim in claims if claim.cluster is not None]
     changing = "".join(
         f"; {_change(claim.change)}{'' if len(claims) == 1 else f' on {claim.cluster}'}"
@@ -143,7 +151,7 @@ def _sizes(state: State, record: JobRecord, component: Component) -> str:
     )
     changing += "".join(_places(state, record, claim) for claim in claims)
     others = "".join(f" {wanted_by_others(cluster)}." for _, cluster in clusters if cluster.others_waiting)
-    return f" {who} can have {component.minimum} to {component.maximum} processors {where}{changing}.{others}"
+    return f" {who} can have {component.minimum} to {component.maximum} processors {where}{asks}{changing}.{others}"
 
 
 def _places(state: State, record: JobRecord, claim: Claim) -> str:
@@ -275,7 +283,7 @@ def _ended(state: State, record: JobRecord) -> str:
     }[outcome.state]
     ran = ""
     if record.launched_at is not None and record.finished_at is not None:
-        ran = f" after running for {duration(record.finished_at - record.launched_at)}"
+        ran = f" after running for {_measured(record.finished_at - record.launched_at)}"
     after = sizes_it_had(record) + _left(state, record)
     if outcome.state is JobState.CANCELLED and outcome.detail.startswith("cancelled"):
         who = outcome.detail.removesuffix(" while running") if ran else outcome.detail
@@ -302,14 +310,15 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
     total = len(record.ranks) - len(record.departed)
     since = duration(now - (record.launched_at if record.launched_at is not None else now))
     if record.state is JobState.LAUNCHING:
-        text = f"All {_processors(total)} are held on {where}; {len(record.started)} of {total} processes have started."
+        started = len(record.started - record.departed)
+        text = f"All {_processors(total)} are held on {where}; {started} of {total} processes have started."
     else:
-        left = record.job.walltime - (now - (record.launched_at or now))
+        left = record.job.walltime - (now - (now if record.launched_at is None else record.launched_at))
         text = (
-            f"The job has been running for {since} on {_processors(total)}: {where}; "
+            f"The {record.job.kind} job has been running for {since} on {_processors(total)}: {where}; "
             f"its walltime ends in {duration(left)}.{sizes(state, record, now)}"
         )
-        if record.job.kind is JobKind.MALLEABLE:
+        if record.job.kind.varies:
             clusters = {claim.cluster for claim in record.claims if claim.cluster is not None}
             text += "".join(sorted({_sentence(state.clusters[name].refused_answer) for name in clusters}))
     return text + without_contact(state, record, now)

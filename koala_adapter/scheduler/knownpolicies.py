@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import JobKind
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.placement.policies import (
@@ -81,7 +80,7 @@ class Policies:
 
     def may_split(self, job: Job, component: Component) -> bool:
         """Tell whether a component may be placed in pieces: it is flexible, and the job's policy splits."""
-        if not component.flexible or job.kind is JobKind.MALLEABLE:
+        if not component.flexible or job.kind.varies:
             return False
         chosen = POLICIES.get(job.placement) or self.placement.get(job.placement)
         return chosen is not None and chosen.splits

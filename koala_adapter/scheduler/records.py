@@ -231,9 +231,11 @@ class ClusterRecord:
     processors: int | None = None
     """None until a poll has shown some."""
     largest: int | None = None
-    """Yardstick of what can *never* run there: falls to what is seen only after an hour, as one reading may err."""
+    """Yardstick of what can *never* run there: falls to the most that was seen in an hour, as one reading may err."""
     smaller_since: float | None = None
     """Since when fewer than ``largest`` are seen."""
+    largest_since: int = 0
+    """The most that was seen since then."""
     listed: bool = True
     """False while the LRM answers but lists no processors at all, which is never the truth."""
     idle: int = 0
@@ -459,7 +461,7 @@ class Claim:
     piece: int | None = None
     """Its share of the minimum of a flexible component that was split; None while that is whole."""
     excluded: dict[ClusterName, str] = field(default_factory=dict)
-    """Clusters that refused this component for good, and what they said."""
+    """Clusters that refused this component for good, and what they said; its own cluster: it grows there no more."""
     waited: float | None = None
     """Seconds from the submission of its placeholders until the last one was held; kept when they are gone."""
     lrm_ids: tuple[LrmJobId, ...] = ()
@@ -470,6 +472,11 @@ class Claim:
     """Number of the latest request of the application for more processors."""
     places: list[PlaceholderId] = field(default_factory=list)
     """Placeholders in the queue of its cluster for a size that its owner wants; held ones until they are taken in."""
+
+    @property
+    def growth_refused(self) -> str:
+        """What its cluster said when it rejected placeholders for a growth; empty: it has not."""
+        return "" if self.cluster is None else self.excluded.get(self.cluster, "")
 
     @property
     def missing(self) -> int:
@@ -508,6 +515,8 @@ class JobRecord:
     """Placement tries that came to nothing, not counting scans since ``queued_at_scan``."""
     queued_at_scan: int | None = None
     """Number of the scan after which it came into the placement queue; None while it is not there."""
+    clock_set_back: float = 0.0
+    """Seconds by which the clock was set back since it was submitted: it stays before jobs that come later."""
     queue_number: int = 0
     """Order among jobs of equal priority and submission time."""
     tries_end_at_scan: int | None = None
@@ -533,6 +542,8 @@ class JobRecord:
     finished_at: float | None = None
     started: set[int] = field(default_factory=set)
     ends: dict[int, TaskEnd] = field(default_factory=dict)
+    joined: list[int] = field(default_factory=list)
+    """Ranks that an adaptive job has taken in while it ran, in that order: so their processes know each other."""
     departed: set[int] = field(default_factory=set)
     """Ranks whose processors a malleable job has given up."""
     sizes_wanted: dict[str, int] = field(default_factory=dict)

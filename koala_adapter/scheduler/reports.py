@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import EndReason, HoldOwner, JobKind, Launcher, MpiResize, RunnerName, TaskEnd
+from koala_adapter.model import EndReason, HoldOwner, Launcher, MpiResize, RunnerName, TaskEnd
 from koala_adapter.outcome import LAUNCHED_STATES, JobOutcome, JobState, PlaceholderState, outcome_without_code
 from koala_adapter.scheduler.actions import CorrectOutcome, FinishJob
 from koala_adapter.scheduler.claiming.claims import (
@@ -203,6 +203,11 @@ def deserted(context: Context, record: JobRecord) -> bool:
     """Tell whether nothing of a job is left, and nothing will ever come: no head, no worker, and nobody to make any."""
     if record.state is not JobState.RUNNING or any(claim.processors or claim.coming for claim in record.claims):
         return False
+    return _never_grows(context, record)
+
+
+def _never_grows(context: Context, record: JobRecord) -> bool:
+    """Tell whether nobody will give a job further processors: koala does not, and its owner asked for none."""
     return context.state.parameters.approach is Approach.NONE and not record.sizes_wanted
 
 
@@ -249,6 +254,7 @@ def workers_timer(context: Context, record: JobRecord) -> None:
     record.growth_rests = False
     end = record.last_worker_end
     patient = record.job.runner is RunnerName.SWEEP and record.worker_failures < MOST_FAILED_LAUNCHERS
+    patient = patient and not _never_grows(context, record)
     patient = patient or _asked_near_end(context, record)
     if record.state is JobState.RUNNING and not _workers(record) and end is not None and not end.ok and not patient:
         context.outcomes.append((record, _failed(record, end)))
@@ -304,7 +310,7 @@ def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
     record.finished_at = context.now
     context.state.note_claims(record, context.now)
     record.timers.clear()
-    if record.job.kind is JobKind.MALLEABLE:
+    if record.job.kind.varies:
         context.roster.update(record)
         drop_changes(context, record)
     leave_queue(context, record)
@@ -356,10 +362,11 @@ def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskE
             return
         record.started.add(rank)
         if is_worker(record, rank):
+            check_running(context, record)  # agents report the end alone of a process that could not be started
             worker_ended(context, record, rank, end)
             return
         record.ends[rank] = end
-        if record.job.kind is JobKind.MALLEABLE:
+        if record.job.kind.varies:
             check_taken(context, record)
             context.roster.update(record)
     if not end.ok:

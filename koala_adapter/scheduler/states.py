@@ -355,7 +355,7 @@ class Roster:
 
     def update(self, record: JobRecord) -> None:
         """Follow what has happened to a job: it started, ended, changed, or can or cannot change any more."""
-        if record.job.kind is not JobKind.MALLEABLE:
+        if not record.job.kind.varies:
             return
         self.touched[record.job.id] = None
         runs = record.state is JobState.RUNNING
@@ -420,7 +420,7 @@ def bounds(record: JobRecord, claim: Claim) -> tuple[int, int]:
         others = [one for one in record.claims if one.component == claim.component and one is not claim]
         minimum -= sum(one.processors - one.leaving for one in others)
         maximum -= sum(one.processors + one.coming for one in others)
-    if record.growth_rests:
+    if record.growth_rests or claim.growth_refused:
         maximum = min(maximum, claim.processors)
     return max(0, minimum), max(0, maximum)
 
@@ -430,6 +430,8 @@ def _limits(record: JobRecord, claim: Claim) -> tuple[int, int]:
     minimum, maximum = bounds(record, claim)
     if record.ends_soon:
         maximum = 0
+    if record.job.kind is JobKind.EVOLVING:  # nobody offers it anything, or asks it for anything
+        minimum, maximum = claim.processors, claim.processors
     return min(minimum, claim.processors), max(maximum, claim.processors)
 
 

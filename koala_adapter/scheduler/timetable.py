@@ -140,7 +140,12 @@ def _set_back(state: State, seconds: float) -> None:
     for cluster in state.clusters.values():
         for other in cluster.others_waiting:
             _move(other, seconds)
+        cluster.promises = [
+            replace(one, polled_at=None if one.polled_at is None else one.polled_at - seconds)
+            for one in cluster.promises
+        ]
     for job in state.jobs.values():
+        job.clock_set_back += seconds
         job.size_changes = [replace(change, at=change.at - seconds) for change in job.size_changes]
     _move_timers(state, lambda _kind, at, _placeholder: at - seconds)
 

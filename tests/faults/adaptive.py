@@ -55,6 +55,8 @@ class Adaptive:
         """By job, component and number of a change: its point and its members, as the processes were told."""
         self.carried_out: dict[tuple[str, str, int], set[int]] = {}
         """Ranks whose processes were told of a change."""
+        self.members: dict[tuple[str, int], tuple[object, ...]] = {}
+        """The members that each process computes with, in their order: after the latest change it was told of."""
         database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         weakref.finalize(self, database.close)
         self._store = NegotiationStore(database.execute, read_only=False)
@@ -231,6 +233,9 @@ class Adaptive:
         done = self.carried_out.setdefault(which, set())
         assert task.rank not in done, f"{which}: process {task.rank} changes twice"
         done.add(task.rank)
+        known = self.members.get((task.job, task.rank), told[1])
+        assert told[1] == known, f"{which}: process {task.rank} computes with {known}, and is told {told[1]}"
+        self.members[task.job, task.rank] = told[2]
         for rank in told[1]:
             if rank == task.rank or rank in done:
                 continue

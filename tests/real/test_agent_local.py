@@ -353,6 +353,34 @@ async def test_a_released_agent_comes_back_soon_with_what_it_has_to_say(site: Si
         tasks.cancel_scope.cancel()
 
 
+async def test_an_agent_whose_process_speaks_with_koala_comes_back_soon(tmp_path: Path) -> None:
+    """Its whole program may wait: the pauses between its tries do not grow."""
+    site = Site(tmp_path, lease=25.0)
+    try:
+        async with site.serving():
+            site.start_agent()
+            await site.wait_for(AgentRegistered)
+            site.center.launch(placeholder(), replace(shell("t", "echo ready; sleep 60"), application=True))
+            await site.wait_for_output("t", b"ready\n")
+        tries: list[float] = []
+        tenth = anyio.Event()
+
+        async def turn_away(connection: SocketStream) -> None:
+            await connection.aclose()
+            tries.append(anyio.current_time())
+            if len(tries) == 10:
+                tenth.set()
+
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=site.port)
+        async with listener, anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, turn_away)
+            with anyio.fail_after(LIVENESS):  # if the pauses grew, its lease would have ended it before its tenth try
+                await tenth.wait()
+            tasks.cancel_scope.cancel()
+    finally:
+        site.close()
+
+
 async def test_a_released_agent_that_is_cut_off_keeps_its_last_words(site: Site) -> None:
     """It has something to say, and nobody to say it to: it waits as long as its lease lasts, then it ends."""
     async with site.serving():

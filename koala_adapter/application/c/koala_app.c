@@ -582,7 +582,9 @@ static int read_old(const koala_app *app, const Note *note, Parts *parts) {
         if (position(&parts->old, rank) >= 0) return failed("a member is listed twice");
         parts->old.member[parts->old.size++] = stays >= 0 ? parts->members.member[stays] : parts->leavers.member[leaves];
     }
-    return 0;
+    int same = !app->members.size || app->members.size == parts->old.size; /* else it would be sought where it is not */
+    for (int i = 0; same && i < app->members.size; i++) same = app->members.member[i].rank == parts->old.member[i].rank;
+    return same ? 0 : failed("change names other old members, or in another order, than this process knows");
 }
 
 static int read_parts(const koala_app *app, const Note *note, long own, long number, Parts *parts) {

@@ -192,15 +192,18 @@ class Endpoint:
     def __init__(
         self, *, side: Side, host: str, peer: str, limits: Limits | None = None, strict_peer: bool = False,
         watch: Watch | None = None, recall: Recall | None = None,
+        carried_out: Callable[[NegotiationKey], bool] | None = None,
     ) -> None:  # fmt: skip
         """``host`` and ``peer`` are named in complaints. ``strict_peer``: send nothing but the published form.
 
         ``watch`` takes note of all templates, those that are to be said before they are. ``recall`` is asked for what
-        ended a negotiation that is not known here (any more).
+        ended a negotiation that is not known here (any more). ``carried_out`` tells whether what was agreed on is being
+        carried out: then it does not expire, whatever the peer says, which may be a program that was started anew.
         """
         self.side = side
         self._watch = watch
         self._recall = recall
+        self._carried_out = carried_out
         self._host = host
         self._peer = peer
         self.limits = limits or Limits()
@@ -286,6 +289,8 @@ class Endpoint:
         try:
             for payload in self._frames.feed(data):
                 template = templatexml.parse(payload)
+                if template.status is Status.EXPIRED and self._has_come_about(template.key):
+                    continue
                 if self._watch is not None:
                     self._watch(self.side.other, template, payload)
                 events += self._take(template, now)
@@ -299,6 +304,16 @@ class Endpoint:
             self._write(complaint)
             events.append(Unreadable(reason=reason))
         return events
+
+    def _has_come_about(self, key: NegotiationKey) -> bool:
+        """Tell whether what was agreed on is real, or becomes so; only where ``carried_out`` is known."""
+        if self._carried_out is None:
+            return False
+        state = self.state(key)
+        if state is _NEW and self._recall is not None:
+            last = self._recall(key)
+            return last is not None and last.status is Status.CONSUMED
+        return state is _CONSUMED or (state is State.AGREED and self._carried_out(key))
 
     def _take(self, template: Template, now: float) -> list[Event]:
         key = template.key

@@ -186,7 +186,7 @@ def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None
     state = context.state
     cluster = state.clusters[placeholder.cluster]
     cluster.missing_in_a_row += 1
-    waited = context.now - (placeholder.started_at or context.now)
+    waited = context.now - (context.now if placeholder.started_at is None else placeholder.started_at)
     detail = (
         f"placeholder {placeholder.id} on {placeholder.cluster} started but its agent did not report in {waited:.0f} s"
     )
@@ -271,6 +271,8 @@ def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool
     record = context.state.jobs[gone[0].job_id]
     missed = {placeholder.id for placeholder in gone}
     claim = next((one for one in record.claims if missed.intersection(one.placeholders)), None)
+    if rejected and record.state is JobState.RUNNING:
+        _exclude_from_growth(context, record, batch, missed, reason)
     record.unclaim(missed)
     for placeholder in gone:
         forget_placeholder(context, placeholder)
@@ -295,6 +297,16 @@ def _exclude(context: Context, record: JobRecord, claim: Claim, batch: BatchReco
     for placeholder in useless:
         end_placeholder(context, placeholder)
     return True
+
+
+def _exclude_from_growth(
+    context: Context, record: JobRecord, batch: BatchRecord, missed: set[PlaceholderId], reason: str
+) -> None:
+    """Have a running job grow no more on a cluster that rejects what it was offered, unless its owner asks for that."""
+    for claim in record.claims:
+        if claim.change is not None and missed.intersection(claim.change.stubs):
+            claim.excluded[batch.cluster] = reason
+    context.roster.update(record)
 
 
 def _placeholders_in(state: State, batch: BatchRecord) -> list[PlaceholderRecord]:

@@ -93,9 +93,9 @@ def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
     fit: Fit = []
     for component, claim in record.components():
         names = [component.cluster] if component.cluster is not None else sorted(free, key=lambda n: -len(free[n]))
-        size = {JobKind.MOLDABLE: component.maximum, JobKind.MALLEABLE: initial_size(component)}.get(
-            record.job.kind, component.minimum
-        )
+        initial = initial_size(component)
+        sizes = {JobKind.MOLDABLE: component.maximum, JobKind.MALLEABLE: initial, JobKind.EVOLVING: initial}
+        size = sizes.get(record.job.kind, component.minimum)
         for name in names:
             lasting = [p for p in free.get(name, []) if p.id not in used and p.lasts(context.now, record.job.walltime)]
             if len(lasting) >= component.minimum and name not in claim.excluded:

@@ -222,6 +222,8 @@ def _last_try(context: Context, record: JobRecord, verdict: PlacementResult) -> 
     state = context.state
     if isinstance(verdict, Placed):
         state.tries_end[state.scans].pop(record.job.id)
+        if not state.tries_end[state.scans]:
+            del state.tries_end[state.scans]
         record.tries_end_at_scan = state.scans + 1
         state.tries_end.setdefault(record.tries_end_at_scan, {})[record.job.id] = None
         return

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from koala_adapter.model import EndReason, JobKind, Launcher
+from koala_adapter.model import EndReason, Launcher
 from koala_adapter.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.actions import Rank, TakeProcessors, WithdrawOffer
 from koala_adapter.scheduler.claiming.claims import end_placeholder, submit_batch
@@ -220,7 +220,7 @@ def check_running(context: Context, record: JobRecord) -> None:
 
 def begin_malleable(context: Context, record: JobRecord) -> None:
     """Let a malleable job that runs now take part in growing and shrinking."""
-    if record.job.kind is not JobKind.MALLEABLE:
+    if not record.job.kind.varies:
         return
     context.state.starts += 1
     record.start_number = context.state.starts
@@ -256,16 +256,33 @@ def near_end_timer(context: Context, record: JobRecord) -> None:
     context.scan_wanted = True
 
 
-def _open_clusters(context: Context, record: JobRecord) -> None:
-    """Let the flexible components of a job grow on every cluster of the site."""
+def open_added_clusters(context: Context) -> None:
+    """Let the flexible components of jobs that run grow on clusters that the site has got since they started, too."""
+    for record in context.state.jobs.values():
+        if record.job.kind.varies and record.state is JobState.RUNNING:
+            _open_clusters(context, record, added=True)
+            context.roster.update(record)
+
+
+def _open_clusters(context: Context, record: JobRecord, *, added: bool = False) -> None:
+    """Let the flexible components of a job grow on every cluster of the site.
+
+    ``added``: it runs already, so that changes and promises know its claims by their numbers, which stay.
+    """
     names = [name for name, cluster in context.state.clusters.items() if cluster.configured]
     for component in record.job.components:
         if not component.flexible or component.cluster is not None or not record.job.changes_size(component.name):
             continue
         own = [number for number, claim in enumerate(record.claims) if claim.component == component.name]
         there = {record.claims[number].cluster for number in own}
-        more = [Claim(component=component.name, cluster=name) for name in names if name not in there]
-        record.claims[own[-1] + 1 : own[-1] + 1] = more
+        refused = {name: said for number in own for name, said in record.claims[number].excluded.items()}
+        more = [
+            Claim(component=component.name, cluster=name, excluded={name: refused[name]} if name in refused else {})
+            for name in names
+            if name not in there
+        ]
+        place = len(record.claims) if added else own[-1] + 1
+        record.claims[place:place] = more
 
 
 def check_taken(context: Context, record: JobRecord) -> None:
@@ -307,7 +324,13 @@ def stub_lost(context: Context, placeholder: PlaceholderRecord) -> None:
         if placeholder.id.batch in context.never_arrived and _submit_again(context, record, number):
             return
         pause_growth(context, cluster_of(context, record, number))
-        withdraw(context, record, number, f"placeholder {placeholder.id} was lost")
+        withdraw(context, record, number, why_lost(record.claims[number], placeholder))
+
+
+def why_lost(claim: Claim, placeholder: PlaceholderRecord) -> str:
+    """Say why a placeholder for a growth does not come."""
+    refused = claim.growth_refused
+    return f"{claim.cluster} refused it: {refused}" if refused else f"placeholder {placeholder.id} was lost"
 
 
 def _submit_again(context: Context, record: JobRecord, number: int) -> bool:
@@ -328,8 +351,12 @@ def pause_growth(context: Context, cluster: ClusterRecord) -> None:
     pause(context, cluster, Direction.GROW, context.state.parameters.backoff)
 
 
-def withdraw(context: Context, record: JobRecord, number: int, reason: str) -> None:
-    """Give the stubs of a growth back, on whatever clusters; the application goes on as it is."""
+def withdraw(context: Context, record: JobRecord, number: int, reason: str, *, as_wanted: bool = False) -> None:
+    """Give the stubs of a growth back, on whatever clusters; the application goes on as it is.
+
+    ``as_wanted``: the job's owner asked for that, so that it is no trouble to tell of.
+    """
+    trouble = record.last_trouble
     change = record.claims[number].change
     if change is None:
         return
@@ -340,6 +367,8 @@ def withdraw(context: Context, record: JobRecord, number: int, reason: str) -> N
     context.roster.update(record)
     context.scan_wanted = True
     announce_withdrawal(context, record, parts, reason)
+    if as_wanted:
+        record.last_trouble = trouble
 
 
 def announce_withdrawal(context: Context, record: JobRecord, parts: Sequence[Part], reason: str) -> None:
@@ -521,7 +550,9 @@ def change_made(context: Context, event: ev.ChangeMade) -> None:
     for part in parts:
         part.change.made = True
     if change.phase is ChangePhase.TAKING:
-        record.started.update(rank for part in parts for rank in part.change.ranks)
+        newcomers = [rank for part in parts for rank in part.change.ranks]
+        record.joined += newcomers
+        record.started.update(newcomers)
         check_taken(context, record)
         return
     gone = [rank for rank in change.ranks if rank in record.ends]  # before anybody could tell that all were done

@@ -11,7 +11,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import JobKind
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.actions import GrantProcessors
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
@@ -32,6 +31,7 @@ from koala_adapter.scheduler.malleable.changes import (
     take_answer,
     time_left,
     unreserve,
+    why_lost,
     withdraw,
 )
 from koala_adapter.scheduler.malleable.policies import Direction
@@ -99,13 +99,13 @@ def more_requested(context: Context, event: ev.MoreRequested) -> None:
         return
     most = bounds(record, claim)[1] - claim.processors
     change.processors = max(0, min(event.processors, most))
-    short = "its maximum is reached" if change.processors < event.processors else ""
+    short = _why_not_more(record, claim, event.processors) if change.processors < event.processors else ""
     _grant_or_promise(context, record, claims, change, short, mandatory=event.mandatory)
 
 
 def _growth_problem(record: JobRecord, number: int, event: ev.MoreRequested) -> str:
     """Return why nothing is granted, whatever is free."""
-    if record.job.kind is not JobKind.MALLEABLE:
+    if not record.job.kind.varies:
         return f"a {record.job.kind.value} job keeps its size"
     if record.state is not JobState.RUNNING or record.ends:
         return "the job does not run"
@@ -114,6 +114,21 @@ def _growth_problem(record: JobRecord, number: int, event: ev.MoreRequested) -> 
     if event.cluster and record.claims[number].cluster != event.cluster:
         return f"component {event.component!r} cannot grow on {event.cluster}"
     return "another change is under way" if record.claims[number].change is not None else ""
+
+
+def _why_not_more(record: JobRecord, claim: Claim, wanted: int) -> str:
+    """Say which of the bounds of a component keeps it from getting as many more as it asks for."""
+    component = record.job.component(claim.component)
+    own = [one for one in record.claims if one.component == component.name]
+    size, coming = sum(one.processors for one in own), sum(one.coming for one in own)
+    limit = min(component.maximum, record.sizes_wanted.get(component.name, component.maximum))
+    if claim.growth_refused:
+        return f"{claim.cluster} refuses more placeholders for it: {claim.growth_refused}"
+    if record.growth_rests and size + coming < limit:
+        return "workers have ended by themselves, and no more are started for a while"
+    if size + wanted <= limit:
+        return f"{coming} more are offered to it already, or on their way"
+    return f"its owner wants it to have {limit}" if limit < component.maximum else "its maximum is reached"
 
 
 def _grant_or_promise(
@@ -284,6 +299,7 @@ def _claims_meant(context: Context, record: JobRecord, event: ev.MoreRequested, 
         return own[:1]
     named = [one for one in own if event.cluster in {"", record.claims[one].cluster}]
     able = [one for one in named if record.claims[one].change is None and record.claims[one].cluster is not None]
+    able = [one for one in able if not record.claims[one].growth_refused] or able
     with_memory = [one for one in able if not _lacking_memory(context, record, one, event)]
     able = with_memory or able
     return (
@@ -334,8 +350,11 @@ def _returning_problem(record: JobRecord, event: ev.LessRequested) -> str:
         return "the job does not run"
     if any(claim.change is not None for claim in claims):
         return "another change is under way"
-    left = sum(claim.processors for claim in claims) - event.processors
+    size = sum(claim.processors for claim in claims)
+    left = size - event.processors
     minimum = record.job.component(event.component).minimum
+    if left < 0:
+        return f"it has {size} processors, and cannot give {event.processors} back"
     return f"{left} processors are below its minimum of {minimum}" if left < minimum else ""
 
 
@@ -437,6 +456,7 @@ def _in_time(context: Context, record: JobRecord, number: int) -> bool:
     cluster, left = cluster_of(context, record, number), time_left(context, record)
     limit = cluster.parameters.walltime_limit
     open_ = closed_reason(cluster, context.now) is None and not growth_paused(context, cluster)
+    open_ = open_ and not record.claims[number].growth_refused
     return open_ and left > 0 and (limit is None or left <= limit)
 
 
@@ -455,7 +475,7 @@ def place_lost(context: Context, placeholder: PlaceholderRecord) -> bool:
         if record is not None and placeholder.id in claim.places:
             context.ledger.remove_places(claim, [placeholder.id])
             placeholder.stub = False
-            record.last_trouble = f"one more on {claim.cluster}: placeholder {placeholder.id} was lost"
+            record.last_trouble = f"one more on {claim.cluster}: {why_lost(claim, placeholder)}"
             pause_growth(context, context.state.clusters[placeholder.cluster])
             return True
     return False
@@ -475,6 +495,9 @@ def size_wanted(context: Context, event: ev.SizeWanted) -> None:
     component = record.job.component(event.component)
     record.sizes_wanted[component.name] = max(component.minimum, min(component.maximum, event.processors))
     record.sizes_asked_at = None
+    for claim in record.claims:
+        if claim.component == component.name and claim.cluster is not None:
+            claim.excluded.pop(claim.cluster, None)  # its owner may know that it is of use to try again
     wanted_again(context, record, component.name)
     context.roster.update(record)
     context.scan_wanted = True
@@ -514,7 +537,7 @@ def _ask_back(context: Context, record: JobRecord, component: Component, surplus
         change = claim.change
         if change is not None and change.phase is ChangePhase.GATHERING:
             surplus -= sum(part.change.accepted for part in parts_of(record, change))
-            withdraw(context, record, number, "its owner wants it smaller")
+            withdraw(context, record, number, "its owner wants it smaller", as_wanted=True)
         if claim.change is None and claim.processors > 0 and surplus > 0:
             asked = min(surplus, claim.processors)
             surplus -= asked
@@ -536,7 +559,7 @@ def _give(context: Context, record: JobRecord, component: Component, lacking: in
     given = 0
     asks = record.job.adapts(component.name) or component.sizes != "any"
     for number, claim in enumerate(record.claims):
-        if claim.component != component.name or claim.change is not None:
+        if claim.component != component.name or claim.change is not None or claim.growth_refused:
             continue
         cluster = cluster_of(context, record, number)
         count = min(lacking - given - len(claim.places), free_on(context, cluster))

@@ -855,8 +855,16 @@ class Negotiations:
         if rank not in endpoints:
             watch = partial(self._keep, job_id, rank)
             recall = partial(self._final_word, job_id, rank)
-            endpoints[rank] = Endpoint(side=Side.RMS, host=HOST, peer="application", watch=watch, recall=recall)
+            carried_out = partial(self._carried_out, job_id, rank)
+            endpoints[rank] = Endpoint(
+                side=Side.RMS, host=HOST, peer="application", watch=watch, recall=recall, carried_out=carried_out
+            )
         return endpoints[rank]
+
+    def _carried_out(self, job_id: JobId, rank: int, key: NegotiationKey) -> bool:
+        """Tell whether the change that was agreed on with a process is being carried out."""
+        agreements = self._agreements[job_id].values()
+        return any(one.moved for one in agreements if (one.rank, one.key) == (rank, key))
 
     def _final_word(self, job_id: JobId, rank: int, key: NegotiationKey) -> Template | None:
         """Return what ended a negotiation with a process before this service began."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from koala_adapter.errors import JobRefusedError, PolicyAnswerError
-from koala_adapter.model import RunnerName
+from koala_adapter.model import JobKind, RunnerName
 from koala_adapter.sizes import OWN_SIZES, SizeRules
 
 if TYPE_CHECKING:
@@ -135,6 +135,11 @@ def resizable(record: JobRecord, name: str, processors: int, rules: SizeRules = 
     able = [one.name for one in job.components if job.changes_size(one.name)]
     if record.state.final:
         raise JobRefusedError(f"job {job.id} has ended", hint="`koala status` shows the jobs that run")
+    if job.kind is JobKind.EVOLVING:
+        raise JobRefusedError(
+            f"job {job.id} is evolving: its application alone changes its size",
+            hint='`koala resize` is for jobs of kind = "malleable"',
+        )
     if not able:
         raise JobRefusedError(f"job {job.id} keeps its size", hint='only jobs of kind = "malleable" change it')
     if name not in able and (name or len(able) > 1):

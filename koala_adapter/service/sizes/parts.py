@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import JobRefusedError, NegotiationError
 from koala_adapter.host.containment import contained
-from koala_adapter.model import JobKind
 from koala_adapter.outcome import JobState
 from koala_adapter.service.records import NegotiationKeeper
 from koala_adapter.service.sizes.adaptive import Adaptations
@@ -42,8 +41,9 @@ def check_negotiable(record: JobRecord) -> None:
     if record.state.final:
         raise JobRefusedError(f"job {job.id} has ended", hint="`koala status` shows the jobs that run")
     able = [one.name for one in job.components if job.changes_size(one.name)]
-    if job.kind is not JobKind.MALLEABLE or not able:
-        raise JobRefusedError(f"job {job.id} keeps its size", hint='only jobs of kind = "malleable" negotiate it')
+    if not job.kind.varies or not able:
+        hint = 'only jobs of kind = "malleable" or "evolving" negotiate it'
+        raise JobRefusedError(f"job {job.id} keeps its size", hint=hint)
     if len(able) > 1:
         raise JobRefusedError(f"job {job.id}: several components can change: {', '.join(able)}", hint="one is allowed")
 

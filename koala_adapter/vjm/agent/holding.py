@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 VERSION = 1
 CONNECT_TIME = 20.0  # seconds for TCP, TLS and the answer to Hello
 LONGEST_PAUSE = 6.0  # seconds between two tries to connect, give or take half: less than the center's patience
+SPEAKING_PAUSE = 1.0  # likewise while a process speaks with koala, whose whole program may wait for its next word
+SPEAKING_TIME = 60.0  # seconds without contact after which it is tried no more often than otherwise
 LEAVING_PAUSE = 0.5  # likewise, once the agent must go: it has GRACE and FLUSH for its last words
 STEADY = 30.0  # seconds after which a connection counts as good, and the pauses start small again
 PREPARE = 2.0  # seconds after which one that is held prepares for tasks, give or take half
@@ -59,6 +61,17 @@ EXIT_RELEASED, EXIT_UNUSABLE, EXIT_REFUSED, EXIT_LEASE, EXIT_ENDED = 0, 1, 3, 4,
 def give_or_take_half(seconds: float) -> float:
     """Return a time by chance, so that many agents do not all do the same at once."""
     return seconds * (0.5 + ord(os.urandom(1)) / 256)
+
+
+def pause_before_dialling(failures: int, silence: float, *, speaking: bool, leaving: bool) -> float:
+    """Return the seconds until the next try to connect, give or take half.
+
+    ``failures``: tries in a row that came to nothing. ``silence``: seconds without contact.
+    """
+    pause = min(LONGEST_PAUSE, 0.25 * 2.0 ** min(failures, 10))
+    if speaking and silence < SPEAKING_TIME:
+        pause = min(pause, SPEAKING_PAUSE)
+    return min(pause, LEAVING_PAUSE) if leaving else pause
 
 
 def prepare_for_tasks() -> None:
@@ -166,9 +179,12 @@ class Agent:
         if reason != self._last_failure:
             self._last_failure = reason
             say(f"no connection to {self.settings.host}:{self.settings.port}: {reason}; trying again")
-        pause = min(LONGEST_PAUSE, 0.25 * 2 ** min(self._failures, 10))
-        if self._leaving is not None:
-            pause = min(pause, LEAVING_PAUSE)
+        pause = pause_before_dialling(
+            self._failures,
+            clock() - self._contact,
+            speaking=bool(self._tasks and self._tasks.speaking),
+            leaving=self._leaving is not None,
+        )
         attempt = self._attempt
         self.timers.after(give_or_take_half(pause), lambda: self._dial(attempt))
 

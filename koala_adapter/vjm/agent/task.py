@@ -317,6 +317,11 @@ class TaskList:
         """Whether, besides, the control center was told how each has ended."""
         return all(task.safe and task.reported for task in self._tasks.values())
 
+    @property
+    def speaking(self) -> bool:
+        """Whether the process of a task may be waiting for what the control center says to it."""
+        return any(task.application is not None and not task.complete for task in self._tasks.values())
+
     def reports(self) -> "List[Dict[str, Any]]":
         """Return what a Hello says of each task; what was not acknowledged is sent again after it."""
         return [self._report(task) for task in self._tasks.values()]

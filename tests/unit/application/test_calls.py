@@ -343,6 +343,20 @@ def test_garbage_is_told_and_survived(stage: Stage) -> None:
         assert second.end() == ""
 
 
+def test_a_change_of_members_in_another_order_is_refused(stage: Stage) -> None:
+    """Each process would seek the data of others where it is not: the change is not followed, and both sides say so."""
+    with KoalaEnd(stage.directory, 2) as koala:
+        drivers = stage.joined(koala)
+        koala.coordinator.members = [1, 0]
+        stage.process(koala, 2)
+        koala.begin([1, 0, 2])
+        for one in drivers:
+            one.tell("until")
+        koala.wait(lambda: len(koala.coordinator.errors) == len(drivers))
+        text = "change names other old members, or in another order, than this process knows"
+        assert {said.rpartition(": ")[2] for _, said in koala.coordinator.errors} == {text}
+
+
 def test_koala_refuses(stage: Stage) -> None:
     """What koala refuses fails the call that waits for it, and is shown in any case."""
     with KoalaEnd(stage.directory, 1) as koala:

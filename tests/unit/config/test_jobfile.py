@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 NOWHERE = Path("/nonexistent-directory-of-a-test")
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEAD = "walltime = 60\n"
+EVOLVING = """
+kind = "evolving"
+runner = "adaptive"
+walltime = 60
+[[components]]
+command = ["x"]
+minimum = 1
+maximum = 4
+"""
 MALLEABLE = f'{HEAD}kind = "malleable"\nrunner = "workers"\n[[components]]\ncommand = ["w"]\nminimum = 1\nmaximum = 4\n'
 ADAPTIVE = MALLEABLE.replace("workers", "adaptive")
 COMPONENT = '[[components]]\ncommand = ["a"]\nprocessors = 1\n'
@@ -133,8 +142,10 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         ("walltime = 1.5\n" + COMPONENT, "^j.toml:1: walltime: found 1.5, allowed is a whole number from 1 to"),
         ("wall_time = 1\n" + HEAD + COMPONENT, '^j.toml:1: wall_time: unknown key, .*did you mean "walltime"'),
         ("processors = 1\n" + HEAD + COMPONENT, r"^j.toml:1: processors: unknown key, .*belongs in \[\[components\]\]"),
-        (HEAD + 'kind = "modable"\n' + COMPONENT, 'kind: .*"moldable" or "malleable"; did you mean "moldable"'),
+        (HEAD + 'kind = "modable"\n' + COMPONENT, 'kind: .*"malleable" or "evolving"; did you mean "moldable"'),
         (MALLEABLE.replace('runner = "workers"\n', ""), '^j.toml: runner: allowed in a malleable job is "workers"'),
+        (EVOLVING.replace('runner = "adaptive"\n', ""), '^j.toml: runner: allowed in an evolving job is "workers" or'),
+        (EVOLVING.replace('"adaptive"', '"sweep"'), 'runner: found "sweep", allowed in an evolving job is'),
         (HEAD + 'runner = "workers"\n' + COMPONENT, r"^j.toml:2: runner: .*allowed in a malleable job only"),
         (
             MALLEABLE.replace("maximum = 4", "maximum = 1"),

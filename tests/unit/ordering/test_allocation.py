@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.ordering.allocation import (
     Allocation,
     Misfit,
@@ -19,8 +19,9 @@ from koala_adapter.ordering.allocation import (
     NodeRoom,
     allocate,
     guard_for,
-    guarded,
+    guarded_rooms,
     memory_on,
+    pools_of,
     rooms_of,
 )
 from tests.examples import examples
@@ -207,9 +208,9 @@ def test_nodes_are_kept_for_a_job_that_fits_in_sum_only() -> None:
     guard = guard_for(job(16, nodes_wanted=2), rooms, releases)
     assert guard is not None
     assert (guard.at, guard.spare) == (100.0, {"n3": 0, "n1": 0})
-    assert guarded(rooms["n1"], [guard], 100.0).processors == 4
-    assert guarded(rooms["n1"], [guard], 100.5).processors == 0
-    assert guarded(rooms["n2"], [guard], 100.5).processors == 4
+    assert guarded_rooms(rooms, [guard], 100.0)["n1"].processors == 4
+    assert guarded_rooms(rooms, [guard], 100.5)["n1"].processors == 0
+    assert guarded_rooms(rooms, [guard], 100.5)["n2"].processors == 4
     assert guard_for(job(16, nodes_wanted=1), rooms, releases) is None
 
 
@@ -231,7 +232,7 @@ def test_kept_nodes_are_there_in_time(wanted: LrmJob, rooms: list[NodeRoom], end
 
     left = []
     for one in at(guard.at):
-        taken = guarded(by_name[one.node.name], [guard], guard.at + 1).processors
+        taken = guarded_rooms(by_name, [guard], guard.at + 1)[one.node.name].processors
         left.append(one.without(taken if one.node.name in guard.spare else one.processors, 0))
     assert isinstance(allocate(wanted, left), Allocation)
     before = max((release.at for release in releases if release.at < guard.at), default=0.0)
@@ -264,3 +265,13 @@ def test_a_range_of_nodes_is_kept(
     assert least <= len(found.nodes) <= (most or len(found.nodes))
     assert found.processors == processors
     assert {count for _, count in found.nodes} <= expected
+
+
+def test_pools_do_not_depend_on_the_order_of_the_listing() -> None:
+    """The same nodes and queues have the same numbers, in whatever order the batch system shows them."""
+    queues = {name: Queue(name=name, up=True, processors=8) for name in ("a", "b")}
+    nodes = [room("a1", 4, queues=("a",)).node, room("b1", 4, queues=("b",)).node, room("b2", 4, queues=("b",)).node]
+    numbers = {
+        tuple(pools_of(listed, queues).nodes[name] for name in ("a1", "b1", "b2")) for listed in permutations(nodes)
+    }
+    assert numbers == {(0, 1, 1)}

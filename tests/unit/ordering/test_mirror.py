@@ -11,10 +11,12 @@ from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm.starts import Stage
 from koala_adapter.model import HoldOwner, LrmJobState, NodeState, Queue
 from koala_adapter.ordering.jobs import JobEventKind, Phase, Rules
+from koala_adapter.ordering.passes import MOST_GUARDS, MisfitRules
 from tests.unit.ordering.ordering_site import PATIENCE, Listed, node
 
 if TYPE_CHECKING:
     from koala_adapter.lrm.starts import Pin
+    from koala_adapter.model import Node
 
 
 def test_jobs_are_started_in_order_and_backfilled() -> None:
@@ -492,3 +494,70 @@ def test_the_patience_with_a_start_does_not_depend_on_the_clock(step: float) -> 
     site.start_undone(start.job_id)
     site.set_by = 0.0
     assert [one.job_id for one in site.look(6)] == ["1"]
+
+
+def misfits(site: Listed, count: int, *, alike: bool) -> None:
+    """Submit jobs that fit in sum and on no single node; unless ``alike``, each asks for something else."""
+    for number in range(count):
+        wishes: dict[str, Any] = {} if alike else {"excluded_nodes": (f"x{number}",)}
+        site.submit(f"m{number}", 5, 100, nodes_wanted=1, submitted_at=site.now - 1000 + number, **wishes)
+
+
+def half_used(count: int) -> list[Node]:
+    """Return nodes of eight processors four of which are free."""
+    return [node(f"n{number}", processors_used=4) for number in range(count)]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("policy", ["easy", "conservative", "firstfit"])
+def test_a_job_behind_hundreds_that_fit_in_sum_only_starts(policy: str, alike: bool) -> None:  # noqa: FBT001 - a parameter
+    """At once where those ask for the same; else within a few passes, which go on although nothing changes."""
+    site = Listed(policy, nodes=half_used(300))
+    misfits(site, 500, alike=alike)
+    site.submit("small", 1)
+    started = [start.job_id for start in site.look()]
+    passes = 1
+    while site.mirror.unfinished:
+        passes += 1
+        started += [start.job_id for start in site.look()]
+    assert started == ["small"]
+    assert passes == 1 if alike else 1 < passes <= 500 // 100
+    assert not site.mirror.dirty
+
+
+def test_what_comes_free_between_passes_goes_to_the_head_of_the_queue() -> None:
+    """Once all jobs were tried, those that were tried first are tried again."""
+    site = Listed("easy", nodes=half_used(300))
+    misfits(site, 450, alike=False)
+    assert site.look() == []
+    assert site.mirror.unfinished
+    site.nodes["n7"] = node("n7")
+    started: list[str] = []
+    while site.mirror.unfinished or site.mirror.dirty:
+        started += [start.job_id for start in site.look()]
+        assert len(site.told(JobEventKind.PASSED_OVER)) <= 2 * 450
+    assert started == ["m0"]
+
+
+def test_a_job_passed_over_keeps_its_place_before_those_behind_it() -> None:
+    """Conservative backfill reserves for it the time at which its nodes are free, and for later jobs no earlier one."""
+    site = Listed("conservative", nodes=[node("n1"), node("n2")])
+    for name in ("n1", "n2"):
+        site.submit(f"r{name}", 4, 100, requested_nodes=(name,))
+    assert len(site.step()) == 2
+    site.submit("wide", 8, 50, nodes_wanted=1, submitted_at=site.now - 3)
+    site.submit("next", 8, 500, submitted_at=site.now - 2)
+    site.submit("last", 16, 10, submitted_at=site.now - 1)
+    for _ in range(3):
+        assert site.step(10) == []
+        assert site.mirror.standings is not None
+        times = {local.id: at for local, _, at in site.mirror.standings.waiting()}
+        assert times == {"wide": 1101.0, "next": 1101.0, "last": 1601.0}
+    assert {one.job_id: one.at for one in site.told(JobEventKind.RESERVED)} == times
+    site.end("rn1", "rn2")
+    assert set(site.step(100)) == {"wide", "next"}
+
+
+def test_nodes_are_kept_for_a_bounded_number_of_jobs() -> None:
+    """Conservative backfill kept nodes for each of hundreds, each with several looks at all nodes."""
+    assert MisfitRules.of("conservative", 1).guards == MisfitRules.of("easy", 1000).guards == MOST_GUARDS

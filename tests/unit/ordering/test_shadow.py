@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from koala_adapter.lrm.listing import Listing
@@ -10,7 +12,7 @@ from koala_adapter.model import LrmJobState
 from koala_adapter.ordering.jobs import JobEventKind, Rules
 from koala_adapter.ordering.shadow import Shadow
 from koala_adapter.queueing.backfill import make_cluster_scheduler
-from tests.unit.ordering.ordering_site import Listed
+from tests.unit.ordering.ordering_site import Listed, node
 
 
 class Watched:
@@ -22,9 +24,9 @@ class Watched:
         self.shadow = Shadow(lambda: make_cluster_scheduler(policy, 0), Rules(shadow=True), longest=longest)
         self.look(0.0)
 
-    def submit(self, job_id: str, processors: int, walltime: int = 100) -> None:
+    def submit(self, job_id: str, processors: int, walltime: int = 100, *, queue: str = "") -> None:
         """Have an ordinary job come in."""
-        self.site.submit(job_id, processors, walltime, state=LrmJobState.QUEUED, hold=None)
+        self.site.submit(job_id, processors, walltime, state=LrmJobState.QUEUED, hold=None, queue=queue)
 
     def start(self, job_id: str) -> None:
         """Have the batch system start it."""
@@ -195,3 +197,37 @@ def test_what_happened_between_two_looks_is_told_in_order() -> None:
     watched.look(30.0)
     told = [(one.time, one.kind) for one in watched.shadow.happened]
     assert told == [(10.0, JobEventKind.START), (20.0, JobEventKind.STARTED)]
+
+
+def halves(watched: Watched, first: tuple[str, ...]) -> None:
+    """Have the nodes of ``first`` serve queue ``a``, the others ``b``, and be listed before those."""
+    nodes = {name: replace(node(name), queues=("a" if name in first else "b",)) for name in watched.site.nodes}
+    watched.site.nodes = dict(sorted(nodes.items(), key=lambda item: item[0] not in first))
+
+
+def test_a_listing_in_another_order_changes_nothing() -> None:
+    """A job of the smaller queue waits although the nodes of the larger one are listed first now."""
+    watched = Watched()
+    halves(watched, ("n1",))
+    watched.submit("1", 8, queue="a")
+    watched.submit("2", 8, queue="a")
+    watched.look(1.0)
+    watched.start("1")
+    watched.site.nodes = dict(reversed(watched.site.nodes.items()))
+    watched.look(50.0)
+    assert watched.shadow.report().mean_wait_ours == (1.0 + 50.0) / 2
+
+
+def test_jobs_follow_their_queue_to_other_nodes() -> None:
+    """As many pools as before, which are made of other queues: the jobs seen before are replayed on theirs."""
+    watched = Watched()
+    halves(watched, ("n1",))
+    watched.submit("1", 16, queue="b")
+    watched.look(1.0)
+    watched.site.nodes = {
+        name: replace(one, queues=("b",) if name == "n1" else ("c",)) for name, one in watched.site.nodes.items()
+    }
+    watched.look(2.0)
+    watched.look(30.0)
+    report = watched.shadow.report()
+    assert (report.jobs, report.earlier) == (1, 0)

@@ -37,6 +37,8 @@ class Member:
     over: bool = False
     adapted: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     """Of each change: its number, the point, and the ranks of the members afterwards."""
+    known: tuple[int, ...] = ()
+    """Ranks of the members that the program computes with since its latest change, in their order."""
 
     def say(self, payloads: list[bytes]) -> None:
         """Send notes to koala."""
@@ -50,6 +52,9 @@ class Member:
         if process.state == "changing":
             change = process.change
             if change is not None:
+                told = tuple(one.rank for one in change.old)
+                assert self.known in {(), told}, f"computes with {self.known}, and is told {told}"
+                self.known = tuple(one.rank for one in change.members)
                 self.adapted.append((change.number, change.at, tuple(one.rank for one in change.members)))
             self.say(process.finish())
         elif process.state == "left":
@@ -72,6 +77,7 @@ class World:
         self.wanted: tuple[WantedChange, ...] = ()
         self.departed: set[int] = set()
         self.changes = 0
+        self.promised: list[int] = []
         self.given_up: list[str] = []
         self.made: list[int] = []
         self.complaints: list[str] = []
@@ -110,8 +116,21 @@ class World:
     def grow(self, count: int) -> None:
         """Have the scheduler start newcomers for a change."""
         self.changes += 1
+        self._start_newcomers(self.changes, count)
+
+    def promise(self) -> None:
+        """Have the scheduler number a growth whose placeholders come later than those of others after it."""
+        self.changes += 1
+        self.promised.append(self.changes)
+
+    def keep_promise(self, count: int) -> None:
+        """Have the scheduler start newcomers for the oldest growth that was only numbered so far."""
+        if self.promised:
+            self._start_newcomers(self.promised.pop(0), count)
+
+    def _start_newcomers(self, number: int, count: int) -> None:
         joining = tuple(self.start() for _ in range(count))
-        self.wanted = (*self.wanted, WantedChange(number=self.changes, joining=joining, reason="free"))
+        self.wanted = (*self.wanted, WantedChange(number=number, joining=joining, reason="free"))
         self.follow()
 
     def shrink(self, count: int) -> None:

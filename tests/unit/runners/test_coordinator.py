@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 _ANY = st.integers(0, 11)
 _RARE: SearchStrategy[tuple[str, int]] = st.one_of(
-    st.tuples(st.sampled_from(["grow", "shrink"]), st.integers(1, 3)),
+    st.tuples(st.sampled_from(["grow", "shrink", "keep_promise"]), st.integers(1, 3)),
     st.tuples(st.sampled_from(["lose_contact", "break_connection", "newcomer_dies"]), _ANY),
-    st.tuples(st.sampled_from(["restart_service", "withdraw"]), st.just(0)),
+    st.tuples(st.sampled_from(["restart_service", "withdraw", "promise"]), st.just(0)),
     st.tuples(st.just("wait"), st.integers(1, 90)),
 )
 _OFTEN = st.tuples(st.sampled_from(["hear", "tell", "go_on"]), _ANY)
@@ -41,10 +41,10 @@ _SCHEDULES = st.lists(st.one_of(_OFTEN, _TURNS, _TURNS, _RARE), max_size=60)
 
 def carry_out(world: World, what: str, number: int) -> None:
     """Have one thing happen."""
-    if what in {"grow", "shrink"}:
+    if what in {"grow", "shrink", "keep_promise"}:
         if len(world.alive()) < 10:
             getattr(world, what)(number)
-    elif what in {"restart_service", "withdraw"}:
+    elif what in {"restart_service", "withdraw", "promise"}:
         getattr(world, what)()
     elif what == "wait":
         world.wait(number)
@@ -73,7 +73,7 @@ def check_same(world: World) -> None:
 @settings(deadline=None, max_examples=300)
 @given(size=st.integers(1, 4), schedule=_SCHEDULES)
 def test_all_change_at_the_same_point_and_nobody_waits_for_ever(size: int, schedule: list[tuple[str, int]]) -> None:
-    """Delays, losses of the relay, newcomers that die, restarts of the service, changes that are withdrawn."""
+    """Delays, losses of the relay, newcomers that die or come late, restarts of the service, withdrawn changes."""
     world = World(size)
     for what, number in schedule:
         carry_out(world, what, number)

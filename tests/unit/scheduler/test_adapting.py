@@ -7,8 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from koala_adapter.model import EndReason, JobId, RunnerName, TaskEnd
+from koala_adapter.errors import JobRefusedError
+from koala_adapter.model import EndReason, JobId, JobKind, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState
+from koala_adapter.runners.adaptive import membership_of
+from koala_adapter.runners.coordinator import after
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import (
     Action,
@@ -22,8 +25,9 @@ from koala_adapter.scheduler.actions import (
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import Change, ChangePhase
+from koala_adapter.service.sizes.jobs import resizable
 from tests.unit.scheduler.malleable_site import MalleableSite, granted, malleable, part, requests
-from tests.unit.scheduler.scheduler_site import WELL, job, of_kind
+from tests.unit.scheduler.scheduler_site import WELL, component, copied, job, of_kind
 
 FAILED = TaskEnd(reason=EndReason.EXITED, exit_code=3)
 
@@ -357,3 +361,75 @@ def test_the_scheduler_tells_which_jobs_an_event_has_touched() -> None:
     ended = ev.RankEnded(time=site.now, job_id=JobId("3"), rank=5, end=WELL)
     site.post(ended)
     assert set(site.scheduler.touched(ended)) == {"3"}
+
+
+def test_members_stay_in_the_order_in_which_they_joined() -> None:
+    """Also where ranks were given to the newcomers of a later change first: so their processes have been told."""
+    site = AdaptiveSite({"a": 4, "b": 2})
+    members = replace(component("m", 1, 6), flexible=True)
+    site.start(replace(malleable("1", members), runner=RunnerName.ADAPTIVE))
+    first, second = sorted(of_kind(OfferProcessors, site.actions), key=lambda one: one.number)
+    assert (first.cluster, second.cluster) == ("a", "b")
+    site.answer(first)
+    site.answer(second)
+    site.take_all()
+    for cluster in ("b", "a"):
+        for stub in site.stubs():
+            if site.state.placeholders[stub].cluster == cluster:
+                site.hold(stub)
+    record = site.record("1")
+    ranks = {claim.cluster: claim.change.ranks for claim in record.claims if claim.change is not None}
+    assert ranks == {"a": [3, 4, 5], "b": [1, 2]}
+    told = membership_of(record, "m").members
+    for offer in (first, second):
+        before = membership_of(record, "m")
+        assert before.members == told
+        told = after(before, next(one for one in before.wanted if one.number == offer.number))
+        site.reach(number=offer.number)
+        site.made(number=offer.number)
+    assert membership_of(record, "m").members == told == (0, 3, 4, 5, 1, 2)
+    assert membership_of(copied(site.state).jobs[record.job.id], "m").members == told
+
+
+def test_more_than_it_has_cannot_be_given_back() -> None:
+    """Nothing is said of fewer than no processors."""
+    site = still(6, j1=2)
+    (answer,) = site.give_back(3)
+    assert (answer.processors, answer.reason) == (0, "it has 2 processors, and cannot give 3 back")
+
+
+def test_what_its_owner_wants_is_no_trouble() -> None:
+    """A growth that the owner's own word ends is not told as what went wrong last."""
+    site = AdaptiveSite({"a": 6})
+    (offer,) = of_kind(OfferProcessors, site.begin())
+    site.answer(offer)
+    site.post(ev.SizeWanted(time=site.now, job_id=JobId("1"), component="m", processors=2))
+    assert [one.reason for one in of_kind(WithdrawOffer, site.actions)] == ["its owner wants it smaller"]
+    assert site.record("1").last_trouble == ""
+
+
+def test_only_its_application_changes_an_evolving_job() -> None:
+    """Nothing is offered to it or wanted back from it, for anybody; what it asks for it gets, and it gives back."""
+    site = AdaptiveSite({"a": 6})
+    evolving = replace(malleable("1", part(1, 6), initial=2), runner=RunnerName.ADAPTIVE, kind=JobKind.EVOLVING)
+    site.start(evolving)
+    assert site.sizes("1") == [2]
+    site.poll("a", 6, idle=4, ours=2)
+    assert site.wish(2) == [("1", 2, "")]
+    (taken,) = of_kind(TakeProcessors, site.hold_stubs())
+    site.take(taken)
+    site.reach()
+    site.made()
+    site.poll("a", 6, idle=2, ours=4)
+    site.submit(job("2", 4))
+    site.pass_time(120)
+    assert (site.sizes("1"), site.record("2").state) == ([4], JobState.WAITING)
+    assert of_kind(OfferProcessors, site.actions) == []
+    assert of_kind(RequestProcessors, site.actions) == []
+    said = explain(site.state, None, site.record("1"), site.now)
+    assert said.startswith("The evolving job has been running for")
+    assert "It can have 1 to 6 processors on a, for which it asks itself." in said
+    (answer,) = site.give_back(2)
+    assert answer.processors == 2
+    with pytest.raises(JobRefusedError, match="job 1 is evolving: its application alone changes its size"):
+        resizable(site.record("1"), "m", 3)

@@ -264,7 +264,7 @@ def test_running() -> None:
     site.run("1")
     site.pass_time(605.0)
     assert said(site) == (
-        "The job has been running for 10 min on 7 processors: a (4) and b (3); its walltime ends in 50 min."
+        "The rigid job has been running for 10 min on 7 processors: a (4) and b (3); its walltime ends in 50 min."
     )
     site.post(ev.PlaceholderSilent(time=site.now, placeholder=site.claimed("1")[0].id, detail="reset"))
     site.pass_time(60.0)
@@ -316,6 +316,16 @@ def test_never_and_not_in_time() -> None:
         "The job was given up: not placed in 1 try (the limit is 1); "
         "last: component 'c0' needs 2 processors (a: room for 0)."
     )
+
+
+def test_a_short_run_is_told_to_a_tenth_of_a_second() -> None:
+    """As the tables of the commands tell it."""
+    site = Site({"a": 4}, PARAMETERS)
+    site.submit(job("1", 1))
+    site.run("1")
+    site.now += 0.5
+    site.rank_ends("1", 0)
+    assert said(site).startswith("The job completed after running for 0.5 s.")
 
 
 def test_lost() -> None:

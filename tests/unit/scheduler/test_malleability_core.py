@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.model import ClusterName, EndReason, JobId, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
@@ -790,3 +790,43 @@ def test_scheduler_and_counts_agree(policy: str, seed: int) -> None:
         said.append((number, offer.processors, accepted))
         site.answer(offer, accepted)
     assert said == scene.said
+
+
+def test_a_cluster_that_rejects_a_growth_is_not_offered_again() -> None:
+    """As it is not for a job that waits; its owner may have it tried once more, and other jobs grow there."""
+    site, offer = growing()
+    (batch,) = [one.batch for one in of_kind(SubmitPlaceholders, site.answer(offer, 3))]
+    before = len(site.actions)
+    site.post(ev.BatchRejected(time=site.now, batch=batch, reason="no account"))
+    for _ in range(5):
+        site.pass_time(site.parameters.backoff + 1)
+        site.poll("a", 10, idle=6, ours=4)
+    assert offers(site.actions[before:]) == []
+    assert "3 more processors on a: a refused it: no account" in explain(site.state, None, site.record("1"), site.now)
+    site.start(malleable("2", part(2, 4)))
+    assert [name for name, _ in offers(site.actions[before:])] == ["2"]
+    site.answer(of_kind(OfferProcessors, site.actions)[-1], 0)
+    site.post(ev.SizeWanted(time=site.now, job_id=JobId("1"), component="m", processors=6))
+    site.pass_time(site.parameters.backoff + 1)
+    site.poll("a", 10, idle=4, ours=6)
+    assert "1" in [name for name, _ in offers(site.actions[before:])]
+
+
+def test_a_flexible_job_that_runs_grows_on_a_cluster_that_is_added() -> None:
+    """What the site gets later is offered to it, and the claims that it has keep their numbers."""
+    site = MalleableSite({"a": 2})
+    wide = replace(component("m", 1, 8), flexible=True)
+    site.start(malleable("1", wide, replace(component("n", 1, 2), flexible=True)))
+    claims = [(claim.component, claim.cluster) for claim in site.record("1").claims]
+    site.clusters = (*site.clusters, ClusterParameters(name=ClusterName("b")))
+    site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=site.clusters))
+    before = len(site.actions)
+    site.poll("b", 4)
+    record = site.record("1")
+    assert [(claim.component, claim.cluster) for claim in record.claims] == [*claims, ("m", "b"), ("n", "b")]
+    (offer, *_) = of_kind(OfferProcessors, site.actions[before:])
+    assert (offer.cluster, offer.component) == ("b", "m")
+    site.grow_by(offer)
+    assert record.claims[len(claims)].processors == offer.processors
+    site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=site.clusters))
+    assert len(record.claims) == len(claims) + 2

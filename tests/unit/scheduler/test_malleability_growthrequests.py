@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from koala_adapter.model import JobKind
@@ -218,3 +220,21 @@ def test_mandatory_wish_does_not_wait_for_levelling() -> None:
     site.pass_time(site.parameters.placeholder_life)
     assert granted(site.actions) == [("2", 0, "the others could not give more")]
     assert site.state.clusters[A].promises == []
+
+
+def test_why_a_wish_is_not_granted_in_full() -> None:
+    """The bound that holds is told: what its owner wants, or what it has been offered elsewhere, not its maximum."""
+    site = still({"1": 4})
+    site.record("1").sizes_wanted["m"] = 5
+    assert granted(site.ask("1", 3)) == [("1", 1, "its owner wants it to have 5")]
+    site = MalleableSite({"a": 6, "b": 6})
+    site.start(malleable("1", replace(component("m", 2, 9), flexible=True)))
+    assert [one.cluster for one in of_kind(OfferProcessors, site.actions)] == ["a", "b"]
+    on_b = next(number for number, claim in enumerate(site.record("1").claims) if claim.cluster == "b")
+    assert on_b == 1
+    first = of_kind(OfferProcessors, site.actions)[0]
+    site.answer(first, 0)
+    coming = site.record("1").claims[on_b].coming
+    assert coming > 0
+    ((_, got, why),) = granted(site.ask("1", 7 - coming + 1))
+    assert (got, why) == (7 - coming, f"{coming} more are offered to it already, or on their way")

@@ -43,7 +43,7 @@ from tests.unit.scheduler.scheduler_site import (
     submissions,
 )
 
-LENGTHS = {"waited", "seconds"}
+LENGTHS = {"waited", "seconds", "clock_set_back"}
 """Fields of type float that are lengths of time."""
 
 

@@ -445,3 +445,68 @@ def test_a_job_whose_workers_have_all_left_tells_what_it_had() -> None:
     assert site.record("1").state is JobState.COMPLETED
     assert [one.processors for one in site.record("1").claims] == [0, 0]
     assert former_sizes(site.record("1")) == held
+
+
+NOT_STARTED = TaskEnd(reason=EndReason.LAUNCH_FAILED, exit_code=127, detail="no such directory")
+
+
+def launched(site: MalleableSite, one: Job) -> None:
+    """Submit a job and hold all its placeholders, without a report of any process."""
+    site.submit(one)
+    site.take_all()
+    site.hold_all("1")
+    assert site.record("1").state is JobState.LAUNCHING
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("runner", [RunnerName.WORKERS, RunnerName.SWEEP])
+def test_a_worker_that_cannot_be_started_leaves_the_job_running(first: int, runner: RunnerName) -> None:
+    """Its end is the only report of it; the others do the work, whichever report comes first."""
+    site = MalleableSite({"a": 2}, Approach.NONE)
+    launched(site, replace(workers("1", part(2, 2 + 1), walltime=3600), runner=runner))
+    for rank in (first, 1 - first):
+        if rank:
+            end(site, rank, NOT_STARTED)
+        else:
+            site.post(ev.RankStarted(time=site.now, job_id=JobId("1"), rank=rank))
+    assert (site.record("1").state, site.sizes("1")) == (JobState.RUNNING, [1])
+    assert "no such directory" in explain(site.state, None, site.record("1"), site.now)
+    if runner is RunnerName.WORKERS:
+        end(site, 0)
+        assert site.record("1").state is JobState.COMPLETED
+
+
+def test_a_job_none_of_whose_workers_can_be_started_fails() -> None:
+    """It fails with the reason after the pause in which somebody else could explain it, not at its walltime."""
+    site = MalleableSite({"a": 1}, Approach.NONE)
+    launched(site, workers("1", part(1, 1 + 1), walltime=3600))
+    end(site, 0, NOT_STARTED)
+    site.pass_time(60)
+    outcome = site.record("1").outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 127)
+    assert "no such directory" in outcome.detail
+
+
+def test_a_sweep_none_of_whose_launchers_can_be_started_ends() -> None:
+    """Nobody gives it other launchers here, so that it would wait for its tasks until its walltime."""
+    site = MalleableSite({"a": 1}, Approach.NONE)
+    launched(site, replace(workers("1", part(1, 1 + 1), walltime=36000), runner=RunnerName.SWEEP))
+    end(site, 0, NOT_STARTED)
+    site.pass_time(1800)
+    assert site.record("1").state.final
+
+
+def test_a_job_with_a_head_grows_although_a_worker_could_not_be_started() -> None:
+    """All processes have been tried, so the job runs; once the pause is over it is offered processors."""
+    site = MalleableSite({"a": 3})
+    launched(site, headed(2, 2 + 1))
+    for rank in (0, 1):
+        site.post(ev.RankStarted(time=site.now, job_id=JobId("1"), rank=rank))
+    end(site, 2, NOT_STARTED)
+    site.end_ending()
+    assert site.record("1").state is JobState.RUNNING
+    before = len(site.actions)
+    site.pass_time(60)
+    site.poll("a", 3, idle=1, ours=2)
+    assert offers(site.actions[before:]) == [("1", 1)]

@@ -562,3 +562,26 @@ def test_a_restart_before_the_commitment_to_a_counter_offer_of_the_application()
     stage.say(nt.committed(stage.latest()))
     assert stage.phase is ChangePhase.GATHERING
     assert stage.site.change().accepted == 2
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_program_that_is_started_anew_in_a_change_lets_nothing_expire(killed: bool) -> None:  # noqa: FBT001 - a parameter
+    """An MPI program that restarts knows of no negotiation; what it says of them is not kept: the change took place."""
+    stage = Stage(5)
+    stage.go_on()
+    stage.say(nt.accepted(stage.latest()))
+    stage.site.hold_stubs()
+    stage.go_on()
+    stage.site.reach()
+    stage.go_on()
+    stage.application = nt.Endpoint("APPLICATION", "node")
+    if killed:
+        stage.start()
+    stage.manager.in_contact(ID, 0)
+    stage.deliver()
+    stage.site.made()
+    stage.go_on()
+    stage.deliver()
+    assert stage.site.sizes("1") == [5]
+    assert (stage.kept[-1][0], stage.kept[-1][1].status) == (Side.RMS, Status.CONSUMED)
+    assert Status.EXPIRED not in [template.status for _, template in stage.kept]

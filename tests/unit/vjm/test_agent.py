@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.vjm.agent import task as tasks
+from koala_adapter.vjm.agent.holding import pause_before_dialling
 from koala_adapter.vjm.agent.node import FatalError, Settings, Timers, clock, read_token
 from koala_adapter.vjm.agent.place import Workplace
 from koala_adapter.vjm.agent.processes import (
@@ -380,3 +381,26 @@ def test_the_end_of_a_task_is_told_after_its_last_words(tmp_path: Path, monkeypa
         assert task.application.next() == b"00000004\nlast"
         assert task.tellable
         place.finish()
+
+
+@pytest.mark.parametrize(
+    ("failures", "silence", "speaking", "leaving", "pause"),
+    [
+        (1, 0.0, False, False, 0.5),
+        (50, 59.0, False, False, 6.0),
+        (50, 59.0, True, False, 1.0),
+        (50, 61.0, True, False, 6.0),
+        (1, 0.0, True, False, 0.5),
+        (50, 59.0, True, True, 0.5),
+        (50, 300.0, False, True, 0.5),
+    ],
+)
+def test_an_agent_connects_again_soon_where_somebody_waits(
+    failures: int,
+    silence: float,
+    speaking: bool,  # noqa: FBT001 - likewise
+    leaving: bool,  # noqa: FBT001
+    pause: float,
+) -> None:
+    """A program whose processes stand at a point waits for the slowest agent; nobody does so for ever."""
+    assert pause_before_dialling(failures, silence, speaking=speaking, leaving=leaving) == pause
