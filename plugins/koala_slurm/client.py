@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm.commands import CommandSystem
-from koala_slurm.listing import ENVIRONMENT, NODE_COMMAND, parse_jobs, parse_nodes, squeue_command
+from koala_slurm.listing import NODE_COMMAND, job_format, new_separator, parse_jobs, parse_nodes, squeue_command
 from koala_slurm.words import COMPLAINTS, checked, minutes, reading_error
 
 if TYPE_CHECKING:
@@ -142,6 +142,8 @@ class CommandReader:
 
     async def jobs(self, *, user: str = "") -> tuple[LrmJob, ...]:
         """Return all jobs, or all of one user."""
-        command = squeue_command(user=user)
-        output = await self._commands.read(command, action="listing of jobs", environment=ENVIRONMENT)
-        return parse_jobs(output)
+        end = new_separator()
+        output = await self._commands.read(
+            squeue_command(user=user), action="listing of jobs", environment=job_format(end)
+        )
+        return parse_jobs(output, end)

@@ -7,6 +7,7 @@ Each part has the command line of a listing and the function that reads what it 
 from __future__ import annotations
 
 import re
+import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from koala_slurm.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 # -- Jobs ----------------------------------------------------------------------------------------------------
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 #
 # The fields exist under these names in all releases from 20.11 to 26.05; JSON differs from release to release. A suffix
 # after the colon makes a field as long as it is. Fields are ended by a control character (ASCII "unit separator"), and
-# the texts that any user can choose come last.
+# the text that a user can choose comes last. It can hold any character, line breaks too (seen in 22.05), so it is ended
+# by a word that is new for each listing and that no job can contain. The format is passed in the environment, because
+# every user can read a command line while the command runs.
 #
 # The elements of an array that wait together are listed as one row, ``12_[1-40,43%5]``, and told apart here: squeue's
 # own option for that (--array) takes longer, and loses the last element of ``12_[2-1000:2]`` (seen in 20.11 to 26.05).
@@ -62,23 +65,41 @@ JOB_FIELDS = (
     "Name",
 )
 
+FORMAT_VARIABLE = "SQUEUE_FORMAT2"
+"""What squeue takes for its option --Format (squeue(1))."""
+
 _EXIT = re.compile(r"(?P<code>[0-9]{1,5}):(?P<signal>[0-9]{1,3})", re.ASCII)
 _BEGUN = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING, LrmJobState.ENDED})
 
 
 def squeue_command(*, user: str = "", job: str = "") -> tuple[str, ...]:
-    """Return the command line that lists all jobs, also those that ended a short while ago; run it in ENVIRONMENT.
+    """Return the command line that lists all jobs, also those that ended a short while ago.
 
-    With ``user`` only that user's, which costs slurmctld least; with ``job`` only that one.
+    It is run in the environment of job_format. With ``user`` only that user's, which costs slurmctld least; with
+    ``job`` only that one.
     """
-    form = ",".join(f"{field}:{SEPARATOR}" for field in JOB_FIELDS)
     chosen = (*((f"--user={user}",) if user else ()), *((f"--jobs={checked(job)}",) if job else ()))
-    return ("squeue", "--noheader", "--states=all", *chosen, f"--Format={form}")
+    return ("squeue", "--noheader", "--states=all", *chosen)
 
 
-def parse_jobs(output: str) -> tuple[LrmJob, ...]:
-    """Return the jobs of a listing, array elements singly. Raises LrmUnavailableError for text that is none."""
-    rows = (line.split(SEPARATOR, len(JOB_FIELDS) - 1) for line in output.split("\n") if line.strip())
+def new_separator() -> str:
+    """Return a word that nothing in a listing contains, because it did not exist when the jobs were submitted."""
+    return f"\x1f{secrets.token_hex(8)}\x1f"
+
+
+def job_format(end: str) -> Mapping[str, str]:
+    """Return the environment in which squeue prints JOB_FIELDS, and ``end`` after each row."""
+    form = ",".join(f"{field}:{SEPARATOR}" for field in JOB_FIELDS[:-1])
+    return {**ENVIRONMENT, FORMAT_VARIABLE: f"{form},{JOB_FIELDS[-1]}:{end}"}
+
+
+def parse_jobs(output: str, end: str = "\n") -> tuple[LrmJob, ...]:
+    """Return the jobs of a listing, array elements singly; ``end`` follows each row.
+
+    Raises LrmUnavailableError for text that is no such listing.
+    """
+    lines = (line.lstrip("\n") for line in output.split(end))
+    rows = (line.split(SEPARATOR, len(JOB_FIELDS) - 1) for line in lines if line.strip())
     return tuple(job for row in rows for job in parse_row(row))
 
 

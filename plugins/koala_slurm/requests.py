@@ -7,14 +7,13 @@ Command lines and what they print; nothing is run here.
 from __future__ import annotations
 
 import re
-import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobState
 from koala_adapter.wire.hostlists import expand
-from koala_slurm.listing import JOB_FIELDS, parse_row
+from koala_slurm.listing import ENVIRONMENT, FORMAT_VARIABLE, JOB_FIELDS, parse_row
 from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked, compacted, duration, hold_owner, moment
 
 if TYPE_CHECKING:
@@ -222,7 +221,11 @@ USER_NODES_MARK = "koala:nodes"
 USER_HOLD_MARK = "koala:hold"
 """What conf/job_submit.lua adds to the comment of a marked job that its owner holds on top."""
 
-EVERYTHING_COMMAND = ("scontrol", "--details", "show", "job")
+EVERYTHING_COMMAND = ("squeue", "--noheader", "--states=all")
+"""Lists all jobs; run it in the environment of everything_format."""
+
+DETAILS_COMMAND = ("scontrol", "--details", "show", "job")
+"""Shows all jobs in detail."""
 
 StateKey: TypeAlias = "tuple[str, bool, float | None]"
 """Id of a job, whether it is active, when it started: what decides whether known details are still true."""
@@ -233,6 +236,7 @@ _NO_VALUE = frozenset({"", "(null)", "N/A", "None", "NONE"})
 _ACTIVE = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.STARTING})
 _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 _HEAD = re.compile(r"^JobId=(?P<id>[0-9]+)(?: ArrayJobId=(?P<array>[0-9]+) ArrayTaskId=(?P<task>\S+))?", re.MULTILINE)
+_NEXT_ELEMENT = re.compile(r"^JobId=[0-9]+ ArrayJobId=", re.MULTILINE)
 _VALUE = re.compile(
     r"(?:^|(?<=\s))"
     r"(?P<name>NumNodes|NumCPUs|ReqNodeList|ExcNodeList|MinMemory(?:CPU|Node)|Reason|(?:Req)?TRES"
@@ -277,20 +281,15 @@ class JobDetails:
         return self.nodes_most if self.nodes_most == self.nodes_least else None
 
 
-def new_separator() -> str:
-    """Return a word that nothing in a listing contains, because it did not exist when the jobs were submitted."""
-    return f"\x1f{secrets.token_hex(8)}\x1f"
-
-
-def everything_command(separator: str) -> tuple[str, ...]:
-    """Return the command line that lists all jobs with all fields, each ended by ``separator``."""
+def everything_format(separator: str) -> Mapping[str, str]:
+    """Return the environment in which squeue prints all fields of jobs, each ended by ``separator``."""
     form = ",".join(f"{field}:{separator}" for field in (*JOB_FIELDS, *MORE_FIELDS))
-    return ("squeue", "--noheader", "--states=all", f"--Format={form}")
+    return {**ENVIRONMENT, FORMAT_VARIABLE: form}
 
 
 def details_command(job: str) -> tuple[str, ...]:
     """Return the command line that shows one job in detail."""
-    return (*EVERYTHING_COMMAND, checked(job))
+    return (*DETAILS_COMMAND, checked(job))
 
 
 def parse_everything(output: str, separator: str) -> tuple[LrmJob, ...]:
@@ -371,22 +370,43 @@ def _mark(admin_comment: str) -> frozenset[str] | None:
     return frozenset(said) if mark == SITE_MARK and {ANY_NODES, KEEPS_NOTES}.issuperset(said) else None
 
 
-def parse_details(output: str) -> Mapping[str, JobDetails]:
-    """Return details by the job id that squeue shows; for the waiting elements of an array by the array's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllDetails:
+    """What scontrol shows of all jobs.
 
-    An id that is there twice was forged in somebody's comment, and is left out.
+    A comment can hold a line that looks like the first of another job's record. So what is shown of an id counts only
+    where it is there once; for others scontrol is asked again, for each job singly: then all text is that job's.
     """
+
+    records: Mapping[str, tuple[JobDetails, ...]]
+    """By the id that squeue shows, for the waiting elements of an array by the array's or the element's."""
+
+    def of(self, job: LrmJob) -> JobDetails | None:
+        """Return the details of a job, an empty value for one that is not shown; None where they are ambiguous."""
+        names = dict.fromkeys((details_id(job), str(job.id)))
+        found = [details for name in names for details in self.records.get(name, ())]
+        return None if len(found) > 1 else found[0] if found else JobDetails()
+
+
+def parse_details(output: str) -> AllDetails:
+    """Return what DETAILS_COMMAND printed."""
     heads = list(_HEAD.finditer(output))
-    found: dict[str, JobDetails] = {}
-    forged: set[str] = set()
+    found: dict[str, tuple[JobDetails, ...]] = {}
     for head, following in zip(heads, (*heads[1:], None), strict=True):
         text = output[head.end() : following.start() if following else len(output)]
         task = head["task"]
         id_ = head["id"] if not task else f"{head['array']}_{task}" if task.isdecimal() else head["array"]
-        if id_ in found:
-            forged.add(id_)
-        found[id_] = _details(text)
-    return {id_: details for id_, details in found.items() if id_ not in forged}
+        found[id_] = (*found.get(id_, ()), _details(text))
+    return AllDetails(records=found)
+
+
+def parse_one_detailed(output: str) -> JobDetails:
+    """Return what scontrol printed when it was asked for one job alone: the first record is Slurm's."""
+    head = _HEAD.search(output)
+    if head is None:
+        return JobDetails()
+    following = _NEXT_ELEMENT.search(output, head.end()) if head["array"] else None
+    return _details(output[head.end() : following.start() if following else len(output)])
 
 
 def _details(text: str) -> JobDetails:

@@ -18,15 +18,15 @@ from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, L
 from koala_adapter.model import LrmJobState
 from koala_adapter.wire.hostlists import expand
 from koala_slurm import client
-from koala_slurm.listing import ENVIRONMENT, idle_command, parse_nodes
+from koala_slurm.listing import ENVIRONMENT, idle_command, new_separator, parse_nodes
 from koala_slurm.requests import (
+    EVERYTHING_COMMAND,
     JobDetails,
     comment_change,
     details_command,
-    everything_command,
-    new_separator,
-    parse_details,
+    everything_format,
     parse_everything,
+    parse_one_detailed,
 )
 from koala_slurm.words import checked, minutes, waiting_elements
 
@@ -512,9 +512,11 @@ class CoreReservation:
         if not jobs:
             return set()
         separator = new_separator()
-        command = (*everything_command(separator), f"--jobs={','.join(jobs)}")
+        command = (*EVERYTHING_COMMAND, f"--jobs={','.join(jobs)}")
         with suppress(LrmNotFoundError):
-            listed = await self._commands.read(command, action="looking at jobs", environment=ENVIRONMENT)
+            listed = await self._commands.read(
+                command, action="looking at jobs", environment=everything_format(separator)
+            )
             return {str(job.id) for job in parse_everything(listed, separator) if job.state in WAITING}
         return set()
 
@@ -663,19 +665,18 @@ class Starting:
 
     async def _job(self) -> LrmJob:
         separator = new_separator()
-        command = (*everything_command(separator), f"--jobs={self._pin.job}")
-        jobs = parse_everything(await self._read(command), separator)
+        command = (*EVERYTHING_COMMAND, f"--jobs={self._pin.job}")
+        jobs = parse_everything(await self._read(command, everything_format(separator)), separator)
         found = next((job for job in jobs if job.id == self._pin.job), None)
         if found is None:
             raise LrmNotFoundError(f"job {self._pin.job} has gone while it was started")
         return found
 
     async def _details(self) -> JobDetails:
-        details = parse_details(await self._read(details_command(self._pin.job)))
-        return details.get(self._pin.job) or next(iter(details.values()), JobDetails())
+        return parse_one_detailed(await self._read(details_command(self._pin.job), ENVIRONMENT))
 
-    async def _read(self, command: Sequence[str]) -> str:
-        return await self._commands.read(command, action="looking at a job", environment=ENVIRONMENT)
+    async def _read(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
+        return await self._commands.read(command, action="looking at a job", environment=environment)
 
     async def _change(self, command: Sequence[str]) -> None:
         await self._commands.change(command, action="start_on")

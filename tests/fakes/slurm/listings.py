@@ -25,11 +25,11 @@ def squeue(store: Store, arguments: list[str]) -> None:
     """List jobs."""
     parser = Parser("squeue")
     parser.flags("--noheader")
-    parser.values("--states", "--user", "--jobs", "--Format")
+    parser.values("--states", "--user", "--jobs")
     options = parser.parse_args(arguments)
     if not (options.noheader and options.states == "all"):
         raise Refusal("squeue: the fake lists all jobs, without a header")
-    fields = re.findall(r"([A-Za-z_-]+):([^,]*)(?:,|$)", options.Format)
+    fields = re.findall(r"([A-Za-z_-]+):([^,]*)(?:,|$)", os.environ["SQUEUE_FORMAT2"])
     with store.locked() as state:
         schedule(store, state)
         jobs = _asked_for(state, options.jobs) if options.jobs else state.jobs

@@ -12,9 +12,8 @@ import pytest
 from koala_adapter.errors import LrmRejectedError
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_slurm.limits import over_limits, parse_accounting_limits
-from koala_slurm.listing import parse_config, parse_jobs
+from koala_slurm.listing import new_separator, parse_config, parse_jobs
 from koala_slurm.outside import OutsideReader
-from koala_slurm.requests import new_separator
 from koala_slurm.starting import StartNotes
 from koala_slurm.words import START_MAY_SHOW, WaitKind, wait_kind
 from tests.unit.plugins.test_slurm_outside import listing, wide
