@@ -292,6 +292,8 @@ class Lrm(ABC):
         Each with its user, or an empty one where the LRM does not tell: by it the core knows ours from a stranger's of
         the same name. With a prefix, other users' jobs may be left out.
         Jobs that ended a short while ago may be included with state ENDED. One listing for all, never a query by id.
+        Queued jobs come in the order of their queue; of equal priority, as all jobs in hold are, the oldest comes first
+        (``koala_adapter.lrm.listing.oldest_first``): who starts jobs from outside keeps that order.
         """
 
     @abstractmethod

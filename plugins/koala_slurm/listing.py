@@ -65,6 +65,9 @@ JOB_FIELDS = (
     "Name",
 )
 
+EVERY_JOB = ("squeue", "--noheader", "--states=all", "--sort=-p,i")
+"""Lists all jobs, of equal priority (0 in hold) the oldest first; by itself squeue has the newest first."""
+
 FORMAT_VARIABLE = "SQUEUE_FORMAT2"
 """What squeue takes for its option --Format (squeue(1))."""
 
@@ -79,7 +82,7 @@ def squeue_command(*, user: str = "", job: str = "") -> tuple[str, ...]:
     ``job`` only that one.
     """
     chosen = (*((f"--user={user}",) if user else ()), *((f"--jobs={checked(job)}",) if job else ()))
-    return ("squeue", "--noheader", "--states=all", *chosen)
+    return (*EVERY_JOB, *chosen)
 
 
 def new_separator() -> str:

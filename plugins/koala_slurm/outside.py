@@ -33,10 +33,9 @@ from koala_slurm.limits import (
     unfulfilled,
     within_limits,
 )
-from koala_slurm.listing import CONFIG_COMMAND, ENVIRONMENT, PARTITION_COMMAND, new_separator, parse_config
+from koala_slurm.listing import CONFIG_COMMAND, ENVIRONMENT, EVERY_JOB, PARTITION_COMMAND, new_separator, parse_config
 from koala_slurm.requests import (
     DETAILS_COMMAND,
-    EVERYTHING_COMMAND,
     GRES_COMMAND,
     LICENSES_COMMAND,
     JobDetails,
@@ -118,7 +117,7 @@ class OutsideReader:
         # squeue understands no ranges of elements; an array's number stands for all of them.
         numbers = list(dict.fromkeys(checked(job).partition("_")[0] for job in ids))
         for part in portions(numbers, ARGUMENTS_PER_COMMAND):
-            command = (*EVERYTHING_COMMAND, f"--jobs={','.join(part)}")
+            command = (*EVERY_JOB, f"--jobs={','.join(part)}")
             shown = await self._commands.read(command, action="looking at jobs", environment=form)
             found += parse_everything(shown, separator)
         return found
@@ -133,7 +132,7 @@ class OutsideReader:
         """Return all jobs, array elements singly. Raises LrmError."""
         separator = new_separator()
         output = await self._commands.read(
-            EVERYTHING_COMMAND, action="listing of jobs", environment=everything_format(separator)
+            EVERY_JOB, action="listing of jobs", environment=everything_format(separator)
         )
         jobs = parse_everything(output, separator)
         wanting = [job for job in jobs if worth_asking(job)]
@@ -184,7 +183,7 @@ class OutsideReader:
         """Return the jobs that the site's hook holds, and those it would hold again. Raises LrmError."""
         separator = new_separator()
         output = await self._commands.read(
-            EVERYTHING_COMMAND, action="listing of jobs", environment=everything_format(separator)
+            EVERY_JOB, action="listing of jobs", environment=everything_format(separator)
         )
         held = parse_held_by_hook(output, separator)
         self._latest |= {str(job.id): job for job in held if job.state in _WAITING}

@@ -221,9 +221,6 @@ USER_NODES_MARK = "koala:nodes"
 USER_HOLD_MARK = "koala:hold"
 """What conf/job_submit.lua adds to the comment of a marked job that its owner holds on top."""
 
-EVERYTHING_COMMAND = ("squeue", "--noheader", "--states=all")
-"""Lists all jobs; run it in the environment of everything_format."""
-
 DETAILS_COMMAND = ("scontrol", "--details", "show", "job")
 """Shows all jobs in detail."""
 

@@ -18,9 +18,8 @@ from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, L
 from koala_adapter.model import LrmJobState
 from koala_adapter.wire.hostlists import expand
 from koala_slurm import client
-from koala_slurm.listing import ENVIRONMENT, idle_command, new_separator, parse_nodes
+from koala_slurm.listing import ENVIRONMENT, EVERY_JOB, idle_command, new_separator, parse_nodes
 from koala_slurm.requests import (
-    EVERYTHING_COMMAND,
     JobDetails,
     comment_change,
     details_command,
@@ -512,7 +511,7 @@ class CoreReservation:
         if not jobs:
             return set()
         separator = new_separator()
-        command = (*EVERYTHING_COMMAND, f"--jobs={','.join(jobs)}")
+        command = (*EVERY_JOB, f"--jobs={','.join(jobs)}")
         with suppress(LrmNotFoundError):
             listed = await self._commands.read(
                 command, action="looking at jobs", environment=everything_format(separator)
@@ -665,7 +664,7 @@ class Starting:
 
     async def _job(self) -> LrmJob:
         separator = new_separator()
-        command = (*EVERYTHING_COMMAND, f"--jobs={self._pin.job}")
+        command = (*EVERY_JOB, f"--jobs={self._pin.job}")
         jobs = parse_everything(await self._read(command, everything_format(separator)), separator)
         found = next((job for job in jobs if job.id == self._pin.job), None)
         if found is None:

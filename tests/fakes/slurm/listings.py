@@ -25,7 +25,7 @@ def squeue(store: Store, arguments: list[str]) -> None:
     """List jobs."""
     parser = Parser("squeue")
     parser.flags("--noheader")
-    parser.values("--states", "--user", "--jobs")
+    parser.values("--states", "--user", "--jobs", "--sort")
     options = parser.parse_args(arguments)
     if not (options.noheader and options.states == "all"):
         raise Refusal("squeue: the fake lists all jobs, without a header")
@@ -34,7 +34,9 @@ def squeue(store: Store, arguments: list[str]) -> None:
         schedule(store, state)
         jobs = _asked_for(state, options.jobs) if options.jobs else state.jobs
         rows = [_job_values(store, job) for job in jobs if options.user in {"", job.user}]
-    for values in _waiting_together(rows):
+    together = _waiting_together(rows)
+    # Of equal priority the real one has the newest first, unless it is told otherwise.
+    for values in together if options.sort == "-p,i" else reversed(together):
         say("".join(f"{values[name]}{suffix}" for name, suffix in fields))
 
 
