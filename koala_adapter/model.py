@@ -328,7 +328,10 @@ class LrmJob:
     dependent: bool = False
     """It waits for other jobs, and may not be started before them."""
     blocked: bool = False
-    """It waits for something else than free processors, such as a limit or a licence, as far as the LRM tells."""
+    """It waits for something else than free processors, such as a limit or a licence, as far as the LRM tells.
+
+    A reason that may mean that others have the processors, whatever words it is in, does not make it blocked.
+    """
     obstacle: str = ""
     """Why an outside scheduler cannot start it as things are, were all processors free; empty when it could."""
     hold: HoldOwner | None = None

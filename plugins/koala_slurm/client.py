@@ -61,7 +61,7 @@ def notify_command(job: str, text: str) -> tuple[str, ...]:
 
 def show_command(job: str) -> tuple[str, ...]:
     """Return the command line that shows a job; it complains about one that does not exist."""
-    return ("scontrol", "--oneliner", "show", "job", job)
+    return ("scontrol", "--local", "--oneliner", "show", "job", job)
 
 
 def is_ambiguous(result: CommandResult) -> bool:

@@ -65,8 +65,11 @@ JOB_FIELDS = (
     "Name",
 )
 
-EVERY_JOB = ("squeue", "--noheader", "--states=all", "--sort=-p,i")
-"""Lists all jobs, of equal priority (0 in hold) the oldest first; by itself squeue has the newest first."""
+EVERY_JOB = ("squeue", "--local", "--noheader", "--states=all", "--sort=-p,i")
+"""Lists all jobs, of equal priority (0 in hold) the oldest first; by itself squeue has the newest first.
+
+Without --local, here as in other listings, a federation with fed_display shows the jobs and nodes of all its clusters.
+"""
 
 FORMAT_VARIABLE = "SQUEUE_FORMAT2"
 """What squeue takes for its option --Format (squeue(1))."""
@@ -173,8 +176,14 @@ NODE_FIELDS = ("%N", "%P", "%T", "%C", "%m", "%O")
 MORE_NODE_FIELDS = ("%b", "%d")
 """Active features, and temporary disk in MB (MiB); a reader that does not have them leaves both out."""
 
-NODE_COMMAND = ("sinfo", "--noheader", "--Node", f"--format={SEPARATOR.join((*NODE_FIELDS, *MORE_NODE_FIELDS))}")
-PARTITION_COMMAND = ("scontrol", "--oneliner", "show", "partition")
+NODE_COMMAND = (
+    "sinfo",
+    "--local",
+    "--noheader",
+    "--Node",
+    f"--format={SEPARATOR.join((*NODE_FIELDS, *MORE_NODE_FIELDS))}",
+)
+PARTITION_COMMAND = ("scontrol", "--local", "--oneliner", "show", "partition")
 
 
 def idle_command(nodes: Sequence[str]) -> tuple[str, ...]:
@@ -281,6 +290,7 @@ def sacct_command(jobs: Sequence[str]) -> tuple[str, ...]:
     """Return the command line that lists these jobs without their steps, over all times."""
     return (
         "sacct",
+        "--local",
         "--noheader",
         "--allocations",
         "--parsable2",

@@ -49,7 +49,13 @@ NAMES = (
 """What is read here of ``scontrol show job``."""
 
 LICENSES_COMMAND = ("scontrol", "--oneliner", "show", "licenses")
-GRES_COMMAND = ("sinfo", "--noheader", "--Node", "--Format=NodeList:\x1f,Gres:\x1f,GresUsed:\x1f,CPUsState:\x1f")
+GRES_COMMAND = (
+    "sinfo",
+    "--local",
+    "--noheader",
+    "--Node",
+    "--Format=NodeList:\x1f,Gres:\x1f,GresUsed:\x1f,CPUsState:\x1f",
+)
 
 _WORD = r"[A-Za-z0-9_.-]+"
 _EVERY = re.compile(rf"{_WORD}(?:&{_WORD})*")
@@ -221,7 +227,7 @@ USER_NODES_MARK = "koala:nodes"
 USER_HOLD_MARK = "koala:hold"
 """What conf/job_submit.lua adds to the comment of a marked job that its owner holds on top."""
 
-DETAILS_COMMAND = ("scontrol", "--details", "show", "job")
+DETAILS_COMMAND = ("scontrol", "--local", "--details", "show", "job")
 """Shows all jobs in detail."""
 
 StateKey: TypeAlias = "tuple[str, bool, float | None]"

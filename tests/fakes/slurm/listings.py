@@ -24,7 +24,7 @@ RAW_STATUS_UNTIL = (22, 5)
 def squeue(store: Store, arguments: list[str]) -> None:
     """List jobs."""
     parser = Parser("squeue")
-    parser.flags("--noheader")
+    parser.flags("--noheader", "--local")
     parser.values("--states", "--user", "--jobs", "--sort")
     options = parser.parse_args(arguments)
     if not (options.noheader and options.states == "all"):
@@ -137,7 +137,7 @@ def sinfo(store: Store, arguments: list[str]) -> None:
         say(f"slurm {store.settings['release']}")
         return
     parser = Parser("sinfo")
-    parser.flags("--noheader", "--Node")
+    parser.flags("--noheader", "--Node", "--local")
     parser.values("--format", "--nodes")
     options = parser.parse_args(arguments)
     chosen = options.nodes.split(",") if options.nodes else store.settings["nodes"]
@@ -164,7 +164,7 @@ def sinfo(store: Store, arguments: list[str]) -> None:
 def sacct(store: Store, arguments: list[str]) -> None:
     """List ended jobs."""
     parser = Parser("sacct")
-    parser.flags("--noheader", "--allocations", "--parsable2")
+    parser.flags("--noheader", "--allocations", "--parsable2", "--local")
     parser.values("--delimiter", "--format", "--jobs")
     options = parser.parse_args(arguments)
     if not store.settings["accounting"]:

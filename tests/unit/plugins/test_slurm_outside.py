@@ -13,14 +13,27 @@ from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import HoldOwner
-from koala_slurm.listing import JOB_FIELDS, new_separator, parse_jobs
+from koala_slurm.client import show_command
+from koala_slurm.listing import (
+    EVERY_JOB,
+    JOB_FIELDS,
+    NODE_COMMAND,
+    PARTITION_COMMAND,
+    new_separator,
+    parse_jobs,
+    sacct_command,
+    squeue_command,
+)
 from koala_slurm.outside import OutsideReader
 from koala_slurm.requests import (
     ANY_NODES,
+    DETAILS_COMMAND,
+    GRES_COMMAND,
     KEEPS_NOTES,
     MORE_FIELDS,
     SITE_MARK,
     JobDetails,
+    details_command,
     details_id,
     parse_details,
     parse_everything,
@@ -265,6 +278,13 @@ async def test_jobs_whose_details_are_not_known_yet_are_not_offered(tmp_path: Pa
     for _ in range(2):
         jobs = await reader.jobs()
     assert {job.obstacle for job in jobs} == {""}
+
+
+def test_other_clusters_of_a_federation_are_left_out() -> None:
+    """With fed_display Slurm's commands show the jobs and nodes of all of its clusters."""
+    listings = (squeue_command(user="ann"), EVERY_JOB, NODE_COMMAND, PARTITION_COMMAND, GRES_COMMAND, DETAILS_COMMAND)
+    for command in (*listings, details_command("7"), show_command("7"), sacct_command(["7"])):
+        assert "--local" in command
 
 
 def test_a_job_name_ends_no_row_of_ones_own_jobs() -> None:
