@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.lrm.starts import OriginalRequest, Pin
-from koala_adapter.ordering.allocation import Allocation, Guard, NodeRelease, allocate, guard_for, guarded, memory_on
+from koala_adapter.ordering.allocation import (
+    Allocation,
+    Guard,
+    NodeRelease,
+    allocate,
+    guard_for,
+    guarded,
+    held_on,
+    memory_on,
+)
 from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Phase, Start
 from koala_adapter.ordering.mirror import Standings
 
@@ -113,8 +122,9 @@ class _Pass:
             rooms = {name: guarded(room, self._guards, ends_at) for name, room in self._rooms.items()}.values()
         found = allocate(entry.job, rooms)
         if isinstance(found, Allocation):
+            held = {name: held_on(entry.job, self._rooms[name].node, count) for name, count in found.nodes}
             for guard in self._guards:
-                guard.taken(found, ends_at)
+                guard.taken(held, ends_at)
             entry.passed_over = ""
             return found
         self._pass_over(entry, found.reason + ("; other nodes are kept for jobs before it" if self._guards else ""))
@@ -131,7 +141,8 @@ class _Pass:
 
     def _start(self, entry: Entry, found: Allocation) -> Start:
         for name, count in found.nodes:
-            self._rooms[name] = self._rooms[name].without(count, memory_on(entry.job, count))
+            room = self._rooms[name]
+            self._rooms[name] = room.without(held_on(entry.job, room.node, count), memory_on(entry.job, count))
         job, former = entry.job, self._mirror.starts.pins.get(entry.job.id)
         pin = Pin(
             job_id=job.id,
@@ -154,8 +165,14 @@ class _Pass:
                 began = self._now if entry.local.started_at is None else entry.local.started_at
                 at = max(began + entry.estimate, self._now + SOON)
                 found += [
-                    NodeRelease(at=at, node=name, processors=count, memory_mib=memory_on(entry.job, count))
+                    NodeRelease(
+                        at=at,
+                        node=name,
+                        processors=held_on(entry.job, self._rooms[name].node, count),
+                        memory_mib=memory_on(entry.job, count),
+                    )
                     for name, count in entry.nodes
+                    if name in self._rooms
                 ]
         return sorted(found, key=lambda release: release.at)
 

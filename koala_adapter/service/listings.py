@@ -218,8 +218,11 @@ def end_reason(job: LrmJob) -> EndReason | None:
 
 
 def processors_held(listing: Iterable[LrmJob]) -> int:
-    """Return how many of the cluster's processors our jobs in a listing occupy."""
-    return sum(job.processors for job in listing if job.state in OCCUPYING and not job.elsewhere)
+    """Return how many places of the cluster our jobs in a listing occupy: each is a placeholder of one processor.
+
+    The batch system may count more processors for it, such as both threads of a core.
+    """
+    return sum(job.state in OCCUPYING and not job.elsewhere for job in listing)
 
 
 # -- Placeholders in hold ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm.commands import CommandSystem
-from koala_slurm.listing import NODE_COMMAND, job_format, new_separator, parse_jobs, parse_nodes, squeue_command
+from koala_slurm.listing import NODE_COMMAND, Unit, job_format, new_separator, parse_jobs, parse_nodes, squeue_command
 from koala_slurm.words import COMPLAINTS, checked, minutes, reading_error
 
 if TYPE_CHECKING:
@@ -130,15 +130,21 @@ class CommandReader:
     requests = 2
     """Of one call of each method together; the outside scheduler's listing takes one more."""
 
-    def __init__(self, commands: SlurmCommands, *, reserved_is_up: bool = False) -> None:
-        """``reserved_is_up``: nodes in a reservation count as usable, because we submit into one."""
+    def __init__(self, commands: SlurmCommands, *, reserved_is_up: bool = False, has_default: bool = True) -> None:
+        """``reserved_is_up``: nodes in a reservation count as usable, because we submit into one.
+
+        ``has_default``: jobs that name no partition go to the default one.
+        """
         self._commands = commands
         self._reserved_is_up = reserved_is_up
+        self._has_default = has_default
+        self.unit = Unit.CPU
+        """What Slurm gives to one job alone, once the controller has said so."""
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return all nodes, each once."""
         output = await self._commands.read(NODE_COMMAND, action="listing of nodes")
-        return parse_nodes(output, reserved_is_up=self._reserved_is_up)
+        return parse_nodes(output, reserved_is_up=self._reserved_is_up, unit=self.unit, has_default=self._has_default)
 
     async def jobs(self, *, user: str = "") -> tuple[LrmJob, ...]:
         """Return all jobs, or all of one user."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmUnavailableError
@@ -173,8 +174,9 @@ def parse_exit(text: str) -> tuple[int, int]:
 NODE_FIELDS = ("%N", "%P", "%T", "%C", "%m", "%O")
 """Name, partition, state with flags, processors (allocated/idle/other/total), memory in MiB, load average."""
 
-MORE_NODE_FIELDS = ("%b", "%d")
-"""Active features, and temporary disk in MB (MiB); a reader that does not have them leaves both out."""
+MORE_NODE_FIELDS = ("%b", "%d", "%X", "%Y", "%a", "%h")
+"""Active features, temporary disk in MB (MiB), sockets, cores of a socket; of the partition: whether it is up, and
+whether jobs share its nodes. A reader that does not have them leaves all out."""
 
 NODE_COMMAND = (
     "sinfo",
@@ -195,28 +197,46 @@ _PROCESSORS = re.compile(r"([0-9]+)/([0-9]+)/([0-9]+)/([0-9]+)", re.ASCII)
 _PAIR = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 
 
-def parse_nodes(output: str, *, reserved_is_up: bool = False) -> tuple[Node, ...]:
+class Unit(StrEnum):
+    """What Slurm gives to one job alone (slurm.conf(5), SelectType and SelectTypeParameters)."""
+
+    CPU = "CPU"
+    CORE = "core"
+    SOCKET = "socket"
+    NODE = "node"
+
+
+def parse_nodes(
+    output: str, *, reserved_is_up: bool = False, unit: Unit = Unit.CPU, has_default: bool = True
+) -> tuple[Node, ...]:
     """Return the nodes of a listing, each once with all its partitions.
 
-    Raises LrmUnavailableError for text that is no listing.
+    ``has_default``: jobs that name no partition go to the default one. Raises LrmUnavailableError for text that is no
+    listing.
     """
+    rows = (line.split(SEPARATOR) for line in output.splitlines() if line.strip())
     return merge_nodes(
-        parse_node(line.split(SEPARATOR), reserved_is_up=reserved_is_up) for line in output.splitlines() if line.strip()
+        parse_node(row, reserved_is_up=reserved_is_up, unit=unit, has_default=has_default) for row in rows
     )
 
 
-def parse_node(row: Sequence[str], *, reserved_is_up: bool = False) -> Node:
+def parse_node(
+    row: Sequence[str], *, reserved_is_up: bool = False, unit: Unit = Unit.CPU, has_default: bool = True
+) -> Node:
     """Return the node of one row of values of NODE_FIELDS, and perhaps of MORE_NODE_FIELDS.
 
     Raises LrmUnavailableError when it is no such row.
     """
-    widths = (len(NODE_FIELDS), len(NODE_FIELDS) + len(MORE_NODE_FIELDS))
-    counts = _PROCESSORS.fullmatch(row[3].strip()) if len(row) in widths else None
+    width = len(NODE_FIELDS) + len(MORE_NODE_FIELDS)
+    counts = _PROCESSORS.fullmatch(row[3].strip()) if len(NODE_FIELDS) <= len(row) <= width else None
     if counts is None:
         raise LrmUnavailableError(f"sinfo printed a line that is no node: {SEPARATOR.join(row)[:200]!r}")
-    name, partition, word, _, memory, load, features, disk = (*(value.strip() for value in row), "", "")[:8]
+    values = (*(value.strip() for value in row), *("" for _ in MORE_NODE_FIELDS))
+    name, partition, word, _, memory, load, features, disk, sockets, cores, available, sharing = values[:width]
     allocated, idle, _other, total = (int(count) for count in counts.groups())
     state = node_state(word, reserved_is_up=reserved_is_up)
+    queues = (partition.removesuffix("*"),) if partition not in {"", "N/A"} else ()
+    served = (*queues, *([""] if partition.endswith("*") and has_default else []))
     return Node(
         name=name,
         state=state,
@@ -225,11 +245,24 @@ def parse_node(row: Sequence[str], *, reserved_is_up: bool = False) -> Node:
         processors_used=total - idle if state is NodeState.UP else allocated,
         memory_mib=int(memory) if memory.isdecimal() else None,
         load=_number(load),
-        queues=(partition.removesuffix("*"),) if partition not in {"", "N/A"} else (),
+        queues=queues,
         raw_state=word,
         features=tuple(feature for feature in features.split(",") if feature and feature != "(null)"),
         disk_mib=int(disk) if disk.isdecimal() and int(disk) else None,
+        grain=_grain(total, sockets, cores, unit),
+        # With CR_CPU the threads are counted, but jobs do not share a core that slurm.conf describes (slurm.conf(5)).
+        counts_grains=unit is not Unit.CPU,
+        whole_queues=served if unit is Unit.NODE or sharing.upper().startswith("EXCL") else (),
+        closed_queues=served if available not in {"", "up"} else (),
     )
+
+
+def _grain(processors: int, sockets: str, cores: str, unit: Unit) -> int:
+    """Return how many of a node's processors, which may be threads or cores, a job gets at a time."""
+    if unit is Unit.NODE or not (sockets.isdecimal() and cores.isdecimal()):
+        return 1
+    parts = int(sockets) * (1 if unit is Unit.SOCKET else int(cores))
+    return max(1, processors // parts) if parts else 1
 
 
 def merge_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -237,8 +270,12 @@ def merge_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
     merged: dict[str, Node] = {}
     for node in nodes:
         seen = merged.get(node.name, node)
-        queues = tuple(dict.fromkeys((*seen.queues, *node.queues)))
-        merged[node.name] = replace(seen, queues=queues)
+        merged[node.name] = replace(
+            seen,
+            queues=tuple(dict.fromkeys((*seen.queues, *node.queues))),
+            whole_queues=tuple(dict.fromkeys((*seen.whole_queues, *node.whole_queues))),
+            closed_queues=tuple(dict.fromkeys((*seen.closed_queues, *node.closed_queues))),
+        )
     return tuple(merged.values())
 
 
@@ -344,6 +381,8 @@ class ControllerConfig:
     accounting: bool
     """A storage for accounting is configured; that it answers is another matter."""
     slurm_user: str
+    unit: Unit = Unit.CPU
+    """What is given to one job alone."""
     limits_enforced: bool = False
     """Jobs are kept within the limits of their associations and QOS."""
 
@@ -370,8 +409,19 @@ def parse_config(output: str) -> ControllerConfig:
         max_array_size=int(size) if size.isdecimal() else DEFAULT_MAX_ARRAY_SIZE,
         accounting=values.get("AccountingStorageType", "") not in _NO_ACCOUNTING,
         slurm_user=values.get("SlurmUser", "").partition("(")[0],
+        unit=_unit(values.get("SelectType", ""), values.get("SelectTypeParameters", "")),
         limits_enforced=bool(_LIMITS & set(values.get("AccountingStorageEnforce", "").split(","))),
     )
+
+
+def _unit(select: str, parameters: str) -> Unit:
+    if select.endswith("/linear"):
+        return Unit.NODE
+    words = re.split(r"[,|+]", parameters.upper())
+    for word, unit in (("CR_SOCKET", Unit.SOCKET), ("CR_CORE", Unit.CORE), ("CR_ONE_TASK_PER_CORE", Unit.CORE)):
+        if any(one.startswith(word) for one in words):
+            return unit
+    return Unit.CPU
 
 
 def parse_version(output: str) -> str | None:

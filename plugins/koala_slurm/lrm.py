@@ -310,6 +310,9 @@ PROGRAMS = ("sbatch", "squeue", "sinfo", "scontrol", "scancel")
 OLDEST_RELEASE = (20, 11)
 """The listings of older releases were never seen."""
 
+_GIVEN = re.compile(r"using ([0-9]+) processors", re.ASCII)
+"""What ``sbatch --test-only`` says of what a job would get."""
+
 _TRIAL = Submission(key=BatchKey("koala-check"), count=1, script="#!/bin/sh\nexit 0\n", walltime=60)
 
 
@@ -387,7 +390,7 @@ class Checks:
         result = await self.commands.run(command, stdin=trial.script.encode())
         if result.returncode:
             raise submission_error(result)
-        return _good("submission", result.complaint or "would be taken")
+        return _good("submission", _with_surplus(result.complaint) or "would be taken")
 
     async def _accounting(self) -> CheckResult:
         if self._config is None:
@@ -396,6 +399,14 @@ class Checks:
             return _good("accounting", "none configured; how jobs ended is known for as long as squeue shows them")
         await self.commands.read(sacct_command(("1",)), action="accounting")
         return _good("accounting", "sacct works")
+
+
+def _with_surplus(said: str) -> str:
+    """Return what sbatch says of a trial job of one processor, and that it would be given more than one."""
+    match = _GIVEN.search(said)
+    if match is None or int(match[1]) <= 1:
+        return said
+    return f"{said} (a placeholder asks for one processor and is given {match[1]}: whole cores, or a whole node)"
 
 
 async def _guarded(subject: str, step: Callable[[], Awaitable[CheckResult]], remedy: str) -> CheckResult:
@@ -456,11 +467,17 @@ class SlurmLrm(Lrm):
         self._settings = settings
         self._user = context.user or login_name()
         self._commands = SlurmCommands(context.commands, settings)
-        self._reader = CommandReader(self._commands, reserved_is_up=settings.reservation is not None)
+        self._reader = CommandReader(
+            self._commands,
+            reserved_is_up=settings.reservation is not None,
+            has_default=not any(long_name(text) == "--partition" for text in context.directives.add),
+        )
         self._config: ControllerConfig | None = None
         self._unanswered: LrmUnavailableError | None = None
         self._notes = StartNotes(context.state_directory / "starts")
         self._sizes: dict[str, int] = {}
+        self._threads: dict[str, int] = {}
+        """Processors of a core, by node, where they are given together."""
         self._transport = chosen_transport(
             settings, context, expected=SLURM, variables=settings.variables(), timeout=settings.command_timeout
         )
@@ -486,6 +503,7 @@ class SlurmLrm(Lrm):
             accounting=config.accounting and await self._accounting_works(),
         )
         self._config = config
+        self._reader.unit = config.unit
         for note in self._notes.left():
             await self._starting(note.job, note.nodes).undo_start(note, after_kill=True)
 
@@ -531,7 +549,9 @@ class SlurmLrm(Lrm):
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return the nodes of all partitions that we may see."""
-        return await self._reader.nodes()
+        nodes = await self._reader.nodes()
+        self._threads = {node.name: node.grain for node in nodes if node.grain > 1}
+        return nodes
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return jobs; with a prefix only our user's, and without what only an outside scheduler must know.
@@ -732,7 +752,9 @@ class SlurmLrm(Lrm):
         from koala_slurm.starting import CoreReservation, Starting
 
         pin, numbers_by_node = make_pin(job, nodes), self._config is None or self._config.takes_cores_by_node
-        reservation = CoreReservation(self._commands, pin, self._reserved, numbers_by_node=numbers_by_node)
+        reservation = CoreReservation(
+            self._commands, pin, self._reserved, numbers_by_node=numbers_by_node, threads=self._threads
+        )
         return Starting(self._commands, pin, self._notes, reservation=reservation)
 
     async def _control(self, verb: str, ids: Sequence[LrmJobId]) -> None:

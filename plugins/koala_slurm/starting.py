@@ -421,10 +421,23 @@ def reserved_cores(output: str) -> dict[str, int]:
 class CoreReservation:
     """The reservation of one start."""
 
-    def __init__(self, commands: SlurmCommands, pin: Pin, reserved: Reserved, *, numbers_by_node: bool) -> None:
-        """Nothing is asked yet. ``numbers_by_node``: this Slurm takes a number of cores for each node."""
+    def __init__(
+        self,
+        commands: SlurmCommands,
+        pin: Pin,
+        reserved: Reserved,
+        *,
+        numbers_by_node: bool,
+        threads: Mapping[str, int] | None = None,
+    ) -> None:
+        """Nothing is asked yet. ``numbers_by_node``: this Slurm takes a number of cores for each node.
+
+        ``threads``: processors of a core, by node, where they are more than one.
+        """
         self._commands = commands
-        self._pin = pin
+        self._threads = threads or {}
+        cores = {node: -(-count // self._threads.get(node, 1)) for node, count in pin.counts.items()}
+        self._pin = replace(pin, counts=cores)
         self._reserved = reserved
         self._numbers_by_node = numbers_by_node
 
@@ -491,7 +504,8 @@ class CoreReservation:
         counts = self._pin.counts
         waiting = await self._waiting(self._reserved.on(counts))
         listed = await self._commands.read(idle_command(tuple(counts)), action="listing of nodes")
-        idle = self._reserved.idle({node.name: node.processors_idle for node in parse_nodes(listed)}, waiting)
+        cores = {node.name: node.processors_idle // self._threads.get(node.name, 1) for node in parse_nodes(listed)}
+        idle = self._reserved.idle(cores, waiting)
         spare = {node: idle.get(node, 0) - count for node, count in counts.items()}
         if min(spare.values()) < 0:
             return False

@@ -154,6 +154,10 @@ def sinfo(store: Store, arguments: list[str]) -> None:
                 "%O": "0.50",
                 "%b": "fake",
                 "%d": "0",
+                "%X": "1",
+                "%Y": str(total),
+                "%a": "up",
+                "%h": "NO",
             }
             text = options.format
             for field, value in values.items():
