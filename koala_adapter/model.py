@@ -361,6 +361,9 @@ class LrmJob:
 
     A reason that may mean that others have the processors, whatever words it is in, does not make it blocked.
     """
+    kept: bool = False
+    """Neither free processors nor the ends of other jobs let it start: a limit that it exceeds alone, or the site, must
+    change."""
     obstacle: str = ""
     """Why an outside scheduler cannot start it as things are, were all processors free; empty when it could."""
     hold: HoldOwner | None = None

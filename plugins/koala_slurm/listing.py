@@ -16,6 +16,7 @@ from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.wire.hostlists import expand
 from koala_slurm.words import (
+    LASTS,
     START_MAY_SHOW,
     TIME_FORMAT,
     array_index,
@@ -156,6 +157,7 @@ def parse_job(row: Sequence[str]) -> LrmJob:
         raw_state=word,
         hold=hold_owner(reason) if state is LrmJobState.HELD else None,
         blocked=state is LrmJobState.QUEUED and wait_kind(reason) not in START_MAY_SHOW,
+        kept=state is LrmJobState.QUEUED and wait_kind(reason) in LASTS,
     )
 
 
@@ -305,6 +307,16 @@ def _partition(line: str) -> Queue:
     )
 
 
+def without_default_memory(output: str) -> tuple[str, ...]:
+    """Return the partitions of such a listing that have no default of their own for the memory of jobs."""
+    found = (dict(_PAIR.findall(line)) for line in output.splitlines())
+    return tuple(
+        values["PartitionName"]
+        for values in found
+        if "PartitionName" in values and not any(_is_default(values.get(name, "")) for name in DEFAULT_MEMORY)
+    )
+
+
 # -- Accounting ----------------------------------------------------------------------------------------------
 # How jobs ended according to the accounting database, by sacct(1).
 
@@ -383,6 +395,8 @@ class ControllerConfig:
     slurm_user: str
     unit: Unit = Unit.CPU
     """What is given to one job alone."""
+    whole_memory: bool = False
+    """Memory is counted, and a job that asks for none gets that of a whole node, unless its partition has a default."""
     limits_enforced: bool = False
     """Jobs are kept within the limits of their associations and QOS."""
 
@@ -409,9 +423,18 @@ def parse_config(output: str) -> ControllerConfig:
         max_array_size=int(size) if size.isdecimal() else DEFAULT_MAX_ARRAY_SIZE,
         accounting=values.get("AccountingStorageType", "") not in _NO_ACCOUNTING,
         slurm_user=values.get("SlurmUser", "").partition("(")[0],
+        whole_memory="MEMORY" in values.get("SelectTypeParameters", "").upper()
+        and not any(_is_default(values.get(name, "")) for name in DEFAULT_MEMORY),
         unit=_unit(values.get("SelectType", ""), values.get("SelectTypeParameters", "")),
         limits_enforced=bool(_LIMITS & set(values.get("AccountingStorageEnforce", "").split(","))),
     )
+
+
+DEFAULT_MEMORY = ("DefMemPerNode", "DefMemPerCPU")
+
+
+def _is_default(text: str) -> bool:
+    return text.isdecimal() and int(text) > 0
 
 
 def _unit(select: str, parameters: str) -> Unit:

@@ -42,6 +42,7 @@ from koala_slurm.listing import (
     parse_version,
     release_number,
     sacct_command,
+    without_default_memory,
 )
 from koala_slurm.requests import annotate_commands
 from koala_slurm.starting import StartNotes, make_pin
@@ -335,6 +336,7 @@ class Checks:
             ("version", self._version, "give conf, the path of this cluster's slurm.conf"),
             ("controller", self._controller, "start slurmctld, or give conf, the path of this cluster's slurm.conf"),
             ("partitions", self._partitions, "ask the site which partitions you may use"),
+            ("memory", self._memory, "ask the site how much memory jobs get by default"),
             ("submission", self._submission, "correct the settings and directives of this cluster in the site file"),
             ("accounting", self._accounting, "tell the site that sacct does not work"),
         )
@@ -381,6 +383,18 @@ class Checks:
         if not any(partition.default for partition in up):
             self._partition = up[0].name
         return _good("partitions", "; ".join(_described(partition) for partition in partitions))
+
+    async def _memory(self) -> CheckResult:
+        shown = await self.commands.read(PARTITION_COMMAND, action="listing of partitions")
+        names = without_default_memory(shown) if self._config is not None and self._config.whole_memory else ()
+        if not names:
+            return _good("memory", "a placeholder takes none from others, or the site's default")
+        where = ", ".join(names)
+        return _good(
+            "memory",
+            f"in {where} a placeholder that asks for none gets all of a node, and keeps others from it (there is no "
+            "DefMemPerCPU or DefMemPerNode): set memory_mib for this cluster in the site file",
+        )
 
     async def _submission(self) -> CheckResult:
         trial = Submission(

@@ -374,6 +374,9 @@ _PATTERNS: Mapping[WaitKind, str] = {
 }
 _KINDS = {kind: re.compile(pattern) for kind, pattern in _PATTERNS.items()}
 
+LASTS = frozenset({WaitKind.OWN_LIMIT, WaitKind.SITE})
+"""A job that waits for these does not start when others end."""
+
 START_MAY_SHOW = frozenset({WaitKind.PROCESSORS, WaitKind.PASSING})
 """A job that was released and waits for these may start yet; for anything else it does not."""
 

@@ -10,7 +10,7 @@ from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.ordering.allocation import Allocation, allocate, held_on, rooms_of
 from koala_adapter.service.listings import processors_held
 from koala_adapter.wiki.reporting import Host, dealt, offer
-from koala_slurm.listing import Unit, parse_config, parse_nodes
+from koala_slurm.listing import Unit, parse_config, parse_nodes, without_default_memory
 
 THREADS = ("n1", "n2")
 
@@ -159,3 +159,19 @@ def test_partitions_that_are_closed_or_give_whole_nodes(
     assert (found.closed_queues, found.whole_queues) == (closed, whole)
     (found,) = parse_nodes(text, has_default=False)
     assert "" not in {*found.closed_queues, *found.whole_queues}
+
+
+@pytest.mark.parametrize(
+    ("config", "partition", "names"),
+    [
+        ("CR_Core_Memory\nDefMemPerNode = UNLIMITED", "DefMemPerNode=UNLIMITED", ("main",)),
+        ("CR_Core_Memory\nDefMemPerNode = UNLIMITED", "DefMemPerCPU=1000", ()),
+        ("CR_Core_Memory\nDefMemPerCPU = 2000", "DefMemPerNode=UNLIMITED", ()),
+        ("CR_Core\nDefMemPerNode = UNLIMITED", "DefMemPerNode=UNLIMITED", ()),
+    ],
+)
+def test_where_a_placeholder_gets_a_whole_nodes_memory(config: str, partition: str, names: tuple[str, ...]) -> None:
+    """Where memory is counted, and neither slurm.conf nor the partition has a default for jobs that ask for none."""
+    found = parse_config(f"SelectType = select/cons_tres\nSelectTypeParameters = {config}\n")
+    shown = without_default_memory(f"PartitionName=main State=UP {partition} MaxMemPerNode=UNLIMITED\n")
+    assert (shown if found.whole_memory else ()) == names
