@@ -25,6 +25,7 @@ from koala_slurm.limits import (
     GresOnNodes,
     PartitionLimits,
     by_number,
+    first_served,
     gres_shares,
     over_limits,
     parse_accounting_limits,
@@ -53,7 +54,7 @@ from koala_slurm.requests import (
     with_details,
     worth_asking,
 )
-from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked, parse_job_id, turn
+from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked, parse_job_id
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -219,7 +220,7 @@ class OutsideReader:
         numbered, active = by_number(jobs), _active_elements(jobs)
         now = time.time()
         waits = {job.id: unfulfilled(job, job.dependency, numbered, now=now) for job in jobs if job.dependency}
-        free_to_go = [job for job in jobs if not (waits.get(job.id) or job.obstacle or job.hold is HoldOwner.USER)]
+        free_to_go = [job for job in jobs if not (waits.get(job.id) or job.obstacle)]
         promised = _licensed(free_to_go, asked, licenses)
         shares = gres_shares([job for job in free_to_go if job.id in asked], asked, gres)
         found = []
@@ -242,11 +243,11 @@ class OutsideReader:
             job
             for job in jobs
             if job.state in _WAITING
-            and not (job.obstacle or job.dependent or job.hold is HoldOwner.USER)
+            and not (job.obstacle or job.dependent)
             and (job.eligible_at is None or job.eligible_at <= now)
         ]
-        # What was released comes first, then what came first, so that a start does not find its share gone.
-        offered.sort(key=lambda job: (job.state is LrmJobState.HELD, turn(job)))
+        # In this order, so that a start does not find its share gone.
+        offered.sort(key=first_served)
         over = over_limits(offered, {job.id: self._qos_of(job) for job in offered}, self._accounting)
         bounded = {job.id: self._accounting.bounding(job, self._qos_of(job)) for job in offered if job.id not in over}
         held = {job.id: replace(job, obstacle=over[job.id]) for job in offered if job.id in over}
@@ -339,7 +340,7 @@ def _licensed(jobs: Iterable[LrmJob], asked: Mapping[LrmJobId, Restrictions], fr
     """
     found = set()
     wanting = [job for job in jobs if job.id in asked and asked[job.id].licenses]
-    for job in sorted(wanting, key=lambda job: (job.state is LrmJobState.HELD, turn(job))):
+    for job in sorted(wanting, key=first_served):
         if not missing_license(asked[job.id], free):
             found.add(str(job.id))
             for name, number in asked[job.id].licenses:

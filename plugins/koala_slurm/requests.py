@@ -35,6 +35,8 @@ NAMES = (
     "TresPerJob",
     "TresPerTask",
     "TresPerSocket",
+    "CpusPerTres",
+    "MemPerTres",
     "ArrayTaskThrottle",
     "HetJobId",
     "CoreSpec",
@@ -61,6 +63,11 @@ _WORD = r"[A-Za-z0-9_.-]+"
 _EVERY = re.compile(rf"{_WORD}(?:&{_WORD})*")
 _SOME = re.compile(rf"{_WORD}(?:\|{_WORD})+")
 _LICENSE = re.compile(r"LicenseName=(?P<name>\S+)\s+Total=[0-9]+\s+Used=[0-9]+\s+Free=(?P<free>[0-9]+)")
+_AMOUNT = re.compile(r"(?P<number>[0-9]+)(?P<unit>[kKmMgGtTpP]?)", re.ASCII)
+_GRES_PREFIX = re.compile(r"\bgres[:/]")
+_UNITS_OF_COUNTS = ("", "K", "M", "G", "T", "P")
+NOT_CONSUMED = "no_consume"
+"""Word in the configuration of a generic resource that jobs use without taking any of it (slurm.conf(5), Gres)."""
 _NO_RESTRICTION = frozenset({"", "(null)", "*", "N/A", "0", "None"})
 OURS = "koala_start_"
 HETEROGENEOUS = "the components of a heterogeneous job start together, which cannot be asked for"
@@ -73,6 +80,10 @@ class Restrictions:
     exclusive: bool = False
     gres: tuple[tuple[str, int], ...] = ()
     """On each node: name, with its type if one is asked for, and number."""
+    processors_by_gres: int = 0
+    """On each node, by its generic resources there (sbatch --cpus-per-gpu)."""
+    memory_by_gres_mib: int = 0
+    """Likewise (sbatch --mem-per-gpu)."""
     licenses: tuple[tuple[str, int], ...] = ()
     disk_mib: int | None = None
     throttle: int = 0
@@ -96,13 +107,15 @@ def restrictions(values: Mapping[str, str]) -> Restrictions:
     """Return what the values of a job say."""
     given = {name: values.get(name, "") for name in NAMES}
     asked = {name: value for name, value in given.items() if value not in _NO_RESTRICTION}
-    gres = _numbers(asked.get("TresPerNode", "").replace("gres:", "").replace("gres/", ""), separator=":")
+    gres = _numbers(_GRES_PREFIX.sub("", asked.get("TresPerNode", "")))
     disk = asked.get("MinTmpDiskNode", "")
     throttle = asked.get("ArrayTaskThrottle", "")
     return Restrictions(
         exclusive=asked.get("OverSubscribe", "OK").split("(")[0] in {"NO", "USER", "MCS"},
         gres=gres,
-        licenses=_numbers(asked.get("Licenses", ""), separator=":"),
+        processors_by_gres=_by_gres(gres, _of_each(asked.get("CpusPerTres", ""))),
+        memory_by_gres_mib=_by_gres(gres, _of_each(asked.get("MemPerTres", ""))),
+        licenses=_numbers(asked.get("Licenses", "")),
         disk_mib=_disk_mebibytes(disk),
         throttle=int(throttle) if throttle.isdecimal() else 0,
         qos=asked.get("QOS", ""),
@@ -131,13 +144,40 @@ def _obstacle(asked: Mapping[str, str]) -> str:
     return next((text for so, text in problems if so), "")
 
 
-def _numbers(text: str, *, separator: str) -> tuple[tuple[str, int], ...]:
-    """Return ``gpu:a100:2,fpga`` as names with numbers."""
+def _numbers(text: str) -> tuple[tuple[str, int], ...]:
+    """Return ``gpu:a100:2,tmp:no_consume:4G`` as names with numbers; units are powers of 1024 (gres.conf(5), Count)."""
     found = []
     for part in filter(None, re.split(r"[,;]", text)):
-        name, mark, number = part.partition("(")[0].rpartition(separator)
-        found.append((name, int(number)) if mark and number.isdecimal() else (part, 1))
+        words = [word for word in re.split(r"[:=]", part.partition("(")[0]) if word != NOT_CONSUMED]
+        match = _AMOUNT.fullmatch(words[-1]) if len(words) > 1 else None
+        if match is None:
+            found.append((":".join(words), 1))
+        else:
+            found.append(
+                (":".join(words[:-1]), int(match["number"]) * 1024 ** _UNITS_OF_COUNTS.index(match["unit"].upper()))
+            )
     return tuple(found)
+
+
+def not_consumed(output: str) -> frozenset[str]:
+    """Return the generic resources of GRES_COMMAND that jobs use without taking any, by name, and by name and type."""
+    found: set[str] = set()
+    for _, has, _, _ in gres_rows(output):
+        for part in re.split(r"[,;]", has):
+            if NOT_CONSUMED in part.split(":"):
+                name = _numbers(part)[0][0]
+                found |= {name, name.partition(":")[0]}
+    return frozenset(found)
+
+
+def _of_each(text: str) -> dict[str, int]:
+    """Return ``gres:gpu:4`` or ``gres/gpu:4``, of each resource something, by the resource."""
+    return dict(_numbers(_GRES_PREFIX.sub("", text)))
+
+
+def _by_gres(gres: Iterable[tuple[str, int]], each: Mapping[str, int]) -> int:
+    """Return how much of something a job has on each node, of which there is so much for each generic resource."""
+    return sum(number * each.get(name, each.get(name.partition(":")[0], 0)) for name, number in gres)
 
 
 def _disk_mebibytes(text: str) -> int | None:
@@ -163,7 +203,7 @@ def parse_gres(output: str) -> dict[str, dict[str, int]]:
     for node, has, used, _ in gres_rows(output):
         counts = free[node] = {}
         for text, sign in ((has, 1), (used, -1)):
-            for name, number in _numbers(_without_places(text), separator=":"):
+            for name, number in _numbers(_without_places(text)):
                 for shown in {name, name.partition(":")[0]}:
                     counts[shown] = counts.get(shown, 0) + sign * number
     return free
@@ -485,7 +525,8 @@ def with_details(job: LrmJob, details: JobDetails | None) -> LrmJob:
     processors = job.processors
     if job.state in _WAITING:
         # Slurm shows one for `-N2-3`, and each node gives one at least.
-        processors = max(processors, known.nodes_least * job.processors_per_task)
+        each = max(job.processors_per_task, known.restrictions.processors_by_gres)
+        processors = max(processors, known.nodes_least * each)
     return replace(
         job,
         processors=processors,
@@ -495,7 +536,7 @@ def with_details(job: LrmJob, details: JobDetails | None) -> LrmJob:
         nodes_most=known.nodes_most,
         excluded_nodes=known.excluded_nodes,
         memory_per_processor_mib=known.memory_per_processor_mib,
-        memory_per_node_mib=known.memory_per_node_mib,
+        memory_per_node_mib=known.memory_per_node_mib or known.restrictions.memory_by_gres_mib or None,
         disk_per_node_mib=known.restrictions.disk_mib,
         exclusive=known.restrictions.exclusive,
         obstacle=job.obstacle or (known.restrictions.obstacle if job.state in _WAITING else ""),
