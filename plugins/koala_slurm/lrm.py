@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import structlog
+
 from koala_adapter.errors import (
     ConfigurationError,
     LrmError,
@@ -65,6 +67,8 @@ if TYPE_CHECKING:
     from koala_slurm.outside import OutsideReader
     from koala_slurm.settings import SlurmSettings
     from koala_slurm.starting import Reserved, Starting
+
+log = structlog.get_logger()
 
 
 # -- Directives of a site ------------------------------------------------------------------------------------
@@ -490,6 +494,9 @@ class SlurmLrm(Lrm):
         self._unanswered: LrmUnavailableError | None = None
         self._notes = StartNotes(context.state_directory / "starts")
         self._sizes: dict[str, int] = {}
+        """Elements of each array of ours that is not forgotten."""
+        self._arrays: dict[BatchKey, str] = {}
+        """Their ids, by key."""
         self._threads: dict[str, int] = {}
         """Processors of a core, by node, where they are given together."""
         self._transport = chosen_transport(
@@ -519,7 +526,16 @@ class SlurmLrm(Lrm):
         self._config = config
         self._reader.unit = config.unit
         for note in self._notes.left():
-            await self._starting(note.job, note.nodes).undo_start(note, after_kill=True)
+            try:
+                await self._starting(note.job, note.nodes).undo_start(note, after_kill=True)
+            except LrmRejectedError as error:
+                # Perhaps an operator began it, and we are none: the note stays for the next one.
+                log.warning(
+                    "a start that was cut off cannot be undone",
+                    cluster=self._context.cluster,
+                    job=note.job,
+                    error=str(error),
+                )
 
     @cached_property
     def _outside(self) -> OutsideReader:
@@ -615,21 +631,26 @@ class SlurmLrm(Lrm):
         self._require_array_size(submission.count)
         if self._transport is not None:
             ids = await self._transport.submit(submission, self._native(submission), index_variable=None)
-            self._sizes[ids[0].partition("_")[0]] = submission.count
+            self._note_size(submission, ids[0].partition("_")[0])
             return ids
         rendered = self.render(submission)
         result = await self._commands.run(rendered.command, stdin=rendered.script.encode())
         job = parse_job_id(result.text)
         if job is None:
             raise submission_error(result)
-        self._sizes[job] = submission.count
+        self._note_size(submission, job)
         return array_ids(job, submission.count)
 
     def _native(self, submission: Submission) -> tuple[str, ...]:
         return (native_specification(submission, self._settings, self._context.directives),)
 
+    def _note_size(self, submission: Submission, array: str) -> None:
+        self._sizes[array] = submission.count
+        self._arrays[submission.key] = array
+
     def forget(self, key: BatchKey) -> None:
-        """Delete the script that DRMAA needed: nobody will read it any more."""
+        """Drop the size of its array, and delete the script that DRMAA needed: nobody will read it any more."""
+        self._sizes.pop(self._arrays.pop(key, ""), None)
         if self._transport is not None:
             self._transport.forget(key)
 
@@ -644,13 +665,14 @@ class SlurmLrm(Lrm):
     # -- control -----------------------------------------------------------------------------------------------------
 
     async def cancel(self, ids: Sequence[LrmJobId]) -> None:
-        """Cancel jobs; those of a whole array of ours by its bare id."""
-        error: LrmError | None = None
+        """Cancel jobs; those of a whole array of ours by its bare id. After no answer nothing is known: it is worst."""
+        errors: list[LrmError] = []
         for part in _arguments(ids, self._sizes):
             result = await self._commands.run(client.cancel_command(part), urgent=True)
-            error = error or client.cancel_error(result)
-        if error is not None:
-            raise error
+            if (error := client.cancel_error(result)) is not None:
+                errors.append(error)
+        if errors:
+            raise next((error for error in errors if isinstance(error, LrmUnavailableError)), errors[0])
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
         """Put jobs in user hold, also when we are an operator, so that their owner can release them."""

@@ -232,6 +232,7 @@ class StartNotes:
             self.kept.pop(pin.job, None)
             self._written[pin.job] = note
         except OSError as error:
+            self._unlock(pin.job)
             message = f"cannot note the start of job {pin.job} in {self._directory}: {error.strerror}"
             raise LrmUnreachableError(message, hint="is the disk full?") from error
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.model import HoldOwner
 from koala_slurm.client import show_command
 from koala_slurm.listing import (
@@ -54,7 +55,6 @@ from koala_slurm.starting import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from koala_slurm.client import SlurmCommands
 
@@ -356,6 +356,17 @@ def test_notes_of_starts(tmp_path: Path) -> None:
     assert len(notes.left()) == 1
     notes.remove("5")
     assert notes.left() == ()
+
+
+def test_a_note_that_cannot_be_written_leaves_nothing_open(tmp_path: Path) -> None:
+    """Each start that is refused for that would cost a descriptor."""
+    notes = StartNotes(tmp_path / "starts")
+    (job,) = parse_everything(listing("|@|", wide(JobArrayID="5")), "|@|")
+    (tmp_path / "starts" / "5.json").mkdir(parents=True)  # the new note cannot take its place
+    before = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(LrmUnreachableError):
+        notes.write(make_pin("5", ["n1"]), JobDetails(processors=1), job)
+    assert set(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_notes_of_jobs_that_were_started(tmp_path: Path) -> None:
