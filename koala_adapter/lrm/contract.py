@@ -269,7 +269,9 @@ class Lrm(ABC):
     hook_removal: str = ""
     """How the piece that has jobs come in held is taken out again: said after the queue was given back."""
     requests_per_poll: int
-    """Upper bound of LRM requests that one ``nodes`` plus one ``jobs`` cost: part of the overload contract."""
+    """LRM requests that one ``nodes`` plus one ``jobs`` of our own jobs cost at most: part of the overload contract."""
+    requests_per_listing: int = 0
+    """... that one ``nodes`` plus one ``jobs`` of all users cost at most, whatever waits; 0: no more than a poll."""
 
     async def start(self) -> None:  # noqa: B027 - most plugins need nothing here
         """Make ready (start a helper process, open a session). Called once before any other method."""

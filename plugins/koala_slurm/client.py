@@ -120,6 +120,12 @@ class SlurmCommands(CommandSystem):
         return control_error(result, action=action)
 
 
+ASKED_SINGLY = 5
+"""Jobs of one listing of all users that scontrol is asked for each by itself."""
+
+LISTING_REQUESTS = 6 + ASKED_SINGLY
+"""At most, of a listing of all users: jobs, details, partitions, licences, generic resources, limits of accounts."""
+
 # -- Reading nodes and jobs ----------------------------------------------------------------------------------
 # With sinfo and squeue.
 
@@ -128,7 +134,7 @@ class CommandReader:
     """Reads with sinfo and squeue."""
 
     requests = 2
-    """Of one call of each method together; the outside scheduler's listing takes one more."""
+    """Of one call of each method together."""
 
     def __init__(self, commands: SlurmCommands, *, reserved_is_up: bool = False, has_default: bool = True) -> None:
         """``reserved_is_up``: nodes in a reservation count as usable, because we submit into one.

@@ -32,7 +32,7 @@ from koala_adapter.lrm.drmaa.choice import chosen_transport, one_text
 from koala_adapter.lrm.drmaa.libraries import SLURM
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_slurm import client
-from koala_slurm.client import CommandReader, SlurmCommands
+from koala_slurm.client import LISTING_REQUESTS, CommandReader, SlurmCommands
 from koala_slurm.listing import (
     CONFIG_COMMAND,
     PARTITION_COMMAND,
@@ -503,7 +503,9 @@ class SlurmLrm(Lrm):
             settings, context, expected=SLURM, variables=settings.variables(), timeout=settings.command_timeout
         )
         self.capabilities = replace(CAPABILITIES, accounting=False, suspend=False)
+        # Of all users' jobs there are details to be asked for now and then.
         self.requests_per_poll = self._reader.requests + 1
+        self.requests_per_listing = 1 + LISTING_REQUESTS
 
     async def start(self) -> None:
         """Ask the controller once what it can do, and set right what a killed process left.

@@ -72,16 +72,12 @@ LIMITS_KEPT = 30.0
 """Seconds for which the limits of partitions are believed."""
 ACCOUNTING_SHARE = 20
 """Times as old as their reading took may the limits of associations and QOS be: of thousands it takes long."""
-ASKED_SINGLY = 10
-"""Jobs of one listing that scontrol is asked for each by itself."""
 NOT_YET_KNOWN = "what it asks for is not known yet: texts of other jobs look like it"
 _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 
 
 class OutsideReader:
     """Lists the jobs of all users; remembers the details of those it has seen."""
-
-    requests = 2
 
     def __init__(self, commands: SlurmCommands, notes: StartNotes) -> None:
         """Nothing is known yet. ``notes``: of the jobs that we have started."""
@@ -173,7 +169,7 @@ class OutsideReader:
                 ambiguous[state_key(job)] = job
             else:
                 self._known[state_key(job)] = found
-        for key, job in list(ambiguous.items())[:ASKED_SINGLY]:
+        for key, job in list(ambiguous.items())[: client.ASKED_SINGLY]:
             with suppress(LrmNotFoundError):
                 shown = await self._commands.read(
                     details_command(job.id), action="looking at a job", environment=ENVIRONMENT

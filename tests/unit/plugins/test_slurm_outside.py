@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.model import HoldOwner
-from koala_slurm.client import show_command
+from koala_slurm.client import LISTING_REQUESTS, show_command
 from koala_slurm.listing import (
     EVERY_JOB,
     JOB_FIELDS,
@@ -273,9 +273,9 @@ async def test_jobs_whose_details_are_not_known_yet_are_not_offered(tmp_path: Pa
     commands.single = {number: f"JobId={number} JobName=job\n   NumNodes=1 NumCPUs=6\n" for number in numbers}
     reader = OutsideReader(cast("SlurmCommands", commands), StartNotes(tmp_path / "starts"))
     jobs = await reader.jobs()
-    assert len(commands.asked) < 20
+    assert len(commands.asked) <= LISTING_REQUESTS
     assert {job.obstacle == "" for job in jobs} == {True, False}
-    for _ in range(2):
+    for _ in range(len(numbers)):
         jobs = await reader.jobs()
     assert {job.obstacle for job in jobs} == {""}
 
