@@ -235,6 +235,35 @@ class Node:
     memory_used_mib: int | None = None
     """Memory allocated to jobs, when the LRM counts it."""
     disk_mib: int | None = None
+    grain: int = 1
+    """Processors that a job gets at a time here, such as the threads of a core: it has a multiple of them."""
+    counts_grains: bool = True
+    """``processors_used`` counts whole ones; else each processor that is used may keep others from its core."""
+    whole_queues: tuple[str, ...] = ()
+    """Queues that give the node to one job as a whole; among them an empty name, if jobs that name no queue get it so.
+    """
+    closed_queues: tuple[str, ...] = ()
+    """Queues of the node that take or start no job now; an empty name stands for jobs that name none."""
+
+    def rounded(self, processors: int) -> int:
+        """Return the processors that a job has here that asks for so many."""
+        return min(-(-processors // self.grain) * self.grain, max(self.processors, processors))
+
+    def places(self, queue: str | None) -> int:
+        """Return how many jobs of one processor, or placeholders, the node takes when nothing else runs on it."""
+        if (queue or "") in self.whole_queues:
+            return min(1, self.processors)
+        return -(-self.processors // self.grain)
+
+    def places_idle(self, queue: str | None) -> int:
+        """Return how many jobs of one processor, or placeholders, could start now."""
+        if (queue or "") in self.closed_queues:
+            return 0
+        if (queue or "") in self.whole_queues:
+            return min(1, self.processors_idle) if self.processors_used == 0 else 0
+        if not self.counts_grains:
+            return min(self.processors_idle, max(0, self.places(queue) - self.processors_used))
+        return self.processors_idle // self.grain
 
     @property
     def processors_idle(self) -> int:
@@ -319,7 +348,13 @@ class LrmJob:
     dependent: bool = False
     """It waits for other jobs, and may not be started before them."""
     blocked: bool = False
-    """It waits for something else than free processors, such as a limit or a licence, as far as the LRM tells."""
+    """It waits for something else than free processors, such as a limit or a licence, as far as the LRM tells.
+
+    A reason that may mean that others have the processors, whatever words it is in, does not make it blocked.
+    """
+    kept: bool = False
+    """Neither free processors nor the ends of other jobs let it start: a limit that it exceeds alone, or the site, must
+    change."""
     obstacle: str = ""
     """Why an outside scheduler cannot start it as things are, were all processors free; empty when it could."""
     hold: HoldOwner | None = None

@@ -196,7 +196,13 @@ def _component(state: State, record: JobRecord, claim: Claim, now: float, former
         first_rank=ranks[0].rank if ranks else None,
         waited=waited,
         holds=tuple(
-            HoldReport(holder=one.holder or "unknown", reason=one.reason, placeholders=one.count, since=one.since)
+            HoldReport(
+                holder=one.holder or "unknown",
+                reason=one.reason,
+                placeholders=one.count,
+                since=one.since,
+                in_hold=one.in_hold,
+            )
             for one in hold_groups(placeholders)
         ),
     )

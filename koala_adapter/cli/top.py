@@ -251,7 +251,9 @@ def _progress(report: JobReport, room: int) -> Text:
         return Text(f"exit {report.outcome.exit_code}" + (f" after {seconds(ran)}" if ran is not None else ""), "dim")
     if report.launched_at is None:
         holding, wanted = sum(one.held for one in report.components), size_now(report)
-        return Text(f"waits {seconds(waiting_time(report))}" + (f", holds {holding}/{wanted}" if holding else ""))
+        reasons = {hold.reason for one in report.components for hold in one.holds if hold.reason}
+        why = f" ({printable(min(reasons))})" if reasons else ""
+        return Text(f"waits {seconds(waiting_time(report))}{why}" + (f", holds {holding}/{wanted}" if holding else ""))
     if report.sweep is not None:
         done, words = report.sweep.done / max(1, report.sweep.total), f"{report.sweep.done}/{report.sweep.total}"
         if report.sweep.seconds_left:

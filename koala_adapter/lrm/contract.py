@@ -269,7 +269,9 @@ class Lrm(ABC):
     hook_removal: str = ""
     """How the piece that has jobs come in held is taken out again: said after the queue was given back."""
     requests_per_poll: int
-    """Upper bound of LRM requests that one ``nodes`` plus one ``jobs`` cost: part of the overload contract."""
+    """LRM requests that one ``nodes`` plus one ``jobs`` of our own jobs cost at most: part of the overload contract."""
+    requests_per_listing: int = 0
+    """... that one ``nodes`` plus one ``jobs`` of all users cost at most, whatever waits; 0: no more than a poll."""
 
     async def start(self) -> None:  # noqa: B027 - most plugins need nothing here
         """Make ready (start a helper process, open a session). Called once before any other method."""
@@ -292,6 +294,8 @@ class Lrm(ABC):
         Each with its user, or an empty one where the LRM does not tell: by it the core knows ours from a stranger's of
         the same name. With a prefix, other users' jobs may be left out.
         Jobs that ended a short while ago may be included with state ENDED. One listing for all, never a query by id.
+        Queued jobs come in the order of their queue; of equal priority, as all jobs in hold are, the oldest comes first
+        (``koala_adapter.lrm.listing.oldest_first``): who starts jobs from outside keeps that order.
         """
 
     @abstractmethod

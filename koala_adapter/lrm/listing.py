@@ -7,6 +7,7 @@ need processors, and the watcher, which makes one look serve all callers.
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -97,6 +98,8 @@ def _rank(job: LrmJob) -> tuple[bool, float]:
 
 # -- The listing, and reading it -----------------------------------------------------------------------------
 
+_NUMBERS = re.compile(r"[0-9]+", re.ASCII)
+
 log = structlog.get_logger()
 
 
@@ -110,6 +113,8 @@ class Listing:
     nodes: tuple[Node, ...]
     queues: Mapping[str, Queue] = field(default_factory=dict)
     """By name; empty when it tells of none, or was not asked for them."""
+    queue: str | None = None
+    """The one that our jobs name, by which places are counted."""
     offset: float = 0.0
     """Seconds to add to a time of our clock for the time of day, in which the batch system writes its own times."""
 
@@ -124,18 +129,30 @@ class Listing:
 
     @property
     def processors(self) -> int:
-        """Configured processors, whatever the state of their nodes."""
-        return sum(node.processors for node in self.nodes)
+        """Jobs of one processor that all nodes take, whatever their state: their processors, or fewer (Node.places)."""
+        return sum(node.places(self.queue) for node in self.nodes)
 
     @property
     def idle(self) -> int:
-        """Processors a new job could get now."""
-        return sum(node.processors_idle for node in self.nodes)
+        """Jobs of one processor that could start now: idle processors, or fewer (Node.places_idle)."""
+        return sum(node.places_idle(self.queue) for node in self.nodes)
 
     @property
     def down(self) -> int:
         """Processors that nobody has and nobody could get now, as their nodes are not up."""
-        return sum(node.processors_out_of_service for node in self.nodes)
+        return sum(-(-node.processors_out_of_service // node.grain) for node in self.nodes)
+
+
+def oldest_first(jobs: Iterable[LrmJob]) -> list[LrmJob]:
+    """Return jobs as ``Lrm.jobs`` has them: those in the queue in its order, behind all others, by age.
+
+    The age of a job is its time of submission, then the numbers in its id.
+    """
+    listed = list(jobs)
+    queued = [job for job in listed if job.state is LrmJobState.QUEUED]
+    others = (job for job in listed if job.state is not LrmJobState.QUEUED)
+    aged = sorted(others, key=lambda job: (job.submitted_at or 0.0, [int(text) for text in _NUMBERS.findall(job.id)]))
+    return [*aged, *queued]
 
 
 def local_jobs(listing: Listing) -> tuple[LrmJob, ...]:
@@ -186,15 +203,19 @@ MOST_TOLD = 100
 """What waits behind so many others is not for now."""
 
 
-def processors_wanted(jobs: Iterable[LrmJob], nodes: Collection[Node], *, time_of_day: float) -> tuple[int, ...]:
-    """Return the processors that each waiting job asks for, in the order of the listing, at most MOST_TOLD.
+def processors_wanted(
+    jobs: Iterable[LrmJob], nodes: Collection[Node], *, time_of_day: float, queue: str | None = None
+) -> tuple[int, ...]:
+    """Return the places (of jobs of one processor) that each waiting job will take, in the order of the listing.
+
+    At most MOST_TOLD. ``queue``: the one by which places are counted.
 
     Only of those that could be started on these nodes if enough were idle: not of those in hold, before their begin
     time, behind other jobs, or bound to other nodes.
     """
     largest = sum(node.processors for node in nodes)
     wanted = (
-        job.processors
+        min(_places_taken(job, node, queue) for node in nodes if _may_run_on(job, node))
         for job in jobs
         if _waits_for_processors(job, time_of_day)
         and job.processors <= largest
@@ -206,6 +227,16 @@ def processors_wanted(jobs: Iterable[LrmJob], nodes: Collection[Node], *, time_o
 def _waits_for_processors(job: LrmJob, time_of_day: float) -> bool:
     waits = job.state is LrmJobState.QUEUED and not job.dependent and not job.blocked
     return waits and (job.eligible_at is None or job.eligible_at <= time_of_day)
+
+
+def _places_taken(job: LrmJob, node: Node, queue: str | None) -> int:
+    """Return how many places a job takes that runs on nodes like this one."""
+    if not node.processors:
+        return job.processors
+    whole = job.exclusive or job.queue in node.whole_queues
+    on_whole = max(job.node_bounds[0], -(-job.processors // node.processors)) * node.processors
+    taken = on_whole if whole else max(job.processors, -(-job.processors // node.grain) * node.grain)
+    return -(-taken * node.places(queue) // node.processors)
 
 
 def _may_run_on(job: LrmJob, node: Node) -> bool:

@@ -168,6 +168,11 @@ def memory_on(job: LrmJob, processors: int) -> int:
     return max(job.memory_per_node_mib or 0, (job.memory_per_processor_mib or 0) * processors)
 
 
+def held_on(job: LrmJob, node: Node, processors: int) -> int:
+    """Return the processors that are taken on a node by a job that has so many there: whole cores, or all of them."""
+    return max(processors, node.processors) if job.exclusive else max(processors, node.rounded(processors))
+
+
 def allocate(job: LrmJob, rooms: Iterable[NodeRoom]) -> Allocation | Misfit:
     """Return nodes for a job, or why there are none. It fits whenever there is any way to fit it.
 
@@ -206,6 +211,7 @@ def asked_of_nodes(job: LrmJob) -> tuple[object, ...]:
         job.possible_nodes,
         job.requested_nodes,
         job.excluded_nodes,
+        job.exclusive,
     )
 
 
@@ -228,15 +234,16 @@ def _shares(job: LrmJob, rooms: Iterable[NodeRoom], per_task: int) -> list[_Shar
     queue = job.queue
     shares = []
     for room in rooms:
-        processors = room.processors
-        if processors < per_task:
+        node = room.node
+        processors = room.processors if node.grain == 1 else room.processors // node.grain * node.grain
+        if processors < per_task or (job.exclusive and processors < node.processors):
             continue
-        if plain and queue in room.node.queues:
+        if plain and queue in node.queues:
             tasks = processors // per_task
         else:
-            tasks = 0 if _unusable(job, room.node) else _tasks_in(job, room, per_task)
+            tasks = 0 if _unusable(job, node) else _tasks_in(job, room, processors // per_task)
         if tasks > 0:
-            shares.append(_Share(room.node.name, tasks, processors))
+            shares.append(_Share(node.name, tasks, processors))
     return shares
 
 
@@ -251,9 +258,9 @@ def _unusable(job: LrmJob, node: Node) -> bool:
     return foreign or node.name in job.excluded_nodes or not set(job.features) <= set(node.features)
 
 
-def _tasks_in(job: LrmJob, room: NodeRoom, per_task: int) -> int:
-    """Return how many tasks of a job have room on a node."""
-    tasks = room.processors // per_task
+def _tasks_in(job: LrmJob, room: NodeRoom, tasks: int) -> int:
+    """Return how many tasks of a job have room on a node, of those for which it has processors."""
+    per_task = _per_task(job)
     if job.tasks_per_node is not None:
         tasks = min(tasks, job.tasks_per_node)
     if room.memory_mib is None:
@@ -395,10 +402,10 @@ class Guard:
             return room.processors
         return min(room.processors, self.spare.get(room.node.name, room.processors))
 
-    def taken(self, allocation: Allocation, ends_at: float) -> None:
-        """Count a job that was given nodes."""
+    def taken(self, held: Mapping[str, int], ends_at: float) -> None:
+        """Count a job that was given nodes. ``held``: what it takes of each."""
         if ends_at > self.at:
-            for name, processors in allocation.nodes:
+            for name, processors in held.items():
                 if name in self.spare:
                     self.spare[name] = max(0, self.spare[name] - processors)
 
@@ -423,7 +430,8 @@ def guard_for(job: LrmJob, rooms: Mapping[str, NodeRoom], releases: Sequence[Nod
     at = releases[low - 1].at if low else 0.0
     # Several may end at that moment.
     then = _after(rooms, [release for release in releases if release.at <= at])
-    return Guard(at, {name: then[name].processors - count for name, count in found.nodes})
+    spare = {name: then[name].processors - held_on(job, then[name].node, count) for name, count in found.nodes}
+    return Guard(at, spare)
 
 
 def _after(rooms: Mapping[str, NodeRoom], releases: Iterable[NodeRelease]) -> dict[str, NodeRoom]:

@@ -14,7 +14,7 @@ from koala_adapter.model import (
     LrmJobState,
     NodeState,
 )
-from koala_adapter.ordering.allocation import Allocation, Pools, allocate, pools_of, rooms_of, serves
+from koala_adapter.ordering.allocation import Allocation, Pools, allocate, held_on, pools_of, rooms_of, serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -256,6 +256,7 @@ def shape(job: LrmJob) -> object:
         job.possible_nodes,
         job.requested_nodes,
         job.excluded_nodes,
+        job.exclusive,
     )
 
 
@@ -274,12 +275,22 @@ class Suitability:
         self._seen: object = None
         self._problems: dict[object, str] = {}
         """By the shape of a job."""
+        self._sizes: dict[object, int] = {}
+        """Likewise: the processors that it takes of its nodes."""
         self._served: dict[str, tuple[int | None, str]] = {}
 
     def follow(self, listing: Listing) -> bool:
         """Take the nodes and queues of a listing; tell whether all is as it was."""
         seen = [
-            (node.name, node.state is NodeState.UP, node.processors, node.memory_mib, node.features, node.queues)
+            (
+                node.name,
+                node.state is NodeState.UP,
+                node.processors,
+                node.grain,
+                node.memory_mib,
+                node.features,
+                node.queues,
+            )
             for node in listing.nodes
         ]
         if (seen, listing.queues) == self._seen:
@@ -287,6 +298,7 @@ class Suitability:
         self._seen = (seen, listing.queues)
         self._queues = listing.queues
         self._problems.clear()
+        self._sizes.clear()
         self._served.clear()
         unused = (replace(node, processors_used=0, memory_used_mib=0) for node in listing.nodes)
         self._rooms = tuple(rooms_of(unused, {}, {}).values())
@@ -300,12 +312,20 @@ class Suitability:
         pool, problem = self._served[job.queue]
         return pool, problem or self._problem(job)
 
+    def processors_of(self, job: LrmJob) -> int:
+        """Return how many processors a job takes from others: whole cores, or whole nodes where it has them alone."""
+        self._problem(job)
+        return self._sizes.get(shape(job), job.processors)
+
     def _problem(self, job: LrmJob) -> str:
         wanted = shape(job)
         if wanted not in self._problems:
             found = allocate(job, self._rooms)
             problem = "" if isinstance(found, Allocation) else found.reason
             self._problems[wanted] = problem.removesuffix(" now").removesuffix(" for it")
+            if isinstance(found, Allocation):
+                nodes = {room.node.name: room.node for room in self._rooms}
+                self._sizes[wanted] = sum(held_on(job, nodes[name], count) for name, count in found.nodes)
         problem = self._problems[wanted]
         return f"even with nothing else running on the nodes that are up: {problem}" if problem else ""
 

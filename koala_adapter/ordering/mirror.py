@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.lrm.listing import is_another
 from koala_adapter.lrm.starts import REQUEUED, Layout, Stage, Starts, by_id, up_for_us
 from koala_adapter.model import LrmJobState
-from koala_adapter.ordering.allocation import memory_on, rooms_of
+from koala_adapter.ordering.allocation import held_on, memory_on, rooms_of
 from koala_adapter.ordering.jobs import (
     WAITING,
     Entry,
@@ -372,7 +372,8 @@ class Mirror:
     def _local(self, entry: Entry) -> LocalJob:
         job = entry.job
         place = turn(job.id, job.submitted_at)
-        return LocalJob(job.id, job.processors, float(entry.estimate), entry.submitted, job.user, turn=place)
+        processors = self._suitability.processors_of(job)
+        return LocalJob(job.id, processors, float(entry.estimate), entry.submitted, job.user, turn=place)
 
     # -- what became of it -------------------------------------------------------------------------------------------
 
@@ -443,12 +444,14 @@ class Mirror:
 
     def _free_rooms(self) -> dict[str, NodeRoom]:
         """Return what is free on each node that is up, jobs that are being started counted."""
+        nodes = {node.name: node for node in self._nodes()}
         taken: dict[str, int] = {}
         memory: dict[str, int] = {}
         for entry in self.entries.values():
             if entry.phase in {Phase.RUNNING, Phase.STARTING}:
                 for name, count in entry.nodes:
-                    taken[name] = taken.get(name, 0) + count
+                    held = held_on(entry.job, nodes[name], count) if name in nodes else count
+                    taken[name] = taken.get(name, 0) + held
                     memory[name] = memory.get(name, 0) + memory_on(entry.job, count)
         return rooms_of(self._nodes(), taken, memory)
 

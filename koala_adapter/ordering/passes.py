@@ -20,6 +20,7 @@ from koala_adapter.ordering.allocation import (
     asked_of_nodes,
     guard_for,
     guarded_rooms,
+    held_on,
     memory_on,
 )
 from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Phase, Start
@@ -174,8 +175,9 @@ class _Pass:
             return None
         found = allocate(entry.job, guarded_rooms(self._rooms, self._guards, ends_at).values())
         if isinstance(found, Allocation):
+            held = {name: held_on(entry.job, self._rooms[name].node, count) for name, count in found.nodes}
             for guard in self._guards:
-                guard.taken(found, ends_at)
+                guard.taken(held, ends_at)
             entry.passed_over = ""
             return found
         self._tried += 1
@@ -204,7 +206,8 @@ class _Pass:
 
     def _start(self, entry: Entry, found: Allocation) -> Start:
         for name, count in found.nodes:
-            self._rooms[name] = self._rooms[name].without(count, memory_on(entry.job, count))
+            room = self._rooms[name]
+            self._rooms[name] = room.without(held_on(entry.job, room.node, count), memory_on(entry.job, count))
         job, former = entry.job, self._mirror.starts.pins.get(entry.job.id)
         pin = Pin(
             job_id=job.id,
@@ -227,8 +230,14 @@ class _Pass:
                 began = self._now if entry.local.started_at is None else entry.local.started_at
                 at = max(began + entry.estimate, self._now + SOON)
                 found += [
-                    NodeRelease(at=at, node=name, processors=count, memory_mib=memory_on(entry.job, count))
+                    NodeRelease(
+                        at=at,
+                        node=name,
+                        processors=held_on(entry.job, self._rooms[name].node, count),
+                        memory_mib=memory_on(entry.job, count),
+                    )
                     for name, count in entry.nodes
+                    if name in self._rooms
                 ]
         return sorted(found, key=lambda release: release.at)
 

@@ -95,7 +95,7 @@ NO_FILES = FilesReport()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldReport:
-    """Placeholders that do not start because somebody put them in hold in their batch system."""
+    """Placeholders that are in hold in their batch system, or wait there for something else than free processors."""
 
     holder: str
     """``user`` (or a submission hook in the user's name), ``operator``, ``system`` or ``unknown``."""
@@ -104,6 +104,8 @@ class HoldReport:
     placeholders: int
     since: float
     """When the first of them was seen so."""
+    in_hold: bool = True
+    """False: they are queued, and a limit, the site or other jobs keep them waiting; ``holder`` is ``unknown`` then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from koala_adapter.scheduler.claiming.claims import (
     batch_submitted,
     batch_uncertain,
     ending_timer,
+    kept_timer,
     registration_timer,
     retake,
 )
@@ -395,6 +396,8 @@ def _fire_job(context: Context, timer: Timer, record: JobRecord) -> None:
 def _fire_placeholder(context: Context, timer: Timer, placeholder: PlaceholderRecord) -> None:
     if timer.kind is TimerKind.REGISTRATION:
         registration_timer(context, placeholder)
+    elif timer.kind is TimerKind.KEPT:
+        kept_timer(context, placeholder)
     elif timer.kind is TimerKind.ENDING:
         ending_timer(context, placeholder)
     elif timer.kind is TimerKind.SILENCE:

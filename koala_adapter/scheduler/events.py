@@ -97,18 +97,25 @@ class ClusterUnavailable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """A placeholder that does not start before somebody releases it in its LRM."""
+    """A placeholder that does not start before somebody releases it in its LRM, or before something else happens."""
 
     placeholder: PlaceholderId
     holder: HoldOwner | None = None
     """None: the LRM does not tell."""
     reason: str = ""
     """The LRM's own word."""
+    in_hold: bool = True
+    """False: it is queued, and waits for something else than free processors."""
+    lasts: bool = False
+    """Then: only a change of a limit, or of what the site does, lets it start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldsSeen(Event):
-    """All holds in which a cluster's LRM has placeholders of ours; those that are not named are in none."""
+    """All placeholders of ours that a cluster's LRM has in hold, or queued for something else than free processors.
+
+    Those that are not named wait for processors.
+    """
 
     cluster: ClusterName
     holds: tuple[Hold, ...] = ()

@@ -335,7 +335,7 @@ def _claiming(state: State, record: JobRecord, now: float) -> str:
     awaited = _awaited(state, record, now)
     waits = f" and waits for {_joined(awaited)}" if awaited else ""
     text = f"The job holds {held} of {_processors(wanted)} ({parts}){waits}."
-    release = f" {HELD}" if hold_groups(placeholders) else ""
+    release = f" {HELD}" if any(one.in_hold for one in hold_groups(placeholders)) else ""
     return f"{text} It starts when all are held{_until(record, now)}.{release}{_trouble(record)}"
 
 
@@ -381,7 +381,7 @@ def _in_queue(state: State, name: ClusterName, queued: list[PlaceholderRecord], 
         return f"{text}, whose answer is unknown ({doubts[0]})"
     if cluster.unavailable is not None:
         return f"{text}, which is out of reach ({cluster.unavailable})"
-    holds = [f"{one.count} in hold {one.who} for {duration(now - one.since)}" for one in hold_groups(queued)]
+    holds = [f"{one.count} {one.told} for {duration(now - one.since)}" for one in hold_groups(queued)]
     idle = [f"idle there: {cluster.idle}"] if cluster.polled_at is not None else []
     known = "; ".join((*idle, *holds, *moves_told(queued)))
     return f"{text} ({known})" if known else text

@@ -49,6 +49,8 @@ class TimerKind(StrEnum):
     LIFE = "life"
     RETAKE = "retake"
     REGISTRATION = "registration"
+    KEPT = "kept"
+    """A placeholder has been kept waiting by a limit of its own, or by the site, for a while."""
     SILENCE = "silence"
     WALLTIME = "walltime"
     ENDING = "ending"
@@ -398,7 +400,11 @@ class PlaceholderRecord:
     exchanged: bool = False
     """It was given to another job that did not start with it: the second time it is handed back."""
     on_hold_since: float | None = None
-    """Since when it is seen in hold in its LRM; None: it is not."""
+    """Since when it is seen in hold in its LRM, or waiting for something else than processors; None: it is not."""
+    in_hold: bool = True
+    """Then: it is in hold; False: it is queued."""
+    hold_lasts: bool = False
+    """Then: only a change of a limit, or of what the site does, lets it start."""
     holder: HoldOwner | None = None
     """Who holds it there; None: its LRM does not tell."""
     hold_reason: str = ""

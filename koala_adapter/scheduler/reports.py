@@ -21,6 +21,7 @@ from koala_adapter.scheduler.claiming.claims import (
     forget_placeholder,
     setback,
     start_life,
+    watch_kept,
 )
 from koala_adapter.scheduler.claiming.exchange import reassign_to_claiming, reassign_to_waiting, yield_to_priority
 from koala_adapter.scheduler.claiming.waiting import leave_queue
@@ -72,6 +73,13 @@ class HoldGroup:
     count: int
     since: float
     """When the first of them was seen so."""
+    in_hold: bool = True
+    """False: they are queued, and wait for something else than processors."""
+
+    @property
+    def told(self) -> str:
+        """What keeps them, in words, with the batch system's own word."""
+        return f"in hold {self.who}" if self.in_hold else f"kept waiting by the batch system ({self.reason})"
 
     @property
     def who(self) -> str:
@@ -86,21 +94,24 @@ def holds_seen(context: Context, event: HoldsSeen) -> None:
         hold = seen.get(placeholder.id)
         if hold is None:
             placeholder.on_hold_since, placeholder.holder, placeholder.hold_reason = None, None, ""
+            placeholder.in_hold, placeholder.hold_lasts = True, False
         else:
-            since = placeholder.on_hold_since
+            since = placeholder.on_hold_since if placeholder.in_hold == hold.in_hold else None
             placeholder.on_hold_since = context.now if since is None else since
             placeholder.holder, placeholder.hold_reason = hold.holder, hold.reason
+            placeholder.in_hold, placeholder.hold_lasts = hold.in_hold, hold.lasts
+        watch_kept(context, placeholder)
 
 
 def hold_groups(placeholders: Iterable[PlaceholderRecord]) -> tuple[HoldGroup, ...]:
     """Return the holds in which waiting placeholders are, equal ones together, in the order of the placeholders."""
-    since: dict[tuple[HoldOwner | None, str], list[float]] = {}
+    since: dict[tuple[HoldOwner | None, str, bool], list[float]] = {}
     for one in placeholders:
         if one.waiting and one.on_hold_since is not None:
-            since.setdefault((one.holder, one.hold_reason), []).append(one.on_hold_since)
+            since.setdefault((one.holder, one.hold_reason, one.in_hold), []).append(one.on_hold_since)
     return tuple(
-        HoldGroup(holder=holder, reason=reason, count=len(times), since=min(times))
-        for (holder, reason), times in since.items()
+        HoldGroup(holder=holder, reason=reason, count=len(times), since=min(times), in_hold=in_hold)
+        for (holder, reason, in_hold), times in since.items()
     )
 
 

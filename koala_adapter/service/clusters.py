@@ -184,8 +184,10 @@ async def read_cluster(
         jobs = possibly_ours(listing.jobs, user=user, name_prefix=name_prefix)
         ours = {job.id for job in jobs}
         foreign = (job for job in listing.jobs if job.id not in ours) if others else ()
-        waiting = processors_wanted(foreign, nodes, time_of_day=time.time())
-    return ClusterReading(read_at=read_at, nodes=nodes, jobs=jobs, of_all_users=others, others_waiting=waiting)
+        waiting = processors_wanted(foreign, nodes, time_of_day=time.time(), queue=queue)
+    return ClusterReading(
+        read_at=read_at, nodes=nodes, jobs=jobs, queue=queue, of_all_users=others, others_waiting=waiting
+    )
 
 
 # -- Driver: submissions, cancellations and events of a cluster ----------------------------------------------

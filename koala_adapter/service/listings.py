@@ -218,8 +218,11 @@ def end_reason(job: LrmJob) -> EndReason | None:
 
 
 def processors_held(listing: Iterable[LrmJob]) -> int:
-    """Return how many of the cluster's processors our jobs in a listing occupy."""
-    return sum(job.processors for job in listing if job.state in OCCUPYING and not job.elsewhere)
+    """Return how many places of the cluster our jobs in a listing occupy: each is a placeholder of one processor.
+
+    The batch system may count more processors for it, such as both threads of a core.
+    """
+    return sum(job.state in OCCUPYING and not job.elsewhere for job in listing)
 
 
 # -- Placeholders in hold ------------------------------------------------------------------------------------
@@ -232,23 +235,36 @@ def new_holds(
 
     ``told``: the listing tells whose holds they are; else what was told before still holds.
     """
-    held = {job.id: job for job in listing if job.state is LrmJobState.HELD and end_reason(job) is None}
+    held = {job.id: job for job in listing if _is_kept(job) and end_reason(job) is None}
     waiting = [p for p in state.placeholders.on(cluster).values() if p.waiting]
     found = [(one, held[one.lrm_id]) for one in waiting if one.lrm_id is not None and one.lrm_id in held]
     seen = tuple(
         Hold(
             placeholder=one.id,
-            holder=job.hold if told else one.holder,
+            holder=None if job.blocked else job.hold if told else one.holder,
             reason="" if job.reason == job.state.value else job.reason,
+            in_hold=not job.blocked,
+            lasts=job.kept,
         )
         for one, job in found
     )
     known = tuple(
-        Hold(placeholder=one.id, holder=one.holder, reason=one.hold_reason)
+        Hold(
+            placeholder=one.id,
+            holder=one.holder,
+            reason=one.hold_reason,
+            in_hold=one.in_hold,
+            lasts=one.hold_lasts,
+        )
         for one in waiting
         if one.on_hold_since is not None
     )
     return None if seen == known else HoldsSeen(time=now, cluster=cluster, holds=seen)
+
+
+def _is_kept(job: LrmJob) -> bool:
+    """Tell whether a waiting job waits for something else than free processors."""
+    return job.state is LrmJobState.HELD or (job.state is LrmJobState.QUEUED and job.blocked)
 
 
 # -- The judge of one cluster --------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import Lrm, PluginDefinition
     from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.model import Queue
+    from koala_adapter.service.clusters import ClusterReading
 
 
 # -- Progress of a check, shown to the user ------------------------------------------------------------------
@@ -310,7 +311,7 @@ class ClusterCheck:
                 hint="lower `threshold` in the site file",
             )
         nodes = f"{len(reading.nodes)} node{'s' if len(reading.nodes) != 1 else ''}"
-        return f"{nodes}, {reading.processors} processors, {reading.idle} idle{threshold}"
+        return f"{nodes}, {_places(reading)}, {reading.idle} idle{threshold}"
 
     async def _queue(self, lrm: Lrm) -> CheckResult:
         name = self.config.queue
@@ -358,6 +359,16 @@ class ClusterCheck:
         found = f"about {rate} starts a minute, of {bound} requests a minute"
         remedy = f"leave requests_per_minute out of the site file, or give {wanted} or more"
         return CheckResult(subject="rate of starts", ok=rate >= LEAST_RATE, found=found, remedy=remedy)
+
+
+def _places(reading: ClusterReading) -> str:
+    """Return how many placeholders a cluster has room for, and why they are fewer than its processors."""
+    processors = sum(node.processors for node in reading.nodes)
+    if processors == reading.processors:
+        return f"{processors} processors"
+    whole = any((reading.queue or "") in node.whole_queues for node in reading.nodes)
+    given = "whole nodes" if whole else "whole cores or sockets"
+    return f"{processors} processors with room for {reading.processors} placeholders, as each job is given {given}"
 
 
 def _said(error: BaseException) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from koala_adapter.lrm import Submission
-    from koala_adapter.model import LrmJob
+    from koala_adapter.model import LrmJob, LrmJobId
     from koala_adapter.testing.trial import Batch, Trial
 
 
@@ -112,6 +112,18 @@ class SubmissionTests:
 
         await trial.until(found, bool, what="found by name, by prefix and among all")
         assert await trial.lrm.jobs(name_prefix="koala-never-submitted") == ()
+
+    async def test_jobs_are_listed_oldest_first(self, trial: Trial) -> None:
+        """Jobs that were submitted one after the other are listed in that order, elements by their indices."""
+        trial.need("submit")
+        batches = [await trial.submit(count=2, held=trial.lrm.capabilities.hold) for _ in range(3)]
+        wanted = [id_ for batch in batches for id_ in batch.ids]
+
+        async def listed() -> list[LrmJobId]:
+            return [job.id for job in await trial.lrm.jobs() if job.id in wanted]
+
+        await trial.until(listed, lambda seen: len(seen) == len(wanted), what="all are listed")
+        assert await listed() == wanted
 
     async def test_concurrent_submissions(self, trial: Trial) -> None:
         """Submissions made at the same time keep their ids apart."""

@@ -77,6 +77,8 @@ class Host:
     disk_mib: int | None
     features: frozenset[str]
     queues: frozenset[str]
+    grain: int = 1
+    """Processors that a job gets at a time."""
 
     @classmethod
     def of(cls, wire: str, node: Node) -> Host:
@@ -89,6 +91,7 @@ class Host:
             disk_mib=node.disk_mib,
             features=frozenset(node.features),
             queues=frozenset(node.queues),
+            grain=node.grain,
         )
 
 
@@ -145,13 +148,14 @@ def offer(job: LrmJob, hosts: Sequence[Host], *, one_node: bool = False) -> Offe
         return Offer(tasks=wanted, obstacle=f"it must run on {name}, which {why.get(name, 'is not there')}")
     if job.exclusive:
         return _whole_nodes(job, usable, wanted, one_node=one_node)
+    wanted = max((_rounded(job, host) for host in usable), default=wanted)
     slots = {host.wire: _slots(job, host, wanted) for host in usable}
     least, most = job.node_bounds
     if one_node:
         least, most = max(1, least), 1
     bound = least > 1 or most is not None or job.tasks_per_node or job.requested_nodes or job.memory_per_node_mib
     if bound:
-        return _on_nodes(job, usable, slots, least, most)
+        return _on_nodes(job, usable, slots, least, most, wanted=wanted)
     if sum(slots.values()) < wanted:
         return Offer(tasks=wanted, obstacle=_too_large(job, sum(slots.values())))
     return Offer(tasks=wanted, host_list=_listed(slots, slots) if _needs_list(job, hosts, usable) else ())
@@ -165,13 +169,21 @@ def _slots(job: LrmJob, host: Host, wanted: int) -> int:
     return tasks
 
 
-def _on_nodes(job: LrmJob, usable: Sequence[Host], slots: dict[str, int], least: int, most: int | None) -> Offer:
+def _rounded(job: LrmJob, host: Host) -> int:
+    """Return the tasks told of a job that gets whole cores: as many as it takes threads, where each task is one."""
+    tasks = tasks_of(job)
+    return -(-tasks // host.grain) * host.grain if job.processors_per_task == 1 else tasks
+
+
+def _on_nodes(
+    job: LrmJob, usable: Sequence[Host], slots: dict[str, int], least: int, most: int | None, *, wanted: int
+) -> Offer:
     """Return the offer of the fewest nodes that a job may have, with equal tasks on each."""
-    wanted = tasks_of(job)
+    grain = max((host.grain for host in usable), default=1) if job.processors_per_task == 1 else 1
     asked = {host.wire for host in usable if host.name in job.requested_nodes}
     first, last = max(least, len(asked)), min(most or wanted, wanted, len(usable))
     for count in range(first, last + 1):
-        each = -(-wanted // count)
+        each = -(-wanted // (count * grain)) * grain
         fitting = [name for name, number in slots.items() if number >= each]
         if len(fitting) < count or not asked <= set(fitting):
             continue

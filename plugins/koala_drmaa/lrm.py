@@ -29,6 +29,7 @@ from koala_adapter.lrm.drmaa.transport import (
     raise_for,
     version_of,
 )
+from koala_adapter.lrm.listing import oldest_first
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 
 if TYPE_CHECKING:
@@ -326,7 +327,7 @@ class DrmaaLrm(Lrm):
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return our own jobs: those that the ledger knows."""
         jobs = await self._all_jobs()
-        return tuple(job for job in jobs if job.name.startswith(name_prefix))
+        return tuple(oldest_first(job for job in jobs if job.name.startswith(name_prefix)))
 
     async def queues(self) -> tuple[Queue, ...]:
         """Return the one queue that the site file names, once the library has answered."""

@@ -19,6 +19,7 @@ from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.host.privatedirectory import make_private_directory
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
 from koala_adapter.lrm.commands import login_name
+from koala_adapter.lrm.listing import oldest_first
 from koala_adapter.model import LrmJobId, Node, NodeState, Queue
 from koala_local import processes
 from koala_local.daemon import LAYOUT_NAME, LOG_NAME
@@ -278,7 +279,7 @@ class LocalLrm(Lrm):
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs, with those that ended some minutes ago."""
         answer = await self._daemon.ask("jobs", {"prefix": name_prefix})
-        return tuple(JobRecord.from_json(job).to_lrm_job() for job in answer.objects("jobs"))
+        return tuple(oldest_first(JobRecord.from_json(job).to_lrm_job() for job in answer.objects("jobs")))
 
     async def queues(self) -> tuple[Queue, ...]:
         """Return the one queue."""

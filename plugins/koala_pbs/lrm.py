@@ -29,6 +29,7 @@ from koala_adapter.lrm import NOWHERE, Capabilities, CheckResult, Lrm, RenderedS
 from koala_adapter.lrm.commands import child_environment, login_name, only_id, portions
 from koala_adapter.lrm.drmaa.choice import chosen_transport, one_text
 from koala_adapter.lrm.drmaa.libraries import PBS
+from koala_adapter.lrm.listing import oldest_first
 from koala_adapter.model import LrmJobId, LrmJobState, NodeState
 from koala_pbs import client
 from koala_pbs.client import ARGUMENTS_PER_COMMAND, Holding, PbsCommands
@@ -504,7 +505,7 @@ class PbsLrm(Lrm):
         if self._transport is not None:
             live = {job.name for job in jobs if job.state is not LrmJobState.ENDED}
             self._transport.sweep(live, time.monotonic())
-        return tuple(job for job in jobs if job.name.startswith(name_prefix))
+        return tuple(oldest_first(job for job in jobs if job.name.startswith(name_prefix)))
 
     async def queues(self) -> tuple[Queue, ...]:
         """Return the queues, routing queues among them."""

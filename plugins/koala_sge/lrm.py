@@ -20,6 +20,7 @@ from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
 from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of, kind_of_text
 from koala_adapter.lrm.drmaa.protocol import ControlAction
 from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptStore, apply_directives, raise_for
+from koala_adapter.lrm.listing import oldest_first
 from koala_adapter.model import HoldOwner, LrmJobState
 from koala_sge import heldjobs
 from koala_sge.heldjobs import HeldJobs, JobContext, noted, parse_contexts, possibly_hook_holds, without_users
@@ -293,7 +294,7 @@ class SgeLrm(Lrm):
         document, everything = await self._listing()
         ours = {job.name for job in everything if job.user == self._user}
         self._transport.sweep(ours, time.monotonic())
-        jobs = [job for job in everything if job.name.startswith(name_prefix)]
+        jobs = oldest_first(job for job in everything if job.name.startswith(name_prefix))
         if name_prefix:
             return await self._with_reasons(await self._with_holders(jobs))
         return await self._with_reasons(await self._held_jobs.described(document, await self._with_layouts(jobs)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm.commands import CommandSystem
-from koala_slurm.listing import ENVIRONMENT, NODE_COMMAND, parse_jobs, parse_nodes, squeue_command
+from koala_slurm.listing import NODE_COMMAND, Unit, job_format, new_separator, parse_jobs, parse_nodes, squeue_command
 from koala_slurm.words import COMPLAINTS, checked, minutes, reading_error
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def notify_command(job: str, text: str) -> tuple[str, ...]:
 
 def show_command(job: str) -> tuple[str, ...]:
     """Return the command line that shows a job; it complains about one that does not exist."""
-    return ("scontrol", "--oneliner", "show", "job", job)
+    return ("scontrol", "--local", "--oneliner", "show", "job", job)
 
 
 def is_ambiguous(result: CommandResult) -> bool:
@@ -120,6 +120,12 @@ class SlurmCommands(CommandSystem):
         return control_error(result, action=action)
 
 
+ASKED_SINGLY = 5
+"""Jobs of one listing of all users that scontrol is asked for each by itself."""
+
+LISTING_REQUESTS = 6 + ASKED_SINGLY
+"""At most, of a listing of all users: jobs, details, partitions, licences, generic resources, limits of accounts."""
+
 # -- Reading nodes and jobs ----------------------------------------------------------------------------------
 # With sinfo and squeue.
 
@@ -128,20 +134,28 @@ class CommandReader:
     """Reads with sinfo and squeue."""
 
     requests = 2
-    """Of one call of each method together; the outside scheduler's listing takes one more."""
+    """Of one call of each method together."""
 
-    def __init__(self, commands: SlurmCommands, *, reserved_is_up: bool = False) -> None:
-        """``reserved_is_up``: nodes in a reservation count as usable, because we submit into one."""
+    def __init__(self, commands: SlurmCommands, *, reserved_is_up: bool = False, has_default: bool = True) -> None:
+        """``reserved_is_up``: nodes in a reservation count as usable, because we submit into one.
+
+        ``has_default``: jobs that name no partition go to the default one.
+        """
         self._commands = commands
         self._reserved_is_up = reserved_is_up
+        self._has_default = has_default
+        self.unit = Unit.CPU
+        """What Slurm gives to one job alone, once the controller has said so."""
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return all nodes, each once."""
         output = await self._commands.read(NODE_COMMAND, action="listing of nodes")
-        return parse_nodes(output, reserved_is_up=self._reserved_is_up)
+        return parse_nodes(output, reserved_is_up=self._reserved_is_up, unit=self.unit, has_default=self._has_default)
 
     async def jobs(self, *, user: str = "") -> tuple[LrmJob, ...]:
         """Return all jobs, or all of one user."""
-        command = squeue_command(user=user)
-        output = await self._commands.read(command, action="listing of jobs", environment=ENVIRONMENT)
-        return parse_jobs(output)
+        end = new_separator()
+        output = await self._commands.read(
+            squeue_command(user=user), action="listing of jobs", environment=job_format(end)
+        )
+        return parse_jobs(output, end)

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import EndReason, LrmJobState
-from koala_slurm.requests import gres_rows, nodes_with_gres, parse_gres
+from koala_adapter.model import EndReason, HoldOwner, LrmJobState
+from koala_slurm.requests import gres_rows, nodes_with_gres, not_consumed, parse_gres
 from koala_slurm.words import duration, turn
 
 if TYPE_CHECKING:
@@ -223,13 +223,23 @@ class GresOnNodes:
     """Of each resource, by name, and by name and type; by node."""
     idle: Mapping[str, int]
     """Processors."""
+    kept: frozenset[str] = frozenset()
+    """Resources of which jobs take none away."""
 
 
 def parse_gres_on_nodes(output: str) -> GresOnNodes:
     """Return what GRES_COMMAND shows."""
     states = {node: state.split("/") for node, _, _, state in gres_rows(output)}
     idle = {node: int(numbers[1]) for node, numbers in states.items() if len(numbers) > 1 and numbers[1].isdecimal()}
-    return GresOnNodes(free=parse_gres(output), idle=idle)
+    return GresOnNodes(free=parse_gres(output), idle=idle, kept=not_consumed(output))
+
+
+def first_served(job: LrmJob) -> tuple[bool, bool, tuple[int, int]]:
+    """Return what orders waiting jobs that share something: released ones, then by number, users' holds last.
+
+    A job in its user's hold is scheduled only where holds cannot be told apart, and takes nothing from others.
+    """
+    return job.state is LrmJobState.HELD, job.hold is HoldOwner.USER, turn(job)
 
 
 def gres_shares(
@@ -238,9 +248,7 @@ def gres_shares(
     """Return the nodes on which each of these waiting jobs may run; none when others have what it asks for."""
     free = {node: dict(counts) for node, counts in on_nodes.free.items()}
     idle = dict(on_nodes.idle)
-    wanting = sorted(
-        (job for job in jobs if asked[job.id].gres), key=lambda job: (job.state is LrmJobState.HELD, turn(job))
-    )
+    wanting = sorted((job for job in jobs if asked[job.id].gres), key=first_served)
     shares: dict[LrmJobId, tuple[str, ...]] = {}
     for number, job in enumerate(wanting):
         able = nodes_with_gres(asked[job.id], free)
@@ -250,7 +258,7 @@ def gres_shares(
         for node in share:
             idle[node] = idle.get(node, 0) - _each(job)
             for name, count in asked[job.id].gres:
-                for shown in {name, name.partition(":")[0]}:
+                for shown in {name, name.partition(":")[0]} - on_nodes.kept:
                     free[node][shown] = free[node].get(shown, 0) - count
     return shares
 

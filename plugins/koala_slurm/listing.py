@@ -7,13 +7,16 @@ Each part has the command line of a listing and the function that reads what it 
 from __future__ import annotations
 
 import re
+import secrets
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.wire.hostlists import expand
 from koala_slurm.words import (
+    LASTS,
     START_MAY_SHOW,
     TIME_FORMAT,
     array_index,
@@ -29,7 +32,7 @@ from koala_slurm.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 # -- Jobs ----------------------------------------------------------------------------------------------------
@@ -37,7 +40,9 @@ if TYPE_CHECKING:
 #
 # The fields exist under these names in all releases from 20.11 to 26.05; JSON differs from release to release. A suffix
 # after the colon makes a field as long as it is. Fields are ended by a control character (ASCII "unit separator"), and
-# the texts that any user can choose come last.
+# the text that a user can choose comes last. It can hold any character, line breaks too (seen in 22.05), so it is ended
+# by a word that is new for each listing and that no job can contain. The format is passed in the environment, because
+# every user can read a command line while the command runs.
 #
 # The elements of an array that wait together are listed as one row, ``12_[1-40,43%5]``, and told apart here: squeue's
 # own option for that (--array) takes longer, and loses the last element of ``12_[2-1000:2]`` (seen in 20.11 to 26.05).
@@ -62,23 +67,47 @@ JOB_FIELDS = (
     "Name",
 )
 
+EVERY_JOB = ("squeue", "--local", "--noheader", "--states=all", "--sort=-p,i")
+"""Lists all jobs, of equal priority (0 in hold) the oldest first; by itself squeue has the newest first.
+
+Without --local, here as in other listings, a federation with fed_display shows the jobs and nodes of all its clusters.
+"""
+
+FORMAT_VARIABLE = "SQUEUE_FORMAT2"
+"""What squeue takes for its option --Format (squeue(1))."""
+
 _EXIT = re.compile(r"(?P<code>[0-9]{1,5}):(?P<signal>[0-9]{1,3})", re.ASCII)
 _BEGUN = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING, LrmJobState.ENDED})
 
 
 def squeue_command(*, user: str = "", job: str = "") -> tuple[str, ...]:
-    """Return the command line that lists all jobs, also those that ended a short while ago; run it in ENVIRONMENT.
+    """Return the command line that lists all jobs, also those that ended a short while ago.
 
-    With ``user`` only that user's, which costs slurmctld least; with ``job`` only that one.
+    It is run in the environment of job_format. With ``user`` only that user's, which costs slurmctld least; with
+    ``job`` only that one.
     """
-    form = ",".join(f"{field}:{SEPARATOR}" for field in JOB_FIELDS)
     chosen = (*((f"--user={user}",) if user else ()), *((f"--jobs={checked(job)}",) if job else ()))
-    return ("squeue", "--noheader", "--states=all", *chosen, f"--Format={form}")
+    return (*EVERY_JOB, *chosen)
 
 
-def parse_jobs(output: str) -> tuple[LrmJob, ...]:
-    """Return the jobs of a listing, array elements singly. Raises LrmUnavailableError for text that is none."""
-    rows = (line.split(SEPARATOR, len(JOB_FIELDS) - 1) for line in output.split("\n") if line.strip())
+def new_separator() -> str:
+    """Return a word that nothing in a listing contains, because it did not exist when the jobs were submitted."""
+    return f"\x1f{secrets.token_hex(8)}\x1f"
+
+
+def job_format(end: str) -> Mapping[str, str]:
+    """Return the environment in which squeue prints JOB_FIELDS, and ``end`` after each row."""
+    form = ",".join(f"{field}:{SEPARATOR}" for field in JOB_FIELDS[:-1])
+    return {**ENVIRONMENT, FORMAT_VARIABLE: f"{form},{JOB_FIELDS[-1]}:{end}"}
+
+
+def parse_jobs(output: str, end: str = "\n") -> tuple[LrmJob, ...]:
+    """Return the jobs of a listing, array elements singly; ``end`` follows each row.
+
+    Raises LrmUnavailableError for text that is no such listing.
+    """
+    lines = (line.lstrip("\n") for line in output.split(end))
+    rows = (line.split(SEPARATOR, len(JOB_FIELDS) - 1) for line in lines if line.strip())
     return tuple(job for row in rows for job in parse_row(row))
 
 
@@ -128,6 +157,7 @@ def parse_job(row: Sequence[str]) -> LrmJob:
         raw_state=word,
         hold=hold_owner(reason) if state is LrmJobState.HELD else None,
         blocked=state is LrmJobState.QUEUED and wait_kind(reason) not in START_MAY_SHOW,
+        kept=state is LrmJobState.QUEUED and wait_kind(reason) in LASTS,
     )
 
 
@@ -146,11 +176,18 @@ def parse_exit(text: str) -> tuple[int, int]:
 NODE_FIELDS = ("%N", "%P", "%T", "%C", "%m", "%O")
 """Name, partition, state with flags, processors (allocated/idle/other/total), memory in MiB, load average."""
 
-MORE_NODE_FIELDS = ("%b", "%d")
-"""Active features, and temporary disk in MB (MiB); a reader that does not have them leaves both out."""
+MORE_NODE_FIELDS = ("%b", "%d", "%X", "%Y", "%a", "%h")
+"""Active features, temporary disk in MB (MiB), sockets, cores of a socket; of the partition: whether it is up, and
+whether jobs share its nodes. A reader that does not have them leaves all out."""
 
-NODE_COMMAND = ("sinfo", "--noheader", "--Node", f"--format={SEPARATOR.join((*NODE_FIELDS, *MORE_NODE_FIELDS))}")
-PARTITION_COMMAND = ("scontrol", "--oneliner", "show", "partition")
+NODE_COMMAND = (
+    "sinfo",
+    "--local",
+    "--noheader",
+    "--Node",
+    f"--format={SEPARATOR.join((*NODE_FIELDS, *MORE_NODE_FIELDS))}",
+)
+PARTITION_COMMAND = ("scontrol", "--local", "--oneliner", "show", "partition")
 
 
 def idle_command(nodes: Sequence[str]) -> tuple[str, ...]:
@@ -162,28 +199,46 @@ _PROCESSORS = re.compile(r"([0-9]+)/([0-9]+)/([0-9]+)/([0-9]+)", re.ASCII)
 _PAIR = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 
 
-def parse_nodes(output: str, *, reserved_is_up: bool = False) -> tuple[Node, ...]:
+class Unit(StrEnum):
+    """What Slurm gives to one job alone (slurm.conf(5), SelectType and SelectTypeParameters)."""
+
+    CPU = "CPU"
+    CORE = "core"
+    SOCKET = "socket"
+    NODE = "node"
+
+
+def parse_nodes(
+    output: str, *, reserved_is_up: bool = False, unit: Unit = Unit.CPU, has_default: bool = True
+) -> tuple[Node, ...]:
     """Return the nodes of a listing, each once with all its partitions.
 
-    Raises LrmUnavailableError for text that is no listing.
+    ``has_default``: jobs that name no partition go to the default one. Raises LrmUnavailableError for text that is no
+    listing.
     """
+    rows = (line.split(SEPARATOR) for line in output.splitlines() if line.strip())
     return merge_nodes(
-        parse_node(line.split(SEPARATOR), reserved_is_up=reserved_is_up) for line in output.splitlines() if line.strip()
+        parse_node(row, reserved_is_up=reserved_is_up, unit=unit, has_default=has_default) for row in rows
     )
 
 
-def parse_node(row: Sequence[str], *, reserved_is_up: bool = False) -> Node:
+def parse_node(
+    row: Sequence[str], *, reserved_is_up: bool = False, unit: Unit = Unit.CPU, has_default: bool = True
+) -> Node:
     """Return the node of one row of values of NODE_FIELDS, and perhaps of MORE_NODE_FIELDS.
 
     Raises LrmUnavailableError when it is no such row.
     """
-    widths = (len(NODE_FIELDS), len(NODE_FIELDS) + len(MORE_NODE_FIELDS))
-    counts = _PROCESSORS.fullmatch(row[3].strip()) if len(row) in widths else None
+    width = len(NODE_FIELDS) + len(MORE_NODE_FIELDS)
+    counts = _PROCESSORS.fullmatch(row[3].strip()) if len(NODE_FIELDS) <= len(row) <= width else None
     if counts is None:
         raise LrmUnavailableError(f"sinfo printed a line that is no node: {SEPARATOR.join(row)[:200]!r}")
-    name, partition, word, _, memory, load, features, disk = (*(value.strip() for value in row), "", "")[:8]
+    values = (*(value.strip() for value in row), *("" for _ in MORE_NODE_FIELDS))
+    name, partition, word, _, memory, load, features, disk, sockets, cores, available, sharing = values[:width]
     allocated, idle, _other, total = (int(count) for count in counts.groups())
     state = node_state(word, reserved_is_up=reserved_is_up)
+    queues = (partition.removesuffix("*"),) if partition not in {"", "N/A"} else ()
+    served = (*queues, *([""] if partition.endswith("*") and has_default else []))
     return Node(
         name=name,
         state=state,
@@ -192,11 +247,24 @@ def parse_node(row: Sequence[str], *, reserved_is_up: bool = False) -> Node:
         processors_used=total - idle if state is NodeState.UP else allocated,
         memory_mib=int(memory) if memory.isdecimal() else None,
         load=_number(load),
-        queues=(partition.removesuffix("*"),) if partition not in {"", "N/A"} else (),
+        queues=queues,
         raw_state=word,
         features=tuple(feature for feature in features.split(",") if feature and feature != "(null)"),
         disk_mib=int(disk) if disk.isdecimal() and int(disk) else None,
+        grain=_grain(total, sockets, cores, unit),
+        # With CR_CPU the threads are counted, but jobs do not share a core that slurm.conf describes (slurm.conf(5)).
+        counts_grains=unit is not Unit.CPU,
+        whole_queues=served if unit is Unit.NODE or sharing.upper().startswith("EXCL") else (),
+        closed_queues=served if available not in {"", "up"} else (),
     )
+
+
+def _grain(processors: int, sockets: str, cores: str, unit: Unit) -> int:
+    """Return how many of a node's processors, which may be threads or cores, a job gets at a time."""
+    if unit is Unit.NODE or not (sockets.isdecimal() and cores.isdecimal()):
+        return 1
+    parts = int(sockets) * (1 if unit is Unit.SOCKET else int(cores))
+    return max(1, processors // parts) if parts else 1
 
 
 def merge_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -204,8 +272,12 @@ def merge_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
     merged: dict[str, Node] = {}
     for node in nodes:
         seen = merged.get(node.name, node)
-        queues = tuple(dict.fromkeys((*seen.queues, *node.queues)))
-        merged[node.name] = replace(seen, queues=queues)
+        merged[node.name] = replace(
+            seen,
+            queues=tuple(dict.fromkeys((*seen.queues, *node.queues))),
+            whole_queues=tuple(dict.fromkeys((*seen.whole_queues, *node.whole_queues))),
+            closed_queues=tuple(dict.fromkeys((*seen.closed_queues, *node.closed_queues))),
+        )
     return tuple(merged.values())
 
 
@@ -235,6 +307,16 @@ def _partition(line: str) -> Queue:
     )
 
 
+def without_default_memory(output: str) -> tuple[str, ...]:
+    """Return the partitions of such a listing that have no default of their own for the memory of jobs."""
+    found = (dict(_PAIR.findall(line)) for line in output.splitlines())
+    return tuple(
+        values["PartitionName"]
+        for values in found
+        if "PartitionName" in values and not any(_is_default(values.get(name, "")) for name in DEFAULT_MEMORY)
+    )
+
+
 # -- Accounting ----------------------------------------------------------------------------------------------
 # How jobs ended according to the accounting database, by sacct(1).
 
@@ -257,6 +339,7 @@ def sacct_command(jobs: Sequence[str]) -> tuple[str, ...]:
     """Return the command line that lists these jobs without their steps, over all times."""
     return (
         "sacct",
+        "--local",
         "--noheader",
         "--allocations",
         "--parsable2",
@@ -310,6 +393,10 @@ class ControllerConfig:
     accounting: bool
     """A storage for accounting is configured; that it answers is another matter."""
     slurm_user: str
+    unit: Unit = Unit.CPU
+    """What is given to one job alone."""
+    whole_memory: bool = False
+    """Memory is counted, and a job that asks for none gets that of a whole node, unless its partition has a default."""
     limits_enforced: bool = False
     """Jobs are kept within the limits of their associations and QOS."""
 
@@ -336,8 +423,28 @@ def parse_config(output: str) -> ControllerConfig:
         max_array_size=int(size) if size.isdecimal() else DEFAULT_MAX_ARRAY_SIZE,
         accounting=values.get("AccountingStorageType", "") not in _NO_ACCOUNTING,
         slurm_user=values.get("SlurmUser", "").partition("(")[0],
+        whole_memory="MEMORY" in values.get("SelectTypeParameters", "").upper()
+        and not any(_is_default(values.get(name, "")) for name in DEFAULT_MEMORY),
+        unit=_unit(values.get("SelectType", ""), values.get("SelectTypeParameters", "")),
         limits_enforced=bool(_LIMITS & set(values.get("AccountingStorageEnforce", "").split(","))),
     )
+
+
+DEFAULT_MEMORY = ("DefMemPerNode", "DefMemPerCPU")
+
+
+def _is_default(text: str) -> bool:
+    return text.isdecimal() and int(text) > 0
+
+
+def _unit(select: str, parameters: str) -> Unit:
+    if select.endswith("/linear"):
+        return Unit.NODE
+    words = re.split(r"[,|+]", parameters.upper())
+    for word, unit in (("CR_SOCKET", Unit.SOCKET), ("CR_CORE", Unit.CORE), ("CR_ONE_TASK_PER_CORE", Unit.CORE)):
+        if any(one.startswith(word) for one in words):
+            return unit
+    return Unit.CPU
 
 
 def parse_version(output: str) -> str | None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import structlog
+
 from koala_adapter.errors import (
     ConfigurationError,
     LrmError,
@@ -30,7 +32,7 @@ from koala_adapter.lrm.drmaa.choice import chosen_transport, one_text
 from koala_adapter.lrm.drmaa.libraries import SLURM
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_slurm import client
-from koala_slurm.client import CommandReader, SlurmCommands
+from koala_slurm.client import LISTING_REQUESTS, CommandReader, SlurmCommands
 from koala_slurm.listing import (
     CONFIG_COMMAND,
     PARTITION_COMMAND,
@@ -42,6 +44,7 @@ from koala_slurm.listing import (
     parse_version,
     release_number,
     sacct_command,
+    without_default_memory,
 )
 from koala_slurm.requests import annotate_commands
 from koala_slurm.starting import StartNotes, make_pin
@@ -64,6 +67,8 @@ if TYPE_CHECKING:
     from koala_slurm.outside import OutsideReader
     from koala_slurm.settings import SlurmSettings
     from koala_slurm.starting import Reserved, Starting
+
+log = structlog.get_logger()
 
 
 # -- Directives of a site ------------------------------------------------------------------------------------
@@ -310,6 +315,9 @@ PROGRAMS = ("sbatch", "squeue", "sinfo", "scontrol", "scancel")
 OLDEST_RELEASE = (20, 11)
 """The listings of older releases were never seen."""
 
+_GIVEN = re.compile(r"using ([0-9]+) processors", re.ASCII)
+"""What ``sbatch --test-only`` says of what a job would get."""
+
 _TRIAL = Submission(key=BatchKey("koala-check"), count=1, script="#!/bin/sh\nexit 0\n", walltime=60)
 
 
@@ -332,6 +340,7 @@ class Checks:
             ("version", self._version, "give conf, the path of this cluster's slurm.conf"),
             ("controller", self._controller, "start slurmctld, or give conf, the path of this cluster's slurm.conf"),
             ("partitions", self._partitions, "ask the site which partitions you may use"),
+            ("memory", self._memory, "ask the site how much memory jobs get by default"),
             ("submission", self._submission, "correct the settings and directives of this cluster in the site file"),
             ("accounting", self._accounting, "tell the site that sacct does not work"),
         )
@@ -379,6 +388,18 @@ class Checks:
             self._partition = up[0].name
         return _good("partitions", "; ".join(_described(partition) for partition in partitions))
 
+    async def _memory(self) -> CheckResult:
+        shown = await self.commands.read(PARTITION_COMMAND, action="listing of partitions")
+        names = without_default_memory(shown) if self._config is not None and self._config.whole_memory else ()
+        if not names:
+            return _good("memory", "a placeholder takes none from others, or the site's default")
+        where = ", ".join(names)
+        return _good(
+            "memory",
+            f"in {where} a placeholder that asks for none gets all of a node, and keeps others from it (there is no "
+            "DefMemPerCPU or DefMemPerNode): set memory_mib for this cluster in the site file",
+        )
+
     async def _submission(self) -> CheckResult:
         trial = Submission(
             key=_TRIAL.key, count=1, script=_TRIAL.script, walltime=_TRIAL.walltime, queue=self._partition
@@ -387,7 +408,7 @@ class Checks:
         result = await self.commands.run(command, stdin=trial.script.encode())
         if result.returncode:
             raise submission_error(result)
-        return _good("submission", result.complaint or "would be taken")
+        return _good("submission", _with_surplus(result.complaint) or "would be taken")
 
     async def _accounting(self) -> CheckResult:
         if self._config is None:
@@ -396,6 +417,14 @@ class Checks:
             return _good("accounting", "none configured; how jobs ended is known for as long as squeue shows them")
         await self.commands.read(sacct_command(("1",)), action="accounting")
         return _good("accounting", "sacct works")
+
+
+def _with_surplus(said: str) -> str:
+    """Return what sbatch says of a trial job of one processor, and that it would be given more than one."""
+    match = _GIVEN.search(said)
+    if match is None or int(match[1]) <= 1:
+        return said
+    return f"{said} (a placeholder asks for one processor and is given {match[1]}: whole cores, or a whole node)"
 
 
 async def _guarded(subject: str, step: Callable[[], Awaitable[CheckResult]], remedy: str) -> CheckResult:
@@ -456,16 +485,27 @@ class SlurmLrm(Lrm):
         self._settings = settings
         self._user = context.user or login_name()
         self._commands = SlurmCommands(context.commands, settings)
-        self._reader = CommandReader(self._commands, reserved_is_up=settings.reservation is not None)
+        self._reader = CommandReader(
+            self._commands,
+            reserved_is_up=settings.reservation is not None,
+            has_default=not any(long_name(text) == "--partition" for text in context.directives.add),
+        )
         self._config: ControllerConfig | None = None
         self._unanswered: LrmUnavailableError | None = None
         self._notes = StartNotes(context.state_directory / "starts")
         self._sizes: dict[str, int] = {}
+        """Elements of each array of ours that is not forgotten."""
+        self._arrays: dict[BatchKey, str] = {}
+        """Their ids, by key."""
+        self._threads: dict[str, int] = {}
+        """Processors of a core, by node, where they are given together."""
         self._transport = chosen_transport(
             settings, context, expected=SLURM, variables=settings.variables(), timeout=settings.command_timeout
         )
         self.capabilities = replace(CAPABILITIES, accounting=False, suspend=False)
+        # Of all users' jobs there are details to be asked for now and then.
         self.requests_per_poll = self._reader.requests + 1
+        self.requests_per_listing = 1 + LISTING_REQUESTS
 
     async def start(self) -> None:
         """Ask the controller once what it can do, and set right what a killed process left.
@@ -486,8 +526,18 @@ class SlurmLrm(Lrm):
             accounting=config.accounting and await self._accounting_works(),
         )
         self._config = config
+        self._reader.unit = config.unit
         for note in self._notes.left():
-            await self._starting(note.job, note.nodes).undo_start(note, after_kill=True)
+            try:
+                await self._starting(note.job, note.nodes).undo_start(note, after_kill=True)
+            except LrmRejectedError as error:
+                # Perhaps an operator began it, and we are none: the note stays for the next one.
+                log.warning(
+                    "a start that was cut off cannot be undone",
+                    cluster=self._context.cluster,
+                    job=note.job,
+                    error=str(error),
+                )
 
     @cached_property
     def _outside(self) -> OutsideReader:
@@ -531,7 +581,9 @@ class SlurmLrm(Lrm):
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return the nodes of all partitions that we may see."""
-        return await self._reader.nodes()
+        nodes = await self._reader.nodes()
+        self._threads = {node.name: node.grain for node in nodes if node.grain > 1}
+        return nodes
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return jobs; with a prefix only our user's, and without what only an outside scheduler must know.
@@ -581,21 +633,26 @@ class SlurmLrm(Lrm):
         self._require_array_size(submission.count)
         if self._transport is not None:
             ids = await self._transport.submit(submission, self._native(submission), index_variable=None)
-            self._sizes[ids[0].partition("_")[0]] = submission.count
+            self._note_size(submission, ids[0].partition("_")[0])
             return ids
         rendered = self.render(submission)
         result = await self._commands.run(rendered.command, stdin=rendered.script.encode())
         job = parse_job_id(result.text)
         if job is None:
             raise submission_error(result)
-        self._sizes[job] = submission.count
+        self._note_size(submission, job)
         return array_ids(job, submission.count)
 
     def _native(self, submission: Submission) -> tuple[str, ...]:
         return (native_specification(submission, self._settings, self._context.directives),)
 
+    def _note_size(self, submission: Submission, array: str) -> None:
+        self._sizes[array] = submission.count
+        self._arrays[submission.key] = array
+
     def forget(self, key: BatchKey) -> None:
-        """Delete the script that DRMAA needed: nobody will read it any more."""
+        """Drop the size of its array, and delete the script that DRMAA needed: nobody will read it any more."""
+        self._sizes.pop(self._arrays.pop(key, ""), None)
         if self._transport is not None:
             self._transport.forget(key)
 
@@ -610,13 +667,14 @@ class SlurmLrm(Lrm):
     # -- control -----------------------------------------------------------------------------------------------------
 
     async def cancel(self, ids: Sequence[LrmJobId]) -> None:
-        """Cancel jobs; those of a whole array of ours by its bare id."""
-        error: LrmError | None = None
+        """Cancel jobs; those of a whole array of ours by its bare id. After no answer nothing is known: it is worst."""
+        errors: list[LrmError] = []
         for part in _arguments(ids, self._sizes):
             result = await self._commands.run(client.cancel_command(part), urgent=True)
-            error = error or client.cancel_error(result)
-        if error is not None:
-            raise error
+            if (error := client.cancel_error(result)) is not None:
+                errors.append(error)
+        if errors:
+            raise next((error for error in errors if isinstance(error, LrmUnavailableError)), errors[0])
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
         """Put jobs in user hold, also when we are an operator, so that their owner can release them."""
@@ -732,7 +790,9 @@ class SlurmLrm(Lrm):
         from koala_slurm.starting import CoreReservation, Starting
 
         pin, numbers_by_node = make_pin(job, nodes), self._config is None or self._config.takes_cores_by_node
-        reservation = CoreReservation(self._commands, pin, self._reserved, numbers_by_node=numbers_by_node)
+        reservation = CoreReservation(
+            self._commands, pin, self._reserved, numbers_by_node=numbers_by_node, threads=self._threads
+        )
         return Starting(self._commands, pin, self._notes, reservation=reservation)
 
     async def _control(self, verb: str, ids: Sequence[LrmJobId]) -> None:

@@ -25,6 +25,7 @@ from koala_slurm.limits import (
     GresOnNodes,
     PartitionLimits,
     by_number,
+    first_served,
     gres_shares,
     over_limits,
     parse_accounting_limits,
@@ -33,27 +34,27 @@ from koala_slurm.limits import (
     unfulfilled,
     within_limits,
 )
-from koala_slurm.listing import CONFIG_COMMAND, ENVIRONMENT, PARTITION_COMMAND, parse_config
+from koala_slurm.listing import CONFIG_COMMAND, ENVIRONMENT, EVERY_JOB, PARTITION_COMMAND, new_separator, parse_config
 from koala_slurm.requests import (
-    EVERYTHING_COMMAND,
+    DETAILS_COMMAND,
     GRES_COMMAND,
     LICENSES_COMMAND,
     JobDetails,
-    details_id,
-    everything_command,
+    details_command,
+    everything_format,
     forgotten,
     missing_license,
-    new_separator,
     nodes_with_gres,
     parse_details,
     parse_everything,
     parse_held_by_hook,
     parse_licenses,
+    parse_one_detailed,
     state_key,
     with_details,
     worth_asking,
 )
-from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked, parse_job_id, turn
+from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked, parse_job_id
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -71,13 +72,12 @@ LIMITS_KEPT = 30.0
 """Seconds for which the limits of partitions are believed."""
 ACCOUNTING_SHARE = 20
 """Times as old as their reading took may the limits of associations and QOS be: of thousands it takes long."""
+NOT_YET_KNOWN = "what it asks for is not known yet: texts of other jobs look like it"
 _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 
 
 class OutsideReader:
     """Lists the jobs of all users; remembers the details of those it has seen."""
-
-    requests = 2
 
     def __init__(self, commands: SlurmCommands, notes: StartNotes) -> None:
         """Nothing is known yet. ``notes``: of the jobs that we have started."""
@@ -109,12 +109,13 @@ class OutsideReader:
 
     async def _look(self, ids: Sequence[LrmJobId]) -> list[LrmJob]:
         separator = new_separator()
+        form = everything_format(separator)
         found: list[LrmJob] = []
         # squeue understands no ranges of elements; an array's number stands for all of them.
         numbers = list(dict.fromkeys(checked(job).partition("_")[0] for job in ids))
         for part in portions(numbers, ARGUMENTS_PER_COMMAND):
-            command = (*everything_command(separator), f"--jobs={','.join(part)}")
-            shown = await self._commands.read(command, action="looking at jobs", environment=ENVIRONMENT)
+            command = (*EVERY_JOB, f"--jobs={','.join(part)}")
+            shown = await self._commands.read(command, action="looking at jobs", environment=form)
             found += parse_everything(shown, separator)
         return found
 
@@ -128,7 +129,7 @@ class OutsideReader:
         """Return all jobs, array elements singly. Raises LrmError."""
         separator = new_separator()
         output = await self._commands.read(
-            everything_command(separator), action="listing of jobs", environment=ENVIRONMENT
+            EVERY_JOB, action="listing of jobs", environment=everything_format(separator)
         )
         jobs = parse_everything(output, separator)
         wanting = [job for job in jobs if worth_asking(job)]
@@ -137,13 +138,15 @@ class OutsideReader:
             del self._known[key]
         missing = [job for job in wanting if state_key(job) not in self._known]
         if missing:
-            details = parse_details(
-                await self._commands.read(EVERYTHING_COMMAND, action="details of jobs", environment=ENVIRONMENT)
-            )
-            nothing = JobDetails()
-            self._known.update((state_key(job), details.get(details_id(job), nothing)) for job in missing)
+            await self._ask_details(missing)
         self._drop_notes(jobs)
         detailed = [self._as_asked(with_details(job, self._known.get(state_key(job)))) for job in jobs]
+        detailed = [
+            replace(job, obstacle=job.obstacle or NOT_YET_KNOWN)
+            if job.state in _WAITING and state_key(job) not in self._known
+            else job
+            for job in detailed
+        ]
         if any(job.state in _WAITING for job in detailed):
             await self._ask_limits()
             groups = await self._groups_of({job.user for job in detailed if job.state in _WAITING})
@@ -155,11 +158,29 @@ class OutsideReader:
             ]
         return tuple(await self._with_obstacles(detailed))
 
+    async def _ask_details(self, missing: Sequence[LrmJob]) -> None:
+        """Read the details of jobs; those that others' texts make ambiguous are asked for singly, some each time."""
+        shown = await self._commands.read(DETAILS_COMMAND, action="details of jobs", environment=ENVIRONMENT)
+        details = parse_details(shown)
+        ambiguous: dict[StateKey, LrmJob] = {}
+        for job in missing:
+            found = details.of(job)
+            if found is None:
+                ambiguous[state_key(job)] = job
+            else:
+                self._known[state_key(job)] = found
+        for key, job in list(ambiguous.items())[: client.ASKED_SINGLY]:
+            with suppress(LrmNotFoundError):
+                shown = await self._commands.read(
+                    details_command(job.id), action="looking at a job", environment=ENVIRONMENT
+                )
+                self._known[key] = parse_one_detailed(shown)
+
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs that the site's hook holds, and those it would hold again. Raises LrmError."""
         separator = new_separator()
         output = await self._commands.read(
-            everything_command(separator), action="listing of jobs", environment=ENVIRONMENT
+            EVERY_JOB, action="listing of jobs", environment=everything_format(separator)
         )
         held = parse_held_by_hook(output, separator)
         self._latest |= {str(job.id): job for job in held if job.state in _WAITING}
@@ -195,7 +216,7 @@ class OutsideReader:
         numbered, active = by_number(jobs), _active_elements(jobs)
         now = time.time()
         waits = {job.id: unfulfilled(job, job.dependency, numbered, now=now) for job in jobs if job.dependency}
-        free_to_go = [job for job in jobs if not (waits.get(job.id) or job.obstacle or job.hold is HoldOwner.USER)]
+        free_to_go = [job for job in jobs if not (waits.get(job.id) or job.obstacle)]
         promised = _licensed(free_to_go, asked, licenses)
         shares = gres_shares([job for job in free_to_go if job.id in asked], asked, gres)
         found = []
@@ -218,11 +239,11 @@ class OutsideReader:
             job
             for job in jobs
             if job.state in _WAITING
-            and not (job.obstacle or job.dependent or job.hold is HoldOwner.USER)
+            and not (job.obstacle or job.dependent)
             and (job.eligible_at is None or job.eligible_at <= now)
         ]
-        # What was released comes first, then what came first, so that a start does not find its share gone.
-        offered.sort(key=lambda job: (job.state is LrmJobState.HELD, turn(job)))
+        # In this order, so that a start does not find its share gone.
+        offered.sort(key=first_served)
         over = over_limits(offered, {job.id: self._qos_of(job) for job in offered}, self._accounting)
         bounded = {job.id: self._accounting.bounding(job, self._qos_of(job)) for job in offered if job.id not in over}
         held = {job.id: replace(job, obstacle=over[job.id]) for job in offered if job.id in over}
@@ -315,7 +336,7 @@ def _licensed(jobs: Iterable[LrmJob], asked: Mapping[LrmJobId, Restrictions], fr
     """
     found = set()
     wanting = [job for job in jobs if job.id in asked and asked[job.id].licenses]
-    for job in sorted(wanting, key=lambda job: (job.state is LrmJobState.HELD, turn(job))):
+    for job in sorted(wanting, key=first_served):
         if not missing_license(asked[job.id], free):
             found.add(str(job.id))
             for name, number in asked[job.id].licenses:

@@ -7,14 +7,13 @@ Command lines and what they print; nothing is run here.
 from __future__ import annotations
 
 import re
-import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobState
 from koala_adapter.wire.hostlists import expand
-from koala_slurm.listing import JOB_FIELDS, parse_row
+from koala_slurm.listing import ENVIRONMENT, FORMAT_VARIABLE, JOB_FIELDS, parse_row
 from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked, compacted, duration, hold_owner, moment
 
 if TYPE_CHECKING:
@@ -36,6 +35,8 @@ NAMES = (
     "TresPerJob",
     "TresPerTask",
     "TresPerSocket",
+    "CpusPerTres",
+    "MemPerTres",
     "ArrayTaskThrottle",
     "HetJobId",
     "CoreSpec",
@@ -50,12 +51,23 @@ NAMES = (
 """What is read here of ``scontrol show job``."""
 
 LICENSES_COMMAND = ("scontrol", "--oneliner", "show", "licenses")
-GRES_COMMAND = ("sinfo", "--noheader", "--Node", "--Format=NodeList:\x1f,Gres:\x1f,GresUsed:\x1f,CPUsState:\x1f")
+GRES_COMMAND = (
+    "sinfo",
+    "--local",
+    "--noheader",
+    "--Node",
+    "--Format=NodeList:\x1f,Gres:\x1f,GresUsed:\x1f,CPUsState:\x1f",
+)
 
 _WORD = r"[A-Za-z0-9_.-]+"
 _EVERY = re.compile(rf"{_WORD}(?:&{_WORD})*")
 _SOME = re.compile(rf"{_WORD}(?:\|{_WORD})+")
 _LICENSE = re.compile(r"LicenseName=(?P<name>\S+)\s+Total=[0-9]+\s+Used=[0-9]+\s+Free=(?P<free>[0-9]+)")
+_AMOUNT = re.compile(r"(?P<number>[0-9]+)(?P<unit>[kKmMgGtTpP]?)", re.ASCII)
+_GRES_PREFIX = re.compile(r"\bgres[:/]")
+_UNITS_OF_COUNTS = ("", "K", "M", "G", "T", "P")
+NOT_CONSUMED = "no_consume"
+"""Word in the configuration of a generic resource that jobs use without taking any of it (slurm.conf(5), Gres)."""
 _NO_RESTRICTION = frozenset({"", "(null)", "*", "N/A", "0", "None"})
 OURS = "koala_start_"
 HETEROGENEOUS = "the components of a heterogeneous job start together, which cannot be asked for"
@@ -68,6 +80,10 @@ class Restrictions:
     exclusive: bool = False
     gres: tuple[tuple[str, int], ...] = ()
     """On each node: name, with its type if one is asked for, and number."""
+    processors_by_gres: int = 0
+    """On each node, by its generic resources there (sbatch --cpus-per-gpu)."""
+    memory_by_gres_mib: int = 0
+    """Likewise (sbatch --mem-per-gpu)."""
     licenses: tuple[tuple[str, int], ...] = ()
     disk_mib: int | None = None
     throttle: int = 0
@@ -91,13 +107,15 @@ def restrictions(values: Mapping[str, str]) -> Restrictions:
     """Return what the values of a job say."""
     given = {name: values.get(name, "") for name in NAMES}
     asked = {name: value for name, value in given.items() if value not in _NO_RESTRICTION}
-    gres = _numbers(asked.get("TresPerNode", "").replace("gres:", "").replace("gres/", ""), separator=":")
+    gres = _numbers(_GRES_PREFIX.sub("", asked.get("TresPerNode", "")))
     disk = asked.get("MinTmpDiskNode", "")
     throttle = asked.get("ArrayTaskThrottle", "")
     return Restrictions(
         exclusive=asked.get("OverSubscribe", "OK").split("(")[0] in {"NO", "USER", "MCS"},
         gres=gres,
-        licenses=_numbers(asked.get("Licenses", ""), separator=":"),
+        processors_by_gres=_by_gres(gres, _of_each(asked.get("CpusPerTres", ""))),
+        memory_by_gres_mib=_by_gres(gres, _of_each(asked.get("MemPerTres", ""))),
+        licenses=_numbers(asked.get("Licenses", "")),
         disk_mib=_disk_mebibytes(disk),
         throttle=int(throttle) if throttle.isdecimal() else 0,
         qos=asked.get("QOS", ""),
@@ -126,13 +144,40 @@ def _obstacle(asked: Mapping[str, str]) -> str:
     return next((text for so, text in problems if so), "")
 
 
-def _numbers(text: str, *, separator: str) -> tuple[tuple[str, int], ...]:
-    """Return ``gpu:a100:2,fpga`` as names with numbers."""
+def _numbers(text: str) -> tuple[tuple[str, int], ...]:
+    """Return ``gpu:a100:2,tmp:no_consume:4G`` as names with numbers; units are powers of 1024 (gres.conf(5), Count)."""
     found = []
     for part in filter(None, re.split(r"[,;]", text)):
-        name, mark, number = part.partition("(")[0].rpartition(separator)
-        found.append((name, int(number)) if mark and number.isdecimal() else (part, 1))
+        words = [word for word in re.split(r"[:=]", part.partition("(")[0]) if word != NOT_CONSUMED]
+        match = _AMOUNT.fullmatch(words[-1]) if len(words) > 1 else None
+        if match is None:
+            found.append((":".join(words), 1))
+        else:
+            found.append(
+                (":".join(words[:-1]), int(match["number"]) * 1024 ** _UNITS_OF_COUNTS.index(match["unit"].upper()))
+            )
     return tuple(found)
+
+
+def not_consumed(output: str) -> frozenset[str]:
+    """Return the generic resources of GRES_COMMAND that jobs use without taking any, by name, and by name and type."""
+    found: set[str] = set()
+    for _, has, _, _ in gres_rows(output):
+        for part in re.split(r"[,;]", has):
+            if NOT_CONSUMED in part.split(":"):
+                name = _numbers(part)[0][0]
+                found |= {name, name.partition(":")[0]}
+    return frozenset(found)
+
+
+def _of_each(text: str) -> dict[str, int]:
+    """Return ``gres:gpu:4`` or ``gres/gpu:4``, of each resource something, by the resource."""
+    return dict(_numbers(_GRES_PREFIX.sub("", text)))
+
+
+def _by_gres(gres: Iterable[tuple[str, int]], each: Mapping[str, int]) -> int:
+    """Return how much of something a job has on each node, of which there is so much for each generic resource."""
+    return sum(number * each.get(name, each.get(name.partition(":")[0], 0)) for name, number in gres)
 
 
 def _disk_mebibytes(text: str) -> int | None:
@@ -158,7 +203,7 @@ def parse_gres(output: str) -> dict[str, dict[str, int]]:
     for node, has, used, _ in gres_rows(output):
         counts = free[node] = {}
         for text, sign in ((has, 1), (used, -1)):
-            for name, number in _numbers(_without_places(text), separator=":"):
+            for name, number in _numbers(_without_places(text)):
                 for shown in {name, name.partition(":")[0]}:
                     counts[shown] = counts.get(shown, 0) + sign * number
     return free
@@ -222,7 +267,8 @@ USER_NODES_MARK = "koala:nodes"
 USER_HOLD_MARK = "koala:hold"
 """What conf/job_submit.lua adds to the comment of a marked job that its owner holds on top."""
 
-EVERYTHING_COMMAND = ("scontrol", "--details", "show", "job")
+DETAILS_COMMAND = ("scontrol", "--local", "--details", "show", "job")
+"""Shows all jobs in detail."""
 
 StateKey: TypeAlias = "tuple[str, bool, float | None]"
 """Id of a job, whether it is active, when it started: what decides whether known details are still true."""
@@ -233,6 +279,7 @@ _NO_VALUE = frozenset({"", "(null)", "N/A", "None", "NONE"})
 _ACTIVE = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.STARTING})
 _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 _HEAD = re.compile(r"^JobId=(?P<id>[0-9]+)(?: ArrayJobId=(?P<array>[0-9]+) ArrayTaskId=(?P<task>\S+))?", re.MULTILINE)
+_NEXT_ELEMENT = re.compile(r"^JobId=[0-9]+ ArrayJobId=", re.MULTILINE)
 _VALUE = re.compile(
     r"(?:^|(?<=\s))"
     r"(?P<name>NumNodes|NumCPUs|ReqNodeList|ExcNodeList|MinMemory(?:CPU|Node)|Reason|(?:Req)?TRES"
@@ -277,20 +324,15 @@ class JobDetails:
         return self.nodes_most if self.nodes_most == self.nodes_least else None
 
 
-def new_separator() -> str:
-    """Return a word that nothing in a listing contains, because it did not exist when the jobs were submitted."""
-    return f"\x1f{secrets.token_hex(8)}\x1f"
-
-
-def everything_command(separator: str) -> tuple[str, ...]:
-    """Return the command line that lists all jobs with all fields, each ended by ``separator``."""
+def everything_format(separator: str) -> Mapping[str, str]:
+    """Return the environment in which squeue prints all fields of jobs, each ended by ``separator``."""
     form = ",".join(f"{field}:{separator}" for field in (*JOB_FIELDS, *MORE_FIELDS))
-    return ("squeue", "--noheader", "--states=all", f"--Format={form}")
+    return {**ENVIRONMENT, FORMAT_VARIABLE: form}
 
 
 def details_command(job: str) -> tuple[str, ...]:
     """Return the command line that shows one job in detail."""
-    return (*EVERYTHING_COMMAND, checked(job))
+    return (*DETAILS_COMMAND, checked(job))
 
 
 def parse_everything(output: str, separator: str) -> tuple[LrmJob, ...]:
@@ -371,22 +413,43 @@ def _mark(admin_comment: str) -> frozenset[str] | None:
     return frozenset(said) if mark == SITE_MARK and {ANY_NODES, KEEPS_NOTES}.issuperset(said) else None
 
 
-def parse_details(output: str) -> Mapping[str, JobDetails]:
-    """Return details by the job id that squeue shows; for the waiting elements of an array by the array's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllDetails:
+    """What scontrol shows of all jobs.
 
-    An id that is there twice was forged in somebody's comment, and is left out.
+    A comment can hold a line that looks like the first of another job's record. So what is shown of an id counts only
+    where it is there once; for others scontrol is asked again, for each job singly: then all text is that job's.
     """
+
+    records: Mapping[str, tuple[JobDetails, ...]]
+    """By the id that squeue shows, for the waiting elements of an array by the array's or the element's."""
+
+    def of(self, job: LrmJob) -> JobDetails | None:
+        """Return the details of a job, an empty value for one that is not shown; None where they are ambiguous."""
+        names = dict.fromkeys((details_id(job), str(job.id)))
+        found = [details for name in names for details in self.records.get(name, ())]
+        return None if len(found) > 1 else found[0] if found else JobDetails()
+
+
+def parse_details(output: str) -> AllDetails:
+    """Return what DETAILS_COMMAND printed."""
     heads = list(_HEAD.finditer(output))
-    found: dict[str, JobDetails] = {}
-    forged: set[str] = set()
+    found: dict[str, tuple[JobDetails, ...]] = {}
     for head, following in zip(heads, (*heads[1:], None), strict=True):
         text = output[head.end() : following.start() if following else len(output)]
         task = head["task"]
         id_ = head["id"] if not task else f"{head['array']}_{task}" if task.isdecimal() else head["array"]
-        if id_ in found:
-            forged.add(id_)
-        found[id_] = _details(text)
-    return {id_: details for id_, details in found.items() if id_ not in forged}
+        found[id_] = (*found.get(id_, ()), _details(text))
+    return AllDetails(records=found)
+
+
+def parse_one_detailed(output: str) -> JobDetails:
+    """Return what scontrol printed when it was asked for one job alone: the first record is Slurm's."""
+    head = _HEAD.search(output)
+    if head is None:
+        return JobDetails()
+    following = _NEXT_ELEMENT.search(output, head.end()) if head["array"] else None
+    return _details(output[head.end() : following.start() if following else len(output)])
 
 
 def _details(text: str) -> JobDetails:
@@ -462,7 +525,8 @@ def with_details(job: LrmJob, details: JobDetails | None) -> LrmJob:
     processors = job.processors
     if job.state in _WAITING:
         # Slurm shows one for `-N2-3`, and each node gives one at least.
-        processors = max(processors, known.nodes_least * job.processors_per_task)
+        each = max(job.processors_per_task, known.restrictions.processors_by_gres)
+        processors = max(processors, known.nodes_least * each)
     return replace(
         job,
         processors=processors,
@@ -472,7 +536,7 @@ def with_details(job: LrmJob, details: JobDetails | None) -> LrmJob:
         nodes_most=known.nodes_most,
         excluded_nodes=known.excluded_nodes,
         memory_per_processor_mib=known.memory_per_processor_mib,
-        memory_per_node_mib=known.memory_per_node_mib,
+        memory_per_node_mib=known.memory_per_node_mib or known.restrictions.memory_by_gres_mib or None,
         disk_per_node_mib=known.restrictions.disk_mib,
         exclusive=known.restrictions.exclusive,
         obstacle=job.obstacle or (known.restrictions.obstacle if job.state in _WAITING else ""),

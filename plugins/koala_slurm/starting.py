@@ -18,15 +18,14 @@ from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, L
 from koala_adapter.model import LrmJobState
 from koala_adapter.wire.hostlists import expand
 from koala_slurm import client
-from koala_slurm.listing import ENVIRONMENT, idle_command, parse_nodes
+from koala_slurm.listing import ENVIRONMENT, EVERY_JOB, idle_command, new_separator, parse_nodes
 from koala_slurm.requests import (
     JobDetails,
     comment_change,
     details_command,
-    everything_command,
-    new_separator,
-    parse_details,
+    everything_format,
     parse_everything,
+    parse_one_detailed,
 )
 from koala_slurm.words import checked, minutes, waiting_elements
 
@@ -233,6 +232,7 @@ class StartNotes:
             self.kept.pop(pin.job, None)
             self._written[pin.job] = note
         except OSError as error:
+            self._unlock(pin.job)
             message = f"cannot note the start of job {pin.job} in {self._directory}: {error.strerror}"
             raise LrmUnreachableError(message, hint="is the disk full?") from error
 
@@ -422,10 +422,23 @@ def reserved_cores(output: str) -> dict[str, int]:
 class CoreReservation:
     """The reservation of one start."""
 
-    def __init__(self, commands: SlurmCommands, pin: Pin, reserved: Reserved, *, numbers_by_node: bool) -> None:
-        """Nothing is asked yet. ``numbers_by_node``: this Slurm takes a number of cores for each node."""
+    def __init__(
+        self,
+        commands: SlurmCommands,
+        pin: Pin,
+        reserved: Reserved,
+        *,
+        numbers_by_node: bool,
+        threads: Mapping[str, int] | None = None,
+    ) -> None:
+        """Nothing is asked yet. ``numbers_by_node``: this Slurm takes a number of cores for each node.
+
+        ``threads``: processors of a core, by node, where they are more than one.
+        """
         self._commands = commands
-        self._pin = pin
+        self._threads = threads or {}
+        cores = {node: -(-count // self._threads.get(node, 1)) for node, count in pin.counts.items()}
+        self._pin = replace(pin, counts=cores)
         self._reserved = reserved
         self._numbers_by_node = numbers_by_node
 
@@ -492,7 +505,8 @@ class CoreReservation:
         counts = self._pin.counts
         waiting = await self._waiting(self._reserved.on(counts))
         listed = await self._commands.read(idle_command(tuple(counts)), action="listing of nodes")
-        idle = self._reserved.idle({node.name: node.processors_idle for node in parse_nodes(listed)}, waiting)
+        cores = {node.name: node.processors_idle // self._threads.get(node.name, 1) for node in parse_nodes(listed)}
+        idle = self._reserved.idle(cores, waiting)
         spare = {node: idle.get(node, 0) - count for node, count in counts.items()}
         if min(spare.values()) < 0:
             return False
@@ -512,9 +526,11 @@ class CoreReservation:
         if not jobs:
             return set()
         separator = new_separator()
-        command = (*everything_command(separator), f"--jobs={','.join(jobs)}")
+        command = (*EVERY_JOB, f"--jobs={','.join(jobs)}")
         with suppress(LrmNotFoundError):
-            listed = await self._commands.read(command, action="looking at jobs", environment=ENVIRONMENT)
+            listed = await self._commands.read(
+                command, action="looking at jobs", environment=everything_format(separator)
+            )
             return {str(job.id) for job in parse_everything(listed, separator) if job.state in WAITING}
         return set()
 
@@ -663,19 +679,18 @@ class Starting:
 
     async def _job(self) -> LrmJob:
         separator = new_separator()
-        command = (*everything_command(separator), f"--jobs={self._pin.job}")
-        jobs = parse_everything(await self._read(command), separator)
+        command = (*EVERY_JOB, f"--jobs={self._pin.job}")
+        jobs = parse_everything(await self._read(command, everything_format(separator)), separator)
         found = next((job for job in jobs if job.id == self._pin.job), None)
         if found is None:
             raise LrmNotFoundError(f"job {self._pin.job} has gone while it was started")
         return found
 
     async def _details(self) -> JobDetails:
-        details = parse_details(await self._read(details_command(self._pin.job)))
-        return details.get(self._pin.job) or next(iter(details.values()), JobDetails())
+        return parse_one_detailed(await self._read(details_command(self._pin.job), ENVIRONMENT))
 
-    async def _read(self, command: Sequence[str]) -> str:
-        return await self._commands.read(command, action="looking at a job", environment=ENVIRONMENT)
+    async def _read(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
+        return await self._commands.read(command, action="looking at a job", environment=environment)
 
     async def _change(self, command: Sequence[str]) -> None:
         await self._commands.change(command, action="start_on")

@@ -334,8 +334,13 @@ def _node_words(text: str) -> list[str]:
 # -- Reasons for waiting -------------------------------------------------------------------------------------
 # In Slurm's own words, and what each means for a job that was released to start now.
 #
-# Sources: squeue(1) "JOB REASON CODES", Slurm's page "Resource Limits", and all words of 22.05's library. A word of no
-# release we know is UNKNOWN: the start has failed, and its job is kept back like one that a limit keeps back.
+# Sources: squeue(1) "JOB REASON CODES", Slurm's page "Resource Limits", and all words of the libraries of 22.05 and
+# 26.05. A word of no release we know is UNKNOWN: the start has failed, and its job is kept back like one that a limit
+# keeps back.
+#
+# Two reasons are given of nodes that others have as well as of nodes that are down: "ReqNodeNotAvail", and "Nodes
+# required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions". Both mean that the processors
+# are taken, unless what follows the first comma says that a maintenance is near.
 
 
 class WaitKind(StrEnum):
@@ -352,22 +357,25 @@ class WaitKind(StrEnum):
 
 
 _PATTERNS: Mapping[WaitKind, str] = {
-    WaitKind.PROCESSORS: "|None|Priority|Resources",
+    WaitKind.PROCESSORS: "|None|Priority|Resources|ReqNodeNotAvail|Nodes required for job are DOWN",
     WaitKind.PASSING: "Cleaning|Prolog|SchedDefer|WaitingForScheduling|BurstBufferStageIn|BurstBufferOperation",
     WaitKind.HELD: "JobHeldAdmin|JobHeldUser|JobHoldMaxRequeue|ReservationDeleted",
     WaitKind.OTHERS: "BeginTime|Dependency|Licenses|JobArrayTaskLimit|Reservation|BurstBufferResources|FedJobLock"
-    "|PowerNotAvail|PowerReserved",
+    "|PowerNotAvail|PowerReserved|Constraints|MaxPoweredUpNodes|MpiPortsBusy|NvidiaImexChannels",
     WaitKind.SHARED_LIMIT: r"AssocGrp\w+|AssocMaxJobsLimit|AssocMaxSubmitJobLimit|AssociationJobLimit"
     r"|AssociationResourceLimit|QOSGrp\w+|QOSMax\w+PerUser(Limit)?|QOSJobLimit|QOSResourceLimit|QOSUsageThreshold"
-    r"|Max\w+PerAccount|AccountingPolicy",
+    r"|Max\w+Per(Account|User)|AccountingPolicy",
     WaitKind.OWN_LIMIT: r"AssocMax\w+Per(Job|Node)(Limit)?|AssociationTimeLimit|QOSMax\w+Per(Job|Node)(Limit)?"
     r"|QOSMin\w+|QOSTimeLimit|MaxMemPerLimit|PartitionNodeLimit|PartitionTimeLimit|PartitionConfig|BadConstraints"
-    "|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|DependencyNeverSatisfied|DeadLine|TimeLimit"
+    "|ReservationInvalid|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|DependencyNeverSatisfied|DeadLine|TimeLimit"
     "|InactiveLimit|Job's (account|QOS) not permitted to use this partition ",
-    WaitKind.SITE: "PartitionDown|PartitionInactive|NodeDown|FrontEndDown|ReqNodeNotAvail|SystemFailure"
-    "|JobLaunchFailure|NonZeroExitCode|OutOfMemory|BlockMaxError|BlockFreeAction|Nodes required for job are DOWN",
+    WaitKind.SITE: "PartitionDown|PartitionInactive|NodeDown|FrontEndDown|SystemFailure"
+    "|JobLaunchFailure|NonZeroExitCode|RaisedSignal|OutOfMemory|BlockMaxError|BlockFreeAction",
 }
 _KINDS = {kind: re.compile(pattern) for kind, pattern in _PATTERNS.items()}
+
+LASTS = frozenset({WaitKind.OWN_LIMIT, WaitKind.SITE})
+"""A job that waits for these does not start when others end."""
 
 START_MAY_SHOW = frozenset({WaitKind.PROCESSORS, WaitKind.PASSING})
 """A job that was released and waits for these may start yet; for anything else it does not."""
@@ -375,7 +383,9 @@ START_MAY_SHOW = frozenset({WaitKind.PROCESSORS, WaitKind.PASSING})
 
 def wait_kind(reason: str) -> WaitKind:
     """Return what a reason means, as squeue writes it: a word, perhaps with more after a comma or in parentheses."""
-    word = re.split(r"[,:(]", reason.strip("() "), maxsplit=1)[0]
+    word, *more = re.split(r"[,:(]", reason.strip("() "), maxsplit=1)
+    if word == "ReqNodeNotAvail" and "maintenance" in "".join(more).lower():
+        return WaitKind.SITE
     return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(word)), WaitKind.UNKNOWN)
 
 

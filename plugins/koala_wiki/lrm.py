@@ -26,6 +26,7 @@ from koala_adapter.errors import (
 )
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition
 from koala_adapter.lrm.commands import login_name
+from koala_adapter.lrm.listing import oldest_first
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.wiki.client import Peer, exchange, load_key
 from koala_adapter.wiki.codec.verbs import (
@@ -373,7 +374,8 @@ class WikiLrm(Lrm):
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs; in the dialect of Maui they have no names, so that only an empty prefix finds any."""
         records = await self._job_records()
-        return tuple(to_job(record, self._peer.dialect) for record in records if record.name.startswith(name_prefix))
+        named = (record for record in records if record.name.startswith(name_prefix))
+        return tuple(oldest_first(to_job(record, self._peer.dialect) for record in named))
 
     async def queues(self) -> tuple[Queue, ...]:
         """Return the queues that the nodes name."""

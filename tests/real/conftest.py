@@ -44,6 +44,8 @@ class NewSlurm(Protocol):
         cpus: int = 4,
         auth: Authentication = "none",
         settings: Mapping[str, str] | None = None,
+        node_options: str = "",
+        partition_options: str = "",
     ) -> SlurmCluster:
         """Return a cluster of its own, up and idle."""
 
@@ -129,9 +131,19 @@ def new_slurm() -> Iterator[NewSlurm]:
             cpus: int = 4,
             auth: Authentication = "none",
             settings: Mapping[str, str] | None = None,
+            node_options: str = "",
+            partition_options: str = "",
         ) -> SlurmCluster:
             require(missing_for_slurm(munge=auth == "munge"))
-            cluster = SlurmCluster(name, nodes=nodes, cpus=cpus, auth=auth, settings=settings)
+            cluster = SlurmCluster(
+                name,
+                nodes=nodes,
+                cpus=cpus,
+                auth=auth,
+                settings=settings,
+                node_options=node_options,
+                partition_options=partition_options,
+            )
             return clusters.enter_context(cluster)
 
         yield make

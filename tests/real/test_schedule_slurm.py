@@ -93,6 +93,25 @@ def test_a_mixed_queue_runs_to_the_end(policy: str, cluster: SlurmCluster, tmp_p
     assert scheduling.told("not started") == {}
 
 
+def test_jobs_that_take_more_than_they_ask_for(tmp_path: Path) -> None:
+    """A job of one processor takes a core of two, one with its nodes for itself all of them: no start is in vain."""
+    require(missing_for_slurm(lua=True))
+    cluster = SlurmCluster(
+        "cores",
+        cpus=8,
+        settings={"JobSubmitPlugins": "lua"},
+        node_options="Sockets=1 CoresPerSocket=4 ThreadsPerCore=2",
+    )
+    (cluster.directory / SITE_PIECE.name).write_text(SITE_PIECE.read_text())
+    with cluster:
+        scheduling = Scheduling(tmp_path, cluster, "--patience", "3")
+        ids = [submit(scheduling, f"j{number}", 1, seconds=6) for number in range(8)]
+        ids += [submit(scheduling, "alone", 1, "--exclusive", seconds=6), submit(scheduling, "after", 3)]
+        with scheduling:
+            scheduling.wait(lambda: set(ids) <= set(scheduling.told("ended")), what="all have run")
+        assert scheduling.told("not started") == {}
+
+
 @pytest.mark.parametrize("policy", ["fcfs", pytest.param("firstfit", marks=NIGHTLY)])
 def test_jobs_of_one_second_start_by_their_numbers(policy: str, cluster: SlurmCluster, tmp_path: Path) -> None:
     """Slurm lists the newest first; also those that come in while it runs start in the order of their ids."""

@@ -19,7 +19,7 @@ from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm.commands import CommandResult
 from koala_slurm.client import control_error
 from koala_slurm.listing import JOB_FIELDS, parse_config, parse_version, release_of
-from koala_slurm.requests import MORE_FIELDS, parse_details, parse_everything, with_details
+from koala_slurm.requests import MORE_FIELDS, parse_details, parse_everything, parse_one_detailed, with_details
 from koala_slurm.starting import NODES_BUSY, reserved_cores, reserved_order
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Samples:
         """Return one job of each name, as the plugin lists them for an outside scheduler."""
         details = parse_details(self.results["details"].text)
         listed = parse_everything(self._listing(), "|@|")
-        return {job.name: with_details(job, details.get(job.id.partition("_")[0])) for job in listed}
+        return {job.name: with_details(job, details.of(job)) for job in listed}
 
     def _listing(self) -> str:
         """Return the recorded listing with the fields that the plugin asks for, of all that were recorded."""
@@ -122,7 +122,7 @@ def test_what_else_jobs_ask_for(samples: Samples) -> None:
 def test_processors_on_each_node(samples: Samples) -> None:
     """The layout of running jobs is known."""
     assert sum(dict(samples.jobs()["two running"].layout).values()) == 10
-    (details,) = parse_details(samples.results["details_running"].text).values()
+    details = parse_one_detailed(samples.results["details_running"].text)
     assert dict(details.layout) == {"n3": 4, "n4": 2}
 
 
@@ -151,5 +151,5 @@ def test_steps_of_an_uneven_start(samples: Samples) -> None:
     """Each is taken; while the job is being tied it is smaller than it is, which is mended before its release."""
     for name in ("tie", "size", "release", "leave", "unreserve"):
         assert control_error(samples.results[name], action="start_on") is None
-    assert parse_details(samples.results["details_tied"].text)[UNEVEN].processors == 4
+    assert parse_one_detailed(samples.results["details_tied"].text).processors == 4
     assert control_error(samples.results["err_unreserve_unknown"], action="start_on") is not None

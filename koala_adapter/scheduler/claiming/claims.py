@@ -115,7 +115,7 @@ def end_placeholder(context: Context, placeholder: PlaceholderRecord, *, force: 
     if batch is None or batch.lrm_ids is not None or placeholder.host:
         context.effects.end(placeholder.cluster, placeholder.id, placeholder.lrm_id, force=force)
     patience = max(SHORTEST_PAUSE, context.state.parameters.end_patience) * (FORCED_PATIENCE if force else 1)
-    for kind in (TimerKind.REGISTRATION, TimerKind.SILENCE):
+    for kind in (TimerKind.REGISTRATION, TimerKind.SILENCE, TimerKind.KEPT):
         placeholder.timers.pop(kind, None)
     context.timetable.for_placeholder(placeholder, TimerKind.ENDING, context.now + patience)
 
@@ -201,6 +201,38 @@ def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None
     context.effects.add(
         ReadPlaceholderOutput(cluster=placeholder.cluster, placeholder=placeholder.id, job_id=placeholder.job_id)
     )
+
+
+KEPT_PATIENCE = 60.0
+"""Seconds for which a placeholder may be kept waiting by a limit of its own or by the site before others are claimed
+elsewhere."""
+
+
+def watch_kept(context: Context, placeholder: PlaceholderRecord) -> None:
+    """Look again after a while at a placeholder that only a change of a limit, or of the site, lets start."""
+    if not placeholder.hold_lasts:
+        placeholder.timers.pop(TimerKind.KEPT, None)
+    elif TimerKind.KEPT not in placeholder.timers:
+        context.timetable.for_placeholder(placeholder, TimerKind.KEPT, context.now + KEPT_PATIENCE)
+
+
+def kept_timer(context: Context, placeholder: PlaceholderRecord) -> None:
+    """Place a claim elsewhere whose placeholder is kept waiting, if it fits elsewhere; else it stays in that queue."""
+    record = context.state.jobs[placeholder.job_id]
+    claim = next((one for one in record.claims if placeholder.id in one.placeholders), None)
+    if record.state is not JobState.CLAIMING or claim is None or not (placeholder.waiting and placeholder.hold_lasts):
+        return
+    reason = f"its batch system keeps placeholders waiting: {placeholder.hold_reason}"
+    claim.excluded[placeholder.cluster] = reason
+    if infeasibility(context.requests(record), context.views()) is not None:
+        del claim.excluded[placeholder.cluster]
+        watch_kept(context, placeholder)
+        return
+    useless = [context.state.placeholders[id_] for id_ in claim.placeholders]
+    claim.placeholders, claim.cluster, claim.processors = [], None, 0
+    for one in useless:
+        end_placeholder(context, one)
+    setback(context, record, f"{placeholder.cluster}: {reason}", pause=False)
 
 
 def join_pieces(record: JobRecord, claims: list[Claim]) -> None:

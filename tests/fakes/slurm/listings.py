@@ -24,17 +24,19 @@ RAW_STATUS_UNTIL = (22, 5)
 def squeue(store: Store, arguments: list[str]) -> None:
     """List jobs."""
     parser = Parser("squeue")
-    parser.flags("--noheader")
-    parser.values("--states", "--user", "--jobs", "--Format")
+    parser.flags("--noheader", "--local")
+    parser.values("--states", "--user", "--jobs", "--sort")
     options = parser.parse_args(arguments)
     if not (options.noheader and options.states == "all"):
         raise Refusal("squeue: the fake lists all jobs, without a header")
-    fields = re.findall(r"([A-Za-z_-]+):([^,]*)(?:,|$)", options.Format)
+    fields = re.findall(r"([A-Za-z_-]+):([^,]*)(?:,|$)", os.environ["SQUEUE_FORMAT2"])
     with store.locked() as state:
         schedule(store, state)
         jobs = _asked_for(state, options.jobs) if options.jobs else state.jobs
         rows = [_job_values(store, job) for job in jobs if options.user in {"", job.user}]
-    for values in _waiting_together(rows):
+    together = _waiting_together(rows)
+    # Of equal priority the real one has the newest first, unless it is told otherwise.
+    for values in together if options.sort == "-p,i" else reversed(together):
         say("".join(f"{values[name]}{suffix}" for name, suffix in fields))
 
 
@@ -135,7 +137,7 @@ def sinfo(store: Store, arguments: list[str]) -> None:
         say(f"slurm {store.settings['release']}")
         return
     parser = Parser("sinfo")
-    parser.flags("--noheader", "--Node")
+    parser.flags("--noheader", "--Node", "--local")
     parser.values("--format", "--nodes")
     options = parser.parse_args(arguments)
     chosen = options.nodes.split(",") if options.nodes else store.settings["nodes"]
@@ -152,6 +154,10 @@ def sinfo(store: Store, arguments: list[str]) -> None:
                 "%O": "0.50",
                 "%b": "fake",
                 "%d": "0",
+                "%X": "1",
+                "%Y": str(total),
+                "%a": "up",
+                "%h": "NO",
             }
             text = options.format
             for field, value in values.items():
@@ -162,7 +168,7 @@ def sinfo(store: Store, arguments: list[str]) -> None:
 def sacct(store: Store, arguments: list[str]) -> None:
     """List ended jobs."""
     parser = Parser("sacct")
-    parser.flags("--noheader", "--allocations", "--parsable2")
+    parser.flags("--noheader", "--allocations", "--parsable2", "--local")
     parser.values("--delimiter", "--format", "--jobs")
     options = parser.parse_args(arguments)
     if not store.settings["accounting"]:

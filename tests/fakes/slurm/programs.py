@@ -124,7 +124,7 @@ def _cancel(store: Store, jobs: list[Job]) -> None:
 
 def scontrol(store: Store, arguments: list[str]) -> None:
     """Show settings and partitions, and change jobs."""
-    words = [word for word in arguments if word not in {"--oneliner", "--details"}]
+    words = [word for word in arguments if word not in {"--oneliner", "--details", "--local"}]
     match words:
         case ["show", *subject]:
             _show(store, subject)

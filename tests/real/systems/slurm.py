@@ -93,11 +93,14 @@ class SlurmCluster:
         auth: Authentication = "none",
         settings: Mapping[str, str] | None = None,
         gres: tuple[str, int] | None = None,
+        node_options: str = "",
+        partition_options: str = "",
     ) -> None:
         """Describe a cluster of `nodes` nodes called n1, n2 ... of `cpus` processors each; nothing is started.
 
         `settings` are added to slurm.conf, replacing those of `SETTINGS` of the same name. `gres`: a generic resource,
-        named in GresTypes, and how many of it each node has.
+        named in GresTypes, and how many of it each node has. `node_options` and `partition_options` are added to the
+        lines of the nodes, such as `Sockets=1 CoresPerSocket=2 ThreadsPerCore=2`, and of the partition.
         """
         self.name = name
         self.cpus = cpus
@@ -110,6 +113,8 @@ class SlurmCluster:
         self._auth: Authentication = auth
         self._settings = {**SETTINGS, **(settings or {})}
         self._gres = gres
+        self._node_options = f" {node_options}" if node_options else ""
+        self._partition_options = f" {partition_options}" if partition_options else ""
         self._ports = Ports.claim(nodes + 1)
         self._controller: Daemon | None = None
         self._munged: Daemon | None = None
@@ -352,11 +357,13 @@ class SlurmCluster:
             (self.directory / "gres.conf").write_text(f"Name={name} Count={count}\n")
         # Without NodeHostname, which a Slurm that was not built for several slurmd on a host takes once for each host.
         lines += [
-            f"NodeName={node} NodeAddr=127.0.0.1 Port={self._ports[number]} CPUs={self.cpus} RealMemory=4000{gres}"
+            f"NodeName={node} NodeAddr=127.0.0.1 Port={self._ports[number]} CPUs={self.cpus} RealMemory=4000"
+            f"{self._node_options}{gres}"
             for number, node in enumerate(self.nodes, start=1)
         ]
         nodes = ",".join(self.nodes)
-        lines.append(f"PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE DefaultTime=60 State=UP")
+        partition = f"PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE DefaultTime=60 State=UP"
+        lines.append(partition + self._partition_options)
         return "\n".join(lines) + "\n"
 
     def _start_munged(self) -> None:

@@ -12,9 +12,8 @@ import pytest
 from koala_adapter.errors import LrmRejectedError
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_slurm.limits import over_limits, parse_accounting_limits
-from koala_slurm.listing import parse_config, parse_jobs
+from koala_slurm.listing import new_separator, parse_config, parse_jobs
 from koala_slurm.outside import OutsideReader
-from koala_slurm.requests import new_separator
 from koala_slurm.starting import StartNotes
 from koala_slurm.words import START_MAY_SHOW, WaitKind, wait_kind
 from tests.unit.plugins.test_slurm_outside import listing, wide
@@ -149,9 +148,10 @@ async def test_jobs_that_limits_keep_back_are_told(
     assert any("assoc_mgr" in command for command in commands.asked) == enforced
 
 
-def test_every_reason_of_slurm_is_known() -> None:
-    """All words of the library of 22.05.8."""
-    words = (SAMPLES / "wait-reasons-22.05.8.txt").read_text().split()
+@pytest.mark.parametrize("release", ["22.05.8", "26.05"])
+def test_every_reason_of_slurm_is_known(release: str) -> None:
+    """All words of the libraries of two releases."""
+    words = (SAMPLES / f"wait-reasons-{release}.txt").read_text().split()
     assert len(words) > 150
     assert [word for word in words if wait_kind(word) is WaitKind.UNKNOWN] == []
 
@@ -171,11 +171,19 @@ def test_every_reason_of_slurm_is_known() -> None:
         ("AssocMaxNodePerJobLimit", WaitKind.OWN_LIMIT),
         ("QOSMinCpuNotSatisfied", WaitKind.OWN_LIMIT),
         ("(BadConstraints)", WaitKind.OWN_LIMIT),
-        ("ReqNodeNotAvail, UnavailableNodes:n2", WaitKind.SITE),
-        ("ReqNodeNotAvail(Unavailable:n2)", WaitKind.SITE),
+        ("ReqNodeNotAvail", WaitKind.PROCESSORS),
+        ("ReqNodeNotAvail, UnavailableNodes:n2", WaitKind.PROCESSORS),
+        ("ReqNodeNotAvail(Unavailable:n2)", WaitKind.PROCESSORS),
+        ("ReqNodeNotAvail, May be reserved for other job", WaitKind.PROCESSORS),
+        ("ReqNodeNotAvail, Reserved for maintenance", WaitKind.SITE),
+        ("MpiPortsBusy", WaitKind.OTHERS),
+        ("MaxCpuRunMinsPerUser", WaitKind.SHARED_LIMIT),
         ("JobArrayTaskLimit", WaitKind.OTHERS),
         ("Job's account not permitted to use this partition (aa allows chem not phys)", WaitKind.OWN_LIMIT),
-        ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions", WaitKind.SITE),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            WaitKind.PROCESSORS,
+        ),
         ("a word of tomorrow", WaitKind.UNKNOWN),
     ],
 )

@@ -7,10 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
-from koala_slurm.limits import GresOnNodes, gres_shares, parse_gres_on_nodes, parse_partition_limits, within_limits
-from koala_slurm.outside import groups_by_user
-from koala_slurm.requests import Restrictions
+from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState
+from koala_slurm.limits import (
+    GresOnNodes,
+    first_served,
+    gres_shares,
+    parse_gres_on_nodes,
+    parse_partition_limits,
+    within_limits,
+)
+from koala_slurm.outside import _licensed, groups_by_user
+from koala_slurm.requests import Restrictions, nodes_with_gres, parse_one_detailed, restrictions, with_details
 
 PARTITIONS = """\
 PartitionName=batch AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=YES QoS=N/A MaxNodes=UNLIMITED \
@@ -135,3 +142,60 @@ def test_what_sinfo_shows() -> None:
     shown = parse_gres_on_nodes(f"n1{end}gpu:a100:2(S:0){end}gpu:a100:1(IDX:0){end}3/5/0/8{end}\n")
     assert shown.free == {"n1": {"gpu:a100": 1, "gpu": 1}}
     assert shown.idle == {"n1": 5}
+
+
+@pytest.mark.parametrize(
+    ("has", "asked", "enough"),
+    [
+        ("localtmp:800G", "gres:localtmp:100G", True),
+        ("localtmp:800G", "gres:localtmp:42k", True),
+        ("localtmp:800G", "gres:localtmp:100", True),
+        ("localtmp:1k", "gres/localtmp:1024", True),
+        ("localtmp:1k", "gres/localtmp=1025", False),
+        ("gpu:no_consume:4", "gres:gpu:4", True),
+        ("gpu:no_consume:4", "gres:gpu:5", False),
+        ("x:y:no_consume:4G", "gres:x:y:4G", True),
+        ("tmp:2T", "gres:tmp:1P", False),
+    ],
+)
+def test_units_of_generic_resources(has: str, asked: str, enough: bool) -> None:  # noqa: FBT001
+    """They are powers of 1024, on both sides."""
+    end = "\x1f"
+    free = parse_gres_on_nodes(f"n1{end}{has}{end}{end}0/8/0/8{end}\n").free
+    wanted = restrictions({"TresPerNode": asked})
+    assert nodes_with_gres(wanted, free) == (("n1",) if enough else ())
+
+
+def test_what_is_not_consumed_serves_any_number_of_jobs() -> None:
+    """Each may have all of it at the same time."""
+    end = "\x1f"
+    on_nodes = parse_gres_on_nodes(f"n1{end}gpu:no_consume:4,fpga:1{end}{end}0/8/0/8{end}\n")
+    for name, number, second in (("gpu", 4, ("n1",)), ("fpga", 1, ())):
+        asked = {LrmJobId(id_): Restrictions(gres=((name, number),)) for id_ in ("1", "2")}
+        assert gres_shares([held(1), held(2)], asked, on_nodes)[LrmJobId("2")] == second
+
+
+@pytest.mark.parametrize(
+    ("asked", "processors", "memory"),
+    [
+        ({"CpusPerTres": "gres:gpu:4"}, 8, None),
+        ({"CpusPerTres": "gres/gpu:4", "MemPerTres": "gres/gpu:1024"}, 8, 2048),
+        ({}, 1, None),
+    ],
+)
+def test_processors_and_memory_by_gpu(asked: dict[str, str], processors: int, memory: int | None) -> None:
+    """Slurm shows a job in hold with one processor, and gives it more when it starts."""
+    text = "".join(f"   {name}={value}\n" for name, value in ({"TresPerNode": "gres:gpu:a100:2"} | asked).items())
+    details = parse_one_detailed(f"JobId=7 JobName=j\n   NumNodes=1 NumCPUs=1\n{text}")
+    job = with_details(held(7), details)
+    assert (job.processors, job.memory_per_node_mib) == (processors, memory)
+
+
+def test_jobs_in_their_users_hold_share_last() -> None:
+    """They are scheduled where holds cannot be told apart, and take nothing from others."""
+    user = replace(held(1), hold=HoldOwner.USER)
+    others = [user, replace(held(2), hold=HoldOwner.OPERATOR)]
+    assert max(others, key=first_served) is user
+    asked = {job.id: Restrictions(licenses=(("matlab", 6),)) for job in others}
+    assert _licensed(others, asked, {"matlab": 10}) == {"2"}
+    assert _licensed([user], asked, {"matlab": 10}) == {"1"}

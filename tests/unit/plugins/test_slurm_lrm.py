@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,12 +17,14 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
 )
 from koala_adapter.lrm import Submission
+from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
 from koala_adapter.testing import RecordingRunner, eventually, new_context
 from koala_slurm import PLUGIN, SlurmSettings
 from koala_slurm.listing import parse_config
 from koala_slurm.lrm import SlurmLrm
+from koala_slurm.starting import Starting, StartNote
 from tests.fakes.slurm import FakeSlurm
 
 if TYPE_CHECKING:
@@ -307,3 +310,48 @@ def test_settings_are_checked(key: str, value: object) -> None:
     """Relative paths, empty or broken words, impossible numbers and unknown keys are refused."""
     with pytest.raises(ValueError, match=key):
         SlurmSettings.model_validate({key: value})
+
+
+async def test_a_start_that_cannot_be_undone_keeps_no_cluster_out(
+    fake: FakeSlurm, context: ClusterContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator's `koala schedule` was killed, and the service of a user without rights finds what it left."""
+    lrm = SlurmLrm(context, settings_of(fake))
+    starts = context.state_directory / "starts"
+    starts.mkdir(parents=True)
+    note = StartNote(job="7", nodes=("n1",), processors=1, node_range="1", requested_nodes=(), reason="JobHeldAdmin")
+    (starts / "7.json").write_text(json.dumps(asdict(note)))
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise LrmRejectedError("Access/permission denied")
+
+    monkeypatch.setattr(Starting, "undo_start", refuse)
+    await lrm.start()
+    assert await lrm.nodes()
+    assert (starts / "7.json").exists()
+
+
+async def test_sizes_of_arrays_are_kept_until_they_are_forgotten(fake: FakeSlurm, context: ClusterContext) -> None:
+    """A service that runs for months does not remember all of its submissions."""
+    lrm = await started(fake, context)
+    ids = await lrm.submit(HELD)
+    lrm.forget(HELD.key)
+    await lrm.cancel(ids)
+    assert sent(context, "scancel") == [(f"{ids[0].partition('_')[0]}_[1-3]",)]
+
+
+async def test_no_answer_is_worse_than_a_refusal(
+    fake: FakeSlurm, context: ClusterContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever part of a cancellation it concerns: the jobs of that part are cancelled again."""
+    lrm = await started(fake, context)
+    said = iter(
+        (b"scancel: error: Kill job error on job id 1: Access/permission denied", b"scancel: error: Socket timed out")
+    )
+
+    async def answer(*_: object, **__: object) -> CommandResult:
+        return CommandResult(argv=("scancel",), returncode=1, stdout=b"", stderr=next(said))
+
+    monkeypatch.setattr(lrm._commands, "run", answer)
+    with pytest.raises(LrmUnavailableError):
+        await lrm.cancel([LrmJobId(str(number)) for number in range(1000, 1300)])

@@ -5,26 +5,40 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.model import HoldOwner
-from koala_slurm.listing import JOB_FIELDS
+from koala_slurm.client import LISTING_REQUESTS, show_command
+from koala_slurm.listing import (
+    EVERY_JOB,
+    JOB_FIELDS,
+    NODE_COMMAND,
+    PARTITION_COMMAND,
+    new_separator,
+    parse_jobs,
+    sacct_command,
+    squeue_command,
+)
 from koala_slurm.outside import OutsideReader
 from koala_slurm.requests import (
     ANY_NODES,
+    DETAILS_COMMAND,
+    GRES_COMMAND,
     KEEPS_NOTES,
     MORE_FIELDS,
     SITE_MARK,
     JobDetails,
+    details_command,
     details_id,
-    new_separator,
     parse_details,
     parse_everything,
+    parse_one_detailed,
     with_details,
 )
 from koala_slurm.starting import (
@@ -41,7 +55,6 @@ from koala_slurm.starting import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from koala_slurm.client import SlurmCommands
 
@@ -163,7 +176,7 @@ JobId=70 ArrayJobId=69 ArrayTaskId=2-5 JobName=array
 
 def test_details() -> None:
     """Layout, insisted nodes and memory come from scontrol; elements of an array that wait share them."""
-    details = parse_details(DETAILS)
+    details = {id_: one for id_, (one,) in parse_details(DETAILS).records.items()}
     assert details["63"].layout == (("n2", 2), ("n4", 4))
     assert (details["63"].nodes_wanted, details["63"].excluded_nodes) == (None, ("n5", "n6"))
     assert details["63"].memory_per_processor_mib == 10
@@ -187,7 +200,7 @@ def test_details() -> None:
 )
 def test_number_of_nodes_that_is_nobodys_wish(shown: str, tres: str, wanted: int | None, node_range: str) -> None:
     """From 23.11 on Slurm shows a number of nodes that follows from the processors like one that the user asked for."""
-    details = parse_details(f"JobId=5 JobName=x\n   NumNodes={shown} NumCPUs=9 NumTasks=9\n   {tres}\n")["5"]
+    details = parse_one_detailed(f"JobId=5 JobName=x\n   NumNodes={shown} NumCPUs=9 NumTasks=9\n   {tres}\n")
     assert (details.nodes_wanted, details.node_range) == (wanted, node_range)
 
 
@@ -206,16 +219,79 @@ def test_number_of_nodes_by_the_word_of_the_site(shown: str, mark: str, comment:
     """The site's hook has seen what was asked for, and tells it where Slurm shows the same for both."""
     text = f"JobId=5 JobName=x\n   NumNodes={shown} NumCPUs=6\n   ReqTRES=cpu=6,node={shown[0]},billing=6\n"
     text += f"   AdminComment={mark} \n   Comment={comment}\n"
-    assert parse_details(text)["5"].nodes_wanted == wanted
+    assert parse_one_detailed(text).nodes_wanted == wanted
 
 
-def test_forged_details_are_left_out() -> None:
-    """An id that appears twice is in somebody's comment; such a job counts as spread evenly."""
+def test_details_of_an_id_that_is_there_twice_are_not_believed() -> None:
+    """One of them is in somebody's comment; a running job counts as spread evenly then."""
     details = parse_details(DETAILS + "JobId=63 JobName=evil\n     Nodes=n9 CPU_IDs=0-7 Mem=0\n")
-    assert "63" not in details
-    row = wide(State="RUNNING", NodeList="n[2,4]", Reason="None", StartTime="1795000001")
+    row = wide(JobArrayID="63", State="RUNNING", NodeList="n[2,4]", Reason="None", StartTime="1795000001")
     (job,) = parse_everything(listing("|@|", row), "|@|")
+    assert details.of(job) is None
     assert with_details(job, None).layout == (("n2", 3), ("n4", 3))
+    assert parse_details(DETAILS).of(job) == parse_one_detailed(DETAILS.partition("\n\n")[0])
+
+
+def test_the_last_element_of_an_array_has_its_details() -> None:
+    """Slurm shows it by its own number alone."""
+    (job,) = parse_everything(listing("|@|", wide(JobArrayID="69_3")), "|@|")
+    text = "JobId=69 ArrayJobId=69 ArrayTaskId=3 JobName=array\n   NumNodes=2-2 NumCPUs=4\n"
+    found = parse_details(text).of(job)
+    assert found is not None
+    assert found.nodes_wanted == 2
+    forged = f"{text}\nJobId=70 JobName=evil\n   Comment=x\n\nJobId=1 ArrayJobId=69 ArrayTaskId=1-2\n   NumCPUs=1\n"
+    assert parse_details(forged).of(job) is None
+
+
+async def test_a_comment_hides_nothing_of_another_job(tmp_path: Path) -> None:
+    """A user writes the head of another's record into a comment: that job is asked for by itself."""
+    record = "JobId=7 JobName=job\n   NumNodes=1 NumCPUs=6\n   OverSubscribe=NO Licenses=(null)\n   Comment=(null) \n\n"
+    evil = (
+        "JobId=9 JobName=evil\n   NumNodes=1 NumCPUs=1\n   Comment=a\n\nJobId=7 JobName=x \n   TresPerNode=gres:gpu:4\n"
+    )
+    commands = Answering()
+    commands.rows = (wide(), wide(JobArrayID="9", Comment="a\n\nJobId=7 JobName=x"))
+    commands.details, commands.single = record + evil, {"7": record}
+    reader = OutsideReader(cast("SlurmCommands", commands), StartNotes(tmp_path / "starts"))
+    victim, _ = await reader.jobs()
+    assert (victim.exclusive, victim.obstacle, victim.possible_nodes) == (True, "", None)
+    # Every user can read a command line while the command runs.
+    assert not any("\x1f" in word for command in commands.asked for word in command)
+    singly = [command for command in commands.asked if command[-1] == "7"]
+    await reader.jobs()
+    assert [command for command in commands.asked if command[-1] == "7"] == singly
+    assert len(singly) == 1
+
+
+async def test_jobs_whose_details_are_not_known_yet_are_not_offered(tmp_path: Path) -> None:
+    """However many records a comment imitates, a listing costs a bounded number of requests."""
+    numbers = [str(number) for number in range(100, 130)]
+    record = "".join(f"JobId={number} JobName=job\n   NumNodes=1 NumCPUs=6\n\n" for number in numbers)
+    commands = Answering()
+    commands.rows = tuple(wide(JobArrayID=number) for number in numbers)
+    commands.details = record + record
+    commands.single = {number: f"JobId={number} JobName=job\n   NumNodes=1 NumCPUs=6\n" for number in numbers}
+    reader = OutsideReader(cast("SlurmCommands", commands), StartNotes(tmp_path / "starts"))
+    jobs = await reader.jobs()
+    assert len(commands.asked) <= LISTING_REQUESTS
+    assert {job.obstacle == "" for job in jobs} == {True, False}
+    for _ in range(len(numbers)):
+        jobs = await reader.jobs()
+    assert {job.obstacle for job in jobs} == {""}
+
+
+def test_other_clusters_of_a_federation_are_left_out() -> None:
+    """With fed_display Slurm's commands show the jobs and nodes of all of its clusters."""
+    listings = (squeue_command(user="ann"), EVERY_JOB, NODE_COMMAND, PARTITION_COMMAND, GRES_COMMAND, DETAILS_COMMAND)
+    for command in (*listings, details_command("7"), show_command("7"), sacct_command(["7"])):
+        assert "--local" in command
+
+
+def test_a_job_name_ends_no_row_of_ones_own_jobs() -> None:
+    """A line break in it neither ends the row nor makes the listing unreadable."""
+    end = new_separator()
+    rows = ["\x1f".join((*NARROW[:-1], name)) + end for name in ("a\nb", "x\n8\x1froot")]
+    assert [job.name for job in parse_jobs("\n".join(rows) + "\n", end)] == ["a\nb", "x\n8\x1froot"]
 
 
 def test_pins() -> None:
@@ -282,6 +358,17 @@ def test_notes_of_starts(tmp_path: Path) -> None:
     assert notes.left() == ()
 
 
+def test_a_note_that_cannot_be_written_leaves_nothing_open(tmp_path: Path) -> None:
+    """Each start that is refused for that would cost a descriptor."""
+    notes = StartNotes(tmp_path / "starts")
+    (job,) = parse_everything(listing("|@|", wide(JobArrayID="5")), "|@|")
+    (tmp_path / "starts" / "5.json").mkdir(parents=True)  # the new note cannot take its place
+    before = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(LrmUnreachableError):
+        notes.write(make_pin("5", ["n1"]), JobDetails(processors=1), job)
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
 def test_notes_of_jobs_that_were_started(tmp_path: Path) -> None:
     """They are kept for the next process, too, until the job is over or its number is another's."""
     notes = StartNotes(tmp_path / "starts")
@@ -305,14 +392,18 @@ class Answering:
     def __init__(self) -> None:
         self.rows: tuple[tuple[str, ...], ...] = ()
         self.details = ""
+        self.single: dict[str, str] = {}
+        """What is printed of a job that is asked for alone."""
+        self.asked: list[Sequence[str]] = []
 
     async def read(self, command: Sequence[str], *, action: str, environment: Mapping[str, str]) -> str:
         """Print the listing, with its separator, or the details."""
         assert action
         assert environment
+        self.asked.append(command)
         if command[0] == "scontrol":
-            return self.details
-        separator = command[-1].partition("JobArrayID:")[2].partition(",")[0]
+            return self.single.get(command[-1], self.details)
+        separator = environment["SQUEUE_FORMAT2"].partition("JobArrayID:")[2].partition(",")[0]
         return listing(separator, *self.rows)
 
 

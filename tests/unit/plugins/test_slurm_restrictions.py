@@ -11,10 +11,10 @@ from koala_slurm.requests import (
     Restrictions,
     missing_license,
     nodes_with_gres,
-    parse_details,
     parse_features,
     parse_gres,
     parse_licenses,
+    parse_one_detailed,
     restrictions,
 )
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_respected(values: dict[str, str], words: str) -> None:
 def test_details_have_them() -> None:
     """The first of a name is Slurm's own."""
     text = "JobId=5 JobName=x\n   MinCPUsNode=1 MinTmpDiskNode=0\n   Features=a OverSubscribe=NO Contiguous=0\n"
-    assert parse_details(text)["5"].restrictions == Restrictions(exclusive=True)
+    assert parse_one_detailed(text).restrictions == Restrictions(exclusive=True)
 
 
 def test_licences_and_generic_resources_that_are_free() -> None:
