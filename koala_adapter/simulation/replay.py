@@ -9,7 +9,7 @@ Measures of the result are in :mod:`koala_adapter.simulation.metrics`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -148,6 +148,13 @@ class PlatformReplay:
         self.users = users
         self.starts = [NEVER] * len(workload)
         """Of each job, the last time it was started."""
+        self.submits = list(workload.submits)
+        """Of each job: as recorded, or after its preceding job."""
+        self._followers: dict[int, list[int]] = {}
+        """The jobs that each job is the preceding one of, until it has ended."""
+        for index, before in enumerate(workload.preceding):
+            if before >= 0:
+                self._followers.setdefault(before, []).append(index)
         self.runs = list(workload.runs)
         """Seconds that each job takes where it was started."""
         self.places = [0] * len(workload)
@@ -212,15 +219,28 @@ class PlatformReplay:
         """Submit the jobs of the workload that come now."""
         workload = self.workload
         while self._next < len(workload) and workload.submits[self._next] == now:
-            place = self.places[self._next] = self._chosen(workload.sizes[self._next])
-            self._demanded[place] += workload.sizes[self._next]
-            self._queue(place, self._next)
+            if not workload.preceding or workload.preceding[self._next] < 0:
+                self._submit_job(self._next, now)
             self._next += 1
+
+    def _submit_job(self, index: int, now: float) -> None:
+        size = self.workload.sizes[index]
+        place = self.places[index] = self._chosen(size)
+        self.submits[index] = now
+        self._demanded[place] += size
+        self._queue(place, index)
+
+    def _release_followers(self, index: int, now: float) -> None:
+        """Enter the submissions of the jobs that follow a job which is over."""
+        for follower in self._followers.pop(index, ()):
+            think = self.workload.think_times[follower]
+            at = now + think if think >= 0 else max(now, self.workload.submits[follower])
+            self._at(at, TAKEN, partial(self._submit_job, follower))
 
     def _queue(self, place: int, index: int) -> None:
         workload = self.workload
         estimate = workload.estimates[index] / self.sites[place].speed
-        job = LocalJob(index, workload.sizes[index], estimate, workload.submits[index], self.users[index])
+        job = LocalJob(index, workload.sizes[index], estimate, self.submits[index], self.users[index])
         self.schedulers[place].submit(job)
         self._touched.add(place)
 
@@ -244,6 +264,7 @@ class PlatformReplay:
             del self._local_runs[int(job.id)]
         else:
             self._left -= 1
+            self._release_followers(int(job.id), now)
 
     def _chosen(self, size: int) -> int:
         """Return the cluster for a job; what each is asked for is counted here, not by looking through the queues."""
@@ -320,6 +341,7 @@ class PlatformReplay:
             if index >= 0:
                 self._left -= 1
                 self.starts[index] = NEVER
+                self._release_followers(index, now)
             return
         self.counters["restarts"] += 1
         if index >= 0:
@@ -371,6 +393,7 @@ class Replay:
     """What happened."""
 
     workload: Workload
+    """With the times at which jobs were submitted in this replay, if it obeyed dependencies."""
     sites: Sequence[Site]
     starts: Sequence[float]
     """Of each job of the workload; below 0 for those not started before an interrupt, and those given up."""
@@ -394,13 +417,14 @@ def replay(
     """Replay a workload to its end, or until Ctrl-C or the watch ends it; then the result is what happened so far.
 
     With several clusters each job goes, when it is submitted, to the least loaded of those large enough for it; then
-    the policy orders each cluster's queue. Jobs larger than every cluster must have been left out
-    (:meth:`Workload.fitting`). ``seed`` is that of local users and failures, where there are any. Raises
-    ConfigurationError for a policy that is not known.
+    the policy orders each cluster's queue. A job with a preceding job is submitted after the end of that job: so many
+    seconds as its think time later, or at its own time of submission when no think time is known. Jobs larger than
+    every cluster must have been left out (:meth:`Workload.fitting`). ``seed`` is that of local users and failures,
+    where there are any. Raises ConfigurationError for a policy that is not known.
     """
     starts = [NEVER] * len(workload)
     schedulers = [policy.scheduler(site.processors) for site in sites]
-    if len(sites) == 1 and sites[0].plain:
+    if len(sites) == 1 and sites[0].plain and not workload.preceding:
         platform = None
         play = partial(_on_one, workload, schedulers[0], starts, watch)
     else:
@@ -416,7 +440,7 @@ def replay(
         for name, counted in scheduler.counters().items():
             counters[name] = counters.get(name, 0) + counted
     return Replay(
-        workload=workload,
+        workload=replace(workload, submits=platform.submits) if platform and workload.preceding else workload,
         sites=sites,
         starts=starts,
         runs=workload.runs if platform is None else platform.runs,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
 import pytest
@@ -140,3 +141,26 @@ def test_only_the_seed_changes_what_happens() -> None:
     cluster = site(16, 2, local_users=LOAD, failures=FAILING)
     assert played(work, cluster, seed=4) == played(work, cluster, seed=4)
     assert played(work, cluster, seed=4).starts != played(work, cluster, seed=5).starts
+
+
+def following(work: Workload, preceding: Sequence[int], think_times: Sequence[float]) -> Workload:
+    """Return a workload in which each job has the given preceding job (-1: none) and think time (-1: unknown)."""
+    return changed(work, preceding=preceding, think_times=think_times)
+
+
+@pytest.mark.parametrize("clusters", [(site(8),), (Site(name="plain", processors=8),), (site(4), site(8))])
+def test_a_job_is_submitted_after_its_preceding_job(clusters: tuple[Site, ...]) -> None:
+    """With a think time it comes that much later; without one not before its own time of submission."""
+    work = make((0, 4, 10), (1, 4, 10), (2, 4, 10), (90, 4, 10))
+    result = played(following(work, [-1, 0, 0, 1], [-1, 5, -1, -1]), *clusters)
+    assert list(result.starts) == [0, 15, 10, 90]
+    assert list(result.workload.submits) == [0, 15, 10, 90]
+    assert job_metrics(result).waits == [0, 0, 0, 0]
+
+
+def test_jobs_follow_one_that_is_given_up(failing: list[Outage]) -> None:
+    """A job whose preceding job never gets through is submitted when that is given up."""
+    failing += [Outage(begins_at=10 * number + 8, ends_at=10 * number + 9, node=0) for number in range(1000)]
+    work = following(make((0, 1, 30), (1, 1, 5)), [-1, 0], [-1, 3])
+    result = played(work, site(1, failures=FAILING), policy="fcfs")
+    assert list(result.starts) == [NEVER, 211]
