@@ -97,7 +97,7 @@ def _lack(requirements: Requirements, cluster: ClusterLoad) -> str:
 
 FREED, TAKEN = 0, 1
 """What frees processors comes first among the events of an instant: a job that ends then is not lost with its node."""
-NEVER = -1.0
+NEVER = -inf
 """Start of a job that was not started, or was given up."""
 MOST_RESTARTS = 20
 """A job that loses a node more often is given up: it needs more nodes for longer than they stay up."""
@@ -302,7 +302,8 @@ class PlatformReplay:
         if gone:
             self.counters["outages"] += 1
             down = self._down[place]
-            first = sum(self._processors_of(place, node) for node in range(outage.node) if node not in down)
+            before = self.sites[place].processors - self._processors_from(place, outage.node)
+            first = before - sum(self._processors_of(place, node) for node in down if node < outage.node)
             for job in self._on(place, first, first + gone):
                 self._restart(place, job, now)
             down.add(outage.node)
@@ -316,9 +317,13 @@ class PlatformReplay:
 
     def _processors_of(self, place: int, node: int) -> int:
         """Return the processors of a node that take part: those of the last nodes may be left to local users."""
+        return self._processors_from(place, node) - self._processors_from(place, node + 1)
+
+    def _processors_from(self, place: int, node: int) -> int:
+        """Return the processors of a node and of all behind it that take part."""
         cluster = self.sites[place].cluster
         each = cluster.processors_per_node if cluster is not None else 1
-        return min(each, max(0, self.sites[place].processors - node * each))
+        return max(0, self.sites[place].processors - node * each)
 
     def _on(self, place: int, first: int, end: int) -> list[LocalJob]:
         """Return the jobs that hold any of these processors."""
@@ -342,6 +347,8 @@ class PlatformReplay:
                 self._left -= 1
                 self.starts[index] = NEVER
                 self._release_followers(index, now)
+            else:
+                del self._local_runs[index]
             return
         self.counters["restarts"] += 1
         if index >= 0:
@@ -396,7 +403,7 @@ class Replay:
     """With the times at which jobs were submitted in this replay, if it obeyed dependencies."""
     sites: Sequence[Site]
     starts: Sequence[float]
-    """Of each job of the workload; below 0 for those not started before an interrupt, and those given up."""
+    """Of each job of the workload; `NEVER` for those not started before an interrupt, and those given up."""
     runs: Sequence[float]
     """Seconds that each job takes where it was started."""
     places: Sequence[int]
