@@ -53,6 +53,7 @@ DIRECTORY = click.Path(path_type=Path, file_okay=False)
     "--seed", type=int, metavar="S", default=0, show_default=True, help="Of models, local users and failures."
 )
 @click.option("--kill-at-limit", is_flag=True, help="End jobs at their requested time, as a real cluster does.")
+@click.option("--dependencies", is_flag=True, help="Submit a job that names a preceding job after the end of that job.")
 @click.option(
     "--metric", type=click.Choice(METRICS), default="processors", show_default=True,
     help="What bestfit and greedy fill gaps with most of.",
@@ -75,8 +76,8 @@ DIRECTORY = click.Path(path_type=Path, file_okay=False)
 @command_body
 def simulate(
     session: Session, traces: tuple[str, ...], policies: tuple[str, ...], platform: str | None,
-    processors: int | None, jobs: int | None, seed: int, kill_at_limit: bool, metric: str, depth: int,
-    processes: int | None, out: Path | None, as_json: bool,
+    processors: int | None, jobs: int | None, seed: int, kill_at_limit: bool, dependencies: bool, metric: str,
+    depth: int, processes: int | None, out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     r"""Replay workloads under the policies of real clusters.
 
@@ -109,7 +110,8 @@ def simulate(
     cases = [
         Case(
             source=trace, name=names[trace], policy=ordered_by[policy], sites=sites,
-            processors=processors, jobs=jobs, seed=seed, kill_at_limit=kill_at_limit, out=out,
+            processors=processors, jobs=jobs, seed=seed, kill_at_limit=kill_at_limit,
+            dependencies=dependencies, out=out,
         )
         for trace in names
         for policy in ordered_by

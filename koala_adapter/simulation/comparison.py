@@ -65,6 +65,8 @@ class Case:
     seed: int = 0
     """Of a model, of local users and of failures."""
     kill_at_limit: bool = False
+    dependencies: bool = False
+    """Whether jobs wait for the preceding jobs that the trace names."""
     out: Path | None = None
     """Directory for what there is of each job, and whether curves are wanted."""
 
@@ -139,8 +141,8 @@ def run_case(case: Case, mark: ProgressMark) -> Outcome:
     if trace is None:
         workload = make_model(case.source, jobs=case.jobs, seed=case.seed, processors=_wanted(case))
     else:
-        workload = swf.workload(trace, kill_at_limit=case.kill_at_limit)
-    sites = case.sites or (Site(name=workload.name, processors=_processors(case, workload)),)
+        workload = swf.workload(trace, kill_at_limit=case.kill_at_limit, dependencies=case.dependencies)
+    sites = case.sites or (Site(name=workload.name, processors=_processors(case, workload, trace)),)
     workload = workload.fitting(max(site.processors for site in sites))
     if not len(workload):
         raise SimulationError(f"{case.source}: no job of it fits on the processors there are")
@@ -182,11 +184,15 @@ def _wanted(case: Case) -> int | None:
     return max(site.processors for site in case.sites) if case.sites else case.processors
 
 
-def _processors(case: Case, workload: Workload) -> int:
+def _processors(case: Case, workload: Workload, trace: swf.Trace | None) -> int:
     processors = case.processors or workload.processors
+    if processors is None and trace is not None and trace.size_entry is not None:
+        message = f"{case.source}: the header has no plain number of processors in {trace.size_entry[:60]!r}"
+        raise SimulationError(message, hint="say it with --processors N, or correct the line, as in '; MaxProcs: 128'")
     if processors is None:
-        message = f"{case.source}: the header of this trace does not say how many processors there are"
-        raise SimulationError(message, hint="say it with --processors N, or add a line such as '; MaxProcs: 128'")
+        message = f"{case.source}: no comment before the first job of this trace says how many processors there are"
+        hint = "say it with --processors N, or add a line such as '; MaxProcs: 128' before the first job"
+        raise SimulationError(message, hint=hint)
     return processors
 
 
@@ -419,6 +425,7 @@ def heading(cases: Sequence[Case]) -> Heading:
     words += [f"--metric {first.policy.metric}"] if first.policy.metric != "processors" else []
     words += [f"--depth {first.policy.depth}"] if first.policy.depth > 1 else []
     words += ["--kill-at-limit"] if first.kill_at_limit else []
+    words += ["--dependencies"] if first.dependencies else []
     lead = f"{', '.join(dict.fromkeys(case.name for case in cases))} under {', '.join(policies)}."
     return Heading(title="Simulation", lead=lead, command=" ".join([*words, "--out DIR"]))
 

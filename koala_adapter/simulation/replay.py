@@ -9,7 +9,7 @@ Measures of the result are in :mod:`koala_adapter.simulation.metrics`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -97,7 +97,7 @@ def _lack(requirements: Requirements, cluster: ClusterLoad) -> str:
 
 FREED, TAKEN = 0, 1
 """What frees processors comes first among the events of an instant: a job that ends then is not lost with its node."""
-NEVER = -1.0
+NEVER = -inf
 """Start of a job that was not started, or was given up."""
 MOST_RESTARTS = 20
 """A job that loses a node more often is given up: it needs more nodes for longer than they stay up."""
@@ -148,6 +148,13 @@ class PlatformReplay:
         self.users = users
         self.starts = [NEVER] * len(workload)
         """Of each job, the last time it was started."""
+        self.submits = list(workload.submits)
+        """Of each job: as recorded, or after its preceding job."""
+        self._followers: dict[int, list[int]] = {}
+        """The jobs that each job is the preceding one of, until it has ended."""
+        for index, before in enumerate(workload.preceding):
+            if before >= 0:
+                self._followers.setdefault(before, []).append(index)
         self.runs = list(workload.runs)
         """Seconds that each job takes where it was started."""
         self.places = [0] * len(workload)
@@ -212,15 +219,28 @@ class PlatformReplay:
         """Submit the jobs of the workload that come now."""
         workload = self.workload
         while self._next < len(workload) and workload.submits[self._next] == now:
-            place = self.places[self._next] = self._chosen(workload.sizes[self._next])
-            self._demanded[place] += workload.sizes[self._next]
-            self._queue(place, self._next)
+            if not workload.preceding or workload.preceding[self._next] < 0:
+                self._submit_job(self._next, now)
             self._next += 1
+
+    def _submit_job(self, index: int, now: float) -> None:
+        size = self.workload.sizes[index]
+        place = self.places[index] = self._chosen(size)
+        self.submits[index] = now
+        self._demanded[place] += size
+        self._queue(place, index)
+
+    def _release_followers(self, index: int, now: float) -> None:
+        """Enter the submissions of the jobs that follow a job which is over."""
+        for follower in self._followers.pop(index, ()):
+            think = self.workload.think_times[follower]
+            at = now + think if think >= 0 else max(now, self.workload.submits[follower])
+            self._at(at, TAKEN, partial(self._submit_job, follower))
 
     def _queue(self, place: int, index: int) -> None:
         workload = self.workload
         estimate = workload.estimates[index] / self.sites[place].speed
-        job = LocalJob(index, workload.sizes[index], estimate, workload.submits[index], self.users[index])
+        job = LocalJob(index, workload.sizes[index], estimate, self.submits[index], self.users[index])
         self.schedulers[place].submit(job)
         self._touched.add(place)
 
@@ -244,6 +264,7 @@ class PlatformReplay:
             del self._local_runs[int(job.id)]
         else:
             self._left -= 1
+            self._release_followers(int(job.id), now)
 
     def _chosen(self, size: int) -> int:
         """Return the cluster for a job; what each is asked for is counted here, not by looking through the queues."""
@@ -281,7 +302,8 @@ class PlatformReplay:
         if gone:
             self.counters["outages"] += 1
             down = self._down[place]
-            first = sum(self._processors_of(place, node) for node in range(outage.node) if node not in down)
+            before = self.sites[place].processors - self._processors_from(place, outage.node)
+            first = before - sum(self._processors_of(place, node) for node in down if node < outage.node)
             for job in self._on(place, first, first + gone):
                 self._restart(place, job, now)
             down.add(outage.node)
@@ -295,9 +317,13 @@ class PlatformReplay:
 
     def _processors_of(self, place: int, node: int) -> int:
         """Return the processors of a node that take part: those of the last nodes may be left to local users."""
+        return self._processors_from(place, node) - self._processors_from(place, node + 1)
+
+    def _processors_from(self, place: int, node: int) -> int:
+        """Return the processors of a node and of all behind it that take part."""
         cluster = self.sites[place].cluster
         each = cluster.processors_per_node if cluster is not None else 1
-        return min(each, max(0, self.sites[place].processors - node * each))
+        return max(0, self.sites[place].processors - node * each)
 
     def _on(self, place: int, first: int, end: int) -> list[LocalJob]:
         """Return the jobs that hold any of these processors."""
@@ -320,6 +346,9 @@ class PlatformReplay:
             if index >= 0:
                 self._left -= 1
                 self.starts[index] = NEVER
+                self._release_followers(index, now)
+            else:
+                del self._local_runs[index]
             return
         self.counters["restarts"] += 1
         if index >= 0:
@@ -371,9 +400,10 @@ class Replay:
     """What happened."""
 
     workload: Workload
+    """With the times at which jobs were submitted in this replay, if it obeyed dependencies."""
     sites: Sequence[Site]
     starts: Sequence[float]
-    """Of each job of the workload; below 0 for those not started before an interrupt, and those given up."""
+    """Of each job of the workload; `NEVER` for those not started before an interrupt, and those given up."""
     runs: Sequence[float]
     """Seconds that each job takes where it was started."""
     places: Sequence[int]
@@ -394,13 +424,14 @@ def replay(
     """Replay a workload to its end, or until Ctrl-C or the watch ends it; then the result is what happened so far.
 
     With several clusters each job goes, when it is submitted, to the least loaded of those large enough for it; then
-    the policy orders each cluster's queue. Jobs larger than every cluster must have been left out
-    (:meth:`Workload.fitting`). ``seed`` is that of local users and failures, where there are any. Raises
-    ConfigurationError for a policy that is not known.
+    the policy orders each cluster's queue. A job with a preceding job is submitted after the end of that job: so many
+    seconds as its think time later, or at its own time of submission when no think time is known. Jobs larger than
+    every cluster must have been left out (:meth:`Workload.fitting`). ``seed`` is that of local users and failures,
+    where there are any. Raises ConfigurationError for a policy that is not known.
     """
     starts = [NEVER] * len(workload)
     schedulers = [policy.scheduler(site.processors) for site in sites]
-    if len(sites) == 1 and sites[0].plain:
+    if len(sites) == 1 and sites[0].plain and not workload.preceding:
         platform = None
         play = partial(_on_one, workload, schedulers[0], starts, watch)
     else:
@@ -416,7 +447,7 @@ def replay(
         for name, counted in scheduler.counters().items():
             counters[name] = counters.get(name, 0) + counted
     return Replay(
-        workload=workload,
+        workload=replace(workload, submits=platform.submits) if platform and workload.preceding else workload,
         sites=sites,
         starts=starts,
         runs=workload.runs if platform is None else platform.runs,

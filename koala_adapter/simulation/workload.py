@@ -76,6 +76,10 @@ class Workload:
     lines: Sequence[int] = ()
     """The line of each job in the file, from 1; empty where there is no file."""
     irregularities: Sequence[Irregularity] = ()
+    preceding: Sequence[int] = ()
+    """The index of the job after whose end each job is submitted, -1 where there is none; empty: no job has one."""
+    think_times: Sequence[float] = ()
+    """Seconds from the end of the preceding job to the submission; below 0: not known. As long as `preceding`."""
 
     def __len__(self) -> int:
         """Return the number of jobs."""
@@ -93,21 +97,24 @@ class Workload:
         """
         if jobs >= len(self):
             return self
-        chosen = self.picked(range(jobs))
+        chosen = self._cut(range(jobs), f"jobs whose preceding job is not among the first {jobs}")
         if not chosen.lines:
             return chosen
         mine, others, last = set(chosen.lines), set(self.lines[jobs:]), max(chosen.lines)
         found = []
-        for one in self.irregularities:
+        for one in chosen.irregularities:
             places = [line for line in one.places if line in mine or (line < last and line not in others)]
             if places or not one.places:
                 found.append(one.at(places) if one.places else one)
         return replace(chosen, irregularities=found)
 
     def picked(self, indices: Sequence[int]) -> Workload:
-        """Return the jobs at these places, in this order."""
+        """Return the jobs at these places, in this order; a job whose preceding job is not among them has none."""
+        new = {old: index for index, old in enumerate(indices)} if self.preceding else {}
         return replace(
             self,
+            preceding=[new.get(self.preceding[index], -1) for index in indices] if self.preceding else (),
+            think_times=[self.think_times[index] for index in indices] if self.preceding else (),
             ids=[self.ids[index] for index in indices],
             submits=[self.submits[index] for index in indices],
             runs=[self.runs[index] for index in indices],
@@ -126,27 +133,45 @@ class Workload:
         kind = f"jobs larger than the {processors} processors there are"
         places = [line for line, size in zip(self.lines, self.sizes, strict=False) if size > processors]
         found = Irregularity(kind=kind, count=len(self) - len(fit), left_out=True, places=places)
-        return replace(self.picked(fit), irregularities=(*self.irregularities, found))
+        chosen = self._cut(fit, f"jobs whose preceding job is larger than the {processors} processors there are")
+        return replace(chosen, irregularities=(*chosen.irregularities, found))
+
+    def _cut(self, indices: Sequence[int], kind: str) -> Workload:
+        """Return the jobs at these places; those that lose their preceding job are counted as ``kind``."""
+        chosen = self.picked(indices)
+        pairs = zip(indices, chosen.preceding, strict=False)
+        orphans = [index for index, before in pairs if before < 0 <= self.preceding[index]]
+        if not orphans:
+            return chosen
+        places = sorted(self.lines[index] for index in orphans) if self.lines else ()
+        found = Irregularity(kind=kind, count=len(orphans), line=min(places, default=None), places=places)
+        return replace(chosen, irregularities=(*chosen.irregularities, found))
 
 
 # -- Traces in the Standard Workload Format ------------------------------------------------------------------
 # Version 2.2, of the Parallel Workloads Archive: https://www.cs.huji.ac.il/labs/parallel/workload/swf.html. Comment
-# lines begin with ``;`` and make up the header, every other line is one job of 18 numbers, -1 where a number is not
-# known.
+# lines begin with ``;``, those before the first job make up the header, every other line is one job of 18 numbers, -1
+# where a number is not known.
 #
 # Real traces break every rule of the format somewhere. A piece of the file in which all is regular is taken in at once,
 # column by column; any other piece is read line by line, and what is irregular in it is counted, with the line where it
-# occurs first. Nothing is left out silently.
+# occurs first. Both ways give the same for the same line, whichever fields are asked for. Nothing is left out silently.
 
 Column: TypeAlias = "array[int] | array[float]"
 
 GZIP_MAGIC = b"\x1f\x8b"
+OTHER_MAGIC = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x1f\x9d": "compress", b"PK\x03\x04": "zip", b"(\xb5/\xfd": "zstd"}
+"""First bytes of compressed files that are refused, and the program that makes them."""
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 PIECE = 1 << 15
 """Characters that are taken in at once: what stays in the cache of a processor is read twice as fast."""
 END = ";"
 """Stands for the end of a line when a whole piece is split into words; in a regular piece no job contains it."""
-HEADER_ENTRY = re.compile(r";\s*([A-Za-z]+):\s*(.*?)\s*$")
+HEADER_ENTRY = re.compile(r";\s*([A-Za-z]+)\s*:\s*(.*?)\s*$")
 UNKNOWN = -1
+LARGEST = 1 << 63
+"""Numbers as large are refused: a column cannot hold them."""
+NO_JOBS = "lines that are no jobs"
 
 
 class Field(IntEnum):
@@ -180,10 +205,17 @@ NEEDED = (
     Field.ALLOCATED,
     Field.REQUESTED_PROCESSORS,
     Field.REQUESTED_TIME,
+    Field.REQUESTED_MEMORY,
     Field.STATUS,
     Field.USER,
+    Field.QUEUE,
+    Field.PARTITION,
+    Field.PRECEDING,
+    Field.THINK_TIME,
 )
-"""What a simulation needs to know."""
+"""What a simulation uses, or tells that it does not use."""
+ESSENTIAL = frozenset({Field.JOB, Field.SUBMITTED, Field.RUN, Field.ALLOCATED, Field.REQUESTED_PROCESSORS})
+"""A line in which one of these is no number is no job; in other fields it counts as unknown."""
 FRACTIONS = frozenset({Field.CPU_TIME})
 """Fields in which the archive itself has fractions."""
 PARTIAL = frozenset({2, 3, 4})
@@ -197,9 +229,9 @@ class Trace:
     name: str
     """Of the file, without directory and ending."""
     header: Sequence[str]
-    """Comment lines before the first job, without line ends."""
+    """Comment lines before the first job, without blanks around them; all begin with a semicolon."""
     columns: Mapping[Field, Column]
-    """The fields that were asked for."""
+    """The fields that were asked for, and at least those in `NEEDED`."""
     lines: Sequence[int]
     """Where in the file each job stands, from 1."""
     irregularities: Sequence[Irregularity]
@@ -212,20 +244,29 @@ class Trace:
     def processors(self) -> int | None:
         """Processors of the machine by the header: MaxProcs, else MaxNodes; None when it does not say."""
         entries = header_entries(self.header)
-        for key in ("MaxProcs", "MaxNodes"):
-            found = re.match(r"\d+", entries.get(key, ""))
-            if found and int(found[0]) > 0:
-                return int(found[0])
+        for key in SIZE_KEYS:
+            found = re.match(r"(\d+)(?!,\d)", entries.get(key, ""))  # not the 1 of 1,664
+            if found and int(found[1]) > 0:
+                return int(found[1])
         return None
+
+    @property
+    def size_entry(self) -> str | None:
+        """The header's line that should say the number of processors; None when there is none."""
+        wanted = (line for line in self.header if (found := HEADER_ENTRY.match(line)) and found[1].lower() in SIZE_KEYS)
+        return next(wanted, None)
+
+
+SIZE_KEYS = ("maxprocs", "maxnodes")
 
 
 def header_entries(header: Iterable[str]) -> dict[str, str]:
-    """Return what the header says by key; of a key that occurs more than once, the first."""
+    """Return what the header says by key in lower case; of a key that occurs more than once, the first."""
     entries: dict[str, str] = {}
     for line in header:
         found = HEADER_ENTRY.match(line)
         if found:
-            entries.setdefault(found[1], found[2])
+            entries.setdefault(found[1].lower(), found[2])
     return entries
 
 
@@ -238,25 +279,26 @@ def read_trace(path: Path, fields: Sequence[Field] = ALL) -> Trace:
         except (EOFError, OSError, zlib.error) as error:
             message = f"{path}: the compressed file is damaged: {error}"
             raise SimulationError(message, hint="fetch it again") from error
+    for magic, program in OTHER_MAGIC.items():
+        if data.startswith(magic):
+            message = f"{path}: this file is compressed with {program}; a trace is text, or compressed with gzip"
+            raise SimulationError(message, hint="decompress it")
+    text = data.decode("utf-16", "replace") if data.startswith(UTF16_MARKS) else data.decode("utf-8", "surrogateescape")
     name = re.sub(r"(\.swf|\.txt)?(\.gz)?$", "", path.name)
-    return parse_trace(data.decode("utf-8", "surrogateescape"), name=name, source=str(path), fields=fields)
+    return parse_trace(text, name=name, source=str(path), fields=fields)
 
 
 def parse_trace(text: str, *, name: str, source: str = "", fields: Sequence[Field] = ALL) -> Trace:
     """Return the trace that a text contains. Raises SimulationError when there is no job in it."""
-    header: list[str] = []
-    begin = 0
-    while text.startswith(";", begin):
-        end = text.find("\n", begin)
-        end = len(text) if end < 0 else end
-        header.append(text[begin:end].rstrip("\r"))
-        begin = end + 1
-    reader = _Reader(fields, first_line=len(header) + 1)
-    for piece in _pieces(text, begin):
+    text = text.removeprefix("\ufeff")
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    reader = _Reader(fields)
+    for piece in _pieces(text, reader.take_header(text)):
         reader.take(piece)
     if not reader.lines:
         raise SimulationError(*_no_jobs(source or name, reader))
-    return reader.trace(name, header)
+    return reader.trace(name)
 
 
 def _no_jobs(source: str, reader: _Reader) -> tuple[str]:
@@ -281,37 +323,49 @@ def _pieces(text: str, begin: int) -> Iterator[str]:
 class _Reader:
     """Takes in a file piece by piece."""
 
-    def __init__(self, fields: Sequence[Field], *, first_line: int) -> None:
+    def __init__(self, fields: Sequence[Field]) -> None:
         self.columns: dict[Field, Column] = {
-            field: array("d") if field in FRACTIONS else array("q") for field in fields
+            field: array("d") if field in FRACTIONS else array("q") for field in dict.fromkeys((*NEEDED, *fields))
         }
+        self.header: list[str] = []
         self.lines = array("q")
         self.places: dict[str, array[int]] = {}
         """The lines of each kind of irregularity."""
         self.unreadable: tuple[int, str] | None = None
         """The first line that is no job, with its text."""
-        self.next_line = first_line
+        self.next_line = 1
+
+    def take_header(self, text: str) -> int:
+        """Take in all up to the first job and that job; return where the rest begins."""
+        begin = 0
+        while begin < len(text) and not self.lines:
+            end = text.find("\n", begin) + 1 or len(text)
+            self._take_line(text[begin:end])
+            begin = end
+        return begin
 
     def take(self, piece: str) -> None:
         """Take in some whole lines."""
         if not piece.endswith("\n"):
             piece += "\n"
-        words = piece.replace("\n", f" {END} ").split()
-        jobs = len(words) // (len(ALL) + 1)
-        regular = len(words) == jobs * (len(ALL) + 1) and words[len(ALL) :: len(ALL) + 1].count(END) == jobs
-        if not regular or not self._take_columns(words, jobs):
+        if not self._take_columns(piece):
             for line in piece.split("\n")[:-1]:
                 self._take_line(line)
 
-    def _take_columns(self, words: list[str], jobs: int) -> bool:
-        """Take in a piece that has 18 words in each line; False, and nothing is done, when one is no whole number."""
+    def _take_columns(self, piece: str) -> bool:
+        """Take in a piece that has 18 whole numbers in each line; otherwise return False and take nothing."""
+        words = piece.replace("\n", f" {END} ").split()
         step = len(ALL) + 1
-        try:
-            values = {field: _parsed(words[field::step], column.typecode) for field, column in self.columns.items()}
+        jobs = len(words) // step
+        if len(words) != jobs * step or words[len(ALL) :: step].count(END) != jobs:
+            return False
+        try:  # all fields are checked, also those that nobody asked for
+            values = {field: _parsed(words[field::step], "d" if field in FRACTIONS else "q") for field in ALL}
         except (ValueError, OverflowError):
             return False
         for which, column in self.columns.items():
-            column.extend(values[which])  # type: ignore[arg-type]
+            more = values[which]
+            column.extend(more if more.typecode == column.typecode else array("d", more))  # type: ignore[arg-type]
         self.lines.extend(range(self.next_line, self.next_line + jobs))
         self.next_line += jobs
         return True
@@ -319,53 +373,84 @@ class _Reader:
     def _take_line(self, line: str) -> None:
         number = self.next_line
         self.next_line += 1
-        words = line.split()
-        if not words:
+        line = line.strip()
+        if not line:
             return
-        if words[0].startswith(";"):
-            self._count("comments among the jobs", number)
+        if line.startswith((";", "#")):
+            self._take_comment(line, number)
             return
-        try:
-            values = [_number(word) for word in words]
-        except (ValueError, OverflowError):
-            self.unreadable = self.unreadable or (number, line)
-            self._count("lines that are no jobs", number)
-            return
-        if len(values) != len(ALL):
-            few = len(values) < len(ALL)
-            self._count(f"jobs with {'fewer' if few else 'more'} than {len(ALL)} fields", number)
+        words, comment = _job_words(line)
+        values: list[float] = []
+        odd = []
+        for which, word in zip(ALL, words, strict=False):
+            try:
+                value = _number(word)
+            except (ValueError, OverflowError):
+                if which in ESSENTIAL:
+                    self.unreadable = self.unreadable or (number, line)
+                    self._count(NO_JOBS, number)
+                    return
+                value = UNKNOWN
+                odd.append(f"jobs whose {_label(which)} is no number")
+            if isinstance(value, float) and which not in FRACTIONS:
+                odd.append(f"fractions as {_label(which)}")
+            values.append(value)
+        if len(words) != len(ALL):
+            odd.append(f"jobs with {'fewer' if len(words) < len(ALL) else 'more'} than {len(ALL)} fields")
             values += [UNKNOWN] * (len(ALL) - len(values))
+        for kind in [*odd, "jobs with a comment behind them"] if comment else odd:
+            self._count(kind, number)
         for which, column in self.columns.items():
-            self._append(which, column, values[which], number)
+            self._append(which, column, values[which])
         self.lines.append(number)
 
-    def _append(self, field: Field, column: Column, value: float, number: int) -> None:
-        if isinstance(value, float) and field not in FRACTIONS:
-            self._count(f"fractions as {field.name.lower().replace('_', ' ')}", number)
-            if column.typecode != "d":
-                column = self.columns[field] = array("d", column)
+    def _take_comment(self, line: str, number: int) -> None:
+        if self.lines:
+            self._count("comments among the jobs", number)
+            return
+        if line.startswith("#"):
+            self._count("comments that begin with # in place of ;", number)
+        self.header.append(f";{line[1:]}")
+
+    def _append(self, field: Field, column: Column, value: float) -> None:
+        if isinstance(value, float) and column.typecode != "d":
+            column = self.columns[field] = array("d", column)
         column.append(value)  # type: ignore[arg-type]
 
     def _count(self, kind: str, line: int) -> None:
         self.places.setdefault(kind, array("q")).append(line)
 
-    def trace(self, name: str, header: Sequence[str]) -> Trace:
+    def trace(self, name: str) -> Trace:
         """Return all that was taken in."""
-        found = [
-            _irregularity(kind, places, left_out=kind == "lines that are no jobs")
-            for kind, places in self.places.items()
-        ]
-        trace = Trace(name=name, header=header, columns=self.columns, lines=self.lines, irregularities=found)
+        found = [_irregularity(kind, places, left_out=kind == NO_JOBS) for kind, places in self.places.items()]
+        trace = Trace(name=name, header=self.header, columns=self.columns, lines=self.lines, irregularities=found)
         found += _disorder(trace)
         return trace
 
 
+def _job_words(line: str) -> tuple[list[str], bool]:
+    """Return the words of a line up to a comment behind the job, and whether there is one."""
+    words = line.split()
+    for place, word in enumerate(words):
+        if word.startswith(";") or (place >= Field.THINK_TIME and ";" in word):
+            last = word.partition(";")[0]
+            return [*words[:place], *([last] if last else [])], True
+    return words, False
+
+
+def _label(field: Field) -> str:
+    return field.name.lower().replace("_", " ")
+
+
 def _parsed(words: list[str], typecode: str) -> Column:
-    """Return the numbers of a column. Raises ValueError, OverflowError."""
+    """Return the numbers of a column. Raises ValueError, OverflowError, for the same words as `_number`."""
     parse = float if typecode == "d" else int
     if words and words[0] == words[-1] and words.count(words[0]) == len(words):  # not known, as a rule
-        return array(typecode, [parse(words[0])]) * len(words)
-    return array(typecode, list(map(parse, words)))  # of known length, which fills the array faster
+        return array(typecode, [_number(words[0]) if typecode == "d" else int(words[0])]) * len(words)
+    values = list(map(parse, words))
+    if typecode == "d" and not all(-LARGEST < value < LARGEST for value in values):
+        raise OverflowError
+    return array(typecode, values)  # of known length, which fills the array faster
 
 
 def _number(word: str) -> float:
@@ -377,7 +462,7 @@ def _number(word: str) -> float:
         if int(fraction) != fraction:
             return fraction
         value = int(fraction)
-    if abs(value) >= 1 << 63:
+    if abs(value) >= LARGEST:
         raise OverflowError
     return value
 
@@ -406,13 +491,17 @@ def _disorder(trace: Trace) -> Iterator[Irregularity]:
         yield _irregularity("jobs with the number of an earlier job", [trace.lines[at] for at in places])
 
 
-def workload(trace: Trace, *, jobs: int | None = None, kill_at_limit: bool = False) -> Workload:
+def workload(
+    trace: Trace, *, jobs: int | None = None, kill_at_limit: bool = False, dependencies: bool = False
+) -> Workload:
     """Return what a simulation makes of a trace.
 
     The size of a job is what it was allocated when that is known, else what it requested. Jobs without run time or
     size, and parts of jobs, are left out and counted. The estimate is the requested time when there is one, else the
     run time; one below the run time is raised to it, or, with ``kill_at_limit``, the job is cut off there.
-    ``jobs``: only so many, the first ones. Raises SimulationError when none is left.
+    With ``dependencies`` a job that names a preceding job is submitted after the end of that job. What the trace says
+    and a simulation does not use is counted. ``jobs``: only so many, the first ones. Raises SimulationError when none
+    is left.
     """
     column = trace.columns
     sizes = _sizes(column[Field.ALLOCATED], column[Field.REQUESTED_PROCESSORS])
@@ -429,6 +518,8 @@ def workload(trace: Trace, *, jobs: int | None = None, kill_at_limit: bool = Fal
     if kill_at_limit:
         for index in over:
             runs[index] = limits[index]
+    preceding = _preceding(trace, rows, found, obeyed=dependencies)
+    found += _not_simulated(trace, rows)
     result = Workload(
         name=trace.name,
         processors=trace.processors,
@@ -441,10 +532,52 @@ def workload(trace: Trace, *, jobs: int | None = None, kill_at_limit: bool = Fal
         rows=rows,
         lines=trace.lines if keep is None else [trace.lines[row] for row in rows],
         irregularities=found,
+        preceding=preceding,
+        think_times=_kept_only(column[Field.THINK_TIME], keep) if preceding else (),
     )
     if any(map(gt, result.submits, islice(result.submits, 1, None))):
         result = result.picked(sorted(range(len(result)), key=result.submits.__getitem__))
     return result if jobs is None else result.first(jobs)
+
+
+def _preceding(trace: Trace, rows: Sequence[int], found: list[Irregularity], *, obeyed: bool) -> Sequence[int]:
+    """Return the index of each job's preceding job; adds to ``found`` those that are not obeyed. Empty: none is."""
+    column = trace.columns[Field.PRECEDING]
+    if max(column) <= 0:
+        return ()
+    if not obeyed:
+        places = [trace.lines[row] for row in rows if column[row] > 0]
+        if places:
+            found.append(_irregularity("jobs that do not wait for their preceding job (see --dependencies)", places))
+        return ()
+    ids = trace.columns[Field.JOB]
+    earlier: dict[float, int] = {}
+    preceding, lost = [], []
+    for index, row in enumerate(rows):
+        before = earlier.get(column[row], -1) if column[row] > 0 else -1
+        if before < 0 < column[row]:
+            lost.append(trace.lines[row])
+        preceding.append(before)
+        earlier[ids[row]] = index
+    if lost:
+        found.append(_irregularity("jobs whose preceding job is no earlier job that takes part", lost))
+    return preceding
+
+
+def _not_simulated(trace: Trace, rows: Sequence[int]) -> Iterator[Irregularity]:
+    """Yield what the trace says of its jobs and a simulation does not use."""
+    for which, kind in (
+        (Field.REQUESTED_MEMORY, "jobs with a requested memory, which is not simulated"),
+        (Field.QUEUE, "jobs in one of several queues, which are not simulated"),
+        (Field.PARTITION, "jobs in one of several partitions, which are not simulated"),
+    ):
+        column = trace.columns[which]
+        least = 1 if which is Field.REQUESTED_MEMORY else 0
+        if max(column) < least or (which is not Field.REQUESTED_MEMORY and min(column) == max(column)):
+            continue
+        places = array("q", [trace.lines[row] for row in rows if column[row] >= least])
+        if places:
+            yield _irregularity(kind, places)
 
 
 def _kept_only(column: Iterable[float], keep: Sequence[bool] | None) -> list[float]:

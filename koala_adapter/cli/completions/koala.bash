@@ -116,7 +116,7 @@ _koala() {
         "koala serve") words=(--stop --end-when-idle --metrics-port --help); values=(); ;;
         "koala schedule") words=(--cluster --give-back --policy --metric --depth --weights --shadow --once --user-holds --no-user-holds --default-walltime --patience --ask-socket --notes --no-notes --metrics-port --json --help); values=(); ;;
         "koala demo") words=(--malleable --help); values=(); ;;
-        "koala simulate") words=(--policy --platform --processors --jobs --seed --kill-at-limit --metric --depth --processes --out --json --help); values=(); files=yes; ;;
+        "koala simulate") words=(--policy --platform --processors --jobs --seed --kill-at-limit --dependencies --metric --depth --processes --out --json --help); values=(); files=yes; ;;
         "koala experiment") words=(--help); values=(list run); ;;
         "koala experiment list") words=(--json --help); values=(); ;;
         "koala experiment run") words=(--seeds --seed --set --processes --out --json --help); values=(); ;;

@@ -172,6 +172,7 @@ complete -c koala -n '__koala_at koala simulate' -l processors -x -d 'One cluste
 complete -c koala -n '__koala_at koala simulate' -l jobs -x -d 'At most so many jobs of each trace, the first ones'
 complete -c koala -n '__koala_at koala simulate' -l seed -x -d 'Of models, local users and failures'
 complete -c koala -n '__koala_at koala simulate' -l kill-at-limit -d 'End jobs at their requested time, as a real cluster does'
+complete -c koala -n '__koala_at koala simulate' -l dependencies -d 'Submit a job that names a preceding job after the end of that job'
 complete -c koala -n '__koala_at koala simulate' -l metric -x -a 'processors processor-seconds seconds' -d 'What bestfit and greedy fill gaps with most of'
 complete -c koala -n '__koala_at koala simulate' -l depth -x -d 'Jobs that have a reservation under firstfit, bestfit and greedy'
 complete -c koala -n '__koala_at koala simulate' -l processes -x -d 'Simulations side by side'

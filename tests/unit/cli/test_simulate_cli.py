@@ -95,6 +95,45 @@ def test_options_change_what_is_simulated(trace: Path) -> None:
     assert plain["mean_run"] - killed["mean_run"] == pytest.approx(2 / 3)
 
 
+WORDY = """\
+; MaxProcs: 8
+1 0 -1 100 4 -1 -1 4 100 -1 1 1 1 1 batch -1 -1 -1
+2 5 -1 100 4 -1 -1 4 100 -1 1 1 1 1 batch -1 -1 -1 {7,7} q_1d
+"""
+
+
+def test_neither_options_nor_empty_lines_change_what_is_read(tmp_path: Path) -> None:
+    """The results are the same with and without files of results, and with an empty line at the end."""
+    path = tmp_path / "wordy.swf"
+    found = []
+    for text, options in ((WORDY, ()), (WORDY + "\n", ()), (WORDY, ("--out", tmp_path / "out"))):
+        path.write_text(text, encoding="utf-8")
+        (one,) = json.loads(invoke(path, "--json", *options).stdout)
+        found.append({key: value for key, value in one.items() if key != "jobs_per_second"})
+    assert found[0]["jobs"] == 2
+    assert {one["kind"] for one in found[0]["irregularities"]} == {
+        "jobs whose queue is no number", "jobs with more than 18 fields",
+    }  # fmt: skip
+    assert found[0] == found[1] == found[2]
+
+
+def test_dependencies_are_obeyed_when_asked_for(tmp_path: Path) -> None:
+    """Each job of a chain is submitted after the one before it has ended and its think time; else as the trace says."""
+    path = tmp_path / "chain.swf"
+    lines = [f"{job} 0 -1 1000 2 -1 -1 2 1000 -1 1 1 1 -1 -1 -1 {job - 1 or -1} 600" for job in (1, 2, 3)]
+    path.write_text("\n".join(["; MaxProcs: 8", *lines]), encoding="utf-8")
+    told = invoke(path)
+    assert "2 jobs that do not wait for their preceding job (see --dependencies), first in line 3" in told.stderr
+    (plain,) = json.loads(invoke(path, "--json").stdout)
+    out = tmp_path / "out"
+    (chain,) = json.loads(invoke(path, "--json", "--dependencies", "--out", out).stdout)
+    assert (plain["makespan"], chain["makespan"]) == (1000, 4200)
+    assert (chain["mean_wait"], chain["irregularities"]) == (0, [])
+    rows = csv.DictReader((out / "jobs" / "chain-easy.csv").read_text(encoding="utf-8").splitlines())
+    assert [float(row["submit_s"]) for row in rows] == [0, 1600, 3200]
+    assert "--dependencies" in (out / "index.html").read_text(encoding="utf-8")
+
+
 def test_a_platform_has_several_clusters(trace: Path, tmp_path: Path) -> None:
     """Jobs go to the clusters of a platform file; what of it plays no part is said."""
     platform = tmp_path / "platform.toml"
@@ -183,7 +222,8 @@ def test_files_do_not_depend_on_processes_or_time(out: Path, tmp_path: Path) -> 
     [
         ("; MaxProcs: 4\nhello\n", (), "bad.swf:2: not a job of the Standard Workload Format"),
         ("; MaxProcs: 4\n", (), "there is no job in this file"),
-        (TRACE.replace("; MaxProcs: 4\n", ""), (), "does not say how many processors there are"),
+        (TRACE.replace("; MaxProcs: 4\n", ""), (), "no comment before the first job of this trace says how many"),
+        (TRACE.replace("MaxProcs: 4", "MaxProcs: 1,664"), (), "no plain number of processors in '; MaxProcs: 1,664'"),
         (TRACE, ("--platform", "das3", "--processors", "4"), "give one"),
         (TRACE, ("--platform", "nowhere.toml"), "nowhere.toml: there is no such file"),
         (TRACE, ("--policy", "random"), "'random' is not one of 'fcfs'"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
 import pytest
@@ -140,3 +141,56 @@ def test_only_the_seed_changes_what_happens() -> None:
     cluster = site(16, 2, local_users=LOAD, failures=FAILING)
     assert played(work, cluster, seed=4) == played(work, cluster, seed=4)
     assert played(work, cluster, seed=4).starts != played(work, cluster, seed=5).starts
+
+
+def following(work: Workload, preceding: Sequence[int], think_times: Sequence[float]) -> Workload:
+    """Return a workload in which each job has the given preceding job (-1: none) and think time (-1: unknown)."""
+    return changed(work, preceding=preceding, think_times=think_times)
+
+
+@pytest.mark.parametrize("clusters", [(site(8),), (Site(name="plain", processors=8),), (site(4), site(8))])
+def test_a_job_is_submitted_after_its_preceding_job(clusters: tuple[Site, ...]) -> None:
+    """With a think time it comes that much later; without one not before its own time of submission."""
+    work = make((0, 4, 10), (1, 4, 10), (2, 4, 10), (90, 4, 10))
+    result = played(following(work, [-1, 0, 0, 1], [-1, 5, -1, -1]), *clusters)
+    assert list(result.starts) == [0, 15, 10, 90]
+    assert list(result.workload.submits) == [0, 15, 10, 90]
+    assert job_metrics(result).waits == [0, 0, 0, 0]
+
+
+def test_jobs_follow_one_that_is_given_up(failing: list[Outage]) -> None:
+    """A job whose preceding job never gets through is submitted when that is given up."""
+    failing += [Outage(begins_at=10 * number + 8, ends_at=10 * number + 9, node=0) for number in range(1000)]
+    work = following(make((0, 1, 30), (1, 1, 5)), [-1, 0], [-1, 3])
+    result = played(work, site(1, failures=FAILING), policy="fcfs")
+    assert list(result.starts) == [NEVER, 211]
+
+
+def test_jobs_before_the_begin_of_time_may_never_start() -> None:
+    """A job that was submitted before second -1 and has not started is not measured as started."""
+    work = make((-100, 1, 10), (-50, 1, 10), (-20, 1, 10))
+    for clusters in ((Site(name="plain", processors=4),), (site(4), site(4))):
+        result = replay(work, Policy(name="easy"), clusters, watch=lambda _: False)
+        assert result.interrupted
+        assert list(job_metrics(result).starts) == []
+
+
+def test_a_local_users_job_that_is_given_up_is_forgotten(failing: list[Outage], uses: list[LocalUse]) -> None:
+    """It is ended, counted, and leaves its processors to the next."""
+    failing += [Outage(begins_at=10 * number + 8, ends_at=10 * number + 9, node=0) for number in range(1000)]
+    uses += [LocalUse(submitted_at=0.5, processors=1, run=30)]
+    work = make((0, 1, 0.5), (1, 1, 5))
+    cluster = site(1, failures=FAILING, local_users=LOAD)
+    fcfs = Policy(name="fcfs")
+    running = platform_replay.PlatformReplay(work, [cluster], [fcfs.scheduler(1)], ["", ""], 0)
+    assert running.play(lambda _: True, 100)
+    assert (running.counters["given_up"], running.starts) == (1, [0, 209])
+    assert running._local_runs == {}
+
+
+def test_a_failure_costs_no_look_at_all_nodes(failing: list[Outage]) -> None:
+    """Hundreds of failures among ten million nodes cost no more than among a few, and hit only who runs there."""
+    nodes = 10_000_000
+    failing += [Outage(begins_at=5 + k / 100, ends_at=1e6, node=nodes - 1 - k) for k in range(500)]
+    result = played(make((0, nodes - 1000, 10)), site(nodes, failures=FAILING))
+    assert (list(result.starts), result.counters["outages"], result.counters["restarts"]) == ([0], 500, 0)

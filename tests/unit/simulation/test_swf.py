@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,16 @@ from hypothesis import strategies as st
 
 from koala_adapter.errors import SimulationError
 from koala_adapter.simulation import workload as swf
-from koala_adapter.simulation.workload import ALL, Field, parse_trace, read_trace, trace_text, workload, write_trace
+from koala_adapter.simulation.workload import (
+    ALL,
+    NEEDED,
+    Field,
+    parse_trace,
+    read_trace,
+    trace_text,
+    workload,
+    write_trace,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,6 +83,7 @@ def test_line_ends_do_not_matter(ending: str) -> None:
         ("; MaxNodes: 144\n", 144),
         ("; MaxProcs: -1\n; MaxNodes: 12\n", 12),
         ("; MaxProcs: unknown\n", None),
+        ("; MaxProcs: 1,664\n", None),
         ("", None),
     ],
 )
@@ -114,6 +125,146 @@ def test_fractions_are_kept() -> None:
     assert list(trace.columns[Field.RUN]) == [10, 12.5, 7]
     assert list(trace.columns[Field.CPU_TIME]) == [0.25, -1, -1]
     assert found(trace) == {"fractions as run": (1, 2)}
+
+
+WORDS = "1 0 -1 100 4 -1 -1 4 100 -1 1 1 1 1 batch -1 -1 -1\n"
+"""A job whose queue has a name."""
+
+
+@pytest.mark.parametrize("fields", [ALL, NEEDED, [Field.SUBMITTED]], ids=["all", "needed", "one"])
+@pytest.mark.parametrize("others", ["", "\n", "; a comment\n", job(2).strip() + " extra\n"])
+def test_words_depend_on_no_neighbour_and_on_no_option(fields: Sequence[Field], others: str) -> None:
+    """A word in a field that no simulation needs is unknown and told, whatever else is in the file or is asked for."""
+    trace = parse_trace("; MaxProcs: 8\n" + job(9) + WORDS * 3 + others, name="t", fields=fields)
+    assert list(trace.columns[Field.RUN])[:4] == [10, 100, 100, 100]
+    assert list(trace.columns[Field.QUEUE])[:4] == [-1] * 4
+    assert found(trace)["jobs whose queue is no number"] == (3, 3)
+
+
+def test_no_field_is_too_far_away_to_be_checked() -> None:
+    """A word in any field is told by a reader that is asked for few fields as by one that is asked for all."""
+    for field in ALL:
+        words = job(1).split()
+        words[field] = "word"
+        few, all_ = (parse_trace(job(7) + " ".join(words) + "\n", name="t", fields=some) for some in (NEEDED, ALL))
+        assert found(few) == found(all_)
+        assert few.irregularities
+        assert list(few.lines) == list(all_.lines) == ([1] if field in ESSENTIAL else [1, 2])
+
+
+@pytest.mark.parametrize("word", ["99999999999999999999", "1.5", "1e3", "1e400", "--1", "1-2", "-", "nan", "0x1"])
+@pytest.mark.parametrize("field", [Field.MEMORY, Field.CPU_TIME])
+def test_odd_words_are_treated_alike_in_all_pieces(field: Field, word: str) -> None:
+    """Whether a word that is not asked for is told does not depend on what else is in its piece of the file."""
+    words = job(2).split()
+    words[field] = word
+    text = job(1) + job(3) + " ".join(words) + "\n"
+    alone, beside = (parse_trace(text + more, name="t", fields=NEEDED) for more in ("", "; comment\n"))
+    told = {one.kind: (one.count, one.line) for one in beside.irregularities if "comments" not in one.kind}
+    assert found(alone) == told
+
+
+@pytest.mark.parametrize(
+    ("behind", "kind"),
+    [
+        (" {7,7} q_1d", "jobs with more than 18 fields"),
+        (" ; note", "jobs with a comment behind them"),
+        (";note 7", "jobs with a comment behind them"),
+    ],
+)
+def test_text_behind_a_job_is_told_and_the_job_is_read(behind: str, kind: str) -> None:
+    """What stands behind the 18th field takes nothing from the job."""
+    trace = parsed("; MaxProcs: 4\n" + "".join(job(number).strip() + behind + "\n" for number in range(3)))
+    assert list(trace.columns[Field.JOB]) == [0, 1, 2]
+    assert list(trace.columns[Field.THINK_TIME]) == [-1] * 3
+    assert found(trace) == {kind: (3, 2)}
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["\n", "\ufeff", "   ", "# made by hand\n", "job submit wait run\n", "; Version: 2.2\n \n\n", "\r\n", "\r"],
+)
+@pytest.mark.parametrize("entry", ["; MaxProcs: 8\n", ";maxprocs : 8\n", "; MAXPROCS: 8\n", "# MaxProcs: 8\n"])
+def test_the_header_reaches_to_the_first_job(before: str, entry: str) -> None:
+    """Empty lines, marks, blanks, other comments and column names do not end it; keys have any case."""
+    trace = parsed(before + entry + job(1))
+    assert trace.processors == 8
+    assert list(trace.columns[Field.JOB]) == [1]
+    assert list(trace.lines) == [(before + entry).replace("\r\n", "\n").replace("\r", "\n").count("\n") + 1]
+
+
+def test_what_is_no_comment_before_the_first_job_is_told() -> None:
+    """A comment sign of other formats and a line of column names are irregular; what is written has semicolons."""
+    trace = parsed("# by hand\nJob Submit Wait Run\n; MaxProcs: 8\n" + job(1))
+    assert found(trace) == {"comments that begin with # in place of ;": (1, 1), "lines that are no jobs": (1, 2)}
+    assert trace.header == ["; by hand", "; MaxProcs: 8"]
+
+
+def test_utf16_and_other_compressions(tmp_path: Path) -> None:
+    """A text of a Windows editor is read; a file of another compression is refused as such."""
+    path = tmp_path / "a.swf"
+    path.write_text(HEADER + job(1), encoding="utf-16")
+    assert (read_trace(path).processors, len(read_trace(path))) == (128, 1)
+    path.write_bytes(bz2.compress((HEADER + job(1)).encode()))
+    with pytest.raises(SimulationError, match=r"a\.swf: this file is compressed with bzip2"):
+        read_trace(path)
+
+
+CHAIN = (
+    job(1, 0, 1000, 2)
+    + job(2, 0, 1000, 2, preceding=1, think_time=600)
+    + job(3, 0, 1000, 2, preceding=2, think_time=600)
+)
+
+
+def test_preceding_jobs_are_told_or_obeyed() -> None:
+    """A simulation that does not wait for preceding jobs says so."""
+    trace = parsed(CHAIN)
+    plain, obeyed = workload(trace), workload(trace, dependencies=True)
+    assert {one.kind: (one.count, one.line) for one in plain.irregularities} == {
+        "jobs that do not wait for their preceding job (see --dependencies)": (2, 2)
+    }
+    assert (plain.preceding, plain.think_times) == ((), ())
+    assert (list(obeyed.preceding), list(obeyed.think_times)) == ([-1, 0, 1], [-1, 600, 600])
+    assert obeyed.irregularities == []
+
+
+def test_preceding_jobs_that_do_not_take_part() -> None:
+    """Who names itself, a later job, one that is left out or one that is unknown waits for nobody, and that is told."""
+    text = job(1, preceding=1) + job(2, preceding=3) + job(3, run=0) + job(4, preceding=3) + job(5, preceding=77)
+    work = workload(parsed(text + job(6, 0, preceding=5)), dependencies=True)
+    assert work.ids == [1, 2, 4, 5, 6]
+    assert list(work.preceding) == [-1, -1, -1, -1, 3]
+    assert {one.kind: (one.count, one.line) for one in work.irregularities if not one.left_out} == {
+        "jobs whose preceding job is no earlier job that takes part": (4, 1)
+    }
+    assert list(work.picked([4, 3, 0]).preceding) == [1, -1, -1]
+
+
+def test_preceding_jobs_that_are_too_large_or_cut_off() -> None:
+    """Jobs that lose the one before them, because it does not fit or is not among the first, are counted."""
+    text = job(1, 0, allocated=9) + job(2, 5, preceding=1) + job(3, 9) + job(4, 7, preceding=3)
+    work = workload(parsed(text), dependencies=True)
+    assert list(work.preceding) == [-1, 0, 3, -1]
+    fitting = work.fitting(8)
+    assert list(fitting.preceding) == [-1, 2, -1]
+    assert ("jobs whose preceding job is larger than the 8 processors there are", 1, 2) in {
+        (one.kind, one.count, one.line) for one in fitting.irregularities
+    }
+    few = fitting.first(2)
+    assert list(few.preceding) == [-1, -1]
+    assert few.irregularities[-1].kind == "jobs whose preceding job is not among the first 2"
+
+
+def test_what_a_simulation_does_not_use_is_told() -> None:
+    """Requested memory, queues and partitions play no part; one queue for all jobs makes no difference anyway."""
+    trace = parsed(
+        job(1, queue=1, partition=2, requested_memory=64) + job(2, queue=2, partition=2) + job(3, partition=2)
+    )
+    assert {one.kind: (one.count, one.line) for one in workload(trace).irregularities} == {
+        "jobs with a requested memory, which is not simulated": (1, 1),
+        "jobs in one of several queues, which are not simulated": (2, 1),
+    }
 
 
 @pytest.mark.parametrize("word", ["1e400", "nan", "inf", "99999999999999999999", "0x10", "ten"])
@@ -278,21 +429,34 @@ def test_what_is_written_is_read(rows: list[list[int]], cpu: float) -> None:
 lines = st.one_of(
     st.lists(numbers.map(str), min_size=1, max_size=20).map(" ".join),
     st.lists(numbers.map(str), min_size=18, max_size=18).map(" ".join),
-    st.sampled_from(["", "; MaxProcs: 7", "no job", "1 2 x", "-1 0.5 3", " ; ", "1;2"]),
+    st.sampled_from(["", "; MaxProcs: 7", "no job", "1 2 x", "1 2 -1 x", "-1 0.5 3", " ; ", "1;2"]),
+    st.tuples(st.lists(numbers.map(str), min_size=17, max_size=17), st.integers(0, 17)).map(
+        lambda drawn: " ".join([*drawn[0][: drawn[1]], "batch", *drawn[0][drawn[1] :]])
+    ),
 )
 
 
-def plain_jobs(text: str) -> list[list[float]]:
-    """Return the first 18 numbers of each line that has only numbers, missing ones unknown; slowly."""
-    jobs = []
-    for words in (line.split() for line in text.split("\n")):
+ESSENTIAL = (0, 1, 3, 4, 7)
+"""Places of the fields in which a word that is no number makes its line no job."""
+
+
+def plain_job(words: Sequence[str]) -> list[float] | None:
+    """Return the 18 numbers of a line, missing ones and words unknown; None when it is no job."""
+    values = [-1.0] * 18
+    for place, word in enumerate(words[:18]):
         try:
-            values = [float(word) for word in words]
+            values[place] = float(word)
         except ValueError:
-            continue
-        if values:
-            jobs.append([*values, *[-1.0] * 18][:18])
-    return jobs
+            if place in ESSENTIAL:
+                return None
+    return values
+
+
+def plain_jobs(text: str) -> list[list[float]]:
+    """Return the jobs of a text without comments behind jobs; slowly."""
+    rows = [line.split() for line in text.split("\n")]
+    jobs = [plain_job(words) for words in rows if words and not words[0].startswith(";")]
+    return [job for job in jobs if job is not None]
 
 
 @given(texts=st.lists(lines, max_size=40), piece=st.sampled_from([1, 50, 400, 1 << 15]))
