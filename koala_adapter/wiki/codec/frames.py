@@ -147,13 +147,11 @@ class FrameReader:
         self._limit = limit
         self._received = bytearray()
         self._size: int | None = None
-        self._header_size = HEADER_SIZE
-        """One more for a peer that ends the header's line with CR and LF."""
 
     @property
     def missing(self) -> int:
         """Bytes that are certainly still to come: 0 when the payload is complete."""
-        wanted = self._header_size + (self._size or 0)
+        wanted = HEADER_SIZE + (self._size or 0)
         return max(0, wanted - len(self._received))
 
     def feed(self, data: bytes) -> bytes | None:
@@ -163,21 +161,19 @@ class FrameReader:
         """
         self._received += data
         if self._size is None:
-            if len(self._received) < HEADER_SIZE or self._received[HEADER_SIZE - 1 :] == b"\r":
+            if len(self._received) < HEADER_SIZE:
                 return None
-            if self._received[HEADER_SIZE - 1 : HEADER_SIZE + 1] == b"\r\n":
-                self._header_size += 1
             self._size = read_size(bytes(self._received[:HEADER_SIZE]), limit=self._limit)
         if self.missing:
             return None
-        return bytes(self._received[self._header_size : self._header_size + self._size])
+        return bytes(self._received[HEADER_SIZE : HEADER_SIZE + self._size])
 
     def end(self) -> None:
         """Say that the peer has closed. Raises WikiError when the frame is not complete."""
         if self._size is None:
             raise WikiError(f"the connection ended after {len(self._received)} of {HEADER_SIZE} bytes of the header")
         if self.missing:
-            got = len(self._received) - self._header_size
+            got = len(self._received) - HEADER_SIZE
             raise WikiError(f"the connection ended after {got} of {self._size} bytes")
 
 
