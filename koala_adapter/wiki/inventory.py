@@ -147,6 +147,8 @@ class ServerOptions:
     """0: any free one."""
     peers: tuple[str, ...] = ("127.0.0.1", "::1")
     """Addresses and networks (10.0.0.0/24) whose requests are heard."""
+    users: tuple[int, ...] = ()
+    """Ids of users of this machine whose requests are heard, beside root and our own user."""
     user: str = "koala"
     """What we call ourselves in AUTH=; nobody checks it."""
     cache: float = 2.0
@@ -166,7 +168,9 @@ class ServerOptions:
     connections: int = 512
     """At once; beyond it the oldest that has not sent its request is closed."""
     requests_per_minute: int = 1200
-    """Of each peer address."""
+    """Of each peer address, signed ones alone."""
+    refusals_per_minute: int = 60
+    """Answers at most to requests that are not signed with the key, of all peers; further ones are closed."""
     user_holds: bool = False
     """Jobs held by their owners are ours to start, too: where the LRM cannot tell whose hold it is."""
     event_host: str = ""

@@ -19,10 +19,18 @@ import structlog
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmUnsupportedError, WikiError
 from koala_adapter.host import metrics as metric
+from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.metrics import process_meter
 from koala_adapter.lrm.starts import Patience, Starter, Starts
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
-from koala_adapter.wiki.codec.frames import LARGEST_SIZE, MAUI_LARGEST_SIZE, open_request, seal, signature_size
+from koala_adapter.wiki.codec.frames import (
+    LARGEST_SIZE,
+    MAUI_LARGEST_SIZE,
+    is_signed,
+    open_request,
+    seal,
+    signature_size,
+)
 from koala_adapter.wiki.codec.records import fit_records, join_records
 from koala_adapter.wiki.codec.verbs import (
     AddTasks,
@@ -490,24 +498,42 @@ class WikiResource:
         if self._memory is not None:
             self._memory.save(self.inventory.untold())
 
+    def is_signed(self, payload: bytes) -> bool:
+        """Tell whether a payload is signed with the key; without a key no payload needs a signature."""
+        return self._key is None or is_signed(payload, self._key)
+
     async def answer(self, payload: bytes, peer: str) -> bytes | None:
-        """Return the frame that answers a payload; None: nothing can be said, the connection is closed."""
+        """Return the frame that answers a payload; None: nothing can be said, the connection is closed.
+
+        The answer is signed only where the payload is: whoever has one signed message can compute the key.
+        """
+        key = self._key if self.is_signed(payload) else None
         try:
             message = await self._message(payload, peer)
         except WikiError as error:
             if error.status is None:
                 return None
             message = build_refusal(error)
-        except Exception:
-            # A defect of ours must cost one request, not the server.
-            log.exception("a defect of koala itself", peer=peer)
+        except Exception as error:  # noqa: BLE001 - a defect of ours must cost one request, not the server
+            report_defect("a request of WIKI", error, peer=peer)
             message = build_answer(Status.FAILURE, "internal error: see the log of koala")
-        return seal(message, key=self._key, timestamp=int(self._clock()), user=self.options.user)
+        return seal(message, key=key, timestamp=int(self._clock()), user=self.options.user)
+
+    def refuse_user(self) -> bytes:
+        """Return the unsigned frame for a user of this machine who may not ask."""
+        error = WikiError("this user may not ask: see --peer-user", status=Status.BAD_REQUEST)
+        return seal(build_refusal(error), key=None, timestamp=int(self._clock()), user=self.options.user)
 
     async def _message(self, payload: bytes, peer: str) -> bytes:
         with self._meter.request() as asked:
-            envelope = open_request(payload, key=self._key, now=self._clock(), skew=self.options.skew)
-            request = parse_request(envelope.message, self.options.dialect)
+            try:
+                envelope = open_request(payload, key=self._key, now=self._clock(), skew=self.options.skew)
+                request = parse_request(envelope.message, self.options.dialect)
+            except WikiError as error:
+                status = int(error.status or 0)
+                kind = (peer, error.message)
+                report_refused("a request was refused", kind=kind, peer=peer, status=status, reason=error.message)
+                raise
             asked.verb = request.verb
             return await self._answered(request, peer)
 

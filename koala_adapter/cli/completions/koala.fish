@@ -270,6 +270,7 @@ complete -c koala -n '__koala_at koala wiki serve' -l key-file -r -d 'File of mo
 complete -c koala -n '__koala_at koala wiki serve' -l listen -x -d 'Address to listen on'
 complete -c koala -n '__koala_at koala wiki serve' -l port -x -d '0 - any free one'
 complete -c koala -n '__koala_at koala wiki serve' -l peer -x -d 'Address or network that may send requests; may be repeated'
+complete -c koala -n '__koala_at koala wiki serve' -l peer-user -x -d 'User of this machine who may send requests, beside root and the server\'s own user; may be repeated'
 complete -c koala -n '__koala_at koala wiki serve' -l dialect -x -a 'wiki wiki2' -d 'wiki - Maui'
 complete -c koala -n '__koala_at koala wiki serve' -l cache -x -d 'Seconds a listing serves all'
 complete -c koala -n '__koala_at koala wiki serve' -l retention -x -d 'Seconds that a finished job is reported, at least'

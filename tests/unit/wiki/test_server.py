@@ -425,6 +425,8 @@ async def test_other_verbs(server: Server) -> None:
     assert (await server.ask("SUSPENDJOB ARG=7")).status == -700
     assert (await server.ask("MODIFYJOB ARG=5 TIMELIMIT=20")).status == 0
     assert "WCLIMIT=1200;" in (await server.records("GETJOBS ARG=0:5"))["5"]
+    assert (await server.ask("MODIFYJOB ARG=5 TIMELIMIT=25;")).status == 0
+    assert "WCLIMIT=1500;" in (await server.records("GETJOBS ARG=0:ALL"))["5"]
     assert (await server.ask("MODIFYJOB ARG=5 TIMELIMIT=0")).status == -300
     assert (await server.ask("MODIFYJOB ARG=5 BANK=x")).status == -810
     assert (await server.ask("CANCELJOB ARG=5 TYPE=WALLCLOCK")).status == -700

@@ -226,6 +226,13 @@ class Server:
         assert payload is not None
         return open_reply(payload, key=self.key, now=self.now)
 
+    def opened_unsigned(self, frame: bytes) -> Envelope:
+        """Return the message of a reply to a stranger, which must not be signed."""
+        payload = FrameReader().feed(frame)
+        assert payload is not None
+        assert b"CK=" not in payload
+        return open_reply(payload, key=None, now=self.now)
+
     async def records(self, message: str) -> dict[str, str]:
         """Return the records of a list, by their ids."""
         argument = (await self.ask(message)).require()
