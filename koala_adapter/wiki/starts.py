@@ -535,6 +535,7 @@ class JobStarts:
                 await anyio.sleep(pause)
                 with suppress(LrmError):
                     await self._readings.fresh(within=pause)
+                await self._starter.give_back()
                 pause = min(SLOWEST_LOOK, 2 * pause)
             if self._begun.is_set():
                 self._begun = anyio.Event()
@@ -558,6 +559,7 @@ class JobStarts:
         if not self._resumed:
             return
         await self._readings.fresh(now=True)
+        await self._starter.give_back()
         for pin in self._resumed:
             job = self._inventory.job(pin.job_id)
             if job is not None and job.state in WAITING:

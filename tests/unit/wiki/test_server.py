@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import Capabilities
@@ -125,6 +126,53 @@ async def test_a_job_that_was_queued_again_is_idle_once_it_is_held_and_untied(se
     assert (await server.states())["6"] == "Hold"
     refused = await server.ask("STARTJOB ARG=6 TASKLIST=n3:n3")
     assert (refused.status, "of an earlier start" in refused.text) == (-918, True)
+
+
+async def test_a_job_that_has_run_and_ended_between_two_listings_is_not_taken_back(server: Server) -> None:
+    """Its start has come about: nothing is undone, and nothing is logged as taken back."""
+    server.source.never_starts = True
+    with capture_logs() as logs:
+        assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")).status == 0
+        server.source.add(
+            job(
+                "5",
+                6,
+                state=LrmJobState.ENDED,
+                hold=None,
+                end=EndReason.EXITED,
+                exit_code=0,
+                started_at=NOW,
+                ends_at=NOW + 1,
+            )
+        )
+        assert await server.seen("5", "Completed") == "Completed"
+        with anyio.fail_after(60):
+            while server.starts.pins:  # noqa: ASYNC110 - it is not announced
+                await anyio.sleep(0.01)
+    assert ("take back", "5") not in server.source.calls
+    assert "a job is taken back" not in {one["event"] for one in logs}
+
+
+async def test_no_poll_waits_for_what_a_gone_job_has_left(tmp_path: Path) -> None:
+    """What was reserved for the start of a job that is not listed any more is given back when nobody waits for it."""
+    given_back = anyio.Event()
+
+    class Source(MemorySource):
+        async def undo_start(self, job: LrmJobId) -> None:
+            self.calls.append(("take back", job))
+            await given_back.wait()
+
+    async with Server(tmp_path, Source(), reply_within=60.0).running() as server:
+        server.source.add(job("5"), job("6"))
+        server.source.never_starts = True
+        assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3")).status == 0
+        del server.source.job_list["5"]
+        with anyio.fail_after(60):
+            while ("take back", "5") not in server.source.calls:
+                assert (await server.states())["6"] == "Idle"
+                await anyio.sleep(0.01)
+            assert (await server.states())["6"] == "Idle"
+        given_back.set()
 
 
 @pytest.mark.parametrize(
