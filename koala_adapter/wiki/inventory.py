@@ -240,6 +240,23 @@ def vanished(job: LrmJob, now: float) -> LrmJob:
     return replace(job, state=LrmJobState.ENDED, end=end, ends_at=now, hold=None)
 
 
+def _with_what_was_known(job: LrmJob, before: LrmJob) -> LrmJob:
+    """Return a job with what its batch system told of it only while it waited (Grid Engine: when it was submitted)."""
+    began, submitted = job.started_at, job.submitted_at
+    if before.submitted_at is not None and (submitted is None or (began is not None and submitted > began)):
+        job = replace(job, submitted_at=before.submitted_at)
+    if (before.group and not job.group) or (before.account and not job.account):
+        job = replace(job, group=job.group or before.group, account=job.account or before.account)
+    return job
+
+
+def _place_in_listing(entry: JobEntry) -> tuple[int, float, int, str]:
+    """Return where a job stands in a full listing: ended ones, those that run, then waiting ones, oldest first."""
+    job = entry.job
+    part = 0 if entry.ended_at is not None else 1 if job.state in ACTIVE else 2
+    return part, job.submitted_at or 0.0, len(job.id), job.id
+
+
 def chosen(
     entries: dict[str, Entry], names: Sequence[str] | None, since: int, record: Callable[[Entry], Prepared]
 ) -> list[Prepared]:
@@ -321,13 +338,16 @@ class Inventory:
     def job_records(self, ids: Sequence[str] | None, since: int) -> list[Prepared]:
         """Return the records of these jobs (None: all) that changed at or after ``since``; unknown ones are left out.
 
-        Asking for all counts as telling of every end.
+        Asking for all counts as telling of every end. All jobs come in an order in which a scheduler may take them:
+        Maui starts jobs of equal priority as they are listed, and gives the places of ended ones to others.
         """
         if ids is None:
             for entry in reversed(self.jobs.values()):
                 if entry.changed_at < since:
                     break
                 entry.polls += 1
+            if since <= 0:
+                return [entry.record for entry in sorted(self.jobs.values(), key=_place_in_listing)]
         return chosen(self.jobs, ids, since, lambda entry: entry.record)
 
     # -- learning -----------------------------------------------------------------------------------------------------
@@ -507,6 +527,8 @@ class Inventory:
         before = known.tasks if known else ()
         if known and job.state is LrmJobState.ENDING and not job.layout:
             job = replace(job, layout=known.job.layout)
+        if known and known.job.user == job.user:
+            job = _with_what_was_known(job, known.job)
         if known and job.state is LrmJobState.UNKNOWN:
             job = replace(job, state=known.job.state, layout=known.job.layout, hold=known.job.hold)
         tasks = next_task_list(before, self._task_counts(job)) if job.state in ACTIVE else before

@@ -425,6 +425,8 @@ class Verbs:
 
 # -- The resource manager ------------------------------------------------------------------------------------
 
+MAUI_MOST_JOBS = 4000
+"""Jobs that have not ended: Maui has room for 4,096, and forgets an ended one when it is told so."""
 NUL = b"\0"
 """Slurm ends its replies with one; it counts and is not signed."""
 
@@ -454,6 +456,8 @@ class WikiResource:
         self._source = source
         self._key = key
         self._clock = clock
+        self._leaves_out = False
+        """The last full listing was more than Maui has room for."""
         self._meter = meter or WikiMeter()
         words = ReportingRules(
             dialect=options.dialect,
@@ -558,7 +562,7 @@ class WikiResource:
                 return self._list(self.inventory.node_records(request.names, request.since))
             case GetJobs():
                 await self._ready()
-                return self._list(self.inventory.job_records(request.ids, request.since))
+                return self._list(self._with_room(self.inventory.job_records(request.ids, request.since)))
             case WillRun():
                 await self._ready()
                 return build_start_info(estimate_start(self.inventory, request, now=self._clock()))
@@ -577,6 +581,20 @@ class WikiResource:
         largest = MAUI_LARGEST_SIZE if self.options.dialect is Dialect.WIKI else LARGEST_SIZE
         limit = largest - signature_size(self.options.user) - len(NUL)
         return join_records(fit_records(records, limit=limit))
+
+    def _with_room(self, records: list[Prepared]) -> list[Prepared]:
+        """Return as many jobs as Maui has room for, without the last of those that have not ended."""
+        most = MAUI_MOST_JOBS if self.options.dialect is Dialect.WIKI else len(records)
+        unfinished = sum(not record.finished for record in records)
+        left_out = max(0, unfinished - most)
+        if left_out and not self._leaves_out:
+            log.warning("Maui has no room for all jobs: the newest that wait are not reported", left_out=left_out)
+        self._leaves_out = left_out > 0
+        if not left_out:
+            return records
+        places = (index for index, record in enumerate(records) if not record.finished)
+        dropped = set(list(places)[most:])
+        return [record for index, record in enumerate(records) if index not in dropped]
 
     def _initialize(self, request: Initialize, peer: str) -> bytes:
         if request.hosts is not None and request.hosts is not self.inventory.hosts:
