@@ -20,7 +20,7 @@ from koala_adapter.wiki.starts import take_over_notes
 from tests.unit.wiki.wiki_source import NOW, MemorySource, Server, job, node, running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from koala_adapter.wiki.sources import SourceListing
@@ -206,11 +206,18 @@ async def test_answered_before_it_runs(server: Server) -> None:
 
 async def test_a_start_that_is_not_accepted_in_time_goes_on(tmp_path: Path) -> None:
     """The answer does not wait for it longer than it may; nothing is refused that comes about later."""
-    async with Server(tmp_path, reply_within=1.0, start_within=30.0).running() as server:
+    accepted = anyio.Event()
+
+    class Source(MemorySource):
+        async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+            await accepted.wait()
+            await super().start_on(job, nodes)
+
+    async with Server(tmp_path, Source(), reply_within=2.0, start_within=600.0).running() as server:
         server.source.add(job("5", 2))
-        server.source.starts_after = 3.0
         assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3")).status == 0
         assert (await server.states())["5"] == "Starting"
+        accepted.set()
         await server.seen("5", "Running")
 
 

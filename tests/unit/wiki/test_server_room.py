@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.mark.anyio
 async def test_a_start_is_not_counted_twice(tmp_path: Path) -> None:
     """Starts that together fill a node all succeed, however much the server reads while they are under way."""
-    server = Server(tmp_path, reply_within=5.0, start_within=60.0)
+    server = Server(tmp_path, reply_within=60.0, start_within=600.0)
     server.source.add(*(job(str(number), 2) for number in range(1, 5)))
     server.source.slow = 0.02
     statuses: list[int] = []
@@ -82,7 +82,7 @@ async def test_what_a_batch_system_tells_of_waiting_jobs_only_is_kept(tmp_path: 
 
 @pytest.mark.anyio
 async def test_maui_shows_why_a_job_is_in_hold(tmp_path: Path) -> None:
-    """EXEC, which checkjob prints: the reason of a job in hold, else the job's name, so that no old reason stays there."""
+    """EXEC, which checkjob prints: the reason of a job in hold, else the job's name, so that no reason stays."""
     server = Server(tmp_path)
     server.source.add(job("5", dependent=True))
     assert "EXEC=it waits for other jobs;" in (await server.records("GETJOBS ARG=0:5"))["5"]
