@@ -476,6 +476,8 @@ class Inventory:
         if promise is None:
             if job.array_index is not None and self._turns.get(array_of(job), str(job.id)) != str(job.id):
                 return replace(job, obstacle="the elements of its array are started one after the other")
+            if job.requeues and job.eligible_at is not None and job.eligible_at > self._stamp:
+                return replace(job, obstacle=f"it was queued again, and cannot start before {int(job.eligible_at)}")
             setback = self.setbacks.of(str(job.id), self._steady)
             return job if setback is None else replace(job, obstacle=f"{SETBACK}: {setback.reason}")
         if promise.cancelled:

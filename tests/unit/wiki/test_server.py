@@ -175,6 +175,19 @@ async def test_no_poll_waits_for_what_a_gone_job_has_left(tmp_path: Path) -> Non
         given_back.set()
 
 
+async def test_a_job_that_was_queued_again_is_not_offered_before_it_may_start(server: Server) -> None:
+    """Slurm starts it two minutes later at the earliest; a job that its user wants later is offered with STARTDATE."""
+    server.source.add(job("6", 2, requeues=1, eligible_at=NOW + 121), job("8", 2, eligible_at=NOW + 121))
+    records = await server.records("GETJOBS ARG=0:ALL")
+    assert records["6"].startswith("STATE=Hold;")
+    assert f"COMMENT=it was queued again, and cannot start before {int(NOW) + 121};" in records["6"]
+    assert records["8"].startswith(f"STATE=Idle;STARTDATE={int(NOW) + 121};")
+    assert (await server.ask("STARTJOB ARG=6 TASKLIST=n3:n3")).status == -919
+    server.now += 122
+    assert (await server.states())["6"] == "Idle"
+    assert (await server.ask("STARTJOB ARG=6 TASKLIST=n3:n3")).status == 0
+
+
 @pytest.mark.parametrize(
     ("state", "status"), [(NodeState.DOWN, -700), (NodeState.UNKNOWN, -700), (NodeState.DRAINING, -913)]
 )
