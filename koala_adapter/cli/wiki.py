@@ -148,6 +148,13 @@ def wiki() -> None:
     help="Seconds within which every request is answered; below the scheduler's TIMEOUT.",
 )
 @click.option(
+    "--start-reply-within",
+    type=SECONDS,
+    default=DEFAULTS.start_reply_within,
+    show_default=True,
+    help="Seconds within which a start is answered; what the batch system refuses later is reported in hold.",
+)
+@click.option(
     "--oldest",
     type=SECONDS,
     default=DEFAULTS.oldest,

@@ -157,6 +157,9 @@ class ServerOptions:
     """How long a finished job is reported, at least, and until two polls have seen it."""
     reply_within: float = 8.0
     """Every request is answered within this time: below Maui's TIMEOUT (9 by default)."""
+    start_reply_within: float = 0.5
+    """A start is answered within this time, whether or not the batch system has taken it yet: a scheduler that asks for
+    one start after the other has several taken side by side then."""
     oldest: float = 120.0
     """How old a listing may be that is answered from while the next one takes longer than an answer may."""
     start_within: float = 20.0

@@ -218,20 +218,43 @@ async def test_answered_before_it_runs(server: Server) -> None:
 
 
 async def test_a_start_that_is_not_accepted_in_time_goes_on(tmp_path: Path) -> None:
-    """The answer does not wait for it longer than it may; nothing is refused that comes about later."""
+    """The answer does not wait for it longer than it may, so that several starts are asked for side by side."""
     accepted = anyio.Event()
+    asked: list[str] = []
 
     class Source(MemorySource):
         async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+            asked.append(job)
             await accepted.wait()
             await super().start_on(job, nodes)
 
-    async with Server(tmp_path, Source(), reply_within=2.0, start_within=600.0).running() as server:
+    async with Server(tmp_path, Source(), start_reply_within=0.1, start_within=600.0).running() as server:
+        server.source.add(*(job(str(number), 2) for number in range(5, 10)))
+        for number in range(5, 10):
+            assert (await server.ask(f"STARTJOB ARG={number} TASKLIST=n1:n2")).status == 0
+        assert set((await server.states()).values()) == {"Starting"}
+        assert asked == ["5", "6", "7", "8", "9"]
+        accepted.set()
+        for number in range(5, 10):
+            await server.seen(str(number), "Running")
+
+
+async def test_what_is_refused_after_the_answer_is_in_hold(tmp_path: Path) -> None:
+    """The batch system says no when the start has been answered: the reason is reported."""
+    refused = anyio.Event()
+
+    class Source(MemorySource):
+        async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+            await refused.wait()
+            raise LrmRejectedError(f"it does not divide jobs so: {job} on {nodes}")
+
+    async with Server(tmp_path, Source(), start_reply_within=0.1, start_within=600.0).running() as server:
         server.source.add(job("5", 2))
         assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3")).status == 0
-        assert (await server.states())["5"] == "Starting"
-        accepted.set()
-        await server.seen("5", "Running")
+        refused.set()
+        await server.seen("5", "Hold")
+        assert "does not divide jobs so" in (await server.records("GETJOBS ARG=0:5"))["5"]
+        assert server.starts.pins == ()
 
 
 async def test_not_started_is_held_again(server: Server) -> None:

@@ -170,7 +170,10 @@ class Server:
     ) -> None:
         """``options`` of the server."""
         self.source = source or MemorySource()
-        self.options = replace(ServerOptions(cache=0.0, reply_within=60.0, start_within=1.0), **options)  # type: ignore[arg-type]
+        self.options = replace(
+            ServerOptions(cache=0.0, reply_within=60.0, start_reply_within=60.0, start_within=1.0),
+            **options,  # type: ignore[arg-type]
+        )
         self.key = key
         self.now = NOW
         self.set_by = 0.0
