@@ -30,7 +30,7 @@ def koala(tmp_path: Path) -> Iterator[Koala]:
         one.close()
 
 
-PATIENT = ("--reply-within", "120")
+PATIENT = ("--reply-within", "120", "--start-reply-within", "120")
 
 
 class Scheduler:

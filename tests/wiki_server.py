@@ -61,6 +61,7 @@ class WikiServer:
             port=self.port,
             cache=0.05,
             reply_within=60.0,
+            start_reply_within=60.0,
             user_holds=True,
             requests_per_minute=100_000,
         )

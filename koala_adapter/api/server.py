@@ -24,7 +24,7 @@ from koala_adapter.config.jobfile import check_job, job_from_dict
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError, ServiceAbsentError
 from koala_adapter.host.accepting import serve_streams
-from koala_adapter.host.containment import report_defect
+from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.metrics import openmetrics
 from koala_adapter.host.sockets import same_user
 from koala_adapter.model import ClusterName, JobId
@@ -173,7 +173,7 @@ class Server:
     async def _talk(self, stream: SocketStream) -> None:
         async with stream:
             if not same_user(stream.extra(SocketAttribute.raw_socket)):
-                log.warning("refused a connection of another user")
+                report_refused("refused a connection of another user")
                 return
             buffered = BufferedByteReceiveStream(stream)
             with suppress(*LOST, anyio.IncompleteRead, anyio.DelimiterNotFound):

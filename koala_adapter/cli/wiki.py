@@ -10,6 +10,7 @@ import time
 from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from pwd import getpwnam
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -118,6 +119,13 @@ def wiki() -> None:
     help="Address or network that may send requests; may be repeated. Default: this machine.",
 )
 @click.option(
+    "--peer-user",
+    "users",
+    multiple=True,
+    metavar="NAME",
+    help="User of this machine who may send requests, beside root and the server's own user; may be repeated.",
+)
+@click.option(
     "--dialect",
     type=click.Choice([str(dialect) for dialect in Dialect]),
     default=str(Dialect.WIKI),
@@ -138,6 +146,13 @@ def wiki() -> None:
     default=DEFAULTS.reply_within,
     show_default=True,
     help="Seconds within which every request is answered; below the scheduler's TIMEOUT.",
+)
+@click.option(
+    "--start-reply-within",
+    type=SECONDS,
+    default=DEFAULTS.start_reply_within,
+    show_default=True,
+    help="Seconds within which a start is answered; what the batch system refuses later is reported in hold.",
 )
 @click.option(
     "--oldest",
@@ -175,12 +190,13 @@ def serve(
     r"""Serve one cluster, or all, to a WIKI scheduler until stopped.
 
     The scheduler sees all nodes and all users' jobs, and starts those that the site's submission hook holds for it
-    (see `koala docs wiki`). The key is only a guard against mistakes: keep the port on this machine, or behind a
+    (see `koala docs wiki`). On this machine requests are heard from root, from the server's own user and from each
+    --peer-user. Beyond it the key is only a guard against mistakes: keep the port on this machine, or behind a
     firewall.
 
     \b
     Example:
-      koala wiki serve --cluster alpha --key-file /etc/koala/wiki.key
+      koala wiki serve --cluster alpha --key-file /etc/koala/wiki.key --peer-user maui
     """
     if everything == (cluster is not None):
         raise ConfigurationError("serve which?", hint="either --cluster NAME or --all")
@@ -267,10 +283,19 @@ def ask(
 
 def _options(settings: dict[str, Any], *, user_holds: bool) -> ServerOptions:
     peers = tuple(settings.pop("peers")) or DEFAULTS.peers
+    users = tuple(_user_id(name) for name in settings.pop("users"))
     dialect = Dialect(settings.pop("dialect"))
     given = settings.pop("user_holds")
     holds = user_holds if given is None else given
-    return ServerOptions(**settings, peers=peers, dialect=dialect, user_holds=holds, user=login_name())
+    return ServerOptions(**settings, peers=peers, users=users, dialect=dialect, user_holds=holds, user=login_name())
+
+
+def _user_id(name: str) -> int:
+    try:
+        return getpwnam(name).pw_uid
+    except KeyError:
+        message = f"no user {name!r} on this machine"
+        raise ConfigurationError(message, hint="--peer-user names the user that the scheduler runs as") from None
 
 
 def _cluster(session: Session, name: str) -> ClusterConfig:

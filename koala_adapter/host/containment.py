@@ -2,12 +2,14 @@
 """Containment of defects: what was not foreseen costs one connection, one job or one action, and not the process.
 
 A peer, a program or a plugin may make koala raise anything. Where that is caught, it is logged with its traceback, at
-most once a minute for each place and type of exception, with the number of those that were not logged.
+most once a minute for each place and type of exception, with the number of those that were not logged. Peers that are
+turned away are logged under the same bound, so that nobody can fill the log.
 """
 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,33 +18,53 @@ import structlog
 from koala_adapter.errors import JournalBlockedError, RecoveryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
 LOG_INTERVAL = 60.0
-"""Seconds between two log entries of the same place and type of exception."""
+"""Seconds between two log entries of the same kind."""
+MOST_KINDS = 256
+"""Kinds of entries that are counted one by one; further ones within a minute count as one kind."""
 
 log = structlog.get_logger()
 
 
 class DefectLog:
-    """Logs unexpected exceptions, with a bound for each place and type."""
+    """Logs unexpected exceptions and refused peers, with a bound for each kind of entry."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock``: seconds."""
         self._clock = clock
-        self._logged: dict[tuple[str, type[BaseException]], tuple[float, int]] = {}
-        """When it was logged last, and how many were not logged since."""
+        self._logged: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
+        """When an entry of each kind was logged last, and how many were not logged since; the oldest first."""
 
     def report(self, what: str, error: Exception, **context: object) -> None:
         """Log an exception with its traceback; ``what`` failed."""
-        kind, now = (what, type(error)), self._clock()
+        more = self._more((what, type(error)))
+        if more is not None:
+            log.error("koala failed on something, and goes on without it", what=what, exc_info=error, **context, **more)
+
+    def refused(self, what: str, *, kind: Hashable = None, **context: object) -> None:
+        """Log that a peer was turned away; ``kind``: what is counted by itself beside ``what``."""
+        more = self._more((what, kind))
+        if more is not None:
+            log.warning(what, **context, **more)
+
+    def _more(self, kind: Hashable) -> dict[str, int] | None:
+        """Return what an entry of this kind says of earlier ones; None: it is counted, and not logged."""
+        now = self._clock()
+        if kind not in self._logged and len(self._logged) >= MOST_KINDS:
+            oldest, (logged_at, _) = next(iter(self._logged.items()))
+            if now - logged_at < LOG_INTERVAL:
+                kind = None
+            else:
+                del self._logged[oldest]
         logged_at, unlogged = self._logged.get(kind, (-LOG_INTERVAL, 0))
         if now - logged_at < LOG_INTERVAL:
             self._logged[kind] = logged_at, unlogged + 1
-            return
+            return None
         self._logged[kind] = now, 0
-        more = {"not_logged_since": unlogged} if unlogged else {}
-        log.error("koala failed on something, and goes on without it", what=what, exc_info=error, **context, **more)
+        self._logged.move_to_end(kind)
+        return {"not_logged_since": unlogged} if unlogged else {}
 
 
 _defects = DefectLog()
@@ -51,6 +73,11 @@ _defects = DefectLog()
 def report_defect(what: str, error: Exception, **context: object) -> None:
     """Log an exception that was not foreseen, at most once a minute for each ``what`` and type of exception."""
     _defects.report(what, error, **context)
+
+
+def report_refused(what: str, *, kind: Hashable = None, **context: object) -> None:
+    """Log that a peer was turned away, at most once a minute for each ``what`` and ``kind``."""
+    _defects.refused(what, kind=kind, **context)
 
 
 @contextmanager

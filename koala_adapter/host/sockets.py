@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Addresses, ports and Unix sockets of this machine, with the standard library only.
 
-In order: loopback addresses, choosing a free TCP port, and Unix sockets: paths that the kernel accepts, and the user at
-the other end.
+In order: loopback addresses, choosing a free TCP port, the user of a TCP connection from this machine, and Unix
+sockets: paths that the kernel accepts, and the user at the other end.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import os
 import random
 import socket
 import struct
+import sys
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 # -- Loopback addresses --------------------------------------------------------------------------------------
@@ -59,6 +60,44 @@ def _tried(port: int) -> int:
     """Return a port at which nobody listens; 0: any. Raises OSError."""
     with closing(socket.create_server(("127.0.0.1", port))) as listener:
         return int(listener.getsockname()[1])
+
+
+# -- The user of a TCP connection from this machine ----------------------------------------------------------
+
+TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+"""Sockets of this network namespace, proc(5); one of IPv6 may have an IPv4 address (ipv6(7))."""
+
+
+def local_tcp_user(client: tuple[str, int], server: tuple[str, int]) -> int | None:
+    """Return the id of the user who has the client's socket of a TCP connection on this machine.
+
+    None: the socket is not on this machine, or nobody has it any more. The kernel lists a socket that its owner has
+    closed as root's, with inode 0; such an entry tells nothing.
+    """
+    wanted = {f"{one} {two}" for one, two in zip(_table_forms(*client), _table_forms(*server), strict=False)}
+    for table in TCP_TABLES:
+        with suppress(OSError), table.open(encoding="ascii", errors="replace") as rows:
+            for row in rows:
+                if any(one in row for one in wanted):
+                    _, _, _, _, _, _, _, user, _, inode, *_ = row.split()
+                    return int(user) if inode != "0" else None
+    return None
+
+
+def _table_forms(host: str, port: int) -> tuple[str, ...]:
+    """Return how an address and port are written in these tables: IPv4 as itself and as an IPv6 address."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    plain = mapped or address
+    if isinstance(plain, ipaddress.IPv6Address):
+        return (f"{_table_words(plain.packed)}:{port:04X}",)
+    long = b"\0" * 10 + b"\xff\xff" + plain.packed
+    return f"{_table_words(plain.packed)}:{port:04X}", f"{_table_words(long)}:{port:04X}"
+
+
+def _table_words(packed: bytes) -> str:
+    words = (packed[start : start + 4] for start in range(0, len(packed), 4))
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
 
 
 # -- Unix sockets: paths that the kernel accepts, and the user of the peer -----------------------------------

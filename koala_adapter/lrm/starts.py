@@ -307,6 +307,8 @@ class Starts:
             job, pin = listed.get(job_id), self.pins.get(job_id)
             if job is not None and pin is not None and is_another(job, pin.submitted_at):
                 self.forget(job_id)
+            elif job is not None and job.state is LrmJobState.ENDED and job.started_at is not None:
+                self.ended(job_id, read_at)
             elif job is None or job.state is LrmJobState.ENDED:
                 self.gone(job_id)
             elif job.state in OCCUPYING:
@@ -393,6 +395,17 @@ class Starts:
         self.pins[job_id] = replace(pin, started=False, not_before=max(now, pin.not_before), failure=failure)
         self.attempts[job_id] = Attempt(nodes=(), stage=Stage.FAILED, since=now)
         return True
+
+    def ended(self, job_id: LrmJobId, now: float) -> None:
+        """Take note that a job was listed as having run: its start is confirmed as if it still ran."""
+        attempt = self.attempts.get(job_id)
+        if attempt is None or attempt.stage not in SHOWS_SOON:
+            self.gone(job_id)
+            return
+        attempt.stage, attempt.since = Stage.RUNS, now
+        pin = self.pins.get(job_id)
+        if pin is not None:
+            self.pins[job_id] = replace(pin, started=True, failures=0, not_before=0.0, failure="")
 
     def gone(self, job_id: LrmJobId) -> None:
         """Take note that a job is over, or not there any more."""
@@ -652,10 +665,10 @@ class Starter:
         """Judge all starts by a listing and do what follows.
 
         Returns whether any job was taken back, and the starts that have failed. Also jobs that had run and were queued
-        again are held and freed, before anybody sees them wait.
+        again are held and freed, before anybody sees them wait. What jobs that are gone have left is for `give_back`.
         """
         failures = self.starts.observe(jobs, read_at)
-        back = {*self.starts.in_stage(*UNDONE_LATER), *(job.id for job in jobs if job.tied)}
+        back = {*self.starts.in_stage(Stage.FAILED), *(job.id for job in jobs if job.tied)}
         for job_id in back:
             log.warning("a job is taken back", job=job_id)
             await self.undo_start(job_id)
@@ -663,6 +676,11 @@ class Starter:
             await self.confirm(*running)
         self._put_away([id_ for id_ in self.starts.attempts if self.starts.is_over(id_)])
         return bool(back), failures
+
+    async def give_back(self) -> None:
+        """Give back what was reserved for starts whose jobs are not there any more; nobody waits for that."""
+        for job_id in self.starts.in_stage(Stage.GONE):
+            await self.undo_start(job_id)
 
     def put_away(self, job_id: LrmJobId) -> None:
         """Forget a start that was refused: its job is in hold as it was."""

@@ -22,7 +22,6 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
-import structlog
 from anyio.abc import SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import TypeAdapter, ValidationError
@@ -36,6 +35,7 @@ from koala_adapter.errors import (
     ServiceUnavailableError,
 )
 from koala_adapter.host.accepting import serve_streams
+from koala_adapter.host.containment import report_defect
 from koala_adapter.host.privatedirectory import user_name, weakness
 from koala_adapter.host.sockets import peer_user, reachable, same_user
 from koala_adapter.model import LrmJobId
@@ -307,8 +307,6 @@ JOB_ID = re.compile(r"[!-~]{1,128}")
 
 _EXPLANATION = TypeAdapter(Explanation)
 
-log = structlog.get_logger()
-
 
 def explained_as_noted(mirror: Mirror, clock: ServiceClock) -> Callable[[str], Explanation]:
     """Return what explains the jobs of a mirror in times of day without asking its policies."""
@@ -325,7 +323,6 @@ class AskSocket:
         self._held: Counter[int] = Counter()
         """Places by user id."""
         self._turn = anyio.Lock()
-        self._failed = False
 
     async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Answer until cancelled.
@@ -393,9 +390,7 @@ class AskSocket:
         except JobNotFoundError as error:
             return _refusal(error.message, error.hint)
         except Exception as error:  # noqa: BLE001 - whatever a stranger asks for must not end the scheduler
-            if not self._failed:
-                log.warning("a question about a job could not be answered", job=job_id, error=repr(error))
-            self._failed = True
+            report_defect("a question about a job", error, job=job_id)
             return _refusal(f"job {job_id} cannot be explained now")
 
 

@@ -19,7 +19,7 @@ import anyio
 import structlog
 
 from koala_adapter.errors import ConfigurationError, KoalaError
-from koala_adapter.host.containment import contained, report_defect
+from koala_adapter.host.containment import contained, report_defect, report_refused
 from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.host.sockets import lasting_ports
 from koala_adapter.lrm import Submission
@@ -179,8 +179,6 @@ def last_words(path: Path, *, most: int = 500) -> str:
 
 RELEASE_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL when an application is ended."""
-REJECTION_LOG_INTERVAL = 10.0
-"""Seconds between two lines in the log about peers that did not prove themselves."""
 PORT_PATIENCE = 60.0
 PORT_PAUSE = 2.0
 
@@ -215,7 +213,6 @@ class Reception:
         self._applications = applications
         self._clusters = clusters
         self._tell = tell
-        self._rejection_logged_at = 0.0
         self._settings = site.control_center
         self._center = ControlCenter(
             ssl_context=certificate.server_context(self._certificate),
@@ -314,7 +311,8 @@ class Reception:
                 self._agent_disconnected(event)
             case agents.AgentRefused():
                 text = "an agent with a valid token was refused: its placeholder is taken (run twice, or token stolen)"
-                log.warning(text, placeholder=str(event.placeholder), host=event.host, address=event.address)
+                placeholder = str(event.placeholder)
+                report_refused(text, kind=placeholder, placeholder=placeholder, host=event.host, address=event.address)
             case agents.AgentTaskStarted():
                 self._applications.started(event.placeholder, event.task)
             case agents.AgentTaskEnded():
@@ -330,9 +328,7 @@ class Reception:
 
     def _on_rejected(self, address: str, fault: str) -> None:
         """Log a peer that did not prove itself, but not every one: whoever reaches the port can be one."""
-        if self._clock() - self._rejection_logged_at > REJECTION_LOG_INTERVAL:
-            self._rejection_logged_at = self._clock()
-            log.warning("turned away somebody at the control center", address=address, fault=fault)
+        report_refused("turned away somebody at the control center", kind=address, address=address, fault=fault)
 
     def _on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
         if self._applications.unwritten.note(task, stream, file, why):

@@ -144,6 +144,14 @@ TIME_TO_PROVE = 10.0
 PATIENCE = 2.0
 """The same while others wait for the place."""
 
+UNPROVEN_BYTES = 16 * 1024**2
+"""Bytes that peers may have sent, all together, before they proved themselves; beyond it each may send its share only.
+
+A Hello with very many tasks is long. Without the bound as many of them as there are places would take 128 MiB, which
+the process keeps when they have gone."""
+
+UNPROVEN_SHARE = UNPROVEN_BYTES // APPLICANTS
+
 SILENT_INTERVALS = 3
 """Heartbeats that may be missing before a connection is closed."""
 
@@ -237,6 +245,8 @@ class ControlCenter:
         self._results = results
         self._files = OutputFiles(path=output_path, on_output=on_output, on_unwritten=on_unwritten)
         self._connected: dict[PlaceholderId, AgentConnection] = {}
+        self._unproven = 0
+        """Bytes that are kept of peers that have not proved themselves yet."""
 
     @property
     def connected(self) -> AbstractSet[PlaceholderId]:
@@ -332,8 +342,7 @@ class ControlCenter:
                 transport, server_side=True, ssl_context=self._ssl_context, standard_compatible=False
             )
             decoder = channel.agent_decoder()
-            while not (messages := decoder.feed(await stream.receive())):
-                pass
+            messages = await self._first_messages(stream, decoder)
         except (*LOST, ProtocolError) as error:
             self._reject(address, str(error) or type(error).__name__)
             return None
@@ -341,6 +350,21 @@ class ControlCenter:
             self._reject(address, "its first message is not a lone Hello")
             return None
         return _Peer(address=address, stream=stream, decoder=decoder, hello=messages[0])
+
+    async def _first_messages(self, stream: TLSStream, decoder: Decoder[AgentMessage]) -> list[AgentMessage]:
+        """Return what a peer says first. Raises ProtocolError when it says too much, and LOST when it has gone."""
+        sent = 0
+        try:
+            while True:
+                data = await stream.receive()
+                sent += len(data)
+                self._unproven += len(data)
+                if sent > UNPROVEN_SHARE and self._unproven > UNPROVEN_BYTES:
+                    raise ProtocolError("peers that have not proved themselves have sent too much")
+                if messages := decoder.feed(data):
+                    return messages
+        finally:
+            self._unproven -= sent
 
     async def _answer_if_possible(self, peer: _Peer, tasks: TaskGroup) -> _Agent | None:
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -174,5 +175,14 @@ def _believed(payload: bytes, peer: Peer) -> Reply:
         return parse_reply(envelope.message)
     except WikiError as error:
         raise LrmUnavailableError(
-            f"the reply of {peer} cannot be believed: {error.message}", hint=error.hint
+            f"the reply of {peer} cannot be believed: {error.message}{_refusal(payload)}", hint=error.hint
         ) from error
+
+
+def _refusal(payload: bytes) -> str:
+    """Return what an unsigned refusal says: a server signs nothing for a peer whose request is not signed rightly."""
+    with suppress(WikiError):
+        reply = parse_reply(open_reply(payload, key=None, now=0).message)
+        if reply.status < 0 and reply.text:
+            return f"; it says {reply.text!r} (SC={reply.status})"
+    return ""

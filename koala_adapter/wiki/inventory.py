@@ -147,6 +147,8 @@ class ServerOptions:
     """0: any free one."""
     peers: tuple[str, ...] = ("127.0.0.1", "::1")
     """Addresses and networks (10.0.0.0/24) whose requests are heard."""
+    users: tuple[int, ...] = ()
+    """Ids of users of this machine whose requests are heard, beside root and our own user."""
     user: str = "koala"
     """What we call ourselves in AUTH=; nobody checks it."""
     cache: float = 2.0
@@ -155,6 +157,9 @@ class ServerOptions:
     """How long a finished job is reported, at least, and until two polls have seen it."""
     reply_within: float = 8.0
     """Every request is answered within this time: below Maui's TIMEOUT (9 by default)."""
+    start_reply_within: float = 0.5
+    """A start is answered within this time, whether or not the batch system has taken it yet: a scheduler that asks for
+    one start after the other has several taken side by side then."""
     oldest: float = 120.0
     """How old a listing may be that is answered from while the next one takes longer than an answer may."""
     start_within: float = 20.0
@@ -166,7 +171,9 @@ class ServerOptions:
     connections: int = 512
     """At once; beyond it the oldest that has not sent its request is closed."""
     requests_per_minute: int = 1200
-    """Of each peer address."""
+    """Of each peer address, signed ones alone."""
+    refusals_per_minute: int = 60
+    """Answers at most to requests that are not signed with the key, of all peers; further ones are closed."""
     user_holds: bool = False
     """Jobs held by their owners are ours to start, too: where the LRM cannot tell whose hold it is."""
     event_host: str = ""
@@ -234,6 +241,23 @@ def vanished(job: LrmJob, now: float) -> LrmJob:
     """Return the job as ended: how, the LRM does not say any more; one that never ran was removed."""
     end = EndReason.CANCELLED if job.state in WAITING else job.end
     return replace(job, state=LrmJobState.ENDED, end=end, ends_at=now, hold=None)
+
+
+def _with_what_was_known(job: LrmJob, before: LrmJob) -> LrmJob:
+    """Return a job with what its batch system told of it only while it waited (Grid Engine: when it was submitted)."""
+    began, submitted = job.started_at, job.submitted_at
+    if before.submitted_at is not None and (submitted is None or (began is not None and submitted > began)):
+        job = replace(job, submitted_at=before.submitted_at)
+    if (before.group and not job.group) or (before.account and not job.account):
+        job = replace(job, group=job.group or before.group, account=job.account or before.account)
+    return job
+
+
+def _place_in_listing(entry: JobEntry) -> tuple[int, float, int, str]:
+    """Return where a job stands in a full listing: ended ones, those that run, then waiting ones, oldest first."""
+    job = entry.job
+    part = 0 if entry.ended_at is not None else 1 if job.state in ACTIVE else 2
+    return part, job.submitted_at or 0.0, len(job.id), job.id
 
 
 def chosen(
@@ -317,13 +341,16 @@ class Inventory:
     def job_records(self, ids: Sequence[str] | None, since: int) -> list[Prepared]:
         """Return the records of these jobs (None: all) that changed at or after ``since``; unknown ones are left out.
 
-        Asking for all counts as telling of every end.
+        Asking for all counts as telling of every end. All jobs come in an order in which a scheduler may take them:
+        Maui starts jobs of equal priority as they are listed, and gives the places of ended ones to others.
         """
         if ids is None:
             for entry in reversed(self.jobs.values()):
                 if entry.changed_at < since:
                     break
                 entry.polls += 1
+            if since <= 0:
+                return [entry.record for entry in sorted(self.jobs.values(), key=_place_in_listing)]
         return chosen(self.jobs, ids, since, lambda entry: entry.record)
 
     # -- learning -----------------------------------------------------------------------------------------------------
@@ -452,6 +479,8 @@ class Inventory:
         if promise is None:
             if job.array_index is not None and self._turns.get(array_of(job), str(job.id)) != str(job.id):
                 return replace(job, obstacle="the elements of its array are started one after the other")
+            if job.requeues and job.eligible_at is not None and job.eligible_at > self._stamp:
+                return replace(job, obstacle=f"it was queued again, and cannot start before {int(job.eligible_at)}")
             setback = self.setbacks.of(str(job.id), self._steady)
             return job if setback is None else replace(job, obstacle=f"{SETBACK}: {setback.reason}")
         if promise.cancelled:
@@ -503,6 +532,8 @@ class Inventory:
         before = known.tasks if known else ()
         if known and job.state is LrmJobState.ENDING and not job.layout:
             job = replace(job, layout=known.job.layout)
+        if known and known.job.user == job.user:
+            job = _with_what_was_known(job, known.job)
         if known and job.state is LrmJobState.UNKNOWN:
             job = replace(job, state=known.job.state, layout=known.job.layout, hold=known.job.hold)
         tasks = next_task_list(before, self._task_counts(job)) if job.state in ACTIVE else before

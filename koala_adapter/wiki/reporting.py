@@ -370,13 +370,18 @@ def why_not_offered(job: LrmJob, *, user_holds: bool) -> str:
 def job_record(
     job: LrmJob, *, hosts: Sequence[Host], tasks: Sequence[str], words: ReportingRules, changed_at: int
 ) -> JobRecord:
-    """Return the record of a job. ``tasks``: one host for each task, by its name on the wire, as wanted there."""
+    """Return the record of a job. ``tasks``: one host for each task, by its name on the wire, as wanted there.
+
+    Maui does not show COMMENT, but EXEC (``checkjob -v``: Executable): so that says why a job is in hold, else its
+    name. An empty EXEC would leave there what was said before.
+    """
     told = offer(job, hosts, one_node=words.one_node) if job.state in WAITING else Offer(tasks=tasks_of(job))
     word = JobWord.HOLD if told.obstacle else job_word(job, words)
     reason = (why_not_offered(job, user_holds=words.user_holds) or told.obstacle) if job.state in WAITING else ""
     waits = word in {JobWord.IDLE, JobWord.HOLD}
     over = job.state is LrmJobState.ENDED
     two = words.dialect is Dialect.WIKI2
+    started = None if waits else _whole(job.started_at)
     plain_queue = job.queue if job.queue and "," not in job.queue and words.classes else ""
     return JobRecord(
         id=str(job.id),
@@ -388,14 +393,15 @@ def job_record(
         eligible_at=_whole(job.eligible_at) if waits else None,
         features=tuple(wire_name(feature) for feature in job.features),
         directory="" if over else job.working_directory,
+        executable="" if two else reason or wire_name(job.name or str(job.id)),
         updated_at=changed_at,
         walltime=job.walltime or UNLIMITED,
         tasks=told.tasks,
         nodes=told.nodes,
         tasks_per_node=told.tasks_per_node,
         processors_per_task=job.processors_per_task,
-        queued_at=_whole(job.submitted_at) or changed_at,
-        started_at=0 if waits else _whole(job.started_at) or changed_at,
+        queued_at=min(_whole(job.submitted_at) or changed_at, started or changed_at),
+        started_at=0 if waits else started or changed_at,
         memory_per_task=_memory_per_task(job, told),
         queue=wire_name(plain_queue) if plain_queue else "",
         comment=_comment(job, told, reason, words.dialect),

@@ -19,10 +19,18 @@ import structlog
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmUnsupportedError, WikiError
 from koala_adapter.host import metrics as metric
+from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.metrics import process_meter
 from koala_adapter.lrm.starts import Patience, Starter, Starts
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
-from koala_adapter.wiki.codec.frames import LARGEST_SIZE, MAUI_LARGEST_SIZE, open_request, seal, signature_size
+from koala_adapter.wiki.codec.frames import (
+    LARGEST_SIZE,
+    MAUI_LARGEST_SIZE,
+    is_signed,
+    open_request,
+    seal,
+    signature_size,
+)
 from koala_adapter.wiki.codec.records import fit_records, join_records
 from koala_adapter.wiki.codec.verbs import (
     AddTasks,
@@ -417,6 +425,8 @@ class Verbs:
 
 # -- The resource manager ------------------------------------------------------------------------------------
 
+MAUI_MOST_JOBS = 4000
+"""Jobs that have not ended: Maui has room for 4,096, and forgets an ended one when it is told so."""
 NUL = b"\0"
 """Slurm ends its replies with one; it counts and is not signed."""
 
@@ -446,6 +456,8 @@ class WikiResource:
         self._source = source
         self._key = key
         self._clock = clock
+        self._leaves_out = False
+        """The last full listing was more than Maui has room for."""
         self._meter = meter or WikiMeter()
         words = ReportingRules(
             dialect=options.dialect,
@@ -490,24 +502,42 @@ class WikiResource:
         if self._memory is not None:
             self._memory.save(self.inventory.untold())
 
+    def is_signed(self, payload: bytes) -> bool:
+        """Tell whether a payload is signed with the key; without a key no payload needs a signature."""
+        return self._key is None or is_signed(payload, self._key)
+
     async def answer(self, payload: bytes, peer: str) -> bytes | None:
-        """Return the frame that answers a payload; None: nothing can be said, the connection is closed."""
+        """Return the frame that answers a payload; None: nothing can be said, the connection is closed.
+
+        The answer is signed only where the payload is: whoever has one signed message can compute the key.
+        """
+        key = self._key if self.is_signed(payload) else None
         try:
             message = await self._message(payload, peer)
         except WikiError as error:
             if error.status is None:
                 return None
             message = build_refusal(error)
-        except Exception:
-            # A defect of ours must cost one request, not the server.
-            log.exception("a defect of koala itself", peer=peer)
+        except Exception as error:  # noqa: BLE001 - a defect of ours must cost one request, not the server
+            report_defect("a request of WIKI", error, peer=peer)
             message = build_answer(Status.FAILURE, "internal error: see the log of koala")
-        return seal(message, key=self._key, timestamp=int(self._clock()), user=self.options.user)
+        return seal(message, key=key, timestamp=int(self._clock()), user=self.options.user)
+
+    def refuse_user(self) -> bytes:
+        """Return the unsigned frame for a user of this machine who may not ask."""
+        error = WikiError("this user may not ask: see --peer-user", status=Status.BAD_REQUEST)
+        return seal(build_refusal(error), key=None, timestamp=int(self._clock()), user=self.options.user)
 
     async def _message(self, payload: bytes, peer: str) -> bytes:
         with self._meter.request() as asked:
-            envelope = open_request(payload, key=self._key, now=self._clock(), skew=self.options.skew)
-            request = parse_request(envelope.message, self.options.dialect)
+            try:
+                envelope = open_request(payload, key=self._key, now=self._clock(), skew=self.options.skew)
+                request = parse_request(envelope.message, self.options.dialect)
+            except WikiError as error:
+                status = int(error.status or 0)
+                kind = (peer, error.message)
+                report_refused("a request was refused", kind=kind, peer=peer, status=status, reason=error.message)
+                raise
             asked.verb = request.verb
             return await self._answered(request, peer)
 
@@ -532,7 +562,7 @@ class WikiResource:
                 return self._list(self.inventory.node_records(request.names, request.since))
             case GetJobs():
                 await self._ready()
-                return self._list(self.inventory.job_records(request.ids, request.since))
+                return self._list(self._with_room(self.inventory.job_records(request.ids, request.since)))
             case WillRun():
                 await self._ready()
                 return build_start_info(estimate_start(self.inventory, request, now=self._clock()))
@@ -551,6 +581,20 @@ class WikiResource:
         largest = MAUI_LARGEST_SIZE if self.options.dialect is Dialect.WIKI else LARGEST_SIZE
         limit = largest - signature_size(self.options.user) - len(NUL)
         return join_records(fit_records(records, limit=limit))
+
+    def _with_room(self, records: list[Prepared]) -> list[Prepared]:
+        """Return as many jobs as Maui has room for, without the last of those that have not ended."""
+        most = MAUI_MOST_JOBS if self.options.dialect is Dialect.WIKI else len(records)
+        unfinished = sum(not record.finished for record in records)
+        left_out = max(0, unfinished - most)
+        if left_out and not self._leaves_out:
+            log.warning("Maui has no room for all jobs: the newest that wait are not reported", left_out=left_out)
+        self._leaves_out = left_out > 0
+        if not left_out:
+            return records
+        places = (index for index, record in enumerate(records) if not record.finished)
+        dropped = set(list(places)[most:])
+        return [record for index, record in enumerate(records) if index not in dropped]
 
     def _initialize(self, request: Initialize, peer: str) -> bytes:
         if request.hosts is not None and request.hosts is not self.inventory.hosts:

@@ -7,27 +7,30 @@ First the listener, which reads one request from each connection and sends one r
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections import OrderedDict
 from contextlib import suppress
+from pwd import getpwuid
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
+from anyio import to_thread
 from anyio.abc import SocketAttribute
 
 from koala_adapter.errors import ConfigurationError, LrmError, ServiceRunningError, WikiError
 from koala_adapter.host.accepting import serve_streams
-from koala_adapter.host.sockets import is_loopback
+from koala_adapter.host.containment import report_refused
+from koala_adapter.host.sockets import is_loopback, local_tcp_user
 from koala_adapter.lrm.rate import RequestWindow
 from koala_adapter.wiki.codec.frames import FrameReader
 from koala_adapter.wiki.codec.words import Dialect
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Iterable
 
     from anyio.abc import SocketStream, TaskStatus
 
-    from koala_adapter.wiki.inventory import ServerOptions
     from koala_adapter.wiki.resource import WikiResource
 
     Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -62,14 +65,20 @@ def networks(peers: Iterable[str]) -> tuple[Network, ...]:
 
 
 class Listener:
-    """Accepts connections, reads a frame from each, and has it answered."""
+    """Accepts connections, reads a frame from each, and has it answered.
 
-    def __init__(self, options: ServerOptions, answer: Callable[[bytes, str], Awaitable[bytes | None]]) -> None:
-        """``answer`` takes a payload and the peer's address. Raises ConfigurationError."""
-        self._options = options
-        self._answer = answer
-        self._peers = networks(options.peers)
+    Requests that are signed with the key have a bound for each address, and the others one bound together, so that
+    strangers take nothing from a scheduler on the same machine.
+    """
+
+    def __init__(self, resource: WikiResource) -> None:
+        """``resource`` answers. Raises ConfigurationError."""
+        self._options = resource.options
+        self._resource = resource
+        self._peers = networks(self._options.peers)
+        self._users = {0, os.geteuid(), *self._options.users}
         self._windows: OrderedDict[str, RequestWindow] = OrderedDict()
+        self._refusals = RequestWindow(self._options.refusals_per_minute)
         self._silent: OrderedDict[int, anyio.CancelScope] = OrderedDict()
         """Connections whose request is not complete, the oldest first."""
         self._number = 0
@@ -98,31 +107,45 @@ class Listener:
 
     async def _exchange(self, stream: SocketStream) -> None:
         peer = str(stream.extra(SocketAttribute.remote_address)[0])
-        if not self._is_heard(peer):
+        if not self._may_connect(peer):
+            report_refused("a connection from an address that is not allowed", kind=peer, peer=peer)
             return
         payload = await self._receive(stream, peer)
         if payload is None:
             return
-        reply = await self._answer(payload, peer)
+        reply = await self._reply(stream, payload, peer)
         if reply is not None:
             with anyio.move_on_after(WRITE_WITHIN):
                 await stream.send(reply)
 
-    def _is_heard(self, peer: str) -> bool:
-        address = _plain(peer)
-        if address is None or not any(address in network for network in self._peers):
-            log.warning("a connection from an address that is not allowed", peer=peer)
-            return False
+    async def _reply(self, stream: SocketStream, payload: bytes, peer: str) -> bytes | None:
+        """Return the answer to a request; None: the peer has asked too often, the connection is closed."""
+        if not self._resource.is_signed(payload):
+            answer = await self._resource.answer(payload, peer)
+            return answer if _counted(self._refusals) else None
+        user = await to_thread.run_sync(_user, stream) if self._is_here(stream) else 0
+        if user not in self._users:
+            report_refused(
+                "a request of a user who may not ask; --peer-user allows it", kind=user, peer=peer, user=_name(user)
+            )
+            return self._resource.refuse_user() if _counted(self._refusals) else None
         window = self._windows.setdefault(peer, RequestWindow(self._options.requests_per_minute))
         self._windows.move_to_end(peer)
         while len(self._windows) > MOST_PEERS:
             self._windows.popitem(last=False)
-        now = anyio.current_time()
-        if window.wait(now, urgent=True) > 0:
-            log.warning("too many connections in a minute", peer=peer, bound=window.per_minute)
-            return False
-        window.record(now)
-        return True
+        if not _counted(window):
+            report_refused("too many requests in a minute", kind=peer, peer=peer, bound=window.per_minute)
+            return None
+        return await self._resource.answer(payload, peer)
+
+    def _may_connect(self, peer: str) -> bool:
+        address = _plain(peer)
+        return address is not None and any(address in network for network in self._peers)
+
+    def _is_here(self, stream: SocketStream) -> bool:
+        """Tell whether the peer is on this machine, so that the kernel knows its user."""
+        client, server = (_plain(str(end[0])) for end in _ends(stream))
+        return client is not None and (client.is_loopback or client == server)
 
     async def _receive(self, stream: SocketStream, peer: str) -> bytes | None:
         """Return the payload of a request; None: it did not come, or is none."""
@@ -141,11 +164,11 @@ class Listener:
             except anyio.EndOfStream:
                 return None
             except WikiError as error:
-                log.warning("what came in is no request", peer=peer, reason=error.message)
+                report_refused("what came in is no request", kind=peer, peer=peer, reason=error.message)
                 return None
             finally:
                 self._silent.pop(number, None)
-        log.warning("a request did not come in time", peer=peer)
+        report_refused("a request did not come in time", kind=peer, peer=peer)
         return None
 
 
@@ -158,6 +181,37 @@ def _plain(peer: str) -> Address | None:
     return mapped or address
 
 
+def _counted(window: RequestWindow) -> bool:
+    """Count one request, unless that would be one too many."""
+    now = anyio.current_time()
+    if window.wait(now, urgent=True) > 0:
+        return False
+    window.record(now)
+    return True
+
+
+def _ends(stream: SocketStream) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Return the addresses and ports of the peer and of this end."""
+    client, server = (
+        stream.extra(SocketAttribute.remote_address),
+        stream.extra(SocketAttribute.local_address),
+    )
+    return (str(client[0]), int(client[1])), (str(server[0]), int(server[1]))
+
+
+def _user(stream: SocketStream) -> int | None:
+    return local_tcp_user(*_ends(stream))
+
+
+def _name(user: int | None) -> str:
+    if user is None:
+        return "not known: the connection was closed"
+    try:
+        return getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
+
+
 # -- Server --------------------------------------------------------------------------------------------------
 
 LONGEST_PAUSE = 60.0
@@ -168,7 +222,7 @@ async def serve(resource: WikiResource, *, task_status: TaskStatus[int] = anyio.
 
     Before that, starts that were interrupted are set right, if the LRM answers; else as soon as it does.
     """
-    listener = Listener(resource.options, resource.answer)
+    listener = Listener(resource)
     async with anyio.create_task_group() as tasks:
         await tasks.start(resource.readings.run)
         tried = anyio.Event()

@@ -426,7 +426,7 @@ class JobStarts:
             await self._starter.leave()
 
     async def start(self, request: StartJob) -> str:
-        """Have a job started and return the answer, once the batch system has taken it. Raises WikiError."""
+        """Have a job started and return the answer, once the batch system has taken it or is slow. Raises WikiError."""
         if request.job in self._starter.starts.attempts:
             raise WikiError("Job not pending, can't start: it is being started", status=Status.REFUSED)
         await self._look_again(request.job)
@@ -486,7 +486,7 @@ class JobStarts:
                 answered.set()
 
         tasks.start_soon(ask)
-        with anyio.move_on_after(self._options.reply_within):
+        with anyio.move_on_after(min(self._options.start_reply_within, self._options.reply_within)):
             await answered.wait()
         self._begun.set()
         return refusals[0] if refusals else None
@@ -535,6 +535,7 @@ class JobStarts:
                 await anyio.sleep(pause)
                 with suppress(LrmError):
                     await self._readings.fresh(within=pause)
+                await self._starter.give_back()
                 pause = min(SLOWEST_LOOK, 2 * pause)
             if self._begun.is_set():
                 self._begun = anyio.Event()
@@ -558,6 +559,7 @@ class JobStarts:
         if not self._resumed:
             return
         await self._readings.fresh(now=True)
+        await self._starter.give_back()
         for pin in self._resumed:
             job = self._inventory.job(pin.job_id)
             if job is not None and job.state in WAITING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -180,29 +179,35 @@ def test_control_is_seen_in_slurm(serving: WikiServing) -> None:
     assert value(serving, job, "TimeLimit") == "00:07:00"
     assert serving.job(job).walltime == 420
     serving.done(f"REQUEUEJOB ARG={job}")
-    assert (value(serving, job, "JobState"), serving.job(job).state) == ("PENDING", "Idle")
+    assert (value(serving, job, "JobState"), serving.job(job).state) == ("PENDING", "Hold")
     serving.done(f"CANCELJOB ARG={job} TYPE=ADMIN")
     assert value(serving, job, "JobState") == "CANCELLED"
     assert serving.job(job).state == "Removed"
 
 
-def test_a_job_that_slurm_queues_again_is_idle(serving: WikiServing) -> None:
+def waits_again(serving: WikiServing, job: str) -> bool:
+    """Tell whether a job is told as queued again, and not to be started yet."""
+    record = serving.job(job)
+    return record.state == "Hold" and "queued again" in record.comment
+
+
+def test_a_job_that_slurm_queues_again_is_idle_when_it_may_start(serving: WikiServing) -> None:
     """Requeued by its user, also while the service is down, it is held, tied to nothing, and started elsewhere."""
     first, second = submit(serving, 6), submit(serving, 7)
     serving.done(f"STARTJOB ARG={first} TASKLIST=n1:n1:n1:n2:n2:n2")
     serving.done(f"STARTJOB ARG={second} TASKLIST=n3:n3:n3:n3:n4:n4:n4")
     serving.system.run("scontrol", "requeue", first, user=USER)
-    serving.wait(lambda: serving.job(first).state == "Idle", what="the first one waits")
+    serving.wait(lambda: waits_again(serving, first), what="the first one waits")
     serving.kill()
     serving.system.run("scontrol", "requeue", second, user=USER)
     serving.start()
-    serving.wait(lambda: serving.job(second).state == "Idle", what="the second one waits")
+    serving.wait(lambda: waits_again(serving, second), what="the second one waits")
     assert (serving.job(first).host_list, serving.job(second).host_list) == ((), ())
     for job, processors in ((first, "6"), (second, "7")):
         shown = [value(serving, job, name) for name in ("JobState", "Reason", "ReqNodeList", "NumCPUs")]
         assert shown == ["PENDING", "JobHeldUser", "(null)", processors]
         serving.system.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-    serving.wait(lambda: (serving.job(second).eligible_at or 0) < time.time(), what="its begin time has come")
+    serving.wait(lambda: serving.job(second).state == "Idle", what="its begin time has come")
     serving.done(f"STARTJOB ARG={second} TASKLIST=n1:n1:n1:n1:n2:n2:n2")
     assert layout(serving, second) == {"n1": 4, "n2": 3}
 

@@ -79,6 +79,7 @@ class WikiServing:
     def start(self) -> None:
         """Start it and return when it answers."""
         argv = ["wiki", "serve", "--cluster", self.system.name, "--key-file", str(self.key_file)]
+        argv += ["--start-reply-within", "60"]  # refusals are looked for in the answers
         argv += ["--reply-within", "60"]  # a machine that is so busy is no reason to refuse a start
         with self.errors.open("ab") as errors:
             self.process = forkserver.start(

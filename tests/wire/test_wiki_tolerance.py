@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import pytest
 
+from koala_adapter.errors import WikiError
 from koala_adapter.wiki.codec.verbs import (
     CancelJob,
     Dialect,
     FrameReader,
     JobRecord,
+    ModifyJob,
     SignalJob,
     build_job,
     build_request,
@@ -49,14 +51,22 @@ def test_the_reason_of_a_rejection_is_quoted(dialect: Dialect) -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_header_may_end_with_carriage_return_and_line_feed(*, at_once: bool) -> None:
-    """However the bytes come."""
+def test_a_header_that_ends_with_carriage_return_and_line_feed(*, at_once: bool) -> None:
+    """The line feed is the first byte of the payload, so the checksum is wrong, as for Slurm, however the bytes come."""
     frame = seal(MESSAGE, key=KEY, timestamp=1_700_000_000, user="root")
     sent = frame[:8] + b"\r\n" + frame[9:]
     reader = FrameReader()
-    pieces = [sent] if at_once else [sent[start : start + 1] for start in range(len(sent))]
-    payloads = [reader.feed(piece) for piece in pieces]
-    assert set(payloads[:-1]) <= {None}
-    assert payloads[-1] is not None
-    envelope = open_request(payloads[-1], key=KEY, now=1_700_000_000)
-    assert (envelope.message, envelope.verified) == (MESSAGE, True)
+    pieces = [sent] if at_once else [sent[start : start + 1] for start in range(len(sent) - 1)]
+    payload = [reader.feed(piece) for piece in pieces][-1]
+    assert payload is not None
+    assert payload[:1] == b"\n"
+    with pytest.raises(WikiError, match="bad checksum"):
+        open_request(payload, key=KEY, now=1_700_000_000)
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_a_semicolon_ends_a_change(dialect: Dialect) -> None:
+    """As Slurm read it: a blank or a semicolon separates the changes of MODIFYJOB."""
+    request = parse_request(b"CMD=MODIFYJOB ARG=5 TIMELIMIT=10;BANK=bio2;", dialect)
+    assert isinstance(request, ModifyJob)
+    assert dict(request.changes) == {"TIMELIMIT": "10", "BANK": "bio2"}

@@ -83,10 +83,12 @@ _koala() {
         "koala wiki serve,--listen") words=(-) ;;
         "koala wiki serve,--port") words=(-) ;;
         "koala wiki serve,--peer") words=(-) ;;
+        "koala wiki serve,--peer-user") words=(-) ;;
         "koala wiki serve,--dialect") values=(wiki wiki2); words=(-) ;;
         "koala wiki serve,--cache") words=(-) ;;
         "koala wiki serve,--retention") words=(-) ;;
         "koala wiki serve,--reply-within") words=(-) ;;
+        "koala wiki serve,--start-reply-within") words=(-) ;;
         "koala wiki serve,--oldest") words=(-) ;;
         "koala wiki serve,--start-within") words=(-) ;;
         "koala wiki serve,--event-host") words=(-) ;;
@@ -132,7 +134,7 @@ _koala() {
         "koala completion") words=(--help); values=(bash zsh fish); ;;
         "koala wiki") words=(--help); values=(ask serve); ;;
         "koala wiki ask") words=(--host --port --key-file --dialect --timeout --json --help); values=(); files=yes; ;;
-        "koala wiki serve") words=(--cluster --all --key-file --listen --port --peer --dialect --cache --retention --reply-within --oldest --start-within --user-holds --no-user-holds --event-host --metrics-port --event-port --help); values=(); ;;
+        "koala wiki serve") words=(--cluster --all --key-file --listen --port --peer --peer-user --dialect --cache --retention --reply-within --start-reply-within --oldest --start-within --user-holds --no-user-holds --event-host --metrics-port --event-port --help); values=(); ;;
     esac; fi
     [[ $cur == -* ]] && values=("${words[@]}") && files=no
     mapfile -t COMPREPLY < <(compgen -W "${values[*]}" -- "$cur")

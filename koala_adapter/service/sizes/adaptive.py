@@ -14,7 +14,7 @@ import anyio
 import structlog
 
 from koala_adapter.errors import JournalBlockedError, ProtocolError
-from koala_adapter.host.containment import contained, report_defect
+from koala_adapter.host.containment import contained, report_defect, report_refused
 from koala_adapter.model import EndReason, RunnerName, TaskEnd
 from koala_adapter.negotiation.serviceside.document import HEADER_SIZE, frame
 from koala_adapter.outcome import JobState
@@ -348,7 +348,8 @@ class Adaptations:
 
     def _complain(self, record: JobRecord, rank: int, text: str) -> None:
         self._complaints[record.job.id] = f"Process {rank} made a wrong call: {shown(text)}."
-        log.warning("an application says what it may not say", job=record.job.id, rank=rank, problem=text)
+        job_id = record.job.id
+        report_refused("an application says what it may not say", kind=job_id, job=job_id, rank=rank, problem=text)
 
     def _say_note(self, record: JobRecord, rank: int, payload: bytes) -> None:
         self._say(record.job.id, rank, frame(payload))

@@ -23,7 +23,7 @@ from anyio.abc import SocketAttribute
 
 from koala_adapter.errors import NegotiationError, ServiceRunningError
 from koala_adapter.host.accepting import serve_streams
-from koala_adapter.host.containment import report_defect
+from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.sockets import checked_path, same_user
 from koala_adapter.model import JobId
 from koala_adapter.negotiation.serviceside.document import FrameBuffer, build, frame
@@ -165,7 +165,7 @@ class PeerListener:
                 if same_user(stream.extra(SocketAttribute.raw_socket)):
                     await self._admit(application, stream)
                 else:
-                    log.warning("refused a connection of another user", application=application)
+                    report_refused("refused a connection of another user", application=application)
 
         async with listener:
             task_status.started()
@@ -176,13 +176,14 @@ class PeerListener:
             greeting = await self._greeting(stream)
             application = None if greeting is None else self._tokens.redeem(greeting)
             if application is None:
-                log.warning("a connection without a good token", peer=str(stream.extra(SocketAttribute.remote_address)))
+                peer = str(stream.extra(SocketAttribute.remote_address)[0])
+                report_refused("a connection without a good token", kind=peer, peer=peer)
                 return
             await self._admit(application, stream)
 
     async def _admit(self, application: str, stream: SocketStream) -> None:
         if self.connections >= self._bounds.most_connections:
-            log.warning("too many applications are connected", bound=self._bounds.most_connections)
+            report_refused("too many applications are connected", bound=self._bounds.most_connections)
             return
         self.connections += 1
         try:

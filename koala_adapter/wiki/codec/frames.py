@@ -12,6 +12,7 @@ socket.
 
 from __future__ import annotations
 
+import hmac
 import re
 from binascii import crc_hqx
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from koala_adapter.wiki.codec.words import Status
 # The CK= of a message: a CRC-16/XMODEM mixed with a 32-bit key by four public Feistel rounds.
 #
 # It finds damage and wrong keys. It is no security: one captured message gives the key away, because every round can be
-# run backwards.
+# run backwards. So nothing is signed for a peer that has not shown the key itself.
 
 _MASK = 0xFFFFFFFF
 _LARGEST_UNSIGNED = (1 << 64) - 1
@@ -147,13 +148,11 @@ class FrameReader:
         self._limit = limit
         self._received = bytearray()
         self._size: int | None = None
-        self._header_size = HEADER_SIZE
-        """One more for a peer that ends the header's line with CR and LF."""
 
     @property
     def missing(self) -> int:
         """Bytes that are certainly still to come: 0 when the payload is complete."""
-        wanted = self._header_size + (self._size or 0)
+        wanted = HEADER_SIZE + (self._size or 0)
         return max(0, wanted - len(self._received))
 
     def feed(self, data: bytes) -> bytes | None:
@@ -163,21 +162,19 @@ class FrameReader:
         """
         self._received += data
         if self._size is None:
-            if len(self._received) < HEADER_SIZE or self._received[HEADER_SIZE - 1 :] == b"\r":
+            if len(self._received) < HEADER_SIZE:
                 return None
-            if self._received[HEADER_SIZE - 1 : HEADER_SIZE + 1] == b"\r\n":
-                self._header_size += 1
             self._size = read_size(bytes(self._received[:HEADER_SIZE]), limit=self._limit)
         if self.missing:
             return None
-        return bytes(self._received[self._header_size : self._header_size + self._size])
+        return bytes(self._received[HEADER_SIZE : HEADER_SIZE + self._size])
 
     def end(self) -> None:
         """Say that the peer has closed. Raises WikiError when the frame is not complete."""
         if self._size is None:
             raise WikiError(f"the connection ended after {len(self._received)} of {HEADER_SIZE} bytes of the header")
         if self.missing:
-            got = len(self._received) - self._header_size
+            got = len(self._received) - HEADER_SIZE
             raise WikiError(f"the connection ended after {got} of {self._size} bytes")
 
 
@@ -212,10 +209,18 @@ def open_request(payload: bytes, *, key: Key | None, now: float, skew: float = R
     if key is not None:
         if timestamp is None or abs(now - timestamp) > skew:
             raise WikiError("TS value too far from NOW", status=Status.CLOCK_SKEW)
-        found = _SIGNATURE.match(text)
-        if not found or found["checksum"] != checksum(key, memoryview(text)[parts[b"TS="] :]):
+        if not is_signed(payload, key):
             raise WikiError("bad checksum", status=Status.BAD_CHECKSUM)
     return _envelope(text, parts[b"DT="] + 3, timestamp, verified=key is not None)
+
+
+def is_signed(payload: bytes, key: Key) -> bool:
+    """Tell whether a request begins with the checksum that this key gives, whatever else is wrong with it."""
+    text = _until_nul(payload)
+    found, begin = _SIGNATURE.match(text), text.find(b"TS=")
+    if not found or begin < 0:
+        return False
+    return hmac.compare_digest(found["checksum"], checksum(key, memoryview(text)[begin:]))
 
 
 def open_reply(payload: bytes, *, key: Key | None, now: float, skew: float = REPLY_SKEW) -> Envelope:

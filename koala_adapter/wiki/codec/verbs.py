@@ -481,7 +481,7 @@ _WITH_EQUALS_SIGN: Final = frozenset({Verb.MODIFYJOB, Verb.SIGNALJOB, Verb.NOTIF
 """Slurm says of these that they lack ``ARG=``, of the others that they lack ``ARG``."""
 
 _SINCE: Final = re.compile(r"\s*(?P<since>[+-]?[0-9]{0,19}):", re.ASCII)
-_CHANGE: Final = re.compile(r"(?P<name>[A-Z][A-Z0-9_]*)=(?P<value>\"[^\"]*\"|'[^']*'|\S*)", re.ASCII)
+_CHANGE: Final = re.compile(r"(?P<name>[A-Z][A-Z0-9_]*)=(?P<value>\"[^\"]*\"|'[^']*'|[^\s;]*)", re.ASCII)
 _COMMENT: Final = re.compile(r"\bCOMMENT=(?P<value>\"[^\"]*\"|'[^']*'|\S*)")
 _OLD_WILL_RUN: Final = re.compile(r"JOBID=(?P<job>[^\s@,]+)(?:@(?P<time>[0-9]{1,15}))?,(?P<nodes>\S*)", re.ASCII)
 

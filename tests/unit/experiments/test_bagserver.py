@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import ExitStack
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_experiments.liveruns import WORKER, Bag, BagServer, bag_server
+from koala_experiments import liveruns
+from koala_experiments.liveruns import MOST_UNPROVEN, WORKER, Bag, BagServer, bag_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,3 +84,32 @@ def test_who_has_another_key_gets_nothing(server: BagServer) -> None:
     with Client(("127.0.0.1", server.port), authkey=server.key) as client:
         client.send_bytes(b"job 0")
         assert float(client.recv_bytes()) == pytest.approx(1.0)
+
+
+def test_connections_without_the_key_are_bounded(server: BagServer) -> None:
+    """A thousand of them have a thread each for a moment only, and a worker is served meanwhile."""
+    server.put({"job": Bag([float("inf"), 1.0], 1.0, at=1)})
+    before = threading.active_count()
+    most = 0
+    with ExitStack() as strangers:
+        for _ in range(500):
+            stranger = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
+            strangers.enter_context(stranger)
+            most = max(most, threading.active_count() - before)
+        with Client(("127.0.0.1", server.port), authkey=server.key) as client:
+            client.send_bytes(b"job 0")
+            assert float(client.recv_bytes()) == pytest.approx(1.0)
+        most = max(most, threading.active_count() - before)
+    assert most <= MOST_UNPROVEN + 2
+    until = time.monotonic() + PATIENCE
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.02)
+    assert threading.active_count() == before
+
+
+def test_a_silent_connection_ends_in_time(server: BagServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever proves nothing is not waited for."""
+    monkeypatch.setattr(liveruns, "PROVE_WITHIN", 1)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as stranger:
+        heard = b"".join(iter(lambda: stranger.recv(4096), b""))
+    assert b"CHALLENGE" in heard

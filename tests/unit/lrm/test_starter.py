@@ -137,6 +137,7 @@ class Process:
             jobs = () if self.system.job is None else (self.system.job,)
             await anyio.lowlevel.checkpoint()
             back, failures = await self.starter.settle(jobs, read_at)
+            await self.starter.give_back()
             failed.update(failures)
             if not back:
                 break

@@ -21,12 +21,13 @@ from koala_adapter.api.client import Client
 from koala_adapter.api.server import Server, host
 from koala_adapter.api.statedirectory import SOCKET_NAME
 from koala_adapter.errors import JobRefusedError, KoalaError
+from koala_adapter.host import containment
 from koala_adapter.host.accepting import serve_streams
-from koala_adapter.host.containment import LOG_INTERVAL, DefectLog
+from koala_adapter.host.containment import LOG_INTERVAL, MOST_KINDS, DefectLog
 from koala_adapter.model import JobId, RunnerName, Sweep, SweepAxis
 from koala_adapter.negotiation.serviceside.document import frame
 from koala_adapter.outcome import JobState
-from koala_adapter.service.sizes.port import GREETING
+from koala_adapter.service.sizes.port import GREETING, OneTimeTokens, PeerListener
 from koala_adapter.vjm import channel
 from tests.unit.scheduler.malleable_site import malleable, part
 from tests.unit.scheduler.scheduler_site import component, job
@@ -78,6 +79,39 @@ def test_a_defect_is_logged_once_a_minute_with_its_traceback() -> None:
         (KeyError, None),
         (RuntimeError, 4),
     ]
+
+
+def test_strangers_cannot_fill_the_log() -> None:
+    """Whoever is turned away is logged once a minute for each kind; beyond a bound of kinds all others are one kind."""
+    now = 0.0
+    refused = DefectLog(lambda: now)
+    with capture_logs() as logs:
+        for number in range(10 * MOST_KINDS):
+            refused.refused("a stranger", kind=number, peer=number)
+        assert len(logs) == MOST_KINDS + 1
+        now = LOG_INTERVAL
+        refused.refused("a stranger", kind=0, peer=0)
+        refused.refused("a stranger", kind="new", peer="new")
+    assert [(one["log_level"], one["peer"]) for one in logs[-2:]] == [("warning", 0), ("warning", "new")]
+
+
+async def test_strangers_at_the_negotiation_port_do_not_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred connections without a token are one line."""
+    monkeypatch.setattr(containment, "_defects", DefectLog())
+
+    async def converse(application: str, stream: SocketStream) -> None:
+        pytest.fail(f"{application} was let in")
+
+    with capture_logs() as logs:
+        async with anyio.create_task_group() as tasks:
+            port = await tasks.start(PeerListener(converse, OneTimeTokens()).serve_tcp)
+            for _ in range(100):
+                async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                    await stream.send_eof()
+                    with pytest.raises(anyio.EndOfStream):
+                        await stream.receive()
+            tasks.cancel_scope.cancel()
+    assert [one["event"] for one in logs] == ["a connection without a good token"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, OSError, AssertionError, NotImplementedError])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import Capabilities
@@ -19,7 +20,7 @@ from koala_adapter.wiki.starts import take_over_notes
 from tests.unit.wiki.wiki_source import NOW, MemorySource, Server, job, node, running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from koala_adapter.wiki.sources import SourceListing
@@ -127,6 +128,66 @@ async def test_a_job_that_was_queued_again_is_idle_once_it_is_held_and_untied(se
     assert (refused.status, "of an earlier start" in refused.text) == (-918, True)
 
 
+async def test_a_job_that_has_run_and_ended_between_two_listings_is_not_taken_back(server: Server) -> None:
+    """Its start has come about: nothing is undone, and nothing is logged as taken back."""
+    server.source.never_starts = True
+    with capture_logs() as logs:
+        assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")).status == 0
+        server.source.add(
+            job(
+                "5",
+                6,
+                state=LrmJobState.ENDED,
+                hold=None,
+                end=EndReason.EXITED,
+                exit_code=0,
+                started_at=NOW,
+                ends_at=NOW + 1,
+            )
+        )
+        assert await server.seen("5", "Completed") == "Completed"
+        with anyio.fail_after(60):
+            while server.starts.pins:  # noqa: ASYNC110 - it is not announced
+                await anyio.sleep(0.01)
+    assert ("take back", "5") not in server.source.calls
+    assert "a job is taken back" not in {one["event"] for one in logs}
+
+
+async def test_no_poll_waits_for_what_a_gone_job_has_left(tmp_path: Path) -> None:
+    """What was reserved for the start of a job that is not listed any more is given back when nobody waits for it."""
+    given_back = anyio.Event()
+
+    class Source(MemorySource):
+        async def undo_start(self, job: LrmJobId) -> None:
+            self.calls.append(("take back", job))
+            await given_back.wait()
+
+    async with Server(tmp_path, Source(), reply_within=60.0).running() as server:
+        server.source.add(job("5"), job("6"))
+        server.source.never_starts = True
+        assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3")).status == 0
+        del server.source.job_list["5"]
+        with anyio.fail_after(60):
+            while ("take back", "5") not in server.source.calls:
+                assert (await server.states())["6"] == "Idle"
+                await anyio.sleep(0.01)
+            assert (await server.states())["6"] == "Idle"
+        given_back.set()
+
+
+async def test_a_job_that_was_queued_again_is_not_offered_before_it_may_start(server: Server) -> None:
+    """Slurm starts it two minutes later at the earliest; a job that its user wants later is offered with STARTDATE."""
+    server.source.add(job("6", 2, requeues=1, eligible_at=NOW + 121), job("8", 2, eligible_at=NOW + 121))
+    records = await server.records("GETJOBS ARG=0:ALL")
+    assert records["6"].startswith("STATE=Hold;")
+    assert f"COMMENT=it was queued again, and cannot start before {int(NOW) + 121};" in records["6"]
+    assert records["8"].startswith(f"STATE=Idle;STARTDATE={int(NOW) + 121};")
+    assert (await server.ask("STARTJOB ARG=6 TASKLIST=n3:n3")).status == -919
+    server.now += 122
+    assert (await server.states())["6"] == "Idle"
+    assert (await server.ask("STARTJOB ARG=6 TASKLIST=n3:n3")).status == 0
+
+
 @pytest.mark.parametrize(
     ("state", "status"), [(NodeState.DOWN, -700), (NodeState.UNKNOWN, -700), (NodeState.DRAINING, -913)]
 )
@@ -157,13 +218,43 @@ async def test_answered_before_it_runs(server: Server) -> None:
 
 
 async def test_a_start_that_is_not_accepted_in_time_goes_on(tmp_path: Path) -> None:
-    """The answer does not wait for it longer than it may; nothing is refused that comes about later."""
-    async with Server(tmp_path, reply_within=1.0, start_within=30.0).running() as server:
+    """The answer does not wait for it longer than it may, so that several starts are asked for side by side."""
+    accepted = anyio.Event()
+    asked: list[str] = []
+
+    class Source(MemorySource):
+        async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+            asked.append(job)
+            await accepted.wait()
+            await super().start_on(job, nodes)
+
+    async with Server(tmp_path, Source(), start_reply_within=0.1, start_within=600.0).running() as server:
+        server.source.add(*(job(str(number), 2) for number in range(5, 10)))
+        for number in range(5, 10):
+            assert (await server.ask(f"STARTJOB ARG={number} TASKLIST=n1:n2")).status == 0
+        assert set((await server.states()).values()) == {"Starting"}
+        assert asked == ["5", "6", "7", "8", "9"]
+        accepted.set()
+        for number in range(5, 10):
+            await server.seen(str(number), "Running")
+
+
+async def test_what_is_refused_after_the_answer_is_in_hold(tmp_path: Path) -> None:
+    """The batch system says no when the start has been answered: the reason is reported."""
+    refused = anyio.Event()
+
+    class Source(MemorySource):
+        async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+            await refused.wait()
+            raise LrmRejectedError(f"it does not divide jobs so: {job} on {nodes}")
+
+    async with Server(tmp_path, Source(), start_reply_within=0.1, start_within=600.0).running() as server:
         server.source.add(job("5", 2))
-        server.source.starts_after = 3.0
         assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3")).status == 0
-        assert (await server.states())["5"] == "Starting"
-        await server.seen("5", "Running")
+        refused.set()
+        await server.seen("5", "Hold")
+        assert "does not divide jobs so" in (await server.records("GETJOBS ARG=0:5"))["5"]
+        assert server.starts.pins == ()
 
 
 async def test_not_started_is_held_again(server: Server) -> None:
@@ -425,6 +516,8 @@ async def test_other_verbs(server: Server) -> None:
     assert (await server.ask("SUSPENDJOB ARG=7")).status == -700
     assert (await server.ask("MODIFYJOB ARG=5 TIMELIMIT=20")).status == 0
     assert "WCLIMIT=1200;" in (await server.records("GETJOBS ARG=0:5"))["5"]
+    assert (await server.ask("MODIFYJOB ARG=5 TIMELIMIT=25;")).status == 0
+    assert "WCLIMIT=1500;" in (await server.records("GETJOBS ARG=0:ALL"))["5"]
     assert (await server.ask("MODIFYJOB ARG=5 TIMELIMIT=0")).status == -300
     assert (await server.ask("MODIFYJOB ARG=5 BANK=x")).status == -810
     assert (await server.ask("CANCELJOB ARG=5 TYPE=WALLCLOCK")).status == -700

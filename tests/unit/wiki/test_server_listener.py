@@ -15,7 +15,7 @@ from anyio.abc import SocketAttribute
 from koala_adapter.errors import ConfigurationError, LrmUnavailableError, ServiceRunningError
 from koala_adapter.host.sockets import is_loopback
 from koala_adapter.wiki.client import Peer, exchange, load_key
-from koala_adapter.wiki.codec.verbs import Dialect, Event, GetJobs, GetNodes, Initialize, build_event
+from koala_adapter.wiki.codec.verbs import Dialect, Event, GetJobs, Initialize, build_event
 from koala_adapter.wiki.inventory import ServerOptions
 from koala_adapter.wiki.server import networks, serve
 from tests.unit.wiki.wiki_source import KEY, Server, job
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
+LIVENESS = 60.0
+"""Seconds after which nothing is waited for any more: no bound of the machine's speed."""
+
 
 @asynccontextmanager
 async def serving(tmp_path: Path, **options: object) -> AsyncIterator[tuple[Server, Peer]]:
@@ -39,25 +42,20 @@ async def serving(tmp_path: Path, **options: object) -> AsyncIterator[tuple[Serv
         port = await tasks.start(serve, server.resource)
         yield (
             server,
-            Peer(host="127.0.0.1", port=port, key=KEY, dialect=server.options.dialect, user="maui", timeout=10),
+            Peer(host="127.0.0.1", port=port, key=KEY, dialect=server.options.dialect, user="maui", timeout=LIVENESS),
         )
         tasks.cancel_scope.cancel()
 
 
 async def test_silent_peers_delay_nobody(tmp_path: Path) -> None:
-    """Two hundred connections that say nothing, or half of something, do not delay a poll by 0.1 s."""
-    async with serving(tmp_path) as (_, peer), AsyncExitStack() as silent:
+    """Polls are answered while two hundred connections say nothing, or half of something, for longer than is waited."""
+    async with serving(tmp_path, read_within=10 * LIVENESS) as (_, peer), AsyncExitStack() as silent:
         for number in range(200):
             stream = await silent.enter_async_context(await anyio.connect_tcp("127.0.0.1", peer.port))
             if number % 2:
                 await stream.send(b"00000100\nCK=")
-        await exchange(peer, GetNodes())
-        delays = []
         for _ in range(5):
-            begun = anyio.current_time()
             assert (await exchange(peer, GetJobs())).status == 0
-            delays.append(anyio.current_time() - begun)
-    assert min(delays) < 0.1, delays
 
 
 async def test_too_many_silent_peers(tmp_path: Path) -> None:

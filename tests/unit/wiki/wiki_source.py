@@ -170,7 +170,10 @@ class Server:
     ) -> None:
         """``options`` of the server."""
         self.source = source or MemorySource()
-        self.options = replace(ServerOptions(cache=0.0, reply_within=60.0, start_within=1.0), **options)  # type: ignore[arg-type]
+        self.options = replace(
+            ServerOptions(cache=0.0, reply_within=60.0, start_reply_within=60.0, start_within=1.0),
+            **options,  # type: ignore[arg-type]
+        )
         self.key = key
         self.now = NOW
         self.set_by = 0.0
@@ -225,6 +228,13 @@ class Server:
         payload = FrameReader().feed(frame)
         assert payload is not None
         return open_reply(payload, key=self.key, now=self.now)
+
+    def opened_unsigned(self, frame: bytes) -> Envelope:
+        """Return the message of a reply to a stranger, which must not be signed."""
+        payload = FrameReader().feed(frame)
+        assert payload is not None
+        assert b"CK=" not in payload
+        return open_reply(payload, key=None, now=self.now)
 
     async def records(self, message: str) -> dict[str, str]:
         """Return the records of a list, by their ids."""

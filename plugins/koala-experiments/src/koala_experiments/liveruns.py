@@ -11,6 +11,7 @@ import io
 import secrets
 import shutil
 import socket
+import struct
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
@@ -174,12 +175,16 @@ ASK_AGAIN = 0.05
 """Seconds after which a worker for which there was nothing to do asks again."""
 LONGEST_LINE = 100
 BACKLOG = 512
+MOST_UNPROVEN = 64
+"""Connections that have not proved themselves; beyond it the oldest of them is closed."""
+PROVE_WITHIN = 10
+"""Seconds for which a connection that has not proved itself is waited for."""
 NOBODY_TALKS = (OSError, EOFError, AuthenticationError, ValueError, KeyError)
 """What comes of a peer that goes away, proves nothing, or says what no worker says."""
 
 
 class BagServer:
-    """Serves bags by their names, a thread for each worker."""
+    """Serves bags by their names, a thread for each worker, and for a bounded number of peers that are none."""
 
     def __init__(self, address: str) -> None:
         """Listen on an address of this host, on a free port."""
@@ -195,6 +200,8 @@ class BagServer:
         self._closed = False
         self._numbers = count(1)
         self._connections: set[socket.socket] = set()
+        self._unproven: dict[socket.socket, None] = {}
+        """Those that have not shown the key, the oldest first."""
 
     @property
     def port(self) -> int:
@@ -208,17 +215,29 @@ class BagServer:
 
     def serve(self) -> None:
         """Accept workers until it is closed."""
-        threads = []
+        threads: list[threading.Thread] = []
         while True:
             try:
                 connected, _ = self._listener.accept()
             except OSError:
                 break
+            self._make_room()
+            with self._changed:
+                self._unproven[connected] = None
+            threads = [one for one in threads if one.is_alive()]
             thread = threading.Thread(target=self._talk, args=(connected,), daemon=True)
             threads.append(thread)
             thread.start()
         for thread in threads:
             thread.join()
+
+    def _make_room(self) -> None:
+        """Close the oldest connections without a proof, when there are too many; return when they are gone."""
+        with self._changed:
+            for connected in list(self._unproven)[: len(self._unproven) + 1 - MOST_UNPROVEN]:
+                with suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
+            self._changed.wait_for(lambda: len(self._unproven) < MOST_UNPROVEN, timeout=PROVE_WITHIN)
 
     def close(self) -> None:
         """Talk to nobody any more."""
@@ -233,22 +252,38 @@ class BagServer:
         self._listener.close()
 
     def _talk(self, connected: socket.socket) -> None:
-        with connected:
-            with self._changed:
-                if self._closed:
-                    return
-                self._connections.add(connected)
-            with suppress(*NOBODY_TALKS), Connection(connected.dup().detach()) as worker:
-                deliver_challenge(worker, self.key)
-                answer_challenge(worker, self.key)
-                name, _, rank = worker.recv_bytes(LONGEST_LINE).decode().partition(" ")
-                bag = self._bags[name]
-                self.joined_at.setdefault((name, int(rank)), time.time())
-                self._hand_out(worker, bag)
-                if bag.empty:
-                    self.emptied_at.setdefault(name, time.time())
+        try:
+            with connected, suppress(*NOBODY_TALKS):
+                with self._changed:
+                    if self._closed:
+                        return
+                    self._connections.add(connected)
+                with Connection(connected.dup().detach()) as worker:
+                    self._prove(connected, worker)
+                    self._serve_worker(worker)
+        finally:
             with self._changed:
                 self._connections.discard(connected)
+                self._unproven.pop(connected, None)
+                self._changed.notify_all()
+
+    def _prove(self, connected: socket.socket, worker: Connection) -> None:
+        """Have a peer show the key. Raises one of NOBODY_TALKS when it does not, or not in time."""
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", PROVE_WITHIN, 0))
+        deliver_challenge(worker, self.key)
+        answer_challenge(worker, self.key)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+        with self._changed:
+            self._unproven.pop(connected, None)
+            self._changed.notify_all()
+
+    def _serve_worker(self, worker: Connection) -> None:
+        name, _, rank = worker.recv_bytes(LONGEST_LINE).decode().partition(" ")
+        bag = self._bags[name]
+        self.joined_at.setdefault((name, int(rank)), time.time())
+        self._hand_out(worker, bag)
+        if bag.empty:
+            self.emptied_at.setdefault(name, time.time())
 
     def _hand_out(self, worker: Connection, bag: Bag) -> None:
         number = next(self._numbers)
