@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from koala_adapter.api.statedirectory import LogPrinter
+from koala_adapter.cli.console import AsWritten
 from koala_adapter.cli.session import abandon_output
 from koala_adapter.cli.terminal import STEPS
 from koala_adapter.config.tomlfile import printable, show_duration, show_size
@@ -438,14 +439,14 @@ class Display:
     def _write_error(self, data: bytes) -> None:
         text = data.decode("utf-8", "replace")
         if self._console.is_terminal:
-            self._live.console.print(Text(text.rstrip("\n")), soft_wrap=True)
+            self._live.console.print(AsWritten(text), soft_wrap=True, end="")
         else:
             self._console.file.write(text)
             self._console.file.flush()
 
     def _write_to_standard_output(self, data: bytes) -> None:
         if self._console.is_terminal and sys.stdout.isatty():
-            self._live.console.print(Text(data.decode("utf-8", "replace").rstrip("\n")), soft_wrap=True)
+            self._live.console.print(AsWritten(data.decode("utf-8", "replace")), soft_wrap=True, end="")
         else:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()

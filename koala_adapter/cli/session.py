@@ -172,20 +172,14 @@ class Session:
 
 def make_console(file: IO[str]) -> Console:
     """Return a console on a standard stream, as wide as the terminal, or as wide as needed without one."""
-    from rich.console import Console
-
-    class RaisingConsole(Console):
-        """Raises BrokenPipeError when its reader has gone, where rich would end the process with exit code 1."""
-
-        def on_broken_pipe(self) -> None:
-            raise  # noqa: PLE0704 - rich calls it while it handles the BrokenPipeError
+    from koala_adapter.cli.console import SafeConsole
 
     if not shows_all(getattr(file, "encoding", None)):
         file = cast("IO[str]", PlainText(file))
     if file.isatty():
-        return RaisingConsole(file=file, highlight=False, emoji=False)
+        return SafeConsole(file=file, highlight=False, emoji=False)
     width = None if os.environ.get("COLUMNS") else WIDE
-    return RaisingConsole(file=cast("IO[str]", LineEnds(file)), width=width, highlight=False, emoji=False)
+    return SafeConsole(file=cast("IO[str]", LineEnds(file)), width=width, highlight=False, emoji=False)
 
 
 class LineEnds(io.TextIOBase):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from koala_adapter.api.statedirectory import LogPrinter
+from koala_adapter.config.tomlfile import printable
 from koala_adapter.errors import JobFailedError, JobNotFoundError, KoalaError, ServiceUnavailableError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def show_reports(reports: Iterable[JobReport]) -> JobReport:
                 shown.update(mimebundle(last), raw=True)
         elif (line := one_line(last)) != said:
             said = line
-            print(line, file=sys.stderr, flush=True)
+            print(printable(line), file=sys.stderr, flush=True)
     if last is None:
         raise AssertionError("a watch gives at least one report")
     return last

@@ -184,6 +184,8 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         (HEAD + "priority = 5000\n" + COMPONENT, "priority: found 5000, allowed is a whole number from -1000 to 1000"),
         (HEAD + 'working_directory = "~/x"\n' + COMPONENT, "working_directory: .*an absolute path"),
         (HEAD + 'name = "a\\nb"\n' + COMPONENT, "name: .*on one line"),
+        (HEAD + 'name = "a\\u202Eb"\n' + COMPONENT, "name: .*without invisible ones"),
+        (HEAD + 'name = "a\\u009Bb"\n' + COMPONENT, "name: .*without invisible ones"),
         (HEAD + 'environment.KOALA_RANK = "0"\n' + COMPONENT, "^j.toml:2: environment.KOALA_RANK: .*set for each rank"),
         (HEAD + "environment.N = 4\n" + COMPONENT, "^j.toml:2: environment.N: found 4, allowed is a text in quotes"),
         (HEAD + '[[components]]\ncommand = "ls -l"\nprocessors = 1', r'command: .*such as command = \["ls", "-l"\]'),
