@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 
 import pytest
 
@@ -23,3 +25,21 @@ def test_a_service_outlives_the_command_that_waits_for_it(koala: Koala) -> None:
     _, said = process.communicate(timeout=LIVENESS)
     assert process.returncode == 0, said
     assert "defect" not in said
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_descriptors_make_no_second_owner(koala: Koala, closed: str) -> None:
+    """The service that a command with closed descriptors starts owns the directory, and its log is a log."""
+    command = shlex.join(koala.command("submit", koala.job("true")))
+    done = subprocess.run(
+        ["sh", "-c", f"exec {command} {closed}"],
+        env=koala.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIVENESS,
+    )
+    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
+    refused = koala.run("serve", check=246)
+    assert "already owns" in refused.stderr
+    koala.run("serve", "--stop")
