@@ -77,6 +77,7 @@ def inner_service(
                     policies=session.policies,
                     snapshot_interval=snapshot_interval,
                     journal_patience=JOURNAL_PATIENCE,
+                    site_file=session.here.file_state,
                 ),
                 session.site,
                 session.plugins,

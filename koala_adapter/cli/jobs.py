@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from koala_adapter.api.closedjournal import ClosedJournal
     from koala_adapter.api.offline import JournalView
     from koala_adapter.cli.session import Session
+    from koala_adapter.config.locations import SiteFileState
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.ordering.asking import Explanation
     from koala_adapter.report.sitevalues import ClusterReport
@@ -72,6 +73,8 @@ def status(session: Session, job_id: str | None, limit: int, watch: bool, as_jso
     for defect in source.defects():
         session.remark(defect)
     if job_id is None:
+        if source is session.client:
+            _tell_site_file(session)
         reports = source.jobs(limit)
         if as_json:
             session.print_json([asdict(report) for report in reports])
@@ -87,6 +90,24 @@ def status(session: Session, job_id: str | None, limit: int, watch: bool, as_jso
         from koala_adapter.cli.display import job_lines
 
         session.console.print(*job_lines(report), sep="\n", soft_wrap=True)
+
+
+def _tell_site_file(session: Session) -> None:
+    """Say which site file the service has read, and whether it has changed since or another one is asked for."""
+    from koala_adapter.config.locations import SiteFileState, locate_site_file
+
+    in_force = session.client.site_in_force()
+    if in_force is None:
+        return
+    session.remark(f"the service runs on {in_force.path}{_of_present(in_force, SiteFileState.of(Path(in_force.path)))}")
+    own = locate_site_file(session.site_option)
+    if own is not None and not in_force.is_file_of(SiteFileState.of(own)):
+        session.remark(f"and not on {own}: `koala serve --stop` ends it")
+
+
+def _of_present(in_force: SiteFileState, present: SiteFileState) -> str:
+    changed = in_force.digest != present.digest
+    return ", which has changed since: `koala serve --reload` takes it up" if changed else ""
 
 
 def _watch(session: Session, job_id: str | None, limit: int, *, as_json: bool) -> None:
@@ -255,7 +276,7 @@ def clusters(session: Session, as_json: bool) -> None:
 def cluster_reports(session: Session) -> list[ClusterReport]:
     """Return the clusters as the service sees them, or as they answer now."""
     if session.client.running():
-        return session.client.clusters()
+        return session.here.clusters()
     session.set_up_log()
     with session.progress.status("asking the clusters") as display:
         return session.here.clusters(tell=lambda names: display.update(f"asking {names}"))

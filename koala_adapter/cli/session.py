@@ -144,6 +144,7 @@ class Session:
         from koala_adapter.lrm.commands import login_name
         from koala_adapter.model import JobId
 
+        self.here.check_in_force()
         return load_job_text(
             text,
             directory=Path.cwd(),

@@ -143,6 +143,7 @@ complete -c koala -n '__koala_at koala clean' -l json -d 'Print JSON for program
 complete -c koala -n '__koala_at koala clean' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala serve' -f
 complete -c koala -n '__koala_at koala serve' -l stop -d 'End the running service; its jobs go on and are found again'
+complete -c koala -n '__koala_at koala serve' -l reload -d 'Have the running service read its site file again, if that is valid'
 complete -c koala -n '__koala_at koala serve' -l end-when-idle -x -d 'End when no job was unfinished for so long'
 complete -c koala -n '__koala_at koala serve' -l metrics-port -x -d 'Tell OpenMetrics on this port of (metrics) listen (127.0.0.1); 0 - any free one'
 complete -c koala -n '__koala_at koala serve' -s h -l help -d 'Show this message and exit'
