@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import warnings
@@ -509,8 +508,10 @@ def local_site(clusters: Sequence[str] = ("alpha", "beta"), *, processors: int =
 
 
 def _site_text(directory: Path, clusters: Sequence[str], processors: int) -> str:
+    from koala_adapter.config.tomlfile import toml_text
+
     tables = [
-        CLUSTER.format(name=json.dumps(name), directory=json.dumps(str(directory)), processors=processors)
+        CLUSTER.format(name=toml_text(name), directory=toml_text(str(directory)), processors=processors)
         for name in clusters
     ]
     return "".join([SITE, *tables])
