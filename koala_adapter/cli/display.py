@@ -25,7 +25,7 @@ from koala_adapter.cli.terminal import STEPS
 from koala_adapter.config.tomlfile import printable, show_duration, show_size
 from koala_adapter.errors import ServiceUnavailableError
 from koala_adapter.outcome import JobState
-from koala_adapter.python.jobs import one_line
+from koala_adapter.python.jobs import Progress, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -388,7 +388,7 @@ class Display:
         self._quiet = quiet
         self._live = self._new_live()
         self._printers: tuple[LogPrinter, ...] = ()
-        self._said = ""
+        self._progress = Progress()
         self._trouble = ""
 
     def __enter__(self) -> Self:
@@ -425,8 +425,8 @@ class Display:
             self._console.print(text, style="red" if report.trouble else "", markup=False, soft_wrap=True)
         if self._console.is_terminal:
             self._live.update(_progress(report))
-        elif (line := one_line(report)) != self._said:
-            self._said = line
+            return
+        for line in self._progress.new_lines(report):
             self._console.print(line, markup=False, soft_wrap=True)
 
     def _write(self, data: bytes) -> None:
@@ -514,6 +514,7 @@ class Watched:
 
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
         self._said: dict[str, str] = {}
+        self._progress = Progress()
 
     def __enter__(self) -> Self:
         """Begin the live display, if there is a terminal."""
@@ -544,8 +545,9 @@ class Watched:
         """Show one job in detail."""
         if self._console.is_terminal:
             self._live.update(Group(*job_lines(report)), refresh=True)
-        else:
-            self._say({report.id: one_line(report)})
+            return
+        for line in self._progress.new_lines(report):
+            self._console.print(line, markup=False, soft_wrap=True)
 
     def _say(self, lines: dict[str, str]) -> None:
         for job_id, line in lines.items():

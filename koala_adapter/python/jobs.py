@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import deque
@@ -34,6 +35,9 @@ MOST_HOSTS = 4
 """Hosts of a component that are named."""
 
 
+_NUMBERS = re.compile(r"[0-9]+(?:[.:][0-9]+)*( (s|min|h|d)\b)?( [0-9]+ (min|h)\b)?")
+
+
 class Shown(Protocol):
     """Something that a notebook shows and that can be shown anew in its place."""
 
@@ -49,6 +53,31 @@ def one_line(report: JobReport) -> str:
         tenths = 10 * (report.sweep.done + report.sweep.failed) // report.sweep.total
         parts.append(f"{10 * tenths} % of {report.sweep.total} tasks")
     return text if report.outcome else f"{text}: {', '.join(parts)}"
+
+
+class Progress:
+    """Chooses what is to be printed of a job that is followed without a terminal: each line when it changes."""
+
+    def __init__(self) -> None:
+        """Nothing was printed yet."""
+        self._line = ""
+        self._reason = ""
+
+    def new_lines(self, report: JobReport) -> list[str]:
+        """Return where the job stands and, before it is launched, why, as far as either is new.
+
+        A reason that differs in numbers alone, such as the seconds since something, is not new.
+        """
+        lines = []
+        if (line := one_line(report)) != self._line:
+            self._line = line
+            lines.append(line)
+        if report.launched_at is None and report.outcome is None:
+            reason = _NUMBERS.sub("#", report.explanation)
+            if reason != self._reason:
+                self._reason = reason
+                lines.append(f"  {report.explanation}")
+        return lines
 
 
 def in_hold(component: ComponentReport) -> str:
@@ -84,7 +113,7 @@ def show_reports(reports: Iterable[JobReport]) -> JobReport:
     """Show a job at each change; return its last report."""
     last: JobReport | None = None
     shown: Shown | None = None
-    said = ""
+    progress = Progress()
     notebook = in_notebook()
     for last in reports:
         if notebook:
@@ -92,9 +121,9 @@ def show_reports(reports: Iterable[JobReport]) -> JobReport:
                 shown = _begun(mimebundle(last))
             else:
                 shown.update(mimebundle(last), raw=True)
-        elif (line := one_line(last)) != said:
-            said = line
-            print(printable(line), file=sys.stderr, flush=True)
+        else:
+            for line in progress.new_lines(last):
+                print(printable(line), file=sys.stderr, flush=True)
     if last is None:
         raise AssertionError("a watch gives at least one report")
     return last

@@ -76,3 +76,21 @@ def test_a_job_in_detail_names_no_directory_that_is_not_there(tmp_path: Path) ->
     """As `koala run` does: a job that never started has printed nothing."""
     assert "no output" in job_lines(job_report(output_directory=str(tmp_path / "none")))
     assert f"output in {tmp_path}" in job_lines(job_report(output_directory=str(tmp_path)))
+
+
+def test_the_reason_for_waiting_goes_to_a_pipe(tmp_path: Path) -> None:
+    """Once, and again when it changes in more than times and counts; not when the job runs."""
+    waiting = job_report(
+        state=JobState.WAITING, launched_at=None, output_directory=str(tmp_path), explanation="It waits for 45 s."
+    )
+    screen = io.StringIO()
+    display = Display(make_console(screen), quiet=False)
+    for report in (
+        waiting,
+        replace(waiting, explanation="It waits for 2 h 10 min."),
+        replace(waiting, explanation="Placeholders started but never reported: No route to host."),
+        replace(waiting, state=JobState.RUNNING, launched_at=1.0, explanation="It runs."),
+    ):
+        display.show(report)
+    reasons = [line.strip() for line in screen.getvalue().splitlines() if line.startswith(" ")]
+    assert reasons == ["It waits for 45 s.", "Placeholders started but never reported: No route to host."]

@@ -49,4 +49,8 @@ def test_each_change_is_a_line_without_a_notebook(capsys: pytest.CaptureFixture[
     assert show_reports([WAITING, WAITING, ENDED]) is ENDED
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.splitlines() == ["job 7 claiming: left 3 of 8 on alpha", "job 7 lost"]
+    assert shown.err.splitlines() == [
+        "job 7 claiming: left 3 of 8 on alpha",
+        "  It waits for 5 & holds 3.",
+        "job 7 lost",
+    ]
