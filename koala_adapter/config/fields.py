@@ -97,7 +97,7 @@ def parse_duration(value: object) -> object:
         return sum(int(number or 0) * seconds for number, seconds in zip(found.groups(), _SECONDS, strict=True))
     if re.fullmatch(r"[0-9]+", value):
         number = value[:9]
-        way_out = f'write {number} (without quotes) for seconds or "{number}m" for minutes'
+        way_out = f'write "{number}s" for seconds or "{number}m" for minutes'
         raise NotAllowedError(f"{DURATION_WORDS}; digits alone may mean seconds or minutes: {way_out}")
     if re.fullmatch(r"[0-9]+:[0-9]+", value):
         raise NotAllowedError(

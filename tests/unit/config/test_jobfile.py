@@ -184,6 +184,12 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         (HEAD + "priority = 5000\n" + COMPONENT, "priority: found 5000, allowed is a whole number from -1000 to 1000"),
         (HEAD + 'working_directory = "~/x"\n' + COMPONENT, "working_directory: .*an absolute path"),
         (HEAD + 'name = "a\\nb"\n' + COMPONENT, "name: .*on one line"),
+        ("walltime = 01:30:00\n" + COMPONENT, r'walltime: found 01:30:00, .*; in quotes, "01:30:00", it is a duration'),
+        ("walltime = 24:00:00\n" + COMPONENT, "1: column 14: .*a duration such as 24:00:00 or 1h30m needs quotes"),
+        (
+            'walltime = "10"\n' + COMPONENT,
+            r'digits alone may mean seconds or minutes: write "10s" for seconds or "10m" for minutes',
+        ),
         (HEAD + 'name = "a\\u202Eb"\n' + COMPONENT, "name: .*without invisible ones"),
         (HEAD + 'name = "a\\u009Bb"\n' + COMPONENT, "name: .*without invisible ones"),
         (HEAD + 'environment.KOALA_RANK = "0"\n' + COMPONENT, "^j.toml:2: environment.KOALA_RANK: .*set for each rank"),
