@@ -382,10 +382,16 @@ class Display:
     It may be left and entered again; what was shown is not shown again.
     """
 
-    def __init__(self, console: Console, *, quiet: bool) -> None:
-        """Show on ``console``, which is standard error, as what processes write there is. ``quiet``: show nothing."""
+    def __init__(self, console: Console, *, quiet: bool, output: bool = True) -> None:
+        """Show on ``console``, which is standard error, as what processes write there is.
+
+        ``quiet``: show no progress; ``output``: show what processes write.
+        """
+        self.latest: JobReport | None = None
+        """The report that came last."""
         self._console = console
         self._quiet = quiet
+        self._output = output
         self._live = self._new_live()
         self._printers: tuple[LogPrinter, ...] = ()
         self._progress = Progress()
@@ -409,16 +415,11 @@ class Display:
 
     def show(self, report: JobReport) -> None:
         """Show a job as it is now."""
+        self.latest = report
+        if self._output:
+            self._show_output(report)
         if self._quiet:
             return
-        if not self._printers:
-            directory = Path(report.output_directory)
-            self._printers = (
-                LogPrinter(directory, write=self._write),
-                LogPrinter(directory, suffix=".err", write=self._write_error),
-            )
-        for printer in self._printers:
-            printer.print_new(marked=report.processes() > 1, rest=report.over or report.concluded)
         if report.trouble != self._trouble:
             self._trouble = report.trouble
             text = report.trouble or "What koala could not write can be written again."
@@ -428,6 +429,16 @@ class Display:
             return
         for line in self._progress.new_lines(report):
             self._console.print(line, markup=False, soft_wrap=True)
+
+    def _show_output(self, report: JobReport) -> None:
+        if not self._printers:
+            directory = Path(report.output_directory)
+            self._printers = (
+                LogPrinter(directory, write=self._write),
+                LogPrinter(directory, suffix=".err", write=self._write_error),
+            )
+        for printer in self._printers:
+            printer.print_new(marked=report.processes() > 1, rest=report.over or report.concluded)
 
     def _write(self, data: bytes) -> None:
         try:

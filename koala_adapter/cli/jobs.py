@@ -51,7 +51,10 @@ def job_information(session: Session) -> Client | ClosedJournal | JournalView:
 
 @click.command()
 @click.argument("job_id", metavar="[ID]", required=False)
-@click.option("--limit", "-n", default=QUEUE_LIMIT, show_default=True, help="Most jobs shown, the latest ones.")
+@click.option(
+    "--limit", "-n", type=click.IntRange(min=1), default=QUEUE_LIMIT, show_default=True,
+    help="Most jobs shown, the latest ones.",
+)  # fmt: skip
 @click.option("--watch", "-w", is_flag=True, help="Show it anew at each change: one job to its end, all until Ctrl-C.")
 @json_option
 @pass_session
@@ -343,6 +346,7 @@ def _tell_silence(
 # -- Command ``metrics`` -------------------------------------------------------------------------------------
 # Prints what a service, a scheduler or a WIKI server counts.
 
+LOCALHOST = "127.0.0.1"
 LONGEST_ANSWER = 30.0
 """Seconds that an answer may take."""
 
@@ -351,7 +355,7 @@ LONGEST_ANSWER = 30.0
 @click.option(
     "--port",
     type=click.IntRange(1, 65_535),
-    help="Ask whoever tells metrics on this port of this host (`--metrics-port`). Default: the running service.",
+    help="Ask whoever tells metrics on this port of [metrics] listen (`--metrics-port`). Default: the running service.",
 )
 @pass_session
 @command_body
@@ -366,23 +370,32 @@ def metrics(session: Session, port: int | None) -> None:
       koala metrics | grep placeholders
       koala metrics --port 9464
     """
-    click.echo(session.client.metrics() if port is None else _fetched(port), nl=False)
+    click.echo(session.client.metrics() if port is None else _fetched(_metrics_host(session), port), nl=False)
 
 
-def _fetched(port: int) -> str:
+def _metrics_host(session: Session) -> str:
+    """Return the address on which metrics are told by the site file, or this host's own where there is no such file."""
+    try:
+        listen = session.site.metrics.listen if session.here.has_file else LOCALHOST
+    except ConfigurationError:
+        return LOCALHOST
+    return {"0.0.0.0": LOCALHOST, "::": "::1"}.get(listen, listen)  # noqa: S104 - asked for, not listened on
+
+
+def _fetched(host: str, port: int) -> str:
     from http.client import HTTPConnection, HTTPException
 
-    connection = HTTPConnection("127.0.0.1", port, timeout=LONGEST_ANSWER)
+    connection = HTTPConnection(host, port, timeout=LONGEST_ANSWER)
     try:
         connection.request("GET", "/metrics")
         response = connection.getresponse()
         text = response.read().decode("utf-8", "replace")
     except (OSError, HTTPException) as error:
-        message = f"nobody tells metrics on port {port} of this host: {getattr(error, 'strerror', None) or error}"
+        message = f"nobody tells metrics on port {port} of {host}: {getattr(error, 'strerror', None) or error}"
         hint = "start koala serve, schedule or wiki serve with --metrics-port"
         raise ServiceUnavailableError(message, hint=hint) from error
     finally:
         connection.close()
     if response.status != 200:  # noqa: PLR2004 - OK, in the words of HTTP
-        raise ServiceUnavailableError(f"port {port} of this host answers {response.status} {response.reason}")
+        raise ServiceUnavailableError(f"port {port} of {host} answers {response.status} {response.reason}")
     return text

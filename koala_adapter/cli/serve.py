@@ -154,7 +154,7 @@ async def _serve(
     server: Server | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signal, tasks.cancel_scope)
-        supervisor = under_supervision(tasks)
+        supervisor = under_supervision(tasks, lambda: server is not None and server.reload_wanted)
         server = await tasks.start(_host, session, idle_limit, tasks.cancel_scope, read_again)
         await tell_metrics(tasks, session, server.meter, metrics_port)
         text = f"koala serves {len(session.site.clusters)} clusters from {session.directory} (pid {os.getpid()})"

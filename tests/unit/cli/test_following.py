@@ -94,3 +94,18 @@ def test_the_reason_for_waiting_goes_to_a_pipe(tmp_path: Path) -> None:
         display.show(report)
     reasons = [line.strip() for line in screen.getvalue().splitlines() if line.startswith(" ")]
     assert reasons == ["It waits for 45 s.", "Placeholders started but never reported: No route to host."]
+
+
+def test_a_quiet_display_shows_what_processes_print_alone(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """And nothing of koala's."""
+    (tmp_path / "c1").mkdir()
+    (tmp_path / "c1" / "0.out").write_bytes(b"result\n")
+    screen = io.StringIO()
+    report = job_report(
+        state=JobState.COMPLETED, outcome=COMPLETED, concluded=True, output_directory=str(tmp_path), components=()
+    )
+    for output, shown in ((True, b"result\n"), (False, b"")):
+        follow((one for one in [report]), Display(make_console(screen), quiet=True, output=output))
+        assert (capfdbinary.readouterr().out, screen.getvalue()) == (shown, "")
