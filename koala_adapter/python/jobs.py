@@ -102,7 +102,7 @@ def as_html(report: JobReport) -> str:
 
 
 def _row(report: JobReport, component: ComponentReport) -> str:
-    held = component.processors if report.launched_at is not None else component.held
+    held = component.processors if report.finished_at and report.launched_at is not None else component.held
     bar = f'<progress max="{component.processors}" value="{held}"></progress> {held} of {component.processors}'
     hosts = ", ".join(component.hosts[:MOST_HOSTS]) + (" …" if len(component.hosts) > MOST_HOSTS else "")
     cells = (_escaped(component.name), _escaped(component.cluster or "-"), bar, _escaped(hosts))
@@ -245,8 +245,13 @@ class JobResult:
 def text_of(report: JobReport, component: str | None = None, rank: int | None = None, *, stderr: bool = False) -> str:
     """Return what the processes of a job have written so far. What is no UTF-8 is replaced.
 
-    Raises KoalaError when the state directory with it is not there any more.
+    Raises JobNotFoundError for a component that the job does not have, and KoalaError when the state directory with the
+    output is not there any more.
     """
+    names = {one.name for one in report.components}
+    if component is not None and component not in names:
+        said = ", ".join(sorted(names))
+        raise JobNotFoundError(f"job {report.id} has no component {component!r}; it has: {said}")
     directory = Path(report.output_directory)
     if not directory.parent.parent.is_dir():
         message = f"the output of job {report.id} is gone: its state directory, {directory.parent.parent}, was removed"
@@ -360,12 +365,7 @@ class JobHandle:
 
         ``component``, ``rank``: only of those; ranks count from 0 in each component. Raises JobNotFoundError.
         """
-        report = self.report()
-        names = {one.name for one in report.components}
-        if component is not None and component not in names:
-            said = ", ".join(sorted(names))
-            raise JobNotFoundError(f"job {self.id} has no component {component!r}; it has: {said}")
-        return text_of(report, component, rank, stderr=stderr)
+        return text_of(self.report(), component, rank, stderr=stderr)
 
     # ---- what is to be ----------------------------------------------------------------------------------------------
 
