@@ -8,22 +8,19 @@ for blocks and which asks a koala service for jobs.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from koala_adapter.api.client import Client, stand_by
-from koala_adapter.api.statedirectory import check_directory
 from koala_adapter.config.jobfile import load_job_text
-from koala_adapter.config.locations import find_site_file, state_directory
-from koala_adapter.config.sitefile import load_site
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ServiceUnavailableError
-from koala_adapter.lrm import load_plugins
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobState
+from koala_adapter.python.site import Site
 
 try:
     from parsl.jobs.states import JobState as BlockState
@@ -108,7 +105,7 @@ def in_our_words(refusal: str) -> str:
 
 
 def _title(name: str) -> str:
-    return re.sub(r"[\x00-\x1f\x7f]", " ", name)[:LONGEST_NAME] or "parsl"
+    return "".join(one if one.isprintable() else " " for one in name)[:LONGEST_NAME] or "parsl"
 
 
 def _lines(values: Mapping[str, object]) -> str:
@@ -144,6 +141,9 @@ class Block:
 
     job_id: str
     status: JobStatus
+
+
+logger = logging.getLogger(__name__)
 
 
 class KoalaProvider(ExecutionProvider, RepresentationMixin):
@@ -202,11 +202,9 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         self.resources: dict[object, Any] = {}
         self._interval = status_polling_interval
         self._failed_start: tuple[float, KoalaError] | None = None
-        self._site_file = find_site_file(None if site is None else Path(site))
-        self._site = load_site(self._site_file, load_plugins())
-        directory = state_directory(None if state is None else Path(state))
-        check_directory(directory)
-        self._client = Client(directory)
+        self._koala = Site(site, state=state, notice=logger.warning)
+        self._site = self._koala.config
+        self._client = self._koala.client
         self._shape = BlockShape(
             processors=nodes_per_block,
             walltime=walltime,
@@ -236,10 +234,8 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
             raise _refused(job_name, f"koala runs one task on each processor, not {tasks_per_node}")
         try:
             job = self._job(command, job_name)
-            # Asked first: a submission that is repeated after an error may have arrived before, too.
-            if not self._client.running():
-                self._stand_by()
-            job_id = self._client.submit(job)
+            self._stand_by()
+            job_id = self._koala.submit(job).id
         except KoalaError as error:
             raise _refused(job_name, str(error)) from error
         self.resources[job_id] = Block(job_id=job_id, status=JobStatus(BlockState.PENDING))
@@ -292,7 +288,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         if self._failed_start is not None and time.monotonic() < self._failed_start[0] + PAUSE:
             raise self._failed_start[1]
         try:
-            stand_by(self._client, self._site_file)
+            self._koala.begin_service()
         except KoalaError as error:
             self._failed_start = time.monotonic(), error
             raise

@@ -80,9 +80,19 @@ def test_calls_come_back_from_both_clusters(site: koala.Site, tmp_path: Path) ->
         assert not held[0].cancel()
         (tmp_path / "go").touch()
         assert sorted(one.result(LIVENESS) for one in held) == ["alpha"] * 2 + ["beta"] * 2
-    assert executor.job.wait().state is koala.JobState.CANCELLED
+    assert executor.job.wait().state is koala.JobState.COMPLETED
     with pytest.raises(RuntimeError, match="after shutdown"):
         executor.submit(len, "")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_number_of_workers_that_does_not_change(site: koala.Site, workers: int) -> None:
+    """It is a rigid job, on both clusters if need be, and ends as well as one whose size changes."""
+    with koala.Executor(workers, minimum=workers, site=site, environment=FINDS_US) as executor:
+        assert list(executor.map(square, range(4), timeout=LIVENESS)) == [0, 1, 4, 9]
+    result = executor.job.wait(LIVENESS)
+    assert (result.state, result.exit_code) == (koala.JobState.COMPLETED, 0)
+    assert list((site.directory / "executors").iterdir()) == []
 
 
 def test_a_call_outlives_its_worker(site: koala.Site, tmp_path: Path) -> None:
@@ -100,7 +110,7 @@ def test_calls_outlive_the_service(site: koala.Site) -> None:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         assert list(executor.map(abs, range(10), timeout=LIVENESS)) == list(range(10))
-    assert executor.job.wait(LIVENESS).state is koala.JobState.CANCELLED
+    assert executor.job.wait(LIVENESS).state is koala.JobState.COMPLETED
 
 
 def test_calls_end_with_their_job(site: koala.Site, tmp_path: Path) -> None:
@@ -118,8 +128,8 @@ def test_calls_end_with_their_job(site: koala.Site, tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_refused(site: koala.Site) -> None:
     """Before anything is submitted; nothing is left listening."""
-    with pytest.raises(koala.ConfigurationError, match="allowed is a larger maximum"):
-        koala.Executor(1, site=site)
+    with pytest.raises(koala.ConfigurationError, match="found minimum 2 and maximum 1"):
+        koala.Executor(1, minimum=2, site=site)
     with pytest.raises(koala.ConfigurationError, match='found "gamma", allowed is a cluster of the site'):
         koala.Executor(2, site=site, cluster="gamma")
 

@@ -112,6 +112,22 @@ def test_what_cannot_be_is_refused(plugin: Any, job: Wanted, said: str) -> None:
     assert said in raised.value.message
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_one_forgotten_job_keeps_no_report_of_others_back(plugin: Any) -> None:  # noqa: ANN401
+    """Snakemake is told that it has failed, instead of asking for it for ever."""
+    from snakemake_executor_plugin_koala.executor import reports_of  # noqa: PLC0415
+
+    assert plugin.name == "koala"
+    with koala.local_site(["alpha"], processors=1) as site:
+        job_id = site.run(koala.Job(["true"])).id
+        reports = reports_of(site, ["999", job_id])
+    assert isinstance(reports["999"], koala.JobNotFoundError)
+    known = reports[job_id]
+    assert isinstance(known, koala.JobReport)
+    assert known.state is koala.JobState.COMPLETED
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_workflow_runs_on_three_clusters(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from koala_adapter.api import protocol
 from koala_adapter.api.protocol import from_json
 from koala_adapter.api.statedirectory import LOG_NAME, socket_path, start_in_background
+from koala_adapter.config.locations import SiteFileState
 from koala_adapter.errors import JobTimeoutError, ServiceAbsentError, ServiceRunningError, ServiceUnavailableError
 from koala_adapter.outcome import NOT_SEEN
 from koala_adapter.report.values import JobReport
@@ -60,6 +61,14 @@ class Client:
             return int(self._ask(protocol.Request(operation="ping"), timeout=patience)["pid"])
         except ServiceUnavailableError:
             return None
+
+    def site_in_force(self) -> SiteFileState | None:
+        """Return the site file of the service as it has read it; None when no service answers, or it does not tell."""
+        try:
+            told = self._ask(protocol.Request(operation="ping")).get("site")
+        except ServiceUnavailableError:
+            return None
+        return None if told is None else from_json(SiteFileState, told)
 
     def wait_until_running(self, patience: float) -> bool:
         """Wait for a service to answer, ``patience`` seconds at most; tell whether one does."""
@@ -173,6 +182,13 @@ class Client:
     def metrics(self) -> str:
         """Return what the service has counted, as OpenMetrics text."""
         return str(self._ask(protocol.Request(operation="metrics")))
+
+    def reload(self) -> None:
+        """Ask the service to read its site file again, which takes effect in a moment.
+
+        Raises ConfigurationError when the file is not valid: the service then goes on as before.
+        """
+        self._ask(protocol.Request(operation="reload"))
 
     def stop(self) -> None:
         """Ask the service to end; its jobs go on and are found again by the next one."""

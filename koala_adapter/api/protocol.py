@@ -130,6 +130,7 @@ OPERATIONS = frozenset(
         "clean",
         "metrics",
         "ping",
+        "reload",
         "stop",
         "stop-if-idle",
     }
@@ -145,7 +146,8 @@ class Request:
     ``watch`` (a reply at each change until the job is over; without one, of all jobs, until the service ends),
     ``clusters``, ``plan``, ``script``, ``negotiate`` (how a program gets to do so for a job), ``negotiations`` (of the
     job, if one is named; number, if one is), ``defects`` (of koala itself, one sentence each), ``clean`` (older,
-    dry_run), ``metrics`` (OpenMetrics text), ``ping``, ``stop``, ``stop-if-idle`` (``stops`` tells whether it does).
+    dry_run), ``metrics`` (OpenMetrics text), ``ping`` (process id; ``site``: its site file, and what that
+    was when it was read), ``reload`` (of the site file), ``stop``, ``stop-if-idle`` (``stops`` tells whether it does).
     """
 
     operation: str

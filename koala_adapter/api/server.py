@@ -22,7 +22,14 @@ from koala_adapter.api.reporting import cluster_report, live_report, plan_report
 from koala_adapter.api.statedirectory import require_not_cleaned, socket_path
 from koala_adapter.config.jobfile import check_job, job_from_dict
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
-from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError, ServiceAbsentError
+from koala_adapter.errors import (
+    ConfigurationError,
+    JobNotFoundError,
+    KoalaError,
+    ProtocolError,
+    ServiceAbsentError,
+    ServiceUnavailableError,
+)
 from koala_adapter.host.accepting import serve_streams
 from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.metrics import openmetrics
@@ -37,12 +44,13 @@ from koala_adapter.service.service import Service
 from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
     from anyio.abc import Listener, SocketStream, TaskStatus
 
     from koala_adapter.api.protocol import Request
+    from koala_adapter.config.locations import SiteFileState
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.host.accepting import Handle
     from koala_adapter.host.clock import HostClocks
@@ -130,9 +138,23 @@ LOST = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 class Server:
     """Answers requests on the socket of a state directory."""
 
-    def __init__(self, service: Service) -> None:
-        """Answer for ``service``."""
+    def __init__(
+        self,
+        service: Service,
+        *,
+        site_file: SiteFileState | None = None,
+        check_reload: Callable[[], object] | None = None,
+    ) -> None:
+        """Answer for ``service``.
+
+        ``site_file``: which one it has read, if any. ``check_reload`` raises ConfigurationError where that must not be
+        read again as it is; None: the service cannot be made to.
+        """
         self._service = service
+        self._site_file = site_file
+        self._check_reload = check_reload
+        self.reload_wanted = False
+        """It ends to be started again with the site file as it is now."""
         self.stop_wanted = anyio.Event()
         self._ending = False
         self._leaving = False
@@ -199,7 +221,7 @@ class Server:
                 await self._service.ready()
             reply = protocol.Reply(result=self._result(request))
             await stream.send(protocol.encode(reply))
-            if request.operation == "stop" or self._ending:
+            if request.operation == "stop" or self._ending or self.reload_wanted:
                 self.stop_wanted.set()
         except KoalaError as error:
             await stream.send(protocol.encode(protocol.refusal(error)))
@@ -247,7 +269,19 @@ class Server:
                 # Noted at once, so that no job comes in between the answer and the end.
                 self._ending = self._ending or not service.busy
                 return {"stops": self._ending}
-        return {"pid": os.getpid(), "unfinished": len(service.unfinished)}
+            case "reload":
+                self._reload()
+        site = None if self._site_file is None else asdict(self._site_file)
+        return {"pid": os.getpid(), "unfinished": len(service.unfinished), "site": site}
+
+    def _reload(self) -> None:
+        if self._check_reload is None:
+            hint = "it reads the site file of the next command when it has ended"
+            raise ServiceUnavailableError(
+                "this service is a part of another command, and reads nothing anew", hint=hint
+            )
+        self._check_reload()
+        self.reload_wanted = True
 
     def _negotiations(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         from koala_adapter.api.negotiations import negotiation_reports
@@ -353,13 +387,16 @@ async def host(  # noqa: PLR0913 - all that a service can be told
     policies: Policies = OWN,
     snapshot_interval: int = SNAPSHOT_INTERVAL,
     journal_patience: float | None = None,
+    site_file: SiteFileState | None = None,
+    check_reload: Callable[[], object] | None = None,
     task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a service with its socket until a client stops it or the task is cancelled. The caller owns the directory.
 
     ``idle_limit``: it also ends when nothing has been unfinished for so many seconds; None: never. ``clocks``: None:
     those of this machine. ``policies``: those that the scheduler may use. ``snapshot_interval``: events of the journal
-    after which a snapshot stands for them. ``journal_patience``: as of :class:`Service`.
+    after which a snapshot stands for them. ``journal_patience``: as of :class:`Service`. ``site_file``,
+    ``check_reload``: as of :class:`Server`.
     """
     # Before anything that takes time: who comes meanwhile waits for the answer, instead of finding nobody.
     async with listening(directory) as listener:
@@ -373,7 +410,7 @@ async def host(  # noqa: PLR0913 - all that a service can be told
             snapshot_interval=snapshot_interval,
             journal_patience=journal_patience,
         )
-        server = Server(service)
+        server = Server(service, site_file=site_file, check_reload=check_reload)
         async with anyio.create_task_group() as tasks:
             await tasks.start(service.run)
             tasks.start_soon(server.serve, listener)

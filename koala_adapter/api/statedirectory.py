@@ -35,6 +35,7 @@ JOURNAL_NAME = "journal.sqlite"
 LOCK_NAME = "service.lock"
 LOG_NAME = "service.log"
 SOCKET_NAME = "koala.sock"
+STANDARD_ERROR = 2
 LEFT_BY_THE_KILLED = 5.0
 """Seconds for which a directory is waited for whose owner is dead."""
 _OWNER = re.compile(r"\(pid (\d{1,9})\)")
@@ -85,13 +86,12 @@ def ownership(
     """Own a state directory; the kernel gives it free when the last process that has the descriptor ends.
 
     ``role``: what others are told of the owner, ``way_out``: what they may do beside taking another directory,
-    ``inherited``: the descriptor with which another process owned it and started this one. Yields the descriptor.
-    Raises ServiceRunningError when another process owns it.
+    ``inherited``: the descriptor with which another process owned it and started this one; it is used only if it is
+    open on the lock file. Yields the descriptor. Raises ServiceRunningError when another process owns it.
     """
     prepare_directory(directory)
     try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(directory / LOCK_NAME, flags, 0o600) if inherited is None else inherited
+        descriptor = inherited if inherited is not None and _is_lock(inherited, directory) else _open_lock(directory)
         fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     except OSError as error:
         raise _unusable(directory, error.strerror or str(error)) from error
@@ -103,6 +103,29 @@ def ownership(
         except OSError as error:
             raise _unusable(directory, f"{LOCK_NAME}: {error.strerror}") from error
         yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(directory: Path) -> int:
+    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return _above_standard(descriptor)
+
+
+def _is_lock(descriptor: int, directory: Path) -> bool:
+    """Tell whether a descriptor is open on the lock file of a state directory."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), (directory / LOCK_NAME).stat())
+    except OSError:
+        return False
+
+
+def _above_standard(descriptor: int) -> int:
+    """Return a descriptor above 2: one that a new process inherits must not be one of its standard descriptors."""
+    if descriptor > STANDARD_ERROR:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, STANDARD_ERROR + 1)
     finally:
         os.close(descriptor)
 
@@ -173,8 +196,9 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 12
     import subprocess
 
     with ownership(directory, "koala serve, about to start") as lock:
-        log = os.open(directory / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        reader, writer = os.pipe()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        log = _above_standard(os.open(directory / LOG_NAME, flags, 0o600))
+        reader, writer = map(_above_standard, os.pipe())
         earlier = os.fstat(log).st_size
         command = [sys.executable, "-m", "koala_adapter.cli", "--site", str(site_file), "--state", str(directory)]
         command += ["serve", "--ready-descriptor", str(writer), "--lock-descriptor", str(lock)]

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from koala_adapter.cli.terminal import survive_hangup
+from koala_adapter.cli.terminal import open_standard_descriptors, survive_hangup
 
 __all__ = [
     "main",
@@ -53,6 +53,7 @@ NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 
 def main() -> None:
     """Run the command line. Ctrl-C ends it without a traceback from the first moment on, imports included."""
+    open_standard_descriptors()
     look_rarely()
     os.environ.setdefault(NO_PLUGINS, "__all__")
     try:

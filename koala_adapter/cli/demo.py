@@ -30,6 +30,7 @@ from koala_adapter.cli.display import closing, styled
 from koala_adapter.cli.innerservice import everywhere, inner_service, temporary_site
 from koala_adapter.cli.session import Session, command_body, pass_session
 from koala_adapter.cli.terminal import Interrupts
+from koala_adapter.config.tomlfile import toml_text
 from koala_adapter.errors import KoalaError
 from koala_adapter.host.sockets import free_port
 from koala_adapter.lrm import Submission
@@ -65,7 +66,7 @@ name = "alpha"
 plugin = "local"
 poll_interval = 0.5
 requests_per_minute = 600
-output_directory = "{directory}"
+output_directory = {directory}
 settings = {{ nodes = 2, processors_per_node = 2, idle_seconds = 60 }}
 
 [[clusters]]
@@ -73,7 +74,7 @@ name = "beta"
 plugin = "local"
 poll_interval = 0.5
 requests_per_minute = 600
-output_directory = "{directory}"
+output_directory = {directory}
 settings = {{ nodes = 1, processors_per_node = 4, idle_seconds = 60 }}
 
 [[clusters]]
@@ -81,7 +82,7 @@ name = "gamma"
 plugin = "local"
 poll_interval = 0.5
 requests_per_minute = 600
-output_directory = "{directory}"
+output_directory = {directory}
 settings = {{ nodes = 2, processors_per_node = 2, idle_seconds = 60 }}
 """
 
@@ -403,7 +404,7 @@ else:
 def malleable_files(directory: Path) -> Mapping[str, str]:
     """Return the files by their names."""
     return {
-        "site.toml": SITE.format(directory=directory).replace("[scheduler]\n", STEERED),
+        "site.toml": SITE.format(directory=toml_text(str(directory))).replace("[scheduler]\n", STEERED),
         "job.toml": MALLEABLE_JOB.format(port=free_port()),
         "pi.py": MALLEABLE_PROGRAM,
         "authkey": secrets.token_hex(32),
@@ -649,7 +650,11 @@ def _tell(
 
 def files(directory: Path) -> Mapping[str, str]:
     """Return the files of the demonstration, by their names."""
-    return {"site.toml": SITE.format(directory=directory), "job.toml": JOB.format(port=free_port()), "pi.py": PROGRAM}
+    return {
+        "site.toml": SITE.format(directory=toml_text(str(directory))),
+        "job.toml": JOB.format(port=free_port()),
+        "pi.py": PROGRAM,
+    }
 
 
 async def local_users_job(name: str, lrm: Lrm) -> None:

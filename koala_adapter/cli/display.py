@@ -19,12 +19,13 @@ from rich.table import Table
 from rich.text import Text
 
 from koala_adapter.api.statedirectory import LogPrinter
+from koala_adapter.cli.console import AsWritten
 from koala_adapter.cli.session import abandon_output
 from koala_adapter.cli.terminal import STEPS
 from koala_adapter.config.tomlfile import printable, show_duration, show_size
 from koala_adapter.errors import ServiceUnavailableError
 from koala_adapter.outcome import JobState
-from koala_adapter.python.jobs import one_line
+from koala_adapter.python.jobs import Progress, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -381,13 +382,19 @@ class Display:
     It may be left and entered again; what was shown is not shown again.
     """
 
-    def __init__(self, console: Console, *, quiet: bool) -> None:
-        """Show on ``console``, which is standard error, as what processes write there is. ``quiet``: show nothing."""
+    def __init__(self, console: Console, *, quiet: bool, output: bool = True) -> None:
+        """Show on ``console``, which is standard error, as what processes write there is.
+
+        ``quiet``: show no progress; ``output``: show what processes write.
+        """
+        self.latest: JobReport | None = None
+        """The report that came last."""
         self._console = console
         self._quiet = quiet
+        self._output = output
         self._live = self._new_live()
         self._printers: tuple[LogPrinter, ...] = ()
-        self._said = ""
+        self._progress = Progress()
         self._trouble = ""
 
     def __enter__(self) -> Self:
@@ -408,8 +415,22 @@ class Display:
 
     def show(self, report: JobReport) -> None:
         """Show a job as it is now."""
+        self.latest = report
+        if self._output:
+            self._show_output(report)
         if self._quiet:
             return
+        if report.trouble != self._trouble:
+            self._trouble = report.trouble
+            text = report.trouble or "What koala could not write can be written again."
+            self._console.print(text, style="red" if report.trouble else "", markup=False, soft_wrap=True)
+        if self._console.is_terminal:
+            self._live.update(_progress(report))
+            return
+        for line in self._progress.new_lines(report):
+            self._console.print(line, markup=False, soft_wrap=True)
+
+    def _show_output(self, report: JobReport) -> None:
         if not self._printers:
             directory = Path(report.output_directory)
             self._printers = (
@@ -418,15 +439,6 @@ class Display:
             )
         for printer in self._printers:
             printer.print_new(marked=report.processes() > 1, rest=report.over or report.concluded)
-        if report.trouble != self._trouble:
-            self._trouble = report.trouble
-            text = report.trouble or "What koala could not write can be written again."
-            self._console.print(text, style="red" if report.trouble else "", markup=False, soft_wrap=True)
-        if self._console.is_terminal:
-            self._live.update(_progress(report))
-        elif (line := one_line(report)) != self._said:
-            self._said = line
-            self._console.print(line, markup=False, soft_wrap=True)
 
     def _write(self, data: bytes) -> None:
         try:
@@ -438,14 +450,14 @@ class Display:
     def _write_error(self, data: bytes) -> None:
         text = data.decode("utf-8", "replace")
         if self._console.is_terminal:
-            self._live.console.print(Text(text.rstrip("\n")), soft_wrap=True)
+            self._live.console.print(AsWritten(text), soft_wrap=True, end="")
         else:
             self._console.file.write(text)
             self._console.file.flush()
 
     def _write_to_standard_output(self, data: bytes) -> None:
         if self._console.is_terminal and sys.stdout.isatty():
-            self._live.console.print(Text(data.decode("utf-8", "replace").rstrip("\n")), soft_wrap=True)
+            self._live.console.print(AsWritten(data.decode("utf-8", "replace")), soft_wrap=True, end="")
         else:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
@@ -513,6 +525,7 @@ class Watched:
 
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
         self._said: dict[str, str] = {}
+        self._progress = Progress()
 
     def __enter__(self) -> Self:
         """Begin the live display, if there is a terminal."""
@@ -543,8 +556,9 @@ class Watched:
         """Show one job in detail."""
         if self._console.is_terminal:
             self._live.update(Group(*job_lines(report)), refresh=True)
-        else:
-            self._say({report.id: one_line(report)})
+            return
+        for line in self._progress.new_lines(report):
+            self._console.print(line, markup=False, soft_wrap=True)
 
     def _say(self, lines: dict[str, str]) -> None:
         for job_id, line in lines.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -23,7 +23,7 @@ from koala_adapter.api.offline import everywhere as on_all_clusters
 from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import LOG_NAME
 from koala_adapter.cli import look_at_the_new
-from koala_adapter.cli.log import LogStream
+from koala_adapter.cli.log import LogStream, RotatedLog
 from koala_adapter.cli.session import Session, koala_error
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.errors import ServiceUnavailableError
@@ -77,6 +77,7 @@ def inner_service(
                     policies=session.policies,
                     snapshot_interval=snapshot_interval,
                     journal_patience=JOURNAL_PATIENCE,
+                    site_file=session.here.file_state,
                 ),
                 session.site,
                 session.plugins,
@@ -118,18 +119,19 @@ def log_to_file(session: Session) -> Iterator[None]:
         return
     former = structlog.get_config()
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    file = os.fdopen(os.open(session.directory / LOG_NAME, flags, 0o600), "a", buffering=1)
+    path = session.directory / LOG_NAME
+    descriptor = os.open(path, flags, 0o600)
+    file = RotatedLog(path, (descriptor,))
     structlog.configure(
         processors=[*former["processors"][:-1], structlog.dev.ConsoleRenderer(colors=False)],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", LogStream(file))),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", LogStream(cast("TextIO", file)))),
     )
     try:
         yield
     finally:
         structlog.configure(**former)
-        with suppress(OSError):  # what a full disk did not take
-            file.close()
+        os.close(descriptor)
 
 
 # -- Temporary site ------------------------------------------------------------------------------------------

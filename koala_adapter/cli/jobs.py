@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from koala_adapter.api.closedjournal import ClosedJournal
     from koala_adapter.api.offline import JournalView
     from koala_adapter.cli.session import Session
+    from koala_adapter.config.locations import SiteFileState
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.ordering.asking import Explanation
     from koala_adapter.report.sitevalues import ClusterReport
@@ -50,7 +51,10 @@ def job_information(session: Session) -> Client | ClosedJournal | JournalView:
 
 @click.command()
 @click.argument("job_id", metavar="[ID]", required=False)
-@click.option("--limit", "-n", default=QUEUE_LIMIT, show_default=True, help="Most jobs shown, the latest ones.")
+@click.option(
+    "--limit", "-n", type=click.IntRange(min=1), default=QUEUE_LIMIT, show_default=True,
+    help="Most jobs shown, the latest ones.",
+)  # fmt: skip
 @click.option("--watch", "-w", is_flag=True, help="Show it anew at each change: one job to its end, all until Ctrl-C.")
 @json_option
 @pass_session
@@ -72,6 +76,8 @@ def status(session: Session, job_id: str | None, limit: int, watch: bool, as_jso
     for defect in source.defects():
         session.remark(defect)
     if job_id is None:
+        if source is session.client:
+            _tell_site_file(session)
         reports = source.jobs(limit)
         if as_json:
             session.print_json([asdict(report) for report in reports])
@@ -87,6 +93,24 @@ def status(session: Session, job_id: str | None, limit: int, watch: bool, as_jso
         from koala_adapter.cli.display import job_lines
 
         session.console.print(*job_lines(report), sep="\n", soft_wrap=True)
+
+
+def _tell_site_file(session: Session) -> None:
+    """Say which site file the service has read, and whether it has changed since or another one is asked for."""
+    from koala_adapter.config.locations import SiteFileState, locate_site_file
+
+    in_force = session.client.site_in_force()
+    if in_force is None:
+        return
+    session.remark(f"the service runs on {in_force.path}{_of_present(in_force, SiteFileState.of(Path(in_force.path)))}")
+    own = locate_site_file(session.site_option)
+    if own is not None and not in_force.is_file_of(SiteFileState.of(own)):
+        session.remark(f"and not on {own}: `koala serve --stop` ends it")
+
+
+def _of_present(in_force: SiteFileState, present: SiteFileState) -> str:
+    changed = in_force.digest != present.digest
+    return ", which has changed since: `koala serve --reload` takes it up" if changed else ""
 
 
 def _watch(session: Session, job_id: str | None, limit: int, *, as_json: bool) -> None:
@@ -255,7 +279,7 @@ def clusters(session: Session, as_json: bool) -> None:
 def cluster_reports(session: Session) -> list[ClusterReport]:
     """Return the clusters as the service sees them, or as they answer now."""
     if session.client.running():
-        return session.client.clusters()
+        return session.here.clusters()
     session.set_up_log()
     with session.progress.status("asking the clusters") as display:
         return session.here.clusters(tell=lambda names: display.update(f"asking {names}"))
@@ -322,6 +346,7 @@ def _tell_silence(
 # -- Command ``metrics`` -------------------------------------------------------------------------------------
 # Prints what a service, a scheduler or a WIKI server counts.
 
+LOCALHOST = "127.0.0.1"
 LONGEST_ANSWER = 30.0
 """Seconds that an answer may take."""
 
@@ -330,7 +355,7 @@ LONGEST_ANSWER = 30.0
 @click.option(
     "--port",
     type=click.IntRange(1, 65_535),
-    help="Ask whoever tells metrics on this port of this host (`--metrics-port`). Default: the running service.",
+    help="Ask whoever tells metrics on this port of [metrics] listen (`--metrics-port`). Default: the running service.",
 )
 @pass_session
 @command_body
@@ -345,23 +370,32 @@ def metrics(session: Session, port: int | None) -> None:
       koala metrics | grep placeholders
       koala metrics --port 9464
     """
-    click.echo(session.client.metrics() if port is None else _fetched(port), nl=False)
+    click.echo(session.client.metrics() if port is None else _fetched(_metrics_host(session), port), nl=False)
 
 
-def _fetched(port: int) -> str:
+def _metrics_host(session: Session) -> str:
+    """Return the address on which metrics are told by the site file, or this host's own where there is no such file."""
+    try:
+        listen = session.site.metrics.listen if session.here.has_file else LOCALHOST
+    except ConfigurationError:
+        return LOCALHOST
+    return {"0.0.0.0": LOCALHOST, "::": "::1"}.get(listen, listen)  # noqa: S104 - asked for, not listened on
+
+
+def _fetched(host: str, port: int) -> str:
     from http.client import HTTPConnection, HTTPException
 
-    connection = HTTPConnection("127.0.0.1", port, timeout=LONGEST_ANSWER)
+    connection = HTTPConnection(host, port, timeout=LONGEST_ANSWER)
     try:
         connection.request("GET", "/metrics")
         response = connection.getresponse()
         text = response.read().decode("utf-8", "replace")
     except (OSError, HTTPException) as error:
-        message = f"nobody tells metrics on port {port} of this host: {getattr(error, 'strerror', None) or error}"
+        message = f"nobody tells metrics on port {port} of {host}: {getattr(error, 'strerror', None) or error}"
         hint = "start koala serve, schedule or wiki serve with --metrics-port"
         raise ServiceUnavailableError(message, hint=hint) from error
     finally:
         connection.close()
     if response.status != 200:  # noqa: PLR2004 - OK, in the words of HTTP
-        raise ServiceUnavailableError(f"port {port} of this host answers {response.status} {response.reason}")
+        raise ServiceUnavailableError(f"port {port} of {host} answers {response.status} {response.reason}")
     return text

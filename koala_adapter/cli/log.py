@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 import structlog
 
+from koala_adapter.config.tomlfile import printable
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from structlog.typing import EventDict
 
 
 # -- Rotated log file ----------------------------------------------------------------------------------------
@@ -92,6 +96,11 @@ class LogStream:
             self._stream.flush()
 
 
+def escape_values(_logger: object, _method: str, entry: EventDict) -> EventDict:
+    """Escape what a terminal would act on, line feeds among it, in all texts of a log entry."""
+    return {name: printable(value) if isinstance(value, str) else value for name, value in entry.items()}
+
+
 def set_up_log(*, shown: bool, file: Path | None = None) -> None:
     """Log on standard error when ``shown``; otherwise to nowhere.
 
@@ -104,6 +113,7 @@ def set_up_log(*, shown: bool, file: Path | None = None) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
+            escape_values,
             structlog.processors.ExceptionRenderer(),
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
         ],

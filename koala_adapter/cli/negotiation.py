@@ -43,7 +43,10 @@ _ENDED = ("done", "rejected", "withdrawn", "expired", "broken", "over")
 @click.command()
 @click.argument("number", metavar="[ID]", type=click.IntRange(min=1), required=False)
 @click.option("--job", "-j", "job_id", metavar="JOB", default="", help="Only those of this job.")
-@click.option("--limit", "-n", default=QUEUE_LIMIT, show_default=True, help="Most that are shown, the latest ones.")
+@click.option(
+    "--limit", "-n", type=click.IntRange(min=1), default=QUEUE_LIMIT, show_default=True,
+    help="Most that are shown, the latest ones.",
+)  # fmt: skip
 @click.option("--templates", "-t", is_flag=True, help="Print the templates that were exchanged, too.")
 @json_option
 @pass_session

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import shlex
+import shutil
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -75,6 +76,9 @@ class JobWords:
         if path.suffix != ".toml" and path.is_file() and os.access(path, os.X_OK):
             message = f"{path} is a program, no job file"
             raise ConfigurationError(message, hint=f"koala run -n PROCESSORS -- {path}")
+        if path.suffix != ".toml" and not path.exists() and shutil.which(self.words[0]) is not None:
+            message = f"{path}: there is no such job file, but a program of that name"
+            raise ConfigurationError(message, hint=f"to run it: koala run -n 1 -- {path}")
         return session.job(path)
 
     @property
@@ -154,7 +158,7 @@ def job_words(function: Callable[..., R]) -> Callable[..., R]:
 @click.command()
 @job_words
 @json_option
-@click.option("--quiet", "-q", is_flag=True, help="Neither progress nor the processes' output.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress: what the processes print, and nothing else.")
 @pass_session
 @command_body
 def run(session: Session, wanted: JobWords, as_json: bool, quiet: bool) -> None:
@@ -177,7 +181,7 @@ def run(session: Session, wanted: JobWords, as_json: bool, quiet: bool) -> None:
     """
     import_a_service()
     job = wanted.job(session)
-    report = run_job(session, job, quiet=quiet or as_json)
+    report = run_job(session, job, quiet=quiet or as_json, output=not as_json)
     if as_json:
         session.print_json(asdict(report))
     elif not quiet:
@@ -279,12 +283,15 @@ def _own(session: Session, stack: ExitStack, interrupts: Interrupts) -> InnerSer
     return stack.enter_context(inner_service(session, interrupts))
 
 
-def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
-    """Submit a job and follow it to its end; an interrupt cancels it and follows on, a second one only cancels."""
+def run_job(session: Session, job: Job, *, quiet: bool, output: bool = True) -> JobReport:
+    """Submit a job and follow it to its end; an interrupt cancels it and follows on, a second one only cancels.
+
+    ``quiet``: show no progress; ``output``: show what its processes print.
+    """
     from koala_adapter.cli.display import Display, follow
 
     with Interrupts() as interrupts, service(session, interrupts) as patience:
-        display = Display(session.progress, quiet=quiet)
+        display = Display(session.progress, quiet=quiet, output=output)
         job_id = ""
         try:
             with interrupts.deferred():
@@ -295,6 +302,8 @@ def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
         except KeyboardInterrupt:
             if not job_id:
                 raise
+            if display.latest is not None and display.latest.outcome is not None:
+                return display.latest  # it has ended already: what is left of it is seen to without this command
             # Before anything is said: a second interrupt, or an output that fails, must not keep it back.
             with interrupts.deferred():
                 session.client.cancel(job_id)
@@ -310,14 +319,18 @@ def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
 # One program with many parameters: each task runs once, wherever processors are idle.
 
 
+REPEATS = 2
+"""New tries of a task that fails, unless the user says otherwise."""
+
+
 @click.command()
 @click.argument("words", metavar="[--] PROGRAM [ARGUMENTS] ::: NAME=VALUES ...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--maximum", "-n", type=click.IntRange(min=1), metavar="N", help="Most processors. Default: 1000.")
 @click.option("--together", is_flag=True, help="The first values are a task, the second ones the next, and so on.")
-@click.option("--repeats", type=click.IntRange(0, 1000), default=2, show_default=True, help="New tries of what fails.")
+@click.option("--repeats", type=click.IntRange(0, 1000), help="New tries of what fails. Default: 2.")
 @click.option(
-    "--grace", type=click.IntRange(0, 3600), default=0, show_default=True, metavar="SECONDS",
-    help="Time for a task to end when others want its processor; then it is killed, and done again elsewhere.",
+    "--grace", type=click.IntRange(0, 3600), metavar="SECONDS",
+    help="Time for a task to end when others want its processor; then it is killed, done again elsewhere. Default: 0.",
 )  # fmt: skip
 @click.option("--walltime", "-t", metavar="TIME", help="How long the sweep may run, such as 10m. Default: 1h.")
 @click.option("--cluster", "-C", metavar="NAME", help="The only cluster to run on.")
@@ -332,8 +345,8 @@ def sweep(
     words: tuple[str, ...],
     maximum: int | None,
     together: bool,
-    repeats: int,
-    grace: int,
+    repeats: int | None,
+    grace: int | None,
     walltime: str | None,
     cluster: str | None,
     save_as: Path | None,
@@ -358,8 +371,10 @@ def sweep(
     """
     if resume is not None:
         if words or save_as is not None or cluster is not None or together:
-            raise click.UsageError("with --resume the sweep is what it was: nothing may stand beside it but -n and -t")
-        job = _resumed(session, resume, maximum=maximum, walltime=walltime)
+            raise click.UsageError(
+                "with --resume the sweep is what it was: nothing may stand beside it but -n, -t, --repeats, --grace"
+            )
+        job = _resumed(session, resume, maximum=maximum, walltime=walltime, repeats=repeats, grace=grace)
         if _nothing_left(session, job):
             if as_json:
                 session.print_json(asdict(job_information(session).job(resume)))
@@ -373,8 +388,8 @@ def sweep(
             parameters=parameters,
             maximum=maximum or MOST_LAUNCHERS,
             together=together,
-            repeats=repeats,
-            grace=grace,
+            repeats=REPEATS if repeats is None else repeats,
+            grace=grace or 0,
             walltime=walltime or WALLTIME,
             cluster=cluster or "",
             working_directory=str(Path.cwd()),
@@ -406,7 +421,15 @@ def _new(session: Session, wanted: CommandSweep, save_as: Path | None) -> Job:
     return job
 
 
-def _resumed(session: Session, job_id: str, *, maximum: int | None, walltime: str | None) -> Job:
+def _resumed(
+    session: Session,
+    job_id: str,
+    *,
+    maximum: int | None = None,
+    walltime: str | None = None,
+    repeats: int | None = None,
+    grace: int | None = None,
+) -> Job:
     """Return the job that goes on with the sweep of another one. Raises ConfigurationError."""
     from dataclasses import replace
 
@@ -421,9 +444,17 @@ def _resumed(session: Session, job_id: str, *, maximum: int | None, walltime: st
         raise ConfigurationError(message, hint="see `koala status`, and --state") from None
     if before.sweep is None:
         raise ConfigurationError(f"job {job_id} is no sweep")
-    job = replace(before, sweep=replace(before.sweep, continues=before.sweep.continues or before.id), id=JobId("0"))
+    again = before.sweep.repeats if repeats is None else repeats
+    sweep = replace(before.sweep, continues=before.sweep.continues or before.id, repeats=again)
+    component = before.components[0]
     if maximum is not None:
-        job = replace(job, components=(replace(job.components[0], maximum=maximum),))
+        if maximum < component.minimum:
+            message = f"-n: found {maximum}, but the sweep of job {job_id} has at least {component.minimum} processors"
+            raise ConfigurationError(message, hint=f"allowed is -n {component.minimum} or more")
+        component = replace(component, maximum=maximum)
+    if grace is not None:
+        component = replace(component, retirement=replace(component.retirement, grace=grace))
+    job = replace(before, sweep=sweep, components=(component,), id=JobId("0"))
     return job if walltime is None else replace(job, walltime=_seconds(walltime))
 
 

@@ -491,6 +491,8 @@ def schedule(
     from koala_adapter.policies.loading import load_queue_policy
 
     if given_back is not None:
+        if name is not None:
+            raise click.UsageError("--give-back names the cluster itself: give it or --cluster")
         config = _cluster(session, given_back)
         prepare_directory(session.directory)
         prepare_directory(session.directory / "schedule")

@@ -8,21 +8,29 @@ share it.
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import click
 
+from koala_adapter.api.client import LOOK_AGAIN
 from koala_adapter.api.offline import read_record
 from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import LOG_NAME, READY, ownership, wait_until_unowned
 from koala_adapter.cli.log import set_up_log
 from koala_adapter.cli.session import command_body, pass_session
+from koala_adapter.config.locations import SiteFileState
+from koala_adapter.errors import ServiceUnavailableError
 from koala_adapter.host.process import stop_on_signal, under_supervision
 from koala_adapter.host.sockets import is_loopback
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from anyio.abc import TaskGroup, TaskStatus
 
     from koala_adapter.api.server import Server
@@ -54,11 +62,15 @@ async def tell_metrics(tasks: TaskGroup, session: Session, meter: Meter, port: i
         session.remark(f"listening on {listen}: whoever reaches that port reads the metrics")
 
 
+RELOADING = 60.0
+"""Seconds within which a service that reads its site file again must answer."""
+
 # -- Command ``serve`` ---------------------------------------------------------------------------------------
 
 
 @click.command()
 @click.option("--stop", is_flag=True, help="End the running service; its jobs go on and are found again.")
+@click.option("--reload", is_flag=True, help="Have the running service read its site file again, if that is valid.")
 @click.option(
     "--end-when-idle",
     type=click.FloatRange(min=0),
@@ -73,6 +85,7 @@ async def tell_metrics(tasks: TaskGroup, session: Session, meter: Meter, port: i
 def serve(
     session: Session,
     stop: bool,
+    reload: bool,
     end_when_idle: float | None,
     metrics_port: int | None,
     ready_descriptor: int | None,
@@ -84,8 +97,9 @@ def serve(
     next service finds it again.
 
     \b
-    Example:
+    Examples:
       koala --site /etc/koala/site.toml serve
+      koala serve --reload       after a change of its site file
     """
     if lock_descriptor is not None:
         set_up_log(shown=True, file=session.directory / LOG_NAME)
@@ -97,19 +111,51 @@ def serve(
         unfinished = f"; unfinished jobs: {', '.join(left)}" if left else ""
         session.console.print(f"stopped the service in {session.directory}{unfinished}", markup=False, soft_wrap=True)
         return
+    if reload:
+        _reload(session)
+        return
     # Here: where nobody has written a site file, batch systems are looked for in an event loop of its own.
     port = session.site.metrics.port if metrics_port is None else metrics_port
+    latest = [session]
+
+    def read_again() -> None:
+        fresh = replace(session, site_option=session.site_file)
+        _ = fresh.site
+        latest.append(fresh)
+
     with ownership(session.directory, inherited=lock_descriptor):
-        anyio.run(_serve, session, end_when_idle, port, ready_descriptor)
+        while anyio.run(_serve, latest[-1], end_when_idle, port, ready_descriptor, read_again):
+            ready_descriptor = None
+            port = latest[-1].site.metrics.port if metrics_port is None else metrics_port
+
+
+def _reload(session: Session) -> None:
+    """Have the running service read its site file again. Raises ConfigurationError and ServiceUnavailableError."""
+    session.client.reload()
+    until = time.monotonic() + RELOADING
+    with session.progress.status("waiting for the service to come back"):
+        while (found := session.client.site_in_force()) is None or found != SiteFileState.of(Path(found.path)):
+            if time.monotonic() > until:
+                message = f"the service has not come back for {RELOADING:.0f} s"
+                raise ServiceUnavailableError(message, hint=f"see {session.directory / LOG_NAME}")
+            time.sleep(LOOK_AGAIN)
+    text = f"the service in {session.directory} has read {found.path} again"
+    session.console.print(text, markup=False, soft_wrap=True)
 
 
 async def _serve(
-    session: Session, idle_limit: float | None, metrics_port: int | None, ready_descriptor: int | None
-) -> None:
+    session: Session,
+    idle_limit: float | None,
+    metrics_port: int | None,
+    ready_descriptor: int | None,
+    read_again: Callable[[], None],
+) -> bool:
+    """Serve until stopped; return whether it is to go on with the site file read again."""
+    server: Server | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signal, tasks.cancel_scope)
-        supervisor = under_supervision(tasks)
-        server = await tasks.start(_host, session, idle_limit, tasks.cancel_scope)
+        supervisor = under_supervision(tasks, lambda: server is not None and server.reload_wanted)
+        server = await tasks.start(_host, session, idle_limit, tasks.cancel_scope, read_again)
         await tell_metrics(tasks, session, server.meter, metrics_port)
         text = f"koala serves {len(session.site.clusters)} clusters from {session.directory} (pid {os.getpid()})"
         session.progress.print(text, markup=False, soft_wrap=True)
@@ -118,12 +164,14 @@ async def _serve(
             with suppress(BrokenPipeError):  # the command that has started it is gone
                 os.write(ready_descriptor, READY)
             os.close(ready_descriptor)
+    return server is not None and server.reload_wanted
 
 
 async def _host(
     session: Session,
     idle_limit: float | None,
     scope: anyio.CancelScope,
+    read_again: Callable[[], None],
     *,
     task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -134,6 +182,8 @@ async def _host(
         session.directory,
         idle_limit=idle_limit,
         policies=session.policies,
+        site_file=session.here.file_state,
+        check_reload=read_again,
         task_status=task_status,
     )
     scope.cancel()

@@ -144,6 +144,7 @@ class Session:
         from koala_adapter.lrm.commands import login_name
         from koala_adapter.model import JobId
 
+        self.here.check_in_force()
         return load_job_text(
             text,
             directory=Path.cwd(),
@@ -172,14 +173,14 @@ class Session:
 
 def make_console(file: IO[str]) -> Console:
     """Return a console on a standard stream, as wide as the terminal, or as wide as needed without one."""
-    from rich.console import Console
+    from koala_adapter.cli.console import SafeConsole
 
     if not shows_all(getattr(file, "encoding", None)):
         file = cast("IO[str]", PlainText(file))
     if file.isatty():
-        return Console(file=file, highlight=False, emoji=False)
+        return SafeConsole(file=file, highlight=False, emoji=False)
     width = None if os.environ.get("COLUMNS") else WIDE
-    return Console(file=cast("IO[str]", LineEnds(file)), width=width, highlight=False, emoji=False)
+    return SafeConsole(file=cast("IO[str]", LineEnds(file)), width=width, highlight=False, emoji=False)
 
 
 class LineEnds(io.TextIOBase):
@@ -221,27 +222,30 @@ def command_body(function: Callable[P, R]) -> Callable[P, R]:
             result = function(*args, **kwargs)
             sys.stdout.flush()
             return result
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit):
             raise
-        except KeyboardInterrupt:
-            sys.exit(EXIT_INTERRUPTED)
-        except Exception as error:  # noqa: BLE001 - the last resort before a person
+        except BaseException as error:  # noqa: BLE001 - the last resort before a person
             fail(error)
 
     return update_wrapper(body, function)
 
 
-def fail(error: Exception) -> NoReturn:
-    """Say what went wrong and end with the exit code that belongs to it."""
+def fail(error: BaseException) -> NoReturn:
+    """Say what went wrong and end with the exit code that belongs to it, also for an error in exception groups."""
     known = koala_error(error)
     if known is not None:
         show_error(known)
         sys.exit(known.exit_code)
-    whole = error
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    if isinstance(error, BrokenPipeError):
+    if first_of(error, KeyboardInterrupt) is not None:
+        sys.exit(EXIT_INTERRUPTED)
+    if first_of(error, BrokenPipeError) is not None:
         leave_broken_pipe()
+    usage = first_of(error, click.ClickException)
+    if usage is not None:
+        raise usage
+    whole = error
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         hint = "free some space" if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
@@ -264,10 +268,18 @@ def fail(error: Exception) -> NoReturn:
 
 def koala_error(error: BaseException) -> KoalaError | None:
     """Return the first error of ours in what was raised, however deep in groups; None when there is none."""
-    if isinstance(error, KoalaError):
+    return first_of(error, KoalaError)
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def first_of(error: BaseException, kind: type[E]) -> E | None:
+    """Return the first exception of a type in what was raised, however deep in groups; None when there is none."""
+    if isinstance(error, kind):
         return error
     if isinstance(error, BaseExceptionGroup):
-        return next((found for one in error.exceptions if (found := koala_error(one)) is not None), None)
+        return next((found for one in error.exceptions if (found := first_of(one, kind)) is not None), None)
     return None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Terminals: hangups, interrupts, and output on terminals that show ASCII only."""
+"""Terminals: closed standard descriptors, hangups, interrupts, and output on terminals that show ASCII only."""
 
 from __future__ import annotations
 
@@ -18,6 +18,27 @@ if TYPE_CHECKING:
     from typing import Self
 
     from _typeshed import ReadableBuffer
+
+
+# -- Closed standard descriptors -----------------------------------------------------------------------------
+# A caller may have closed them (``koala submit job.toml >&-``, some daemons). The next file that is opened would get
+# such a number, and then be written to by whatever prints.
+
+
+def open_standard_descriptors() -> None:
+    """Open each of the descriptors 0, 1 and 2 that is closed on /dev/null, and Python's stream for it."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != descriptor:
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+            os.set_inheritable(descriptor, True)  # noqa: FBT003 - processes that are started have it, too
+        if getattr(sys, name) is None:
+            mode = "w" if descriptor else "r"
+            setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - never closed
 
 
 # -- Terminals that go away ----------------------------------------------------------------------------------

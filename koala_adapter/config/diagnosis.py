@@ -7,6 +7,7 @@ form ``FILE:LINE: KEY: ...``, so that a file is corrected in one go and an edito
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import json
 import re
@@ -234,7 +235,9 @@ def _text(details: ErrorDetails, model: type[BaseModel], path: KeyPath) -> str:
         return f"this key is required{about}"
     if kind == "value_error":
         return _complaint(details)
-    return f"found {show_value(details['input'])}, allowed is {_allowed(details, field)}"
+    value = details["input"]
+    quotes = f'; in quotes, "{value}", it is a duration' if isinstance(value, dt.time) else ""
+    return f"found {show_value(details['input'])}, allowed is {_allowed(details, field)}{quotes}"
 
 
 def _complaint(details: ErrorDetails) -> str:
@@ -303,10 +306,16 @@ def _unit(field: FieldInfo | None) -> str:
     return str(extra.get("x-unit", "")) if isinstance(extra, dict) else ""
 
 
+ALSO_CALLED = {"partition": "queue"}
+"""Words of batch systems for keys."""
+
+
 def _unknown_key(key: str, table: type[BaseModel] | None, root: type[BaseModel]) -> str:
     """Say that a key is unknown, with the table in which it belongs, or the nearest one that is known here."""
     known = list(table.model_fields) if table is not None else []
     homes = [header for header, keys in _tables(root).items() if key in keys]
+    if (here := ALSO_CALLED.get(key)) in known:
+        return f'unknown key; a {key} is called "{here}" here'
     advice = f"; it belongs in {homes[0]}" if homes else nearest(key, known)
     return f"unknown key, allowed is {', '.join(known) or 'no key at all'}{advice}"
 

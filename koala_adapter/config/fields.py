@@ -60,7 +60,7 @@ SECONDS: JsonDict = {"x-unit": "seconds"}
 
 NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_-]{0,62}$"
 ABSOLUTE_PATH_PATTERN = r"^/[^\x00-\x1f\x7f]*$"
-TITLE_PATTERN = r"^[^\x00-\x1f\x7f]{1,128}$"
+TITLE_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]{1,128}$"
 QUEUE_PATTERN = r"^[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]{0,127}$"
 FLAG_PATTERN = r"^--?[A-Za-z][A-Za-z0-9_-]*$"
 ARGUMENT_PATTERN = r"^-[^\x00-\x1f\x7f]+$"
@@ -73,7 +73,7 @@ LONGEST_PATH = 4095
 PATTERN_WORDS: Mapping[str, str] = {
     NAME_PATTERN: "a letter, then letters, digits, _ or -, at most 63 in all",
     ABSOLUTE_PATH_PATTERN: "an absolute path: it begins with /",
-    TITLE_PATTERN: "1 to 128 characters on one line",
+    TITLE_PATTERN: "1 to 128 characters on one line, without invisible ones",
     QUEUE_PATTERN: "the name of a partition or queue, without spaces",
     FLAG_PATTERN: 'the name of a flag alone, without a value, such as "--no-requeue" or "-V"',
     ARGUMENT_PATTERN: 'an argument that begins with - and has no line break, such as "--account=physics"',
@@ -97,7 +97,7 @@ def parse_duration(value: object) -> object:
         return sum(int(number or 0) * seconds for number, seconds in zip(found.groups(), _SECONDS, strict=True))
     if re.fullmatch(r"[0-9]+", value):
         number = value[:9]
-        way_out = f'write {number} (without quotes) for seconds or "{number}m" for minutes'
+        way_out = f'write "{number}s" for seconds or "{number}m" for minutes'
         raise NotAllowedError(f"{DURATION_WORDS}; digits alone may mean seconds or minutes: {way_out}")
     if re.fullmatch(r"[0-9]+:[0-9]+", value):
         raise NotAllowedError(

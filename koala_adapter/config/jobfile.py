@@ -33,6 +33,7 @@ from koala_adapter.config.jobtables import (
 )
 from koala_adapter.config.tomlfile import Document, parse_document, read_document, show_duration
 from koala_adapter.errors import ConfigurationError
+from koala_adapter.host.regularfile import read_regular
 from koala_adapter.model import (
     ClusterName,
     Component,
@@ -510,9 +511,7 @@ def _table_axis(table: SweepTable) -> Iterator[SweepAxis]:
 def _axis(name: str, values: Values, directory: Path) -> SweepAxis:
     if isinstance(values, ValuesFile):
         path = Path(os.path.abspath(directory / values.file))  # noqa: PTH100 - resolves "..", but follows no links
-        if path.stat().st_size > LARGEST_FILE:
-            raise ValueError(f"it has more than {LARGEST_FILE // 1024**2} MiB")
-        count = len(lines_of(path.read_text(encoding="utf-8")))
+        count = len(lines_of(read_regular(str(path), LARGEST_FILE)[0]))
         return SweepAxis(names=(name,), count=count, file=str(path))
     if isinstance(values, str):
         found = range_axis(name, values)

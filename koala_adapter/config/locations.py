@@ -6,7 +6,9 @@ Clients import it without pydantic and anyio.
 
 from __future__ import annotations
 
+import hashlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +54,32 @@ def no_site_file(environment: Mapping[str, str] | None = None) -> str:
     looked = _usual_site_files(os.environ if environment is None else environment)
     places = ", ".join([f"${SITE_VARIABLE} (not set)", *map(str, looked)])
     return f"no site file found; looked for: {places}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteFileState:
+    """A site file and its content at some time."""
+
+    path: str
+    """Absolute."""
+    digest: str
+    """SHA-256 of the content, in hexadecimal digits; empty where the file could not be read."""
+
+    @classmethod
+    def of(cls, path: Path) -> SiteFileState:
+        """Return the present state of a file, whether it can be read or not."""
+        try:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        except OSError:
+            digest = ""
+        return cls(path=str(path.absolute()), digest=digest)
+
+    def is_file_of(self, other: SiteFileState) -> bool:
+        """Tell whether both are the same file, whatever its content was."""
+        try:
+            return self.path == other.path or Path(self.path).samefile(other.path)
+        except OSError:
+            return False
 
 
 def new_site_file(environment: Mapping[str, str] | None = None) -> Path:

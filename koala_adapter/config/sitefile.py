@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, cast, get_args,
 
 from pydantic import AfterValidator, BaseModel, Field, SerializeAsAny, WithJsonSchema, create_model, model_validator
 
-from koala_adapter.config.diagnosis import Problems, inconsistent, not_among, show_value
+from koala_adapter.config.diagnosis import ALSO_CALLED, Problems, inconsistent, not_among, show_value
 from koala_adapter.config.fields import (
     SECONDS,
     AbsolutePath,
@@ -542,4 +542,10 @@ def _settings(
     if not isinstance(given, dict):
         problems.add(at, f"found {show_value(given)}, allowed is a table: write [clusters.settings]")
         return NoSettings()
-    return problems.validated_strictly(plugins[name].settings, given, at=at) or NoSettings()
+    model = plugins[name].settings
+    known = ClusterConfig.model_fields
+    above = {key: ALSO_CALLED.get(key, key) for key in given if ALSO_CALLED.get(key, key) in known}
+    above = {key: meant for key, meant in above.items() if key not in model.model_fields}
+    for key, meant in above.items():
+        problems.add((*at, key), f"unknown key, allowed is {meant} one level up: in [[clusters]], before its settings")
+    return problems.validated_strictly(model, {k: v for k, v in given.items() if k not in above}, at=at) or NoSettings()

@@ -99,6 +99,7 @@ _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD},}}+")
 _SCALAR = re.compile(r"[^,\]}#\n]*")
 _SPACE = re.compile(r"[ \t]*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_BARE_DURATION = re.compile(r"=\s*(?:[0-9]+-)?[0-9]+(?::[0-9]{2}){1,2}\s*(?:#|$)|=\s*[0-9]+[dhms]")
 _POSITION = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
@@ -227,7 +228,9 @@ def _syntax_message(source: str, text: str, complaint: str) -> str:
     if position[1] is None:
         ending = "" if twice else ": the file ends too early"
         return f"{source}:{len(text.splitlines()) or 1}: {what}{ending}"
-    return f"{source}:{position[1]}: column {position[2]}: {what}"
+    line = text.split("\n")[int(position[1]) - 1]
+    quotes = "; a duration such as 24:00:00 or 1h30m needs quotes" if _BARE_DURATION.search(line) else ""
+    return f"{source}:{position[1]}: column {position[2]}: {what}{quotes}"
 
 
 def nearest_line(lines: Mapping[KeyPath, int], path: KeyPath) -> int | None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from ipaddress import ip_address
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
@@ -26,15 +25,12 @@ from distributed.deploy.spec import ProcessInterface, SpecCluster
 from distributed.utils import NoOpAwaitable
 
 from koala_adapter.api.asyncclient import AsyncClient
-from koala_adapter.api.client import Client, stand_by
-from koala_adapter.api.statedirectory import check_directory
 from koala_adapter.config.jobfile import job_of_values
-from koala_adapter.config.locations import find_site_file, state_directory
-from koala_adapter.config.sitefile import load_site
 from koala_adapter.dask import leave
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ServiceUnavailableError
-from koala_adapter.lrm import load_plugins
+from koala_adapter.host.privatedirectory import transient_directory
 from koala_adapter.lrm.commands import login_name
+from koala_adapter.python.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -173,10 +169,10 @@ def credentials_of_workers(security: Security) -> dict[str, str]:
 
 
 @contextmanager
-def files_of(texts: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Have texts in private files during the block; yields where each is, by its name."""
-    with TemporaryDirectory(prefix="koala-dask-") as directory:
-        paths = {name: Path(directory) / name for name in texts}
+def files_of(texts: Mapping[str, str], parent: Path) -> Iterator[dict[str, str]]:
+    """Have texts in private files below a directory during the block; yields where each is, by its name."""
+    with transient_directory(parent) as directory:
+        paths = {name: directory / name for name in texts}
         for name, path in paths.items():
             path.touch(mode=0o600)
             path.write_text(texts[name], encoding="ascii")
@@ -219,17 +215,16 @@ class WorkersJob(ProcessInterface):
         *,
         name: str,
         owner: Owner,
-        site_file: Path,
-        directory: Path,
+        site: Site,
         size: int,
     ) -> None:
-        """``scheduler``: its address. ``directory``: the state directory of koala's service. ``size``: workers."""
+        """``scheduler``: its address. ``site``: where the job runs. ``size``: workers."""
         super().__init__(scheduler=scheduler, name=name)
         self.job_id = ""
         self.report: JobReport | None = None
         self._scheduler = scheduler
-        self._site_file = site_file
-        self._client = AsyncClient(directory)
+        self._site = site
+        self._client = AsyncClient(site.directory)
         self._owner = owner
         self._wanted = size
         self._told: int | None = None
@@ -249,21 +244,16 @@ class WorkersJob(ProcessInterface):
 
     async def start(self) -> None:
         """Submit the job, where no service runs through one that is begun; returns once koala has it."""
-        pid = await asyncio.to_thread(self._begin_service)
+        pid = await asyncio.to_thread(self._site.begin_service)
         if pid is not None:
             self._owner.say(f"no koala service was running; started one in the background (pid {pid})")
         with self._owner.described(self._scheduler, self._wanted) as job:
-            self.job_id = await self._client.submit(job)
+            # It begins another service where this one ends before it has the job.
+            self.job_id = (await asyncio.to_thread(self._site.submit, job)).id
         self._owner.say(f"submitted as job {self.job_id}")
         await self.resize(self._wanted)
         await super().start()
         self._follower = asyncio.create_task(self._follow())
-
-    def _begin_service(self) -> int | None:
-        client = Client(self._client.directory)
-        if client.running():
-            return None
-        return stand_by(client, self._site_file)
 
     async def resize(self, size: int) -> None:
         """Have so many workers as far as processors can be had; a service that does not answer is told once it does."""
@@ -349,6 +339,8 @@ class WorkersJob(ProcessInterface):
 
 # -- The cluster ---------------------------------------------------------------------------------------------
 
+PRIVATE = "dask"
+"""Directory of the state directory in which keys are while a job is submitted."""
 JOB = "job"
 """The one entry in what :class:`SpecCluster` takes for a table of workers."""
 LOCALHOST = "127.0.0.1"
@@ -417,10 +409,9 @@ class KoalaCluster(SpecCluster):
         Raises ConfigurationError when site or job are not right, JobRefusedError, and ServiceUnavailableError when no
         service of koala runs and none can be begun.
         """
-        self._site_file = find_site_file(None if site is None else Path(site))
-        self._directory = state_directory(None if state is None else Path(state))
-        check_directory(self._directory)
-        self._site = load_site(self._site_file, load_plugins())
+        self._koala = Site(site, state=state, notice=logger.warning)
+        self._site = self._koala.config
+        _ = self._koala.directory
         self._settings = WorkerSettings(
             minimum=minimum,
             maximum=maximum,
@@ -444,8 +435,7 @@ class KoalaCluster(SpecCluster):
         self._node_address = host or self._site.control_center.node_address
         self._wanted = 0
         self._want(maximum if n_workers is None else n_workers)
-        with self.described(f"tls://{LOCALHOST}:0", self._wanted):
-            pass  # what is wrong with it is said now, before anything is begun
+        self._job(f"tls://{LOCALHOST}:0", self._wanted, {})  # what is wrong with it is said before anything is begun
         scheduler = {
             "host": listening_address(self._site.control_center, host),
             "port": port,
@@ -556,8 +546,7 @@ class KoalaCluster(SpecCluster):
             return {}
         options = {
             "owner": self,
-            "site_file": self._site_file,
-            "directory": self._directory,
+            "site": self._koala,
             "size": self._wanted,
         }
         # The "group" is what Dask shows as the number of workers that are wanted.
@@ -589,14 +578,18 @@ class KoalaCluster(SpecCluster):
     @contextmanager
     def described(self, scheduler: str, size: int) -> Iterator[Job]:
         """Have the job of ``size`` workers of the scheduler at an address, with its files, during the block."""
-        with files_of(self._credentials) as files:
-            values = job_values(
-                self._settings,
-                scheduler=as_nodes_reach_it(scheduler, self._node_address),
-                size=max(size, self._settings.minimum),
-                files={LEAVE: leave.__file__, **files},
-            )
-            yield job_of_values(values, source="KoalaCluster", user=login_name(), site=self._site, directory=Path.cwd())
+        with files_of(self._credentials, self._koala.directory / PRIVATE) as files:
+            yield self._job(scheduler, size, files)
+
+    def _job(self, scheduler: str, size: int, files: Mapping[str, str]) -> Job:
+        """Return the job, with keys in ``files``. Raises ConfigurationError."""
+        values = job_values(
+            self._settings,
+            scheduler=as_nodes_reach_it(scheduler, self._node_address),
+            size=max(size, self._settings.minimum),
+            files={LEAVE: leave.__file__, **files},
+        )
+        return job_of_values(values, source="KoalaCluster", user=login_name(), site=self._site, directory=Path.cwd())
 
     def say(self, text: str, *, trouble: bool = False) -> None:
         """Keep what is to be told of the job for :meth:`get_logs`, and log it."""

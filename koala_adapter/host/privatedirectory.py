@@ -10,16 +10,20 @@ user. Links are followed one by one under the same rule.
 from __future__ import annotations
 
 import errno
+import fcntl
 import grp
 import os
 import pwd
+import shutil
 import stat
+import tempfile
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 MOST_LINKS = 40
 """As many as the kernel follows, path_resolution(7)."""
@@ -81,6 +85,38 @@ def make_private_directory(path: Path) -> None:
             raise PermissionError(errno.EPERM, f"it belongs to {user_name(status.st_uid)}, not to you", str(path))
         if stat.S_IMODE(status.st_mode) != stat.S_IRWXU:
             os.fchmod(descriptor, stat.S_IRWXU)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def transient_directory(parent: Path) -> Iterator[Path]:
+    """Make a private directory in ``parent`` for a block, which is removed at its end.
+
+    One that a killed process could not remove is removed by the next call with the same ``parent``. Raises OSError as
+    above.
+    """
+    make_private_directory(parent)
+    with _locked(parent, fcntl.LOCK_EX):
+        for left in parent.iterdir():
+            with suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):  # who uses it has it locked
+                shutil.rmtree(left)
+        directory = Path(tempfile.mkdtemp(dir=parent))
+        stack = ExitStack()
+        stack.enter_context(_locked(directory, fcntl.LOCK_EX))
+    with stack:
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _locked(directory: Path, how: int) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, how)
+        yield
     finally:
         os.close(descriptor)
 

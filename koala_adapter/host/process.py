@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from anyio.abc import TaskGroup
 
@@ -81,8 +81,20 @@ async def stop_on_signal(scope: anyio.CancelScope) -> None:
             return
 
 
-def under_supervision(tasks: TaskGroup) -> ServiceManager:
-    """Give signs of life to systemd while the task group runs, if it wants any; return what tells it more."""
+def under_supervision(tasks: TaskGroup, goes_on: Callable[[], bool] = lambda: False) -> ServiceManager:
+    """Give signs of life to systemd while the task group runs, and tell it of the end; return what tells it more.
+
+    ``goes_on``: at the end of the task group, whether another one follows in this process.
+    """
     manager = ServiceManager()
     tasks.start_soon(manager.keep_alive)
+    tasks.start_soon(_tell_end, manager, goes_on)
     return manager
+
+
+async def _tell_end(manager: ServiceManager, goes_on: Callable[[], bool]) -> None:
+    try:
+        await anyio.sleep_forever()
+    finally:
+        if not goes_on():
+            manager.stopping()

@@ -17,11 +17,10 @@ from concurrent.futures import Executor as AnyExecutor
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from koala_adapter.errors import ConfigurationError, JobFailedError, KoalaError
+from koala_adapter.errors import ConfigurationError, JobFailedError, JobTimeoutError, KoalaError
+from koala_adapter.host.privatedirectory import transient_directory
 from koala_adapter.python import taskworker
 from koala_adapter.python.description import Component, Job
 from koala_adapter.python.site import Site
@@ -30,6 +29,7 @@ from koala_adapter.tasks.server import TOKEN_BYTES, PullServer, listening_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from koala_adapter.python.description import InputFile
     from koala_adapter.python.jobs import JobHandle
@@ -70,6 +70,8 @@ class _Board:
 
     waiting: deque[Task] = field(default_factory=deque)
     failure: KoalaError | None = None
+    dismissing: bool = False
+    """Workers that have nothing to do are sent away."""
 
 
 class TaskServer:
@@ -99,6 +101,10 @@ class TaskServer:
     def fail(self, error: KoalaError) -> None:
         """Let all that is not done, and all that comes, end with this."""
         self._loop.call_soon_threadsafe(self._fail, error)
+
+    def dismiss(self) -> None:
+        """Say goodbye to the workers that have nothing to do, now and from now on; each ends well by that."""
+        self._loop.call_soon_threadsafe(self._dismiss)
 
     def close(self) -> None:
         """Say goodbye to the workers and end. What is not done ends as cancelled, or with an error."""
@@ -130,6 +136,18 @@ class TaskServer:
         self._board.waiting.append(task)
         self._server.dispatch()
 
+    def _dismiss(self) -> None:
+        self._board.dismissing = True
+        for worker in self._server.pullers:
+            self._free(worker)
+
+    def _free(self, worker: Puller) -> None:
+        """Give work to a worker, or its leave."""
+        if not self._board.dismissing:
+            self._server.free(worker)
+        elif worker.work is None:
+            worker.writer.close()
+
     def _fail(self, error: KoalaError) -> None:
         board = self._board
         board.failure = board.failure or error
@@ -140,7 +158,7 @@ class TaskServer:
 
     def came(self, puller: Puller) -> None:
         """See Board."""
-        self._server.free(puller)
+        self._free(puller)
 
     def work_for(self, puller: Puller) -> bytes | None:
         """See Board."""
@@ -158,7 +176,7 @@ class TaskServer:
         task = _taken(puller)
         if task is not None:
             _settle(task, frame)
-        self._server.free(puller)
+        self._free(puller)
 
     def gone(self, puller: Puller) -> None:
         """See Board."""
@@ -209,6 +227,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+PRIVATE = "executors"
+"""Directory of the state directory in which keys are while a job is submitted."""
+SPLITS = "flexible-cluster-minimization"
+"""Placement policy of workers whose number does not change: they may be on several clusters."""
+LEAVING_TIME = 5.0
+"""Seconds that workers which are dismissed have to end, and the job with them."""
+
+
 class Executor(AnyExecutor):
     """Calls functions on processors of all clusters of a site, as many as can be had at a time.
 
@@ -251,38 +277,40 @@ class Executor(AnyExecutor):
 
         Raises ConfigurationError, JobRefusedError, and ServiceUnavailableError.
         """
-        if not 1 <= minimum < maximum:
-            message = f"koala.Executor: found minimum {minimum} and maximum {maximum}, allowed is a larger maximum"
-            raise ConfigurationError(message, hint="workers come and go between the two")
+        if not 1 <= minimum <= maximum:
+            message = f"koala.Executor: found minimum {minimum} and maximum {maximum}"
+            raise ConfigurationError(message, hint="allowed is 1 <= minimum <= maximum")
         self._site = (site or Site.load()).for_a_block()
         self._lock = threading.Lock()
         self._futures: set[Future[Any]] = set()
         self._closed = False
         self._ending: threading.Thread | None = None
         center = self._site.config.control_center
-        with TemporaryDirectory(prefix="koala-executor-") as directory:
-            self._server, settings = _listening(Path(directory), center.listen, host or center.node_address)
-            programs = _programs(Path(directory))
+        changes, flexible = minimum < maximum, cluster is None and maximum > 1
+        with transient_directory(self._site.directory / PRIVATE) as directory:
+            programs = _programs(directory)
+            self._server, settings = _listening(directory, center.listen, host or center.node_address)
             worker = Component(
                 [python, PROGRAM],
                 name="worker",
-                minimum=minimum,
-                maximum=maximum,
-                initial=maximum,
-                flexible=cluster is None,
-                cluster=cluster,
                 environment=environment or {},
                 input_files=[*programs, settings, *input_files],
-                retire_grace=retire_grace,
+                cluster=cluster,
+                flexible=flexible,
+                processors=None if changes else maximum,
+                minimum=minimum if changes else None,
+                maximum=maximum if changes else None,
+                initial=maximum if changes else None,
+                retire_grace=retire_grace if changes else None,
             )
             job = Job(
                 components=[worker],
                 name=name,
-                kind="malleable",
-                runner="workers",
+                kind="malleable" if changes else "rigid",
+                runner="workers" if changes else None,
                 walltime=walltime,
                 priority=priority,
-                placement=placement,
+                placement=placement or (SPLITS if flexible and not changes else None),
             )
             self._site.__enter__()
             try:
@@ -343,11 +371,21 @@ class Executor(AnyExecutor):
         with self._lock:
             left = list(self._futures)
         wait(left)
+        self._server.dismiss()
         with suppress(KoalaError):
-            self.job.cancel()  # first: workers that lose their connection end, and the job with them, by themselves
+            self._end_job()
         self._server.close()
         with suppress(KoalaError):
             self._site.__exit__(None, None, None)
+
+    def _end_job(self) -> None:
+        """Wait for a moment until the job has ended well with its workers; otherwise cancel it."""
+        report = self.job.report()
+        if report.launched_at is not None:
+            with suppress(JobTimeoutError):
+                self.job.wait(LEAVING_TIME)
+                return
+        self.job.cancel()
 
     def _watch(self) -> None:
         """Let the calls fail when the job ends by itself."""
@@ -382,12 +420,16 @@ def _listening(directory: Path, listen: str, node_address: str) -> tuple[TaskSer
     certificate = load_or_create(directory / "certificate")
     server = TaskServer(listen, certificate)
     settings = directory / taskworker.SETTINGS
-    settings.touch(mode=0o600)
     said = {
         "host": node_address,
         "port": server.port,
         "fingerprint": certificate.fingerprint,
         "token": server.token.hex(),
     }
-    settings.write_text(json.dumps(said), encoding="ascii")
+    try:
+        settings.touch(mode=0o600)
+        settings.write_text(json.dumps(said), encoding="ascii")
+    except BaseException:
+        server.close()
+        raise
     return server, settings

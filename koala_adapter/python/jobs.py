@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from koala_adapter.api.statedirectory import LogPrinter
+from koala_adapter.config.tomlfile import printable
 from koala_adapter.errors import JobFailedError, JobNotFoundError, KoalaError, ServiceUnavailableError
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ MOST_HOSTS = 4
 """Hosts of a component that are named."""
 
 
+_NUMBERS = re.compile(r"[0-9]+(?:[.:][0-9]+)*( (s|min|h|d)\b)?( [0-9]+ (min|h)\b)?")
+
+
 class Shown(Protocol):
     """Something that a notebook shows and that can be shown anew in its place."""
 
@@ -48,6 +53,31 @@ def one_line(report: JobReport) -> str:
         tenths = 10 * (report.sweep.done + report.sweep.failed) // report.sweep.total
         parts.append(f"{10 * tenths} % of {report.sweep.total} tasks")
     return text if report.outcome else f"{text}: {', '.join(parts)}"
+
+
+class Progress:
+    """Chooses what is to be printed of a job that is followed without a terminal: each line when it changes."""
+
+    def __init__(self) -> None:
+        """Nothing was printed yet."""
+        self._line = ""
+        self._reason = ""
+
+    def new_lines(self, report: JobReport) -> list[str]:
+        """Return where the job stands and, before it is launched, why, as far as either is new.
+
+        A reason that differs in numbers alone, such as the seconds since something, is not new.
+        """
+        lines = []
+        if (line := one_line(report)) != self._line:
+            self._line = line
+            lines.append(line)
+        if report.launched_at is None and report.outcome is None:
+            reason = _NUMBERS.sub("#", report.explanation)
+            if reason != self._reason:
+                self._reason = reason
+                lines.append(f"  {report.explanation}")
+        return lines
 
 
 def in_hold(component: ComponentReport) -> str:
@@ -72,7 +102,7 @@ def as_html(report: JobReport) -> str:
 
 
 def _row(report: JobReport, component: ComponentReport) -> str:
-    held = component.processors if report.launched_at is not None else component.held
+    held = component.processors if report.finished_at and report.launched_at is not None else component.held
     bar = f'<progress max="{component.processors}" value="{held}"></progress> {held} of {component.processors}'
     hosts = ", ".join(component.hosts[:MOST_HOSTS]) + (" …" if len(component.hosts) > MOST_HOSTS else "")
     cells = (_escaped(component.name), _escaped(component.cluster or "-"), bar, _escaped(hosts))
@@ -83,7 +113,7 @@ def show_reports(reports: Iterable[JobReport]) -> JobReport:
     """Show a job at each change; return its last report."""
     last: JobReport | None = None
     shown: Shown | None = None
-    said = ""
+    progress = Progress()
     notebook = in_notebook()
     for last in reports:
         if notebook:
@@ -91,9 +121,9 @@ def show_reports(reports: Iterable[JobReport]) -> JobReport:
                 shown = _begun(mimebundle(last))
             else:
                 shown.update(mimebundle(last), raw=True)
-        elif (line := one_line(last)) != said:
-            said = line
-            print(line, file=sys.stderr, flush=True)
+        else:
+            for line in progress.new_lines(last):
+                print(printable(line), file=sys.stderr, flush=True)
     if last is None:
         raise AssertionError("a watch gives at least one report")
     return last
@@ -215,8 +245,13 @@ class JobResult:
 def text_of(report: JobReport, component: str | None = None, rank: int | None = None, *, stderr: bool = False) -> str:
     """Return what the processes of a job have written so far. What is no UTF-8 is replaced.
 
-    Raises KoalaError when the state directory with it is not there any more.
+    Raises JobNotFoundError for a component that the job does not have, and KoalaError when the state directory with the
+    output is not there any more.
     """
+    names = {one.name for one in report.components}
+    if component is not None and component not in names:
+        said = ", ".join(sorted(names))
+        raise JobNotFoundError(f"job {report.id} has no component {component!r}; it has: {said}")
     directory = Path(report.output_directory)
     if not directory.parent.parent.is_dir():
         message = f"the output of job {report.id} is gone: its state directory, {directory.parent.parent}, was removed"
@@ -330,12 +365,7 @@ class JobHandle:
 
         ``component``, ``rank``: only of those; ranks count from 0 in each component. Raises JobNotFoundError.
         """
-        report = self.report()
-        names = {one.name for one in report.components}
-        if component is not None and component not in names:
-            said = ", ".join(sorted(names))
-            raise JobNotFoundError(f"job {self.id} has no component {component!r}; it has: {said}")
-        return text_of(report, component, rank, stderr=stderr)
+        return text_of(self.report(), component, rank, stderr=stderr)
 
     # ---- what is to be ----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import warnings
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from koala_adapter.api.client import Client
     from koala_adapter.api.closedjournal import ClosedJournal
     from koala_adapter.api.offline import JournalView
+    from koala_adapter.config.locations import SiteFileState
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.lrm import PluginDefinition
     from koala_adapter.model import Job as CheckedJob
@@ -73,6 +73,7 @@ class Site:
         self._begun: int | None = None
         self._blocks = 0
         self._submitted: set[str] = set()
+        self._told_of_change = False
 
     @classmethod
     def load(cls, file: str | PathLike[str] | None = None, *, state: str | PathLike[str] | None = None) -> Self:
@@ -108,10 +109,24 @@ class Site:
 
     @cached_property
     def file(self) -> Path:
-        """The site file, or what stands in for one that nobody has written. Raises ConfigurationError."""
+        """The site file; where nobody has written one, that of the service or else what stands in for one.
+
+        Raises ConfigurationError.
+        """
         from koala_adapter.config.locations import locate_site_file
 
-        return locate_site_file(self._named_file) or self._standin_file()
+        found = locate_site_file(self._named_file)
+        if found is not None:
+            return found
+        in_force = self.client.site_in_force()
+        return Path(in_force.path) if in_force is not None and in_force.digest else self._standin_file()
+
+    @cached_property
+    def file_state(self) -> SiteFileState:
+        """The site file as it was when it was read, or just before. Raises ConfigurationError."""
+        from koala_adapter.config.locations import SiteFileState
+
+        return SiteFileState.of(self.file)
 
     @property
     def has_file(self) -> bool:
@@ -138,6 +153,7 @@ class Site:
         """What the site file says. Raises ConfigurationError."""
         from koala_adapter.config.sitefile import load_site
 
+        _ = self.file_state
         return load_site(self.file, self.plugins)
 
     @cached_property
@@ -157,6 +173,21 @@ class Site:
 
         return Client(self.directory)
 
+    def check_in_force(self) -> None:
+        """Raise ConfigurationError if the service runs on another site file; give notice if the file has changed."""
+        from koala_adapter.errors import ConfigurationError
+
+        in_force = self.client.site_in_force()
+        if in_force is None or in_force.digest == self.file_state.digest:
+            return
+        if not in_force.is_file_of(self.file_state):
+            message = f"the service in {self.directory} runs on the site file {in_force.path}, and not on {self.file}"
+            way_out = f"use --site {in_force.path} or another --state directory, or end it with `koala serve --stop`"
+            raise ConfigurationError(message, hint=way_out)
+        if not self._told_of_change:
+            self._told_of_change = True
+            self._notice(f"{in_force.path} has changed since the service read it; `koala serve --reload` takes it up")
+
     # ---- jobs -------------------------------------------------------------------------------------------------------
 
     def checked(self, job: Job | str | PathLike[str]) -> CheckedJob:
@@ -169,6 +200,7 @@ class Site:
         from koala_adapter.lrm.commands import login_name
         from koala_adapter.model import JobId
 
+        self.check_in_force()
         if isinstance(job, str | PathLike):
             return load_job(Path(job), job_id=JobId("0"), user=login_name(), submitted_at=0.0, site=self.config)
         return job_of_values(
@@ -282,6 +314,7 @@ class Site:
         ``tell`` hears which clusters have not answered yet. What is wrong with one is in its report.
         """
         if self.client.running():
+            self.check_in_force()
             return self.client.clusters()
         from anyio.from_thread import start_blocking_portal
 
@@ -320,7 +353,7 @@ class Site:
             if self._blocks:
                 return self
         other = Site(self._named_file, state=self._named_state, notice=self._notice)
-        known = ("plugins", "policies", "file", "config", "directory", "client")
+        known = ("plugins", "policies", "file", "file_state", "config", "directory", "client")
         other.__dict__.update({name: self.__dict__[name] for name in known if name in self.__dict__})
         return other
 
@@ -475,8 +508,10 @@ def local_site(clusters: Sequence[str] = ("alpha", "beta"), *, processors: int =
 
 
 def _site_text(directory: Path, clusters: Sequence[str], processors: int) -> str:
+    from koala_adapter.config.tomlfile import toml_text
+
     tables = [
-        CLUSTER.format(name=json.dumps(name), directory=json.dumps(str(directory)), processors=processors)
+        CLUSTER.format(name=toml_text(name), directory=toml_text(str(directory)), processors=processors)
         for name in clusters
     ]
     return "".join([SITE, *tables])

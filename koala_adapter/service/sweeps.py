@@ -104,7 +104,7 @@ class SweepFiles:
     def expansion(self, sweep: Sweep) -> Expansion:
         """Return the tasks, with the values as they were kept. Raises OSError and ConfigurationError."""
         lines = {
-            axis.file: lines_of((self.directory / f"values-{number}").read_text(encoding="utf-8"))
+            axis.file: lines_of((self.directory / f"values-{number}").read_bytes())
             for number, axis in enumerate(sweep.axes)
             if axis.file is not None
         }

@@ -10,10 +10,12 @@ import math
 import os
 import re
 import socket
+import tempfile
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -30,7 +32,6 @@ from koala_adapter.service.opening import close_lrm, make_lrm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from koala_adapter.lrm import FoundCluster, Lrm, PluginDefinition
     from koala_adapter.model import Queue
@@ -57,22 +58,43 @@ class Candidate:
         return f"{self.name} ({self.found.described})"
 
 
+SEARCH_TIME = 30.0
+"""Seconds within which the search of a plugin must end."""
+
+
 def find_candidates(
-    plugins: Mapping[str, PluginDefinition], around: Surroundings
+    plugins: Mapping[str, PluginDefinition], around: Surroundings, *, limit: float = SEARCH_TIME
 ) -> tuple[tuple[Candidate, ...], tuple[LeftOut, ...]]:
     """Return what the installed plugins find, in the order of the plugins' names, and what they leave out.
 
-    A plugin that cannot be loaded, or whose search fails, is left out.
+    A plugin that cannot be loaded, or whose search fails or takes longer than ``limit`` seconds, is left out.
     """
     names = sorted(plugins)
-    with ThreadPoolExecutor(max_workers=max(1, len(names))) as searches:
-        found = list(searches.map(lambda name: _search(plugins, name, around), names))
+    ended: dict[str, Discovery] = {}
+
+    def search(name: str) -> None:
+        ended[name] = _search(plugins, name, around)
+
+    # One that hangs, for example at a file system that does not answer, must not be waited for at the end either.
+    searches = [threading.Thread(target=search, args=(name,), name=f"search of {name}", daemon=True) for name in names]
+    until = time.monotonic() + limit
+    for one in searches:
+        one.start()
+    for one in searches:
+        one.join(max(0.0, until - time.monotonic()))
+    found = [ended.get(name) or _unended(name, limit) for name in names]
     candidates: list[Candidate] = []
     for plugin, discovery in zip(names, found, strict=True):
         for cluster in discovery.clusters:
             name = unique_name(cluster.name, (one.name for one in candidates))
             candidates.append(Candidate(name=name, plugin=plugin, found=cluster))
     return tuple(candidates), tuple(left for discovery in found for left in discovery.left_out)
+
+
+def _unended(name: str, limit: float) -> Discovery:
+    why = f"its search has not ended within {limit:.0f} s"
+    remedy = "does a file system or a server of that batch system not answer?"
+    return Discovery(left_out=(LeftOut(what=f"plugin {name}", why=why, remedy=remedy),))
 
 
 def unique_name(wanted: str, taken: Iterable[str]) -> str:
@@ -441,8 +463,15 @@ def standin_site_file(
     text = found.text(made=f"made because there was none, {time.strftime('%Y-%m-%d %H:%M')}")
     # What did not answer may do so next time: nothing is kept then.
     complete = len(found.clusters) == len(candidates)
-    path.write_text(text + (mark if complete else ""), encoding="utf-8")
+    _replace(path, text + (mark if complete else ""))
     return path, found.described
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that other commands may read at the same time: they see the old one or the new one."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        file.write(text)
+    Path(file.name).replace(path)
 
 
 def nothing_found(left_out: Sequence[LeftOut]) -> ConfigurationError:

@@ -52,9 +52,14 @@ def list_axis(name: str, values: Sequence[str]) -> SweepAxis:
     return SweepAxis(names=(name,), count=len(values), rows=tuple((value,) for value in values))
 
 
-def lines_of(text: str) -> list[str]:
-    """Return the values in a file: one on each line, but for empty ones."""
-    return [line for line in text.splitlines() if line.strip()]
+def lines_of(content: bytes) -> list[str]:
+    """Return the values in a file: one on each line, but for empty ones.
+
+    Lines end at LF or CRLF alone, so that a value may have any other character. Raises UnicodeDecodeError for what is
+    not UTF-8.
+    """
+    lines = content.decode("utf-8-sig").split("\n")
+    return [line.removesuffix("\r") for line in lines if line.strip()]
 
 
 def places_in(command: Sequence[str]) -> set[str]:

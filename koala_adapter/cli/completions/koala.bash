@@ -115,7 +115,7 @@ _koala() {
         "koala check") words=(--no-submit --timeout --outside --cluster --json --help); values=(); ;;
         "koala reap") words=(--dry-run --all --yes --timeout --json --help); values=(); ;;
         "koala clean") words=(--older --dry-run --json --help); values=(); ;;
-        "koala serve") words=(--stop --end-when-idle --metrics-port --help); values=(); ;;
+        "koala serve") words=(--stop --reload --end-when-idle --metrics-port --help); values=(); ;;
         "koala schedule") words=(--cluster --give-back --policy --metric --depth --weights --shadow --once --user-holds --no-user-holds --default-walltime --patience --ask-socket --notes --no-notes --metrics-port --json --help); values=(); ;;
         "koala demo") words=(--malleable --help); values=(); ;;
         "koala simulate") words=(--policy --platform --processors --jobs --seed --kill-at-limit --dependencies --metric --depth --processes --out --json --help); values=(); files=yes; ;;

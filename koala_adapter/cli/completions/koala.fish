@@ -59,7 +59,7 @@ complete -c koala -n '__koala_at koala run' -l cluster -s C -x -d 'Cluster that 
 complete -c koala -n '__koala_at koala run' -l split -d 'Several clusters may share N, where one has not enough'
 complete -c koala -n '__koala_at koala run' -l save -r -d 'Write the job file this stands for'
 complete -c koala -n '__koala_at koala run' -l json -d 'Print JSON for programs'
-complete -c koala -n '__koala_at koala run' -l quiet -s q -d 'Neither progress nor the processes\' output'
+complete -c koala -n '__koala_at koala run' -l quiet -s q -d 'No progress - what the processes print, and nothing else'
 complete -c koala -n '__koala_at koala run' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala submit' -l processors -s n -x -d 'Processors for PROGRAM'
 complete -c koala -n '__koala_at koala submit' -l mpi -d 'PROGRAM is one MPI world of N processes'
@@ -72,7 +72,7 @@ complete -c koala -n '__koala_at koala submit' -s h -l help -d 'Show this messag
 complete -c koala -n '__koala_at koala sweep' -l maximum -s n -x -d 'Most processors'
 complete -c koala -n '__koala_at koala sweep' -l together -d 'The first values are a task, the second ones the next, and so on'
 complete -c koala -n '__koala_at koala sweep' -l repeats -x -d 'New tries of what fails'
-complete -c koala -n '__koala_at koala sweep' -l grace -x -d 'Time for a task to end when others want its processor; then it is killed, and done again elsewhere'
+complete -c koala -n '__koala_at koala sweep' -l grace -x -d 'Time for a task to end when others want its processor; then it is killed, done again elsewhere'
 complete -c koala -n '__koala_at koala sweep' -l walltime -s t -x -d 'How long the sweep may run, such as 10m'
 complete -c koala -n '__koala_at koala sweep' -l cluster -s C -x -d 'The only cluster to run on'
 complete -c koala -n '__koala_at koala sweep' -l save -r -d 'Write the job file too'
@@ -112,7 +112,7 @@ complete -c koala -n '__koala_at koala clusters' -f
 complete -c koala -n '__koala_at koala clusters' -l json -d 'Print JSON for programs'
 complete -c koala -n '__koala_at koala clusters' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala metrics' -f
-complete -c koala -n '__koala_at koala metrics' -l port -x -d 'Ask whoever tells metrics on this port of this host (`--metrics-port`)'
+complete -c koala -n '__koala_at koala metrics' -l port -x -d 'Ask whoever tells metrics on this port of (metrics) listen (`--metrics-port`)'
 complete -c koala -n '__koala_at koala metrics' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala top' -f
 complete -c koala -n '__koala_at koala top' -l interval -x -d 'Seconds between two looks'
@@ -143,6 +143,7 @@ complete -c koala -n '__koala_at koala clean' -l json -d 'Print JSON for program
 complete -c koala -n '__koala_at koala clean' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala serve' -f
 complete -c koala -n '__koala_at koala serve' -l stop -d 'End the running service; its jobs go on and are found again'
+complete -c koala -n '__koala_at koala serve' -l reload -d 'Have the running service read its site file again, if that is valid'
 complete -c koala -n '__koala_at koala serve' -l end-when-idle -x -d 'End when no job was unfinished for so long'
 complete -c koala -n '__koala_at koala serve' -l metrics-port -x -d 'Tell OpenMetrics on this port of (metrics) listen (127.0.0.1); 0 - any free one'
 complete -c koala -n '__koala_at koala serve' -s h -l help -d 'Show this message and exit'

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -62,3 +63,31 @@ def test_who_goes_on_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, 
         pass
     assert not (alive and waited)
     os.close(descriptor)
+
+
+def test_an_inherited_number_that_is_another_file_is_not_believed(tmp_path: Path) -> None:
+    """The file is neither changed nor locked, and the directory is owned all the same."""
+    other = tmp_path / "service.log"
+    other.write_text("what was logged")
+    descriptor = os.open(other, os.O_RDWR)
+    directory = tmp_path / "state"
+    try:
+        with (
+            ownership(directory, inherited=descriptor),
+            pytest.raises(ServiceRunningError),
+            ownership(directory),
+        ):
+            raise AssertionError("not reached")
+    finally:
+        os.close(descriptor)
+    assert other.read_text() == "what was logged"
+
+
+def test_the_lock_is_never_a_standard_descriptor(tmp_path: Path) -> None:
+    """A service that inherits it would have its output there."""
+    program = (
+        "import os, sys; from pathlib import Path; from koala_adapter.api.statedirectory import ownership\n"
+        "os.close(0); os.close(1)\n"
+        "with ownership(Path(sys.argv[1])) as lock: assert lock > 2, lock\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "state")], check=True)

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -45,3 +48,63 @@ async def test_a_service_inside_a_command_logs_its_end(tmp_path: Path) -> None:
     with capture_logs() as logs, pytest.raises(RuntimeError):
         await _logged_host(site, {"scripted": plugin}, served.directory)
     assert [type(one["exc_info"]) for one in logs if "exc_info" in one] == [RuntimeError]
+
+
+PRINTING = """
+import anyio, click, signal
+from koala_adapter.cli.session import Session, command_body
+session = Session(site_option=None, state_option=None)
+
+async def in_group(act):
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(act)
+
+async def echo():
+    click.echo("one line")
+    import sys; sys.stdout.flush()
+
+async def draw():
+    session.console.print("one line")
+
+def interrupted():
+    raise BaseExceptionGroup("tasks", [KeyboardInterrupt()])
+
+async def misused():
+    raise click.UsageError("not so")
+
+@click.command()
+@command_body
+def command():
+    DO
+
+command()
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "code"),
+    [
+        ("session.console.print('one line')", 141),
+        ("anyio.run(in_group, draw)", 141),
+        ("anyio.run(in_group, echo)", 141),
+        ("interrupted()", 130),
+        ("anyio.run(in_group, misused)", 2),
+    ],
+)
+def test_a_command_whose_reader_has_gone_ends_quietly(statement: str, code: int) -> None:
+    """The end of a command has its exit code also inside task groups, and never a traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", PRINTING.replace("DO", statement)],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+    assert "defect" not in ended.stderr

@@ -76,3 +76,36 @@ def test_a_job_in_detail_names_no_directory_that_is_not_there(tmp_path: Path) ->
     """As `koala run` does: a job that never started has printed nothing."""
     assert "no output" in job_lines(job_report(output_directory=str(tmp_path / "none")))
     assert f"output in {tmp_path}" in job_lines(job_report(output_directory=str(tmp_path)))
+
+
+def test_the_reason_for_waiting_goes_to_a_pipe(tmp_path: Path) -> None:
+    """Once, and again when it changes in more than times and counts; not when the job runs."""
+    waiting = job_report(
+        state=JobState.WAITING, launched_at=None, output_directory=str(tmp_path), explanation="It waits for 45 s."
+    )
+    screen = io.StringIO()
+    display = Display(make_console(screen), quiet=False)
+    for report in (
+        waiting,
+        replace(waiting, explanation="It waits for 2 h 10 min."),
+        replace(waiting, explanation="Placeholders started but never reported: No route to host."),
+        replace(waiting, state=JobState.RUNNING, launched_at=1.0, explanation="It runs."),
+    ):
+        display.show(report)
+    reasons = [line.strip() for line in screen.getvalue().splitlines() if line.startswith(" ")]
+    assert reasons == ["It waits for 45 s.", "Placeholders started but never reported: No route to host."]
+
+
+def test_a_quiet_display_shows_what_processes_print_alone(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """And nothing of koala's."""
+    (tmp_path / "c1").mkdir()
+    (tmp_path / "c1" / "0.out").write_bytes(b"result\n")
+    screen = io.StringIO()
+    report = job_report(
+        state=JobState.COMPLETED, outcome=COMPLETED, concluded=True, output_directory=str(tmp_path), components=()
+    )
+    for output, shown in ((True, b"result\n"), (False, b"")):
+        follow((one for one in [report]), Display(make_console(screen), quiet=True, output=output))
+        assert (capfdbinary.readouterr().out, screen.getvalue()) == (shown, "")

@@ -173,3 +173,26 @@ def test_damaged_journal(tmp_path: Path) -> None:
     result = invoke("--state", state, "status")
     assert result.exit_code == EXIT_SERVICE
     assert "journal.sqlite" in result.output
+
+
+@pytest.mark.parametrize("command", [["status", "-n", "0"], ["status", "-n", "-3"], ["negotiations", "-n", "0"]])
+def test_no_number_of_jobs_means_all(tmp_path: Path, command: list[str]) -> None:
+    """A limit is a number from 1."""
+    done = CliRunner().invoke(koala, ["--state", str(tmp_path), *command])
+    assert done.exit_code == 2
+    assert "x>=1" in done.stderr
+
+
+def test_a_program_that_is_taken_for_a_job_file_is_told_so(site: Path, tmp_path: Path) -> None:
+    """With the command that runs it."""
+    done = CliRunner().invoke(koala, ["--site", str(site), "--state", str(tmp_path / "s"), "run", "hostname"])
+    assert done.exit_code == EXIT_CONFIGURATION
+    assert "koala run -n 1 -- hostname" in done.stderr
+
+
+def test_a_walltime_of_digits_alone_is_not_advised_again(site: Path, tmp_path: Path) -> None:
+    """The advice can be typed."""
+    words = ["run", "-t", "10", "--", "true"]
+    done = CliRunner().invoke(koala, ["--site", str(site), "--state", str(tmp_path / "s"), *words])
+    assert done.exit_code == EXIT_CONFIGURATION
+    assert 'write "10s" for seconds or "10m" for minutes' in done.stderr

@@ -7,8 +7,11 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
-from koala_adapter.cli.log import KEPT, RotatedLog
+from koala_adapter.cli.innerservice import log_to_file
+from koala_adapter.cli.log import KEPT, LARGEST, RotatedLog
+from koala_adapter.cli.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,3 +60,13 @@ def test_a_file_that_somebody_else_has_put_aside_is_left_alone(tmp_path: Path, d
     log.write("z" * 30)
     assert (tmp_path / "mine").read_text() == "x" * 30 + "y" * 30 + "z" * 30
     assert (tmp_path / "service.log").read_text() == "theirs"
+
+
+def test_the_log_of_a_service_inside_a_command_is_put_aside(tmp_path: Path) -> None:
+    """It is as large as that of a service in the background, however many commands write to it."""
+    (tmp_path / "service.log").write_bytes(b"x" * LARGEST)
+    session = Session(site_option=None, state_option=tmp_path)
+    with log_to_file(session):
+        structlog.get_logger().info("one more")
+    assert (tmp_path / "service.log.1").stat().st_size == LARGEST
+    assert "one more" in (tmp_path / "service.log").read_text()

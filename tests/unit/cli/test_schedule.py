@@ -143,3 +143,10 @@ def test_the_report_of_a_shadow_in_words() -> None:
     assert "4.2 s with this policy, 8.4 s with the batch system" in text
     assert "batch system  not yet" in text
     assert "4 jobs are not counted: in hold" in text
+
+
+def test_a_queue_that_is_given_back_is_named_once(tmp_path: Path) -> None:
+    """Another cluster beside it is not ignored."""
+    done = CliRunner().invoke(koala, ["--state", str(tmp_path), "schedule", "--give-back", "a", "--cluster", "b"])
+    assert done.exit_code == 2
+    assert "give it or --cluster" in done.stderr

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +45,28 @@ def test_a_hangup_that_comes_twice_counts_once() -> None:
     handler(signal.SIGHUP, None)
     handler(signal.SIGHUP, None)
     assert heard == [signal.SIGHUP]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_descriptors_are_opened(tmp_path: Path, closed: str) -> None:
+    """No file that a command opens gets the number of a standard descriptor, and printing fails nobody."""
+    program = (
+        "import os, sys\n"
+        "from koala_adapter.cli.terminal import open_standard_descriptors\n"
+        "open_standard_descriptors()\n"
+        "opened = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n"
+        "print('out'); print('err', file=sys.stderr); assert sys.stdin is not None; sys.stdout.flush()\n"
+        "os.write(opened, b'2 < %d' % opened)\n"
+        "assert opened > 2\n"
+    )
+    command = shlex.join([sys.executable, "-c", program, str(tmp_path / "opened")])
+    subprocess.run(["sh", "-c", f"exec {command} {closed}"], check=True)
+    assert (tmp_path / "opened").read_text().startswith("2 < ")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_command_works_with_a_closed_descriptor(tmp_path: Path, closed: str) -> None:
+    """It ends as it does otherwise."""
+    command = shlex.join([sys.executable, "-m", "koala_adapter.cli", "--state", str(tmp_path), "docs", "jobfile"])
+    done = subprocess.run(["sh", "-c", f"exec {command} {closed}"], check=False, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -149,7 +149,7 @@ def test_a_file_is_read_and_named_in_refusals(tmp_path: Path) -> None:
         ("requests_per_minute = 5", r"requests_per_minute: found 5, allowed is a whole number from 6 to 6000"),
         ("poll_interval = 1", r":4: clusters\[0\].poll_interval: found 1, allowed is at least 2.5 seconds"),
         ("poll_interval = nan", r"poll_interval: found nan, allowed is a number from 0.1 to 3600 seconds"),
-        ('walltime_limit = "90"', r'walltime_limit: found "90", .*write 90 \(without quotes\) for seconds or "90m"'),
+        ('walltime_limit = "90"', r'walltime_limit: found "90", .*write "90s" for seconds or "90m"'),
         ('walltime_limit = "10:30"', r"walltime_limit: .*hours and minutes or minutes and seconds"),
         ("walltime_limit = 2020-01-01", r"walltime_limit: found 2020-01-01, allowed is a whole number"),
         ('malleability = "egz"', r'malleability: found "egz", allowed is "egs" or .*"fpsma"; did you mean "egs"\?$'),
@@ -168,6 +168,12 @@ def test_a_file_is_read_and_named_in_refusals(tmp_path: Path) -> None:
             r":4: clusters\[0\].directives.rename.-a: .*also dropped",
         ),
         ('settings = "x"', r":4: clusters\[0\].settings: found \"x\", allowed is a table"),
+        ('partition = "main"', r':4: clusters\[0\].partition: unknown key; a partition is called "queue" here'),
+        (
+            '[clusters.settings]\nqueue = "x"',
+            r":5: clusters\[0\].settings.queue: unknown key, allowed is queue one level",
+        ),
+        ('[clusters.settings]\npartition = "x"', r":5: .*partition: unknown key, allowed is queue one level up"),
         ("[clusters.settings]\nconv = 1", r':5: clusters\[0\].settings.conv: unknown key, .*did you mean "conf"'),
         ("[clusters.settings]\nconf = 1", r":5: clusters\[0\].settings.conf: found 1, allowed is a text in quotes"),
         (

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,21 @@ def test_values_in_a_file(tmp_path: Path) -> None:
     job = load(TOP + COMPONENT + '[sweep.parameters]\na = { file = "names" }\nb = ["x"]\n', tmp_path)
     assert job.sweep is not None
     assert (job.sweep.axes[0].file, job.sweep.axes[0].count) == (str(tmp_path / "names"), 2)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "pipe"])
+def test_values_from_a_pipe_are_refused(tmp_path: Path, kind: str) -> None:
+    """The service reads the file again later: a pipe would be empty then, or keep everybody waiting."""
+    reader, writer = os.pipe()
+    os.write(writer, b"one\ntwo\n")
+    os.close(writer)
+    os.mkfifo(tmp_path / "names")
+    file = str(tmp_path / "names") if kind == "FIFO" else f"/dev/fd/{reader}"
+    try:
+        with pytest.raises(ConfigurationError, match=r"cannot be used: it is no regular file"):
+            load(TOP + COMPONENT + f'[sweep.parameters]\na = {{ file = "{file}" }}\nb = ["x"]\n', tmp_path)
+    finally:
+        os.close(reader)
 
 
 def test_tables(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from distributed import Security
 from koala_adapter.config.sitefile import ControlCenterConfig
 from koala_adapter.dask.cluster import (
     CREDENTIALS,
+    KoalaCluster,
     as_nodes_reach_it,
     credentials_of_workers,
     files_of,
@@ -63,9 +64,9 @@ def test_a_key_in_files_goes_to_the_workers(tmp_path: Path) -> None:
         credentials_of_workers(security)
 
 
-def test_files_are_private_and_go() -> None:
+def test_files_are_private_and_go(tmp_path: Path) -> None:
     """Nobody else can read a key, and it is not left anywhere."""
-    with files_of({"key.pem": "secret"}) as files:
+    with files_of({"key.pem": "secret"}, tmp_path / "private") as files:
         path = Path(files["key.pem"])
         assert path.read_text() == "secret"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -81,3 +82,12 @@ def test_without_distributed_the_way_out_is_told() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     assert "pip install 'koala-adapter[dask]'" in done.stdout
+
+
+def test_without_a_site_file_batch_systems_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the command line; here none is found."""
+    monkeypatch.delenv("KOALA_SITE", raising=False)
+    for name in ("HOME", "PATH", "KOALA_STATE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"no site file found.*; no batch system was found on this host"):
+        _ = KoalaCluster(maximum=2)

@@ -14,6 +14,7 @@ from koala_adapter.api import protocol
 from koala_adapter.api.statedirectory import SOCKET_NAME
 from koala_adapter.dask.cluster import WorkersJob
 from koala_adapter.outcome import JobState
+from koala_adapter.python.site import Site
 from tests.unit.api.test_asyncclient import report
 from tests.unit.scheduler.scheduler_site import job
 
@@ -86,9 +87,7 @@ async def service(directory: Path) -> AsyncIterator[asyncio.Event]:
 async def test_a_job_that_has_ended_is_watched_no_more(tmp_path: Path) -> None:
     """Dask drops it then, and whatever still waited for news of it would be destroyed with its connection open."""
     owner = Owner()
-    one = WorkersJob(
-        "tls://127.0.0.1:1", name="job", owner=owner, site_file=tmp_path / "site", directory=tmp_path, size=1
-    )
+    one = WorkersJob("tls://127.0.0.1:1", name="job", owner=owner, site=Site(tmp_path / "site", state=tmp_path), size=1)
     async with service(tmp_path) as left:
         await one.start()
         await asyncio.wait_for(left.wait(), LIVENESS)

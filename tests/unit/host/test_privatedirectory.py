@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +14,12 @@ from click.testing import CliRunner
 
 from koala_adapter.cli.koala import koala
 from koala_adapter.errors import EXIT_CONFIGURATION
-from koala_adapter.host.privatedirectory import make_directory, make_private_directory, weakness
+from koala_adapter.host.privatedirectory import (
+    make_directory,
+    make_private_directory,
+    transient_directory,
+    weakness,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,3 +128,23 @@ def test_a_directory_that_is_there_keeps_its_mode_unless_it_is_to_be_private(tmp
     assert mode_of(tmp_path / "open") == 0o755
     make_private_directory(tmp_path / "open")
     assert mode_of(tmp_path / "open") == 0o700
+
+
+def test_a_transient_directory_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+    """By the next one that is made; one that is in use is left alone."""
+    program = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from koala_adapter.host.privatedirectory import transient_directory\n"
+        "with transient_directory(Path(sys.argv[1])) as directory:\n"
+        "    (directory / 'key').write_text('secret'); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    parent = tmp_path / "private"
+    with transient_directory(parent) as used:
+        (used / "key").write_text("secret")
+        subprocess.run([sys.executable, "-c", program, str(parent)], check=False)
+        assert len(list(parent.iterdir())) == 2
+        with transient_directory(parent) as another:
+            assert {*parent.iterdir()} == {used, another}
+            assert mode_of(another) == 0o700
+        assert (used / "key").read_text() == "secret"
+    assert list(parent.iterdir()) == []

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from koala_adapter.host.process import ServiceManager
+from koala_adapter.host.process import ServiceManager, under_supervision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,3 +77,25 @@ async def test_where_nobody_waits_for_them_there_are_none(environment: dict[str,
     manager = ServiceManager(environment)
     await manager.keep_alive()
     manager.ready()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_it_hears_of_the_end_of_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, goes_on: bool
+) -> None:
+    """Unless the server goes on in the same process."""
+    path = str(tmp_path / "n")
+    monkeypatch.setenv("NOTIFY_SOCKET", path)
+    with supervisor(path) as heard:
+        async with anyio.create_task_group() as tasks:
+            under_supervision(tasks, lambda: goes_on).ready()
+            await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        assert heard.recv(100) == b"READY=1"
+        heard.settimeout(0)
+        if goes_on:
+            with pytest.raises(BlockingIOError):
+                heard.recv(100)
+        else:
+            assert heard.recv(100) == b"STOPPING=1"

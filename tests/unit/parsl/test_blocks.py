@@ -13,9 +13,10 @@ from parsl.jobs.states import TERMINAL_STATES
 from parsl.jobs.states import JobState as BlockState
 
 from koala_adapter.config.jobfile import load_job_text
+from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobOutcome, JobState
-from koala_adapter.parsl import BlockShape, block_state, job_text
+from koala_adapter.parsl import BlockShape, KoalaProvider, block_state, job_text
 from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:
@@ -67,3 +68,12 @@ def test_without_parsl_it_says_what_to_install() -> None:
     script = "import sys; sys.modules['parsl'] = None\nimport koala_adapter.parsl"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "pip install 'koala-adapter[parsl]'" in done.stderr.splitlines()[-1]
+
+
+def test_without_a_site_file_batch_systems_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the command line; here none is found."""
+    monkeypatch.delenv("KOALA_SITE", raising=False)
+    for name in ("HOME", "PATH", "KOALA_STATE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"no site file found.*; no batch system was found on this host"):
+        KoalaProvider()

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+import pytest
+
+from koala_adapter.errors import JobNotFoundError
 from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobOutcome, JobState
-from koala_adapter.python.jobs import mimebundle, show_reports
+from koala_adapter.python.jobs import mimebundle, show_reports, text_of
 from koala_adapter.report.values import ComponentReport
 from tests.unit.api.jobreports import job_report
-
-if TYPE_CHECKING:
-    import pytest
 
 COMPONENT = ComponentReport(
     name="left",
@@ -49,4 +48,21 @@ def test_each_change_is_a_line_without_a_notebook(capsys: pytest.CaptureFixture[
     assert show_reports([WAITING, WAITING, ENDED]) is ENDED
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.splitlines() == ["job 7 claiming: left 3 of 8 on alpha", "job 7 lost"]
+    assert shown.err.splitlines() == [
+        "job 7 claiming: left 3 of 8 on alpha",
+        "  It waits for 5 & holds 3.",
+        "job 7 lost",
+    ]
+
+
+def test_a_job_that_has_lost_workers_does_not_look_whole() -> None:
+    """What it holds while it runs is shown, and what it held when it has ended."""
+    running = replace(WAITING, state=JobState.RUNNING, launched_at=1.0)
+    assert 'value="3"></progress> 3 of 8' in mimebundle(running)["text/html"]
+    assert 'value="8"></progress> 8 of 8' in mimebundle(replace(running, finished_at=2.0))["text/html"]
+
+
+def test_output_of_a_component_that_is_not_there() -> None:
+    """It is refused wherever output is asked for, in programs with and without an event loop."""
+    with pytest.raises(JobNotFoundError, match="has no component 'no-such'; it has: left"):
+        text_of(WAITING, "no-such")

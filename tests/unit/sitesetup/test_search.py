@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import tomllib
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -81,6 +82,37 @@ def test_a_plugin_that_fails_or_finds_nothing_leaves_the_others_alone() -> None:
     assert [(one.name, one.plugin) for one in candidates] == [("here", "c"), ("here-2", "c")]
     assert [one.what for one in left_out] == ["plugin b"]
     assert "RuntimeError: oops" in left_out[0].why
+
+
+def test_a_plugin_that_hangs_leaves_the_others_alone() -> None:
+    """It is not waited for beyond the limit, and that is told."""
+    answered = threading.Event()
+
+    def hanging(_: Surroundings) -> Discovery:
+        answered.wait(60)
+        return Discovery()
+
+    hangs = replace(koala_local.PLUGIN, discover=hanging)
+    try:
+        candidates, left_out = find_candidates({"a": hangs, "c": plugin(FOUND)}, NOWHERE, limit=2)
+    finally:
+        answered.set()
+    assert [one.name for one in candidates] == ["here"]
+    assert [(one.what, one.why) for one in left_out] == [("plugin a", "its search has not ended within 2 s")]
+
+
+def test_a_site_file_that_was_found_is_never_half_written(tmp_path: Path) -> None:
+    """Another command may read it meanwhile: the file is replaced as a whole."""
+    directory = tmp_path / "state"
+    path, _ = standin_site_file({"local": plugin(FOUND)}, directory, around=NOWHERE)
+    before = path.stat().st_ino
+    with path.open(encoding="utf-8") as reader:
+        other = replace(FOUND, described="another")
+        path.write_text(path.read_text(encoding="utf-8").replace("# of ", "# of x"), encoding="utf-8")
+        standin_site_file({"local": plugin(other)}, directory, around=NOWHERE)
+        assert "# of x" in reader.read()
+    assert path.stat().st_ino != before
+    assert [one.name for one in directory.iterdir() if one.name.startswith("tmp")] == []
 
 
 def usable(**more: object) -> UsableCluster:

@@ -87,11 +87,25 @@ def test_a_table_is_one_parameter() -> None:
 
 def test_lines_of_a_file() -> None:
     """Empty lines are none; a file that has changed is refused."""
-    lines = lines_of("one\n\ntwo words\n")
+    lines = lines_of(b"one\n\ntwo words\n")
     axis = SweepAxis(names=("name",), count=2, file="/f")
     assert Expansion(Sweep(axes=(axis,)), {"/f": lines}).row(1) == {"name": "two words"}
     with pytest.raises(ConfigurationError, match="has 1 lines, and had 2"):
         Expansion(Sweep(axes=(axis,)), {"/f": ["one"]})
+
+
+@pytest.mark.parametrize(
+    ("content", "values"),
+    [
+        ("\ufeffone\ntwo", ["one", "two"]),
+        ("one\r\ntwo\r\n", ["one", "two"]),
+        ("a\u0085b\nc\u2028d\ne\x0cf\ng\x1ch", ["a\u0085b", "c\u2028d", "e\x0cf", "g\x1ch"]),
+        ("a\rb", ["a\rb"]),
+    ],
+)
+def test_lines_end_at_line_feeds_alone(content: str, values: list[str]) -> None:
+    """A byte-order mark is not part of the first value, and no other character cuts a value in two."""
+    assert lines_of(content.encode()) == values
 
 
 def test_only_parameters_give_way() -> None:

@@ -32,6 +32,7 @@ from koala_adapter.api.statedirectory import ownership
 from koala_adapter.cli.innerservice import inner_service, temporary_site
 from koala_adapter.cli.session import Session
 from koala_adapter.cli.terminal import Interrupts
+from koala_adapter.config.tomlfile import toml_text
 from koala_adapter.errors import KoalaError, SimulationError
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import Component, InputFile, Job, JobId, JobKind, Retirement, RunnerName
@@ -354,7 +355,7 @@ plugin = "local"
 poll_interval = 0.3
 requests_per_minute = 3000
 threshold = {threshold}
-output_directory = "{directory}"
+output_directory = {directory}
 settings = {{ processors = {processors}, idle_seconds = 60 }}
 """
 
@@ -366,7 +367,9 @@ def site_text(clusters: Sequence[ClusterModel], approach: Approach, malleability
     """
     head = SITE.format(approach=approach.value, malleability=malleability)
     tables = [
-        CLUSTER.format(name=one.name, processors=one.processors, threshold=one.threshold, directory=directory)
+        CLUSTER.format(
+            name=one.name, processors=one.processors, threshold=one.threshold, directory=toml_text(directory)
+        )
         for one in clusters
     ]
     return head + "".join(tables)

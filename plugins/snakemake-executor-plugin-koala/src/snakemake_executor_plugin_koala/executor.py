@@ -140,10 +140,12 @@ class Executor(RemoteExecutor):
     async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncIterator[SubmittedJobInfo]:
         """Tell Snakemake of the jobs that have ended, and yield the others."""
         async with self.status_rate_limiter:
-            reports = self._reports([one.external_jobid for one in active_jobs]) if active_jobs else {}
+            reports = reports_of(self._site, [one.external_jobid for one in active_jobs]) if active_jobs else {}
         for one in active_jobs:
             report = reports.get(one.external_jobid)
-            if report is None or report.outcome is None:
+            if isinstance(report, koala.JobNotFoundError):
+                self.report_job_error(one, msg=f"koala: {_words(report)} ")
+            elif report is None or report.outcome is None:
                 yield one
             elif report.state is koala.JobState.COMPLETED:
                 self.report_job_success(one)
@@ -162,16 +164,26 @@ class Executor(RemoteExecutor):
         super().shutdown()
         self._left.close()
 
-    def _reports(self, ids: Sequence[str]) -> Mapping[str, koala.JobReport]:
-        """Return what is known of jobs; nothing while no service answers, which says nothing of them."""
-        try:
-            # One that was ended or has failed meanwhile is started again, and goes on with the jobs.
-            self._site.begin_service()
-            latest = {one.id: one for one in self._site.information().jobs(max(LATEST, 2 * len(ids)))}
-            return {one: latest.get(one) or self._site.job(one).report() for one in ids}
-        except koala.KoalaError as error:
-            print(f"koala: {_words(error)}", file=sys.stderr)  # noqa: T201 - Snakemake's loggers print no warnings of plugins
-            return {}
+
+def reports_of(site: koala.Site, ids: Sequence[str]) -> Mapping[str, koala.JobReport | koala.JobNotFoundError]:
+    """Return the reports of jobs, and an error for each that the service does not know, as after its state was lost.
+
+    Nothing while no service answers, which says nothing of the jobs.
+    """
+    found: dict[str, koala.JobReport | koala.JobNotFoundError] = {}
+    try:
+        # One that was ended or has failed meanwhile is started again, and goes on with the jobs.
+        site.begin_service()
+        latest = {one.id: one for one in site.information().jobs(max(LATEST, 2 * len(ids)))}
+        for one in ids:
+            try:
+                found[one] = latest.get(one) or site.job(one).report()
+            except koala.JobNotFoundError as error:
+                found[one] = error
+    except koala.KoalaError as error:
+        print(f"koala: {_words(error)}", file=sys.stderr)  # noqa: T201 - Snakemake's loggers print no warnings of plugins
+        return {}
+    return found
 
 
 def _words(error: koala.KoalaError) -> str:

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The console on which commands draw: no text from outside can act on the terminal, and a lost reader is an error."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.segment import Segment
+
+from koala_adapter.config.tomlfile import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import ConsoleOptions, RenderableType, RenderResult
+    from rich.text import Text
+
+_WITHIN_LINE = re.compile(r"[^\n\t]+")
+
+
+class AsWritten:
+    """Output of the user's own processes, which goes to the terminal with its escape sequences."""
+
+    def __init__(self, text: str) -> None:
+        """Show ``text`` without its last line feeds."""
+        self._text = text.rstrip("\n") + "\n"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Return the text as it is."""
+        yield Segment(self._text)
+
+
+class SafeConsole(Console):
+    """A console that escapes what a terminal would act on, wherever in a text it comes from."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Return the segments of what is shown, with unprintable characters escaped."""
+        if isinstance(renderable, AsWritten):
+            return super().render(renderable, options)
+        return map(_safe, super().render(renderable, options))
+
+    def render_str(self, text: str, **how: Any) -> Text:  # noqa: ANN401 - options of rich
+        """Return a text with markup, escaped before it is measured: a cell of a table is as wide as what it shows."""
+        return super().render_str(_escaped(text), **how)
+
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError, where rich would end the process with exit code 1."""
+        raise  # noqa: PLE0704 - rich calls it while it handles the error
+
+
+def _safe(segment: Segment) -> Segment:
+    escaped = segment.text if segment.control else _escaped(segment.text)
+    return segment if escaped is segment.text else Segment(escaped, segment.style)
+
+
+def _escaped(text: str) -> str:
+    return text if text.isprintable() else _WITHIN_LINE.sub(lambda found: printable(found[0]), text)

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Site files of temporary sites are valid in whatever directory temporary files are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.cli import demo
+from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.lrm import load_plugins
+from koala_adapter.python.site import _site_text
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.simulation.platform import ClusterModel
+from koala_experiments.liveruns import site_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SITES: dict[str, Callable[[Path], str]] = {
+    "demo": lambda directory: demo.files(directory)["site.toml"],
+    "malleable demo": lambda directory: demo.malleable_files(directory)["site.toml"],
+    "local_site": lambda directory: _site_text(directory, ["alpha"], 2),
+    "experiment": lambda directory: site_text([ClusterModel(name="a", nodes=2)], Approach.PRA, "fpsma", str(directory)),
+}
+
+
+@pytest.mark.parametrize("kind", SITES)
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\U0001f40ab", "a{c}"])
+def test_any_directory_is_written_as_toml(kind: str, name: str) -> None:
+    """Quotes, backslashes, and characters beyond 16 bits."""
+    directory = Path("/tmp") / name
+    site = load_site_text(SITES[kind](directory), load_plugins())
+    assert {cluster.output_directory for cluster in site.clusters} == {str(directory)}
