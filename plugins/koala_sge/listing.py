@@ -72,12 +72,16 @@ def mebibytes_of(text: str) -> int | None:
 LARGEST_DOCUMENT = 256 * 1024 * 1024
 """Bytes; 100,000 jobs in one listing are about 60 MiB."""
 
-_FORBIDDEN = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-"""Characters that XML 1.0 does not allow, but that Grid Engine prints when they stand in a job's name."""
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+"""Characters that XML 1.0 does not allow, but that Grid Engine prints where users put them."""
+_REPLACEMENT = "\ufffd"
 
 
 def parse_xml(raw: bytes, *, root: str, source: str) -> _Element:
-    """Return the root element of a document, which must be called ``root``.
+    r"""Return the root element of a document, which must be called ``root``.
+
+    Grid Engine prints what users give it, such as requested resources and names of jobs to wait for, byte by byte.
+    Bytes that are no UTF-8 become escapes such as ``\xff``, so that they change only the field in which they stand.
 
     Raises LrmUnavailableError when the document is too large, is not well formed, or is another one; then nothing is
     known.
@@ -87,10 +91,11 @@ def parse_xml(raw: bytes, *, root: str, source: str) -> _Element:
         message = f"{source} printed {len(raw)} bytes, more than the {LARGEST_DOCUMENT} that are read"
         raise LrmUnavailableError(message, hint=hint)
     parser = etree.XMLParser(
-        resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False, huge_tree=True
+        encoding="utf-8", resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False, huge_tree=True
     )
+    text = _FORBIDDEN.sub(_REPLACEMENT, raw.decode("utf-8", "backslashreplace"))
     try:
-        element = etree.fromstring(_FORBIDDEN.sub(b"?", raw), parser)
+        element = etree.fromstring(text.encode(), parser)
     except (etree.XMLSyntaxError, ValueError) as error:
         message = f"{source} printed no well-formed XML: {error}"
         raise LrmUnavailableError(message, hint=hint) from None
@@ -179,29 +184,6 @@ def queue_instance_state(letters: str) -> NodeState:
         return NodeState.DRAINING
     # P (preempted) and whatever a later version may add.
     return NodeState.UNKNOWN if seen else NodeState.UP
-
-
-# -- Reasons of error states ---------------------------------------------------------------------------------
-# From ``qstat -j``.
-
-_NUMBER = re.compile(r"job_number:\s+(\d+)")
-_REASON = re.compile(r"error reason\s+(\d+):\s+(.*\S)")
-_ORIGIN = re.compile(r"^\S+ \S+ \[\d+:\d+\]: (?:error: )?")
-"""Date, time, and [user:process] of the shepherd that complained."""
-
-
-def parse_error_reasons(text: str) -> dict[str, str]:
-    """Return error reasons by task, under the ids ``NUMBER.TASK``, and under ``NUMBER`` the first of each job."""
-    reasons: dict[str, str] = {}
-    number = ""
-    for line in text.splitlines():
-        if job := _NUMBER.match(line):
-            number = job.group(1)
-        elif (found := _REASON.match(line)) and number:
-            reason = _ORIGIN.sub("", found.group(2))
-            reasons[f"{number}.{found.group(1)}"] = reason
-            reasons.setdefault(number, reason)
-    return reasons
 
 
 # -- Nodes ---------------------------------------------------------------------------------------------------

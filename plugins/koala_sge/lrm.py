@@ -23,11 +23,11 @@ from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptStore, apply
 from koala_adapter.lrm.listing import oldest_first
 from koala_adapter.model import HoldOwner, LrmJobState
 from koala_sge import heldjobs
-from koala_sge.heldjobs import HeldJobs, JobContext, noted, parse_contexts, possibly_hook_holds, without_users
+from koala_sge.explained import ExplainedJob, JobContext, noted, parse_explained
+from koala_sge.heldjobs import HeldJobs, possibly_hook_holds, without_users
 from koala_sge.listing import (
     GridEngineCommands,
     parse_accounting,
-    parse_error_reasons,
     parse_jobs,
     parse_layouts,
     parse_limits,
@@ -253,7 +253,7 @@ class SgeLrm(Lrm):
         self._settings = settings
         self._user = context.user or login_name()
         self._commands = GridEngineCommands(context.commands, settings)
-        self._error_reasons: Mapping[str, str] = {}
+        self._error_reasons: Mapping[str, Mapping[int, str]] = {}
         self._by_queue = settings.nodes == "queue-instances"
         self._held: frozenset[LrmJobId] = frozenset()
         self._held_asked_at = 0.0
@@ -352,17 +352,23 @@ class SgeLrm(Lrm):
             heldjobs.job_number(job.id) for job in jobs if job.user == self._user and ERROR_LETTER in job.raw_state
         }
         if missing := broken - self._error_reasons.keys():
-            result = await self._commands.run(heldjobs.explain_jobs(self._settings, sorted(missing)))
-            told = {**dict.fromkeys(missing, ""), **parse_error_reasons(result.text)}
-            kept = {id_: text for id_, text in self._error_reasons.items() if id_.partition(".")[0] in broken}
-            self._error_reasons = {**kept, **told}
+            numbers = sorted(missing)[: heldjobs.LARGEST_EXPLANATION]
+            try:
+                document = await self._commands.document(heldjobs.explain_jobs(self._settings, numbers))
+                explained = parse_explained(document)
+            except LrmUnavailableError:
+                explained = {}  # asked again with the next listing
+            else:
+                explained = {number: explained.get(number, ExplainedJob()) for number in numbers}
+            kept = {number: told for number, told in self._error_reasons.items() if number in broken}
+            self._error_reasons = kept | {number: job.error_reasons for number, job in explained.items()}
         return tuple(self._with_reason(job) for job in jobs)
 
     def _with_reason(self, job: LrmJob) -> LrmJob:
         if ERROR_LETTER not in job.raw_state:
             return job
-        number = job.id.partition(".")[0]
-        reason = self._error_reasons.get(job.id) or self._error_reasons.get(number)
+        told = self._error_reasons.get(heldjobs.job_number(job.id), {})
+        reason = told.get(job.array_index or 1) or next(iter(told.values()), "")
         return replace(job, reason=f"error state {job.raw_state}: {reason}") if reason else job
 
     # -- submission ----------------------------------------------------------------------------------------------
@@ -412,7 +418,8 @@ class SgeLrm(Lrm):
         held = possibly_hook_holds(parse_jobs(document), {job.id for job in parse_jobs(listed)})
         contexts: dict[str, JobContext] = {}
         for part in portions(sorted({heldjobs.job_number(job.id) for job in held}), heldjobs.LARGEST_EXPLANATION):
-            contexts |= parse_contexts((await self._commands.run(heldjobs.explain_jobs(self._settings, part))).text)
+            explained = parse_explained(await self._commands.document(heldjobs.explain_jobs(self._settings, part)))
+            contexts |= {number: job.context for number, job in explained.items()}
         return without_users([self._with_note(job, contexts) for job in held], contexts)
 
     def _with_note(self, job: LrmJob, contexts: Mapping[str, JobContext]) -> LrmJob:
