@@ -19,7 +19,7 @@ from koala_adapter.lrm.commands import login_name, portions
 from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
 from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of, kind_of_text
 from koala_adapter.lrm.drmaa.protocol import ControlAction
-from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptStore, apply_directives, raise_for
+from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptStore, apply_directives, raise_for, script_folder
 from koala_adapter.lrm.listing import oldest_first
 from koala_adapter.model import HoldOwner, LrmJobState
 from koala_sge import heldjobs
@@ -264,7 +264,7 @@ class SgeLrm(Lrm):
             HelperLaunch(library=settings.library(), variables=settings.variables()),
             request_timeout=settings.request_timeout,
         )
-        scripts = ScriptStore(settings.script_directory or context.state_directory / "scripts")
+        scripts = ScriptStore(script_folder(settings.script_directory, context))
         self._listed: tuple[float, Mapping[LrmJobId, LrmJob]] = (-LISTING_SERVES, {})
         """When the last listing was asked for, and what it showed."""
         self._held_jobs = HeldJobs(self._commands, settings)
@@ -393,7 +393,9 @@ class SgeLrm(Lrm):
         self._transport.forget(key)
 
     def _native(self, submission: Submission) -> tuple[str, ...]:
-        return apply_directives(heldjobs.native_options(self._settings, submission), self._context.directives)
+        return apply_directives(
+            heldjobs.native_options(self._settings, submission), self._context.directives, GRID_ENGINE
+        )
 
     # -- control -------------------------------------------------------------------------------------------------
 
