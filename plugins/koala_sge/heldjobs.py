@@ -17,7 +17,7 @@ from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
 from koala_adapter.lrm.drmaa.transport import ScriptDelivery
 from koala_adapter.model import LrmJobState
 from koala_sge.explained import ANY_QUEUE, NOTE, QUEUES, JobContext, note_word, parse_explained
-from koala_sge.listing import has_access_lists, parse_limits, parse_xml, seconds_of, text_of
+from koala_sge.listing import has_access_lists, listed_jobs, parse_limits, seconds_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -74,8 +74,7 @@ class Wishes:
 
 def parse_wishes(raw: bytes) -> dict[str, Wishes]:
     """Return what each job of ``qstat -xml -r`` asks for, by its number. Raises LrmUnavailableError."""
-    root = parse_xml(raw, root="job_info", source="qstat")
-    return {text_of(element, "JB_job_number"): _wishes(element) for element in root.iter("job_list")}
+    return {text_of(element, "JB_job_number"): _wishes(element) for element in listed_jobs(raw)}
 
 
 def _wishes(element: _Element) -> Wishes:
@@ -164,22 +163,28 @@ def equivalent_qsub(settings: SgeSettings, template: Template, count: int) -> tu
     )
 
 
-def list_jobs(settings: SgeSettings) -> tuple[str, ...]:
-    """All jobs of all users, with whole names and requested walltimes."""
-    return (settings.command("qstat"), "-xml", "-r", "-u", "*")
+UNFINISHED = ("-s", "prs")
+"""Jobs that wait, run or are suspended, whatever a file of defaults asks for."""
+SINGLY = ("-g", "d")
+"""Each task by itself: in place of another ``-g`` in a file of defaults, such as one that lists queues only."""
 
 
-def list_held(settings: SgeSettings, user: str, kind: str) -> tuple[str, ...]:
+def list_jobs(settings: SgeSettings, *, singly: bool = False) -> tuple[str, ...]:
+    """All jobs of all users, with whole names and requested walltimes. ``singly``: each waiting task in a row."""
+    return (settings.command("qstat"), "-xml", "-r", *UNFINISHED, *(SINGLY if singly else ()), "-u", "*")
+
+
+def list_held(settings: SgeSettings, user: str, kind: str, *, singly: bool = False) -> tuple[str, ...]:
     """Return the request for a user's jobs, or all users' (``*``), in hold of a kind.
 
     It is ``u`` of the user, ``o`` of an operator, ``s`` of the system (a manager).
     """
-    return (settings.command("qstat"), "-xml", "-u", user, "-s", f"h{kind}")
+    return (settings.command("qstat"), "-xml", *(SINGLY if singly else ()), "-u", user, "-s", f"h{kind}")
 
 
 def list_slots(settings: SgeSettings) -> tuple[str, ...]:
     """All jobs of all users, with a row for each slot of a parallel job."""
-    return (settings.command("qstat"), "-xml", "-g", "t", "-r", "-u", "*")
+    return (settings.command("qstat"), "-xml", "-g", "t", "-r", *UNFINISHED, "-u", "*")
 
 
 def list_nodes(settings: SgeSettings) -> tuple[str, ...]:

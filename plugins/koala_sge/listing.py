@@ -373,13 +373,31 @@ def parse_jobs(raw: bytes, *, name_prefix: str = "", by_queue: bool = False) -> 
     Times are read as UTC: the command must run with TZ=UTC. A job listed twice (it moved while it was listed) counts
     once, as it was seen last.
     """
-    root = parse_xml(raw, root="job_info", source="qstat")
     jobs: dict[LrmJobId, LrmJob] = {}
-    for element in root.iter("job_list"):
+    for element in listed_jobs(raw):
         name = text_of(element, "full_job_name") or text_of(element, "JB_name")
         if name.startswith(name_prefix):
             jobs.update((job.id, job) for job in _jobs(element, name, by_queue=by_queue))
     return tuple(jobs.values())
+
+
+def listed_jobs(raw: bytes) -> tuple[_Element, ...]:
+    """Return the elements of the jobs that qstat listed. Raises LrmUnavailableError when it listed something else."""
+    root = parse_xml(raw, root="job_info", source="qstat")
+    jobs = tuple(root.iter("job_list"))
+    if not jobs and root.find("queue_info") is None and root.find("job_info") is None:
+        message = "qstat printed a document that lists no jobs, but something else"
+        hint = "look for -g or another option in SGE_ROOT/CELL/common/sge_qstat and ~/.sge_qstat, and take it out"
+        raise LrmUnavailableError(message, hint=hint)
+    return jobs
+
+
+def place_of(element: _Element) -> tuple[str, str]:
+    """Return queue and host of a job; with -f or -F in a file of defaults, the queue instance encloses the job."""
+    parent = element.getparent()
+    enclosing = text_of(parent, "name") if parent is not None and parent.tag == "Queue-List" else ""
+    queue, _, host = (text_of(element, "queue_name") or enclosing).partition("@")
+    return queue, host
 
 
 def _jobs(element: _Element, name: str, *, by_queue: bool) -> Iterator[LrmJob]:
@@ -410,7 +428,7 @@ def task_ranges(text: str) -> tuple[range, ...]:
 def _job(element: _Element, name: str, id_: LrmJobId, index: int | None, processors: int, *, by_queue: bool) -> LrmJob:
     letters = text_of(element, "state")
     state = job_state(letters)
-    queue, _, host = text_of(element, "queue_name").partition("@")
+    queue, host = place_of(element)
     node = f"{queue}@{host}" if by_queue else host
     # JAT_start_time is also set while a task is being transferred, and stays after a restart.
     started = moment_of(text_of(element, "JAT_start_time")) if host else None
@@ -450,8 +468,8 @@ def parse_layouts(raw: bytes, *, by_queue: bool = False) -> dict[LrmJobId, tuple
     """
     counts: dict[LrmJobId, dict[str, int]] = {}
     masters: dict[LrmJobId, tuple[str, int]] = {}
-    for element in parse_xml(raw, root="job_info", source="qstat").iter("job_list"):
-        queue, _, host = text_of(element, "queue_name").partition("@")
+    for element in listed_jobs(raw):
+        queue, host = place_of(element)
         if not host:
             continue
         number, task = text_of(element, "JB_job_number"), text_of(element, "tasks")

@@ -23,6 +23,7 @@ from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptStore, apply
 from koala_adapter.lrm.listing import oldest_first
 from koala_adapter.model import HoldOwner, LrmJobState
 from koala_sge import heldjobs
+from koala_sge.defaults import check_defaults, groups_arrays, require_whole_listings
 from koala_sge.explained import ExplainedJob, JobContext, noted, parse_explained
 from koala_sge.heldjobs import HeldJobs, possibly_hook_holds, without_users
 from koala_sge.listing import (
@@ -59,7 +60,7 @@ async def run_checks(
 
     Without a qmaster the rest is left out.
     """
-    results = [_root(settings), await _commands(lrm, settings)]
+    results = [_root(settings), check_defaults(settings), await _commands(lrm, settings)]
     try:
         results.append(await _nodes(lrm, settings))
     except LrmUnavailableError as error:
@@ -179,7 +180,7 @@ async def _held(run: Run, settings: SgeSettings) -> CheckResult:
         found = f"an ordinary submission is refused: {submitted.complaint}"
         return CheckResult(subject=subject, ok=False, found=found, remedy=submission_remedy(submitted.complaint))
     try:
-        listing = await run(heldjobs.list_jobs(settings))
+        listing = await run(heldjobs.list_jobs(settings, singly=groups_arrays(settings)))
         seen = next((job for job in parse_jobs(listing.stdout) if job.id == number[1]), None)
     finally:
         await run((settings.command("qdel"), number[1]))
@@ -255,6 +256,7 @@ class SgeLrm(Lrm):
         self._commands = GridEngineCommands(context.commands, settings)
         self._error_reasons: Mapping[str, Mapping[int, str]] = {}
         self._by_queue = settings.nodes == "queue-instances"
+        self._singly = groups_arrays(settings)
         self._held: frozenset[LrmJobId] = frozenset()
         self._held_asked_at = 0.0
         self._holders: Mapping[LrmJobId, HoldOwner] = {}
@@ -271,7 +273,11 @@ class SgeLrm(Lrm):
         self._transport = DrmaaTransport(self.client, scripts, delivery=settings.script_delivery, expected=GRID_ENGINE)
 
     async def start(self) -> None:
-        """Start the DRMAA helper; a qmaster that is out of reach now is tried again with the first request."""
+        """Start the DRMAA helper; a qmaster that is out of reach now is tried again with the first request.
+
+        Raises LrmRejectedError when a file of defaults hides jobs, queues or hosts from qstat or qselect.
+        """
+        require_whole_listings(self._settings)
         await self._transport.start()
 
     async def close(self) -> None:
@@ -301,7 +307,7 @@ class SgeLrm(Lrm):
 
     async def _listing(self) -> tuple[bytes, tuple[LrmJob, ...]]:
         asked_at = time.monotonic()
-        document = await self._commands.document(heldjobs.list_jobs(self._settings))
+        document = await self._commands.document(heldjobs.list_jobs(self._settings, singly=self._singly))
         everything = parse_jobs(document, by_queue=self._by_queue)
         self._listed = asked_at, {job.id: job for job in everything}
         return document, everything
@@ -313,7 +319,9 @@ class SgeLrm(Lrm):
         if held and (held != self._held or now > self._held_asked_at + HOLDERS_KEPT):
             found: dict[LrmJobId, HoldOwner] = {}
             for kind, owner in (("o", HoldOwner.OPERATOR), ("s", HoldOwner.SYSTEM)):
-                document = await self._commands.document(heldjobs.list_held(self._settings, self._user, kind))
+                document = await self._commands.document(
+                    heldjobs.list_held(self._settings, self._user, kind, singly=self._singly)
+                )
                 found.update((job.id, owner) for job in parse_jobs(document))
             self._holders, self._held_asked_at = found, now
         self._held = held
@@ -414,9 +422,9 @@ class SgeLrm(Lrm):
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs in user hold whose users, by the mark of conf/sge_jsv.sh, do not hold them."""
-        document = await self._commands.document(heldjobs.list_jobs(self._settings))
+        document = await self._commands.document(heldjobs.list_jobs(self._settings, singly=self._singly))
         # The letters of a listing do not tell this hold from an operator's.
-        listed = await self._commands.document(heldjobs.list_held(self._settings, "*", "u"))
+        listed = await self._commands.document(heldjobs.list_held(self._settings, "*", "u", singly=self._singly))
         held = possibly_hook_holds(parse_jobs(document), {job.id for job in parse_jobs(listed)})
         contexts: dict[str, JobContext] = {}
         for part in portions(sorted({heldjobs.job_number(job.id) for job in held}), heldjobs.LARGEST_EXPLANATION):

@@ -55,14 +55,14 @@ def _answer(name: str, options: list[str], state: State) -> tuple[str, str]:
 
 def _listing(name: str, options: list[str], state: State) -> str | None:
     listings: dict[tuple[str, ...], Callable[[State], str]] = {
-        ("qstat", "-xml", "-r", "-u", "*"): _jobs,
+        ("qstat", "-xml", "-r", "-s", "prs", "-u", "*"): _jobs,
         ("qstat", "-xml", "-g", "c"): _queues,
         ("qhost", "-xml", "-q", "-F", "slots"): _hosts,
         ("qconf", "-sq", "*"): lambda state: f"qname {QUEUE}\nslots {state.slots}\ns_rt INFINITY\nh_rt 24:00:00\n",
         ("qconf", "-tsm"): lambda _state: "",
     }
     if [name, *options[:2], *options[3:4]] == ["qstat", "-xml", "-u", "-s"]:
-        return f"{HEADER}\n<job_info></job_info>\n"  # nobody holds but users
+        return f"{HEADER}\n<job_info><queue_info/><job_info/></job_info>\n"  # nobody holds but users
     if [name, *options[:2]] == ["qstat", "-xml", "-j"]:
         return _explained(state, options[2].split(","))
     listing = listings.get((name, *options))
