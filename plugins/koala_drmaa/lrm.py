@@ -27,6 +27,7 @@ from koala_adapter.lrm.drmaa.transport import (
     ScriptStore,
     apply_directives,
     raise_for,
+    script_folder,
     version_of,
 )
 from koala_adapter.lrm.listing import oldest_first
@@ -96,8 +97,8 @@ class DrmaaSettings(BaseModel):
     )
     script_directory: Path | None = Field(
         default=None,
-        description="Where scripts are kept (mode 0700), seen by the nodes under the same path; default: in the "
-        "state directory.",
+        description="Where scripts are kept (mode 0700), seen by the nodes under the same path, in a folder for "
+        "each cluster and state directory; default: in the state directory.",
     )
     array_index_variable: str | None = Field(
         default=None, description="Variable in which a job of a bulk finds its index; by default that of the library."
@@ -285,7 +286,7 @@ class DrmaaLrm(Lrm):
             ledger=context.state_directory / LEDGER_NAME,
             request_timeout=settings.request_timeout,
         )
-        scripts = ScriptStore(settings.script_directory or context.state_directory / "scripts")
+        scripts = ScriptStore(script_folder(settings.script_directory, context))
         self._transport = DrmaaTransport(self.client, scripts, delivery=settings.script_delivery)
         self._adopt_library()
 
@@ -371,7 +372,7 @@ class DrmaaLrm(Lrm):
 
     def _native(self, submission: Submission) -> tuple[str, ...]:
         options = native_options(self._settings, submission, self.client.library)
-        return apply_directives(options, self._context.directives)
+        return apply_directives(options, self._context.directives, self.client.library)
 
     # -- control -------------------------------------------------------------------------------------------------
 

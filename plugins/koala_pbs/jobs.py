@@ -417,8 +417,10 @@ _DEPENDS = ("after", "on:", "runone:", "syncwith:")
 
 
 def parse_jobs(text: str, read: Reader = read_entries, *, moved: bool = False) -> tuple[LrmJob, ...]:
-    """Return the jobs of a listing, elements of arrays singly. Raises ValueError that names a job at fault.
+    """Return the jobs of a listing, elements of arrays singly. Raises ValueError for a job without name or state.
 
+    A job with another attribute that cannot be read is UNKNOWN, and says why: what one user gives PBS hides no other's
+    jobs.
     ``moved``: another server than ours lists them.
     """
     entries = read(text, "Jobs")
@@ -461,11 +463,25 @@ def parse_held_by_operator(text: str, read: Reader = read_entries) -> tuple[LrmJ
 
 
 def _named(id_: str, attributes: Attributes, parent: Attributes, *, moved: bool) -> LrmJob:
+    if missing := next((name for name in ("Job_Name", "job_state") if not value_of(attributes, name)), ""):
+        raise ValueError(f"job {id_} cannot be read: it has no {missing}")
     try:
         job = _job(id_, attributes, parent)
         return replace(job, elsewhere=_place(attributes)) if moved else job
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"job {id_} cannot be read ({type(error).__name__}: {error})") from error
+        return _unreadable(id_, attributes, f"its listing cannot be read ({type(error).__name__}: {error})")
+
+
+def _unreadable(id_: str, attributes: Attributes, reason: str) -> LrmJob:
+    return LrmJob(
+        id=LrmJobId(id_),
+        name=value_of(attributes, "Job_Name"),
+        state=LrmJobState.UNKNOWN,
+        user=value_of(attributes, "euser") or value_of(attributes, "Job_Owner").partition("@")[0],
+        processors=1,
+        array_index=array_index(id_),
+        reason=reason,
+    )
 
 
 def _place(attributes: Attributes) -> str:
@@ -475,7 +491,7 @@ def _place(attributes: Attributes) -> str:
 
 
 def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
-    letter, substate = _required(attributes, "job_state"), value_of(attributes, "substate")
+    letter, substate = value_of(attributes, "job_state"), value_of(attributes, "substate")
     left = letter == MOVED_LETTER and substate == MOVED
     index = array_index(id_)
     # With an array_index of its own it has begun, and tells of itself.
@@ -496,7 +512,7 @@ def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
     processors = number_of(wanted.get("ncpus", ""), 0) or sum(chunk.processors for chunk in chunks) or 1
     return LrmJob(
         id=LrmJobId(id_),
-        name=_required(attributes, "Job_Name"),
+        name=value_of(attributes, "Job_Name"),
         state=state,
         user=value_of(attributes, "euser") or value_of(attributes, "Job_Owner").partition("@")[0],
         processors=processors,
@@ -593,13 +609,6 @@ def _waits_for_more(comment: str) -> bool:
 def _given_index(variables: Mapping[str, str]) -> int | None:
     text = variables.get(INDEX_VARIABLE, "")
     return int(text) if text.isdecimal() else None
-
-
-def _required(attributes: Attributes, name: str) -> str:
-    text = value_of(attributes, name)
-    if not text:
-        raise ValueError(f"it has no {name}")
-    return text
 
 
 # -- Notes in the comments of jobs ---------------------------------------------------------------------------

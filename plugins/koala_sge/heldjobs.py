@@ -12,11 +12,12 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmNotFoundError
+from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
 from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
 from koala_adapter.lrm.drmaa.transport import ScriptDelivery
 from koala_adapter.model import LrmJobState
-from koala_sge.listing import has_access_lists, parse_limits, parse_xml, seconds_of, text_of
+from koala_sge.explained import ANY_QUEUE, NOTE, QUEUES, JobContext, note_word, parse_explained
+from koala_sge.listing import has_access_lists, listed_jobs, parse_limits, seconds_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -73,8 +74,7 @@ class Wishes:
 
 def parse_wishes(raw: bytes) -> dict[str, Wishes]:
     """Return what each job of ``qstat -xml -r`` asks for, by its number. Raises LrmUnavailableError."""
-    root = parse_xml(raw, root="job_info", source="qstat")
-    return {text_of(element, "JB_job_number"): _wishes(element) for element in root.iter("job_list")}
+    return {text_of(element, "JB_job_number"): _wishes(element) for element in listed_jobs(raw)}
 
 
 def _wishes(element: _Element) -> Wishes:
@@ -111,65 +111,6 @@ def nodes_of(instances: Iterable[str], *, by_queue: bool) -> frozenset[str]:
 def instances_on(node: str, instances: Collection[str], *, by_queue: bool) -> tuple[str, ...]:
     """Return the instances of one node."""
     return tuple(sorted(name for name in instances if node in nodes_of([name], by_queue=by_queue)))
-
-
-# -- Contexts of jobs ----------------------------------------------------------------------------------------
-# What stands in the contexts of jobs (``qalter -ac``) for an outside scheduler, as ``qstat -j`` shows them. The context
-# is the only place of a job in which a submission verifier and a scheduler can leave a word that has no other meaning.
-
-USER_HOLD = "koala_user_hold"
-"""Set by conf/sge_jsv.sh for a job that its user held, too."""
-QUEUES = "koala_queues"
-"""The queues that a job asked for before it was pinned to others."""
-NOTE = "koala"
-"""What an outside scheduler tells the user of a job that waits."""
-ANY_QUEUE = "*"
-BETWEEN_QUEUES = "+"
-"""A comma ends a value, and no name of a queue has a plus sign."""
-
-_NUMBER = re.compile(r"job_number:\s+(?P<number>[0-9]+)")
-_CONTEXT = re.compile(r"context:\s+(?P<context>\S.*)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobContext:
-    """What is left of a job for an outside scheduler."""
-
-    user_hold: bool = False
-    queues: tuple[str, ...] | None = None
-    """The queues that it asked for before it was pinned; empty: any, None: it is not pinned."""
-    note: str = ""
-
-
-def parse_contexts(text: str) -> dict[str, JobContext]:
-    """Return the contexts of ``qstat -j``, by the numbers of the jobs; those without any included."""
-    found: dict[str, JobContext] = {}
-    number = ""
-    for line in text.splitlines():
-        if job := _NUMBER.match(line):
-            number = job["number"]
-            found[number] = JobContext()
-        elif number and (context := _CONTEXT.match(line)):
-            words = dict(word.partition("=")[::2] for word in context["context"].strip().split(","))
-            note = words.get(NOTE, "").replace(";", ",")
-            found[number] = JobContext(user_hold=USER_HOLD in words, queues=_queues(words.get(QUEUES)), note=note)
-    return found
-
-
-def noted(queues: Sequence[str]) -> str:
-    """Return the word in which a context keeps the queues that a job asked for."""
-    return f"{QUEUES}={BETWEEN_QUEUES.join(queues) or ANY_QUEUE}"
-
-
-def note_word(text: str) -> str:
-    """Return the word in which a context keeps a note: a comma would end it."""
-    return f"{NOTE}={text.replace(',', ';')}"
-
-
-def _queues(word: str | None) -> tuple[str, ...] | None:
-    if word is None:
-        return None
-    return () if word == ANY_QUEUE else tuple(word.split(BETWEEN_QUEUES))
 
 
 # -- Command lines -------------------------------------------------------------------------------------------
@@ -222,22 +163,28 @@ def equivalent_qsub(settings: SgeSettings, template: Template, count: int) -> tu
     )
 
 
-def list_jobs(settings: SgeSettings) -> tuple[str, ...]:
-    """All jobs of all users, with whole names and requested walltimes."""
-    return (settings.command("qstat"), "-xml", "-r", "-u", "*")
+UNFINISHED = ("-s", "prs")
+"""Jobs that wait, run or are suspended, whatever a file of defaults asks for."""
+SINGLY = ("-g", "d")
+"""Each task by itself: in place of another ``-g`` in a file of defaults, such as one that lists queues only."""
 
 
-def list_held(settings: SgeSettings, user: str, kind: str) -> tuple[str, ...]:
+def list_jobs(settings: SgeSettings, *, singly: bool = False) -> tuple[str, ...]:
+    """All jobs of all users, with whole names and requested walltimes. ``singly``: each waiting task in a row."""
+    return (settings.command("qstat"), "-xml", "-r", *UNFINISHED, *(SINGLY if singly else ()), "-u", "*")
+
+
+def list_held(settings: SgeSettings, user: str, kind: str, *, singly: bool = False) -> tuple[str, ...]:
     """Return the request for a user's jobs, or all users' (``*``), in hold of a kind.
 
     It is ``u`` of the user, ``o`` of an operator, ``s`` of the system (a manager).
     """
-    return (settings.command("qstat"), "-xml", "-u", user, "-s", f"h{kind}")
+    return (settings.command("qstat"), "-xml", *(SINGLY if singly else ()), "-u", user, "-s", f"h{kind}")
 
 
 def list_slots(settings: SgeSettings) -> tuple[str, ...]:
     """All jobs of all users, with a row for each slot of a parallel job."""
-    return (settings.command("qstat"), "-xml", "-g", "t", "-r", "-u", "*")
+    return (settings.command("qstat"), "-xml", "-g", "t", "-r", *UNFINISHED, "-u", "*")
 
 
 def list_nodes(settings: SgeSettings) -> tuple[str, ...]:
@@ -256,8 +203,8 @@ def show_queues(settings: SgeSettings) -> tuple[str, ...]:
 
 
 def explain_jobs(settings: SgeSettings, numbers: Iterable[str]) -> tuple[str, ...]:
-    """All about these jobs, with the reason of an error state."""
-    return (settings.command("qstat"), "-j", ",".join(numbers))
+    """All about these jobs, with their contexts and the reasons of error states."""
+    return (settings.command("qstat"), "-xml", "-j", ",".join(numbers))
 
 
 def give_back(settings: SgeSettings, numbers: Iterable[str]) -> tuple[str, ...]:
@@ -345,9 +292,12 @@ def possibly_hook_holds(jobs: Iterable[LrmJob], in_user_hold: Collection[str]) -
 
 
 def without_users(jobs: Iterable[LrmJob], contexts: Mapping[str, JobContext]) -> tuple[LrmJob, ...]:
-    """Return jobs but for those that their users hold; ``contexts`` by the numbers of jobs."""
-    users = {number for number, context in contexts.items() if context.user_hold}
-    return tuple(job for job in jobs if job.id.partition(".")[0] not in users)
+    """Return jobs but for those that their users hold, or of which that is not known.
+
+    ``contexts``: those that are known, by the numbers of jobs.
+    """
+    free = {number for number, context in contexts.items() if not context.user_hold}
+    return tuple(job for job in jobs if job.id.partition(".")[0] in free)
 
 
 # -- What is known of the held jobs --------------------------------------------------------------------------
@@ -423,10 +373,13 @@ class HeldJobs:
             self._contexts[number] = replace(self._contexts[number], note=text)
 
     async def context(self, job: LrmJobId) -> JobContext:
-        """Return the context of a job as it is now. Raises LrmError."""
+        """Return the context of a job as it is now. Raises LrmError, also when Grid Engine does not tell it."""
         number = job_number(job)
-        shown = await self._commands.run(explain_jobs(self._settings, [number]))
-        return parse_contexts(shown.text).get(number, JobContext())
+        explained = parse_explained(await self._commands.document(explain_jobs(self._settings, [number])))
+        if number not in explained:
+            message = f"Grid Engine does not know job {job} any more"
+            raise LrmNotFoundError(message, hint="it has ended, or never was")
+        return explained[number].context
 
     async def _ask_contexts(self, held: set[str]) -> None:
         self._contexts = {number: known for number, known in self._contexts.items() if number in held}
@@ -434,8 +387,12 @@ class HeldJobs:
         asked = {number for number in held if number not in self._contexts or self._contexts[number].user_hold}
         if asked:
             numbers = sorted(asked, key=int)[:LARGEST_EXPLANATION]
-            shown = await self._commands.run(explain_jobs(self._settings, numbers))
-            self._contexts.update(parse_contexts(shown.text))
+            try:
+                explained = parse_explained(await self._commands.document(explain_jobs(self._settings, numbers)))
+            except LrmUnavailableError:
+                # It is asked again with the next listing; until then these jobs are not started.
+                return
+            self._contexts.update((number, job.context) for number, job in explained.items())
 
     async def _ask_queues(self) -> None:
         now = time.monotonic()

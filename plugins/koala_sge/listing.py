@@ -72,12 +72,16 @@ def mebibytes_of(text: str) -> int | None:
 LARGEST_DOCUMENT = 256 * 1024 * 1024
 """Bytes; 100,000 jobs in one listing are about 60 MiB."""
 
-_FORBIDDEN = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-"""Characters that XML 1.0 does not allow, but that Grid Engine prints when they stand in a job's name."""
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+"""Characters that XML 1.0 does not allow, but that Grid Engine prints where users put them."""
+_REPLACEMENT = "\ufffd"
 
 
 def parse_xml(raw: bytes, *, root: str, source: str) -> _Element:
-    """Return the root element of a document, which must be called ``root``.
+    r"""Return the root element of a document, which must be called ``root``.
+
+    Grid Engine prints what users give it, such as requested resources and names of jobs to wait for, byte by byte.
+    Bytes that are no UTF-8 become escapes such as ``\xff``, so that they change only the field in which they stand.
 
     Raises LrmUnavailableError when the document is too large, is not well formed, or is another one; then nothing is
     known.
@@ -87,10 +91,11 @@ def parse_xml(raw: bytes, *, root: str, source: str) -> _Element:
         message = f"{source} printed {len(raw)} bytes, more than the {LARGEST_DOCUMENT} that are read"
         raise LrmUnavailableError(message, hint=hint)
     parser = etree.XMLParser(
-        resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False, huge_tree=True
+        encoding="utf-8", resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False, huge_tree=True
     )
+    text = _FORBIDDEN.sub(_REPLACEMENT, raw.decode("utf-8", "backslashreplace"))
     try:
-        element = etree.fromstring(_FORBIDDEN.sub(b"?", raw), parser)
+        element = etree.fromstring(text.encode(), parser)
     except (etree.XMLSyntaxError, ValueError) as error:
         message = f"{source} printed no well-formed XML: {error}"
         raise LrmUnavailableError(message, hint=hint) from None
@@ -179,29 +184,6 @@ def queue_instance_state(letters: str) -> NodeState:
         return NodeState.DRAINING
     # P (preempted) and whatever a later version may add.
     return NodeState.UNKNOWN if seen else NodeState.UP
-
-
-# -- Reasons of error states ---------------------------------------------------------------------------------
-# From ``qstat -j``.
-
-_NUMBER = re.compile(r"job_number:\s+(\d+)")
-_REASON = re.compile(r"error reason\s+(\d+):\s+(.*\S)")
-_ORIGIN = re.compile(r"^\S+ \S+ \[\d+:\d+\]: (?:error: )?")
-"""Date, time, and [user:process] of the shepherd that complained."""
-
-
-def parse_error_reasons(text: str) -> dict[str, str]:
-    """Return error reasons by task, under the ids ``NUMBER.TASK``, and under ``NUMBER`` the first of each job."""
-    reasons: dict[str, str] = {}
-    number = ""
-    for line in text.splitlines():
-        if job := _NUMBER.match(line):
-            number = job.group(1)
-        elif (found := _REASON.match(line)) and number:
-            reason = _ORIGIN.sub("", found.group(2))
-            reasons[f"{number}.{found.group(1)}"] = reason
-            reasons.setdefault(number, reason)
-    return reasons
 
 
 # -- Nodes ---------------------------------------------------------------------------------------------------
@@ -391,13 +373,31 @@ def parse_jobs(raw: bytes, *, name_prefix: str = "", by_queue: bool = False) -> 
     Times are read as UTC: the command must run with TZ=UTC. A job listed twice (it moved while it was listed) counts
     once, as it was seen last.
     """
-    root = parse_xml(raw, root="job_info", source="qstat")
     jobs: dict[LrmJobId, LrmJob] = {}
-    for element in root.iter("job_list"):
+    for element in listed_jobs(raw):
         name = text_of(element, "full_job_name") or text_of(element, "JB_name")
         if name.startswith(name_prefix):
             jobs.update((job.id, job) for job in _jobs(element, name, by_queue=by_queue))
     return tuple(jobs.values())
+
+
+def listed_jobs(raw: bytes) -> tuple[_Element, ...]:
+    """Return the elements of the jobs that qstat listed. Raises LrmUnavailableError when it listed something else."""
+    root = parse_xml(raw, root="job_info", source="qstat")
+    jobs = tuple(root.iter("job_list"))
+    if not jobs and root.find("queue_info") is None and root.find("job_info") is None:
+        message = "qstat printed a document that lists no jobs, but something else"
+        hint = "look for -g or another option in SGE_ROOT/CELL/common/sge_qstat and ~/.sge_qstat, and take it out"
+        raise LrmUnavailableError(message, hint=hint)
+    return jobs
+
+
+def place_of(element: _Element) -> tuple[str, str]:
+    """Return queue and host of a job; with -f or -F in a file of defaults, the queue instance encloses the job."""
+    parent = element.getparent()
+    enclosing = text_of(parent, "name") if parent is not None and parent.tag == "Queue-List" else ""
+    queue, _, host = (text_of(element, "queue_name") or enclosing).partition("@")
+    return queue, host
 
 
 def _jobs(element: _Element, name: str, *, by_queue: bool) -> Iterator[LrmJob]:
@@ -428,7 +428,7 @@ def task_ranges(text: str) -> tuple[range, ...]:
 def _job(element: _Element, name: str, id_: LrmJobId, index: int | None, processors: int, *, by_queue: bool) -> LrmJob:
     letters = text_of(element, "state")
     state = job_state(letters)
-    queue, _, host = text_of(element, "queue_name").partition("@")
+    queue, host = place_of(element)
     node = f"{queue}@{host}" if by_queue else host
     # JAT_start_time is also set while a task is being transferred, and stays after a restart.
     started = moment_of(text_of(element, "JAT_start_time")) if host else None
@@ -468,8 +468,8 @@ def parse_layouts(raw: bytes, *, by_queue: bool = False) -> dict[LrmJobId, tuple
     """
     counts: dict[LrmJobId, dict[str, int]] = {}
     masters: dict[LrmJobId, tuple[str, int]] = {}
-    for element in parse_xml(raw, root="job_info", source="qstat").iter("job_list"):
-        queue, _, host = text_of(element, "queue_name").partition("@")
+    for element in listed_jobs(raw):
+        queue, host = place_of(element)
         if not host:
             continue
         number, task = text_of(element, "JB_job_number"), text_of(element, "tasks")

@@ -19,15 +19,16 @@ from koala_adapter.lrm.commands import login_name, portions
 from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
 from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of, kind_of_text
 from koala_adapter.lrm.drmaa.protocol import ControlAction
-from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptStore, apply_directives, raise_for
+from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptStore, apply_directives, raise_for, script_folder
 from koala_adapter.lrm.listing import oldest_first
 from koala_adapter.model import HoldOwner, LrmJobState
 from koala_sge import heldjobs
-from koala_sge.heldjobs import HeldJobs, JobContext, noted, parse_contexts, possibly_hook_holds, without_users
+from koala_sge.defaults import check_defaults, groups_arrays, require_whole_listings
+from koala_sge.explained import ExplainedJob, JobContext, noted, parse_explained
+from koala_sge.heldjobs import HeldJobs, possibly_hook_holds, without_users
 from koala_sge.listing import (
     GridEngineCommands,
     parse_accounting,
-    parse_error_reasons,
     parse_jobs,
     parse_layouts,
     parse_limits,
@@ -59,7 +60,7 @@ async def run_checks(
 
     Without a qmaster the rest is left out.
     """
-    results = [_root(settings), await _commands(lrm, settings)]
+    results = [_root(settings), check_defaults(settings), await _commands(lrm, settings)]
     try:
         results.append(await _nodes(lrm, settings))
     except LrmUnavailableError as error:
@@ -179,7 +180,7 @@ async def _held(run: Run, settings: SgeSettings) -> CheckResult:
         found = f"an ordinary submission is refused: {submitted.complaint}"
         return CheckResult(subject=subject, ok=False, found=found, remedy=submission_remedy(submitted.complaint))
     try:
-        listing = await run(heldjobs.list_jobs(settings))
+        listing = await run(heldjobs.list_jobs(settings, singly=groups_arrays(settings)))
         seen = next((job for job in parse_jobs(listing.stdout) if job.id == number[1]), None)
     finally:
         await run((settings.command("qdel"), number[1]))
@@ -253,8 +254,9 @@ class SgeLrm(Lrm):
         self._settings = settings
         self._user = context.user or login_name()
         self._commands = GridEngineCommands(context.commands, settings)
-        self._error_reasons: Mapping[str, str] = {}
+        self._error_reasons: Mapping[str, Mapping[int, str]] = {}
         self._by_queue = settings.nodes == "queue-instances"
+        self._singly = groups_arrays(settings)
         self._held: frozenset[LrmJobId] = frozenset()
         self._held_asked_at = 0.0
         self._holders: Mapping[LrmJobId, HoldOwner] = {}
@@ -264,14 +266,18 @@ class SgeLrm(Lrm):
             HelperLaunch(library=settings.library(), variables=settings.variables()),
             request_timeout=settings.request_timeout,
         )
-        scripts = ScriptStore(settings.script_directory or context.state_directory / "scripts")
+        scripts = ScriptStore(script_folder(settings.script_directory, context))
         self._listed: tuple[float, Mapping[LrmJobId, LrmJob]] = (-LISTING_SERVES, {})
         """When the last listing was asked for, and what it showed."""
         self._held_jobs = HeldJobs(self._commands, settings)
         self._transport = DrmaaTransport(self.client, scripts, delivery=settings.script_delivery, expected=GRID_ENGINE)
 
     async def start(self) -> None:
-        """Start the DRMAA helper; a qmaster that is out of reach now is tried again with the first request."""
+        """Start the DRMAA helper; a qmaster that is out of reach now is tried again with the first request.
+
+        Raises LrmRejectedError when a file of defaults hides jobs, queues or hosts from qstat or qselect.
+        """
+        require_whole_listings(self._settings)
         await self._transport.start()
 
     async def close(self) -> None:
@@ -301,7 +307,7 @@ class SgeLrm(Lrm):
 
     async def _listing(self) -> tuple[bytes, tuple[LrmJob, ...]]:
         asked_at = time.monotonic()
-        document = await self._commands.document(heldjobs.list_jobs(self._settings))
+        document = await self._commands.document(heldjobs.list_jobs(self._settings, singly=self._singly))
         everything = parse_jobs(document, by_queue=self._by_queue)
         self._listed = asked_at, {job.id: job for job in everything}
         return document, everything
@@ -313,7 +319,9 @@ class SgeLrm(Lrm):
         if held and (held != self._held or now > self._held_asked_at + HOLDERS_KEPT):
             found: dict[LrmJobId, HoldOwner] = {}
             for kind, owner in (("o", HoldOwner.OPERATOR), ("s", HoldOwner.SYSTEM)):
-                document = await self._commands.document(heldjobs.list_held(self._settings, self._user, kind))
+                document = await self._commands.document(
+                    heldjobs.list_held(self._settings, self._user, kind, singly=self._singly)
+                )
                 found.update((job.id, owner) for job in parse_jobs(document))
             self._holders, self._held_asked_at = found, now
         self._held = held
@@ -352,17 +360,23 @@ class SgeLrm(Lrm):
             heldjobs.job_number(job.id) for job in jobs if job.user == self._user and ERROR_LETTER in job.raw_state
         }
         if missing := broken - self._error_reasons.keys():
-            result = await self._commands.run(heldjobs.explain_jobs(self._settings, sorted(missing)))
-            told = {**dict.fromkeys(missing, ""), **parse_error_reasons(result.text)}
-            kept = {id_: text for id_, text in self._error_reasons.items() if id_.partition(".")[0] in broken}
-            self._error_reasons = {**kept, **told}
+            numbers = sorted(missing)[: heldjobs.LARGEST_EXPLANATION]
+            try:
+                document = await self._commands.document(heldjobs.explain_jobs(self._settings, numbers))
+                explained = parse_explained(document)
+            except LrmUnavailableError:
+                explained = {}  # asked again with the next listing
+            else:
+                explained = {number: explained.get(number, ExplainedJob()) for number in numbers}
+            kept = {number: told for number, told in self._error_reasons.items() if number in broken}
+            self._error_reasons = kept | {number: job.error_reasons for number, job in explained.items()}
         return tuple(self._with_reason(job) for job in jobs)
 
     def _with_reason(self, job: LrmJob) -> LrmJob:
         if ERROR_LETTER not in job.raw_state:
             return job
-        number = job.id.partition(".")[0]
-        reason = self._error_reasons.get(job.id) or self._error_reasons.get(number)
+        told = self._error_reasons.get(heldjobs.job_number(job.id), {})
+        reason = told.get(job.array_index or 1) or next(iter(told.values()), "")
         return replace(job, reason=f"error state {job.raw_state}: {reason}") if reason else job
 
     # -- submission ----------------------------------------------------------------------------------------------
@@ -387,7 +401,9 @@ class SgeLrm(Lrm):
         self._transport.forget(key)
 
     def _native(self, submission: Submission) -> tuple[str, ...]:
-        return apply_directives(heldjobs.native_options(self._settings, submission), self._context.directives)
+        return apply_directives(
+            heldjobs.native_options(self._settings, submission), self._context.directives, GRID_ENGINE
+        )
 
     # -- control -------------------------------------------------------------------------------------------------
 
@@ -406,13 +422,14 @@ class SgeLrm(Lrm):
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs in user hold whose users, by the mark of conf/sge_jsv.sh, do not hold them."""
-        document = await self._commands.document(heldjobs.list_jobs(self._settings))
+        document = await self._commands.document(heldjobs.list_jobs(self._settings, singly=self._singly))
         # The letters of a listing do not tell this hold from an operator's.
-        listed = await self._commands.document(heldjobs.list_held(self._settings, "*", "u"))
+        listed = await self._commands.document(heldjobs.list_held(self._settings, "*", "u", singly=self._singly))
         held = possibly_hook_holds(parse_jobs(document), {job.id for job in parse_jobs(listed)})
         contexts: dict[str, JobContext] = {}
         for part in portions(sorted({heldjobs.job_number(job.id) for job in held}), heldjobs.LARGEST_EXPLANATION):
-            contexts |= parse_contexts((await self._commands.run(heldjobs.explain_jobs(self._settings, part))).text)
+            explained = parse_explained(await self._commands.document(heldjobs.explain_jobs(self._settings, part)))
+            contexts |= {number: job.context for number, job in explained.items()}
         return without_users([self._with_note(job, contexts) for job in held], contexts)
 
     def _with_note(self, job: LrmJob, contexts: Mapping[str, JobContext]) -> LrmJob:

@@ -70,8 +70,8 @@ class SgeSettings(BaseModel):
     )
     script_directory: Path | None = Field(
         default=None,
-        description="Where scripts are kept (mode 0700), seen by the nodes under the same path; default: in the "
-        "state directory.",
+        description="Where scripts are kept (mode 0700), seen by the nodes under the same path, in a folder for "
+        "each cluster and state directory; default: in the state directory.",
     )
     environment: dict[str, str] = Field(
         default_factory=dict,

@@ -223,7 +223,7 @@ class TestDamage:
     def test_a_job_that_cannot_be_read_is_named(self, name: str) -> None:
         """By its id, with what it lacks."""
         text = sample("qstat-one.out").replace(f'"{name}"', '"other"')
-        with pytest.raises(ValueError, match=rf"job 84\.vm cannot be read .* {name}"):
+        with pytest.raises(ValueError, match=rf"job 84\.vm cannot be read: .* {name}"):
             parse_jobs(text)
 
     @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
 from koala_adapter.model import EndReason, LrmJobState, NodeState
+from koala_sge.explained import parse_explained
 from koala_sge.listing import (
     LARGEST_DOCUMENT,
     LONGEST_EXPANSION,
     job_state,
     mebibytes_of,
     parse_accounting,
-    parse_error_reasons,
     parse_jobs,
     parse_limits,
     parse_nodes,
@@ -308,11 +308,18 @@ class TestAccounting:
 
 def test_error_reasons() -> None:
     """Each task in error state has its reason, without the shepherd's date and process id."""
-    reasons = parse_error_reasons(sample("qstat_j_error_reasons.txt").decode())
-    output = 'can\'t open output file "/nosuch/dir/x": No such file or directory'
-    program = 'execvlp(/nosuch/program, "/nosuch/program") failed: No such file or directory'
-    assert set(reasons.values()) == {output, program}
-    assert sum("." in id_ for id_ in reasons) == 3
+    one = (
+        "<ulong_sublist><JAT_task_number>{}</JAT_task_number><JAT_message_list><ulong_sublist><QIM_message>11/21/2026 "
+        "12:31:24 [0:31652]: error: can&apos;t open output file &quot;/nosuch&quot;{}</QIM_message></ulong_sublist>"
+        "</JAT_message_list></ulong_sublist>"
+    )
+    tasks = one.format(1, "") + one.format(3, ": No such file or directory")
+    document = (
+        f"<detailed_job_info><djob_info><element><JB_job_number>22</JB_job_number><JB_ja_tasks>{tasks}</JB_ja_tasks>"
+    )
+    explained = parse_explained(f"{document}</element></djob_info></detailed_job_info>".encode())
+    output = 'can\'t open output file "/nosuch"'
+    assert explained["22"].error_reasons == {1: output, 3: f"{output}: No such file or directory"}
 
 
 class TestComplaints:

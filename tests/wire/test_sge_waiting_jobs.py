@@ -8,18 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from koala_sge.heldjobs import (
-    JobContext,
-    Wishes,
-    instances_on,
-    nodes_of,
-    noted,
-    parse_contexts,
-    parse_instances,
-    parse_wishes,
-)
+from koala_adapter.errors import LrmUnavailableError
+from koala_sge.explained import JobContext, noted, parse_explained
+from koala_sge.heldjobs import Wishes, instances_on, nodes_of, parse_instances, parse_wishes
 from koala_sge.listing import has_access_lists, parse_limits
 
+SAMPLES = Path(__file__).parent / "samples" / "sge819"
 PIECE = Path(__file__).parents[2] / "conf" / "sge_jsv.sh"
 LISTING = b"""<?xml version='1.0'?>
 <job_info><queue_info/><job_info>
@@ -31,22 +25,22 @@ LISTING = b"""<?xml version='1.0'?>
 <job_list state="pending"><JB_job_number>16</JB_job_number><JB_owner>bob</JB_owner><state>hqw</state><slots>1</slots>
 <soft_request name="h_rt">60</soft_request><soft_req_queue>n2.q</soft_req_queue></job_list>
 </job_info></job_info>"""
-EXPLAINED = """\
-==============================================================
-job_number:                 8
-script_file:                STDIN
-context:                    koala_user_hold=1,x=1
-scheduling info:            Job is in hold state
-==============================================================
-job_number:                 9
-job-array tasks:            1-3:1
-==============================================================
-job_number:                 10
-context:                    koala_queues=n2.q+*@node7
-==============================================================
-job_number:                 11
-context:                    a=b,koala_queues=*
-"""
+
+
+def explained(*contexts: dict[str, str]) -> bytes:
+    """Return what qstat -xml -j prints of jobs 1, 2 ... with these contexts."""
+    words = [
+        "".join(
+            f"<context_list><VA_variable>{k}</VA_variable><VA_value>{v}</VA_value></context_list>"
+            for k, v in one.items()
+        )
+        for one in contexts
+    ]
+    jobs = "".join(
+        f"<element><JB_job_number>{number}</JB_job_number><JB_context>{text}</JB_context></element>"
+        for number, text in enumerate(words, start=1)
+    )
+    return f"<detailed_job_info><djob_info>{jobs}</djob_info></detailed_job_info>".encode()
 
 
 def test_hard_requests_of_a_listing() -> None:
@@ -66,19 +60,49 @@ def test_hard_requests_of_a_listing() -> None:
 
 def test_contexts() -> None:
     """A mark of the verifier, a word of ours, other people's words, none."""
-    assert parse_contexts(EXPLAINED) == {
-        "8": JobContext(user_hold=True),
-        "9": JobContext(),
-        "10": JobContext(queues=("n2.q", "*@node7")),
-        "11": JobContext(queues=()),
+    found = parse_explained(
+        explained(
+            {"koala_user_hold": "1", "x": "1"},
+            {},
+            {"koala_queues": "n2.q+*@node7"},
+            {"a": "b", "koala_queues": "*"},
+            {"koala": "waits; for a licence"},
+        )
+    )
+    assert {number: job.context for number, job in found.items()} == {
+        "1": JobContext(user_hold=True),
+        "2": JobContext(),
+        "3": JobContext(queues=("n2.q", "*@node7")),
+        "4": JobContext(queues=()),
+        "5": JobContext(note="waits, for a licence"),
     }
+
+
+def test_jobs_that_are_not_known_or_not_told() -> None:
+    """Unknown jobs are none, in the words of each release; a qmaster that does not answer is an error."""
+    assert parse_explained((SAMPLES / "err_qstat_j_unknown.xml").read_bytes()) == {}
+    assert (
+        parse_explained(
+            b"<?xml version='1.0'?>\n<unknown_jobs xmlns:xsd='x'>\n<>\n<ST_name>9</ST_name></></unknown_jobs>"
+        )
+        == {}
+    )
+    with pytest.raises(LrmUnavailableError, match="comunication_error"):
+        parse_explained(b"<?xml version='1.0'?>\n<comunication_error ><AN_status>11</AN_status></comunication_error>")
+
+
+def test_groups_accounts_and_submissions() -> None:
+    """As Grid Engine 8.1.9 printed them; the account of jobs that have none is no account."""
+    job = parse_explained((SAMPLES / "qstat_j_error_state.xml").read_bytes())["1"]
+    assert (job.group, job.account, job.submitted_at) == ("root", "", 1795259488.0)
+    assert job.error_reasons == {1: "can't chdir to /nonexistent: No such file or directory"}
 
 
 @pytest.mark.parametrize("queues", [(), ("a.q",), ("a.q@n1", "*@@group")])
 def test_queues_come_back_from_a_context(queues: tuple[str, ...]) -> None:
     """As they were noted."""
-    text = f"job_number: 7\ncontext:    {noted(queues)}\n"
-    assert parse_contexts(text)["7"].queues == queues
+    name, _, value = noted(queues).partition("=")
+    assert parse_explained(explained({name: value}))["1"].context.queues == queues
 
 
 def test_selected_instances_and_their_nodes() -> None:

@@ -41,7 +41,7 @@ class TransportSettings(BaseModel, defer_build=True):
     script_directory: Path | None = Field(
         default=None,
         description="Where scripts are kept (mode 0700) with transport = 'drmaa', seen by the nodes under the same "
-        "path; default: in the state directory.",
+        "path, in a folder for each cluster and state directory; default: in the state directory.",
     )
 
 
@@ -63,11 +63,11 @@ def chosen_transport(
     if settings.transport != "drmaa":
         return None
     from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch, drmaa_library_places, first_library
-    from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptStore
+    from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptStore, script_folder
 
     library = settings.drmaa_library or first_library(drmaa_library_places(expected.name))
     client = DrmaaClient(context, HelperLaunch(library=library, variables=variables), request_timeout=timeout)
-    scripts = ScriptStore(settings.script_directory or context.state_directory / "scripts")
+    scripts = ScriptStore(script_folder(settings.script_directory, context))
     return DrmaaTransport(client, scripts, expected=expected)
 
 

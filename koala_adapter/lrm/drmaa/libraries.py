@@ -51,6 +51,8 @@ class Library:
     ids: str
     confused: str
     sessions: str
+    reserved: frozenset[str]
+    """Native options that change names, numbers or moments of jobs: what koala sets, and finds its jobs by."""
 
     @property
     def bulk(self) -> bool:
@@ -78,6 +80,7 @@ GRID_ENGINE = Library(
     ids="`123.4`",
     confused="`running` while the job is on its way to its node",
     sessions=f"{ONE_SESSION}; needs room for jemalloc when it is loaded, which the helper makes",
+    reserved=frozenset({"-N", "-t", "-a", "-sync", "-now", "-verify", "-@"}),
 )
 SLURM = Library(
     name="slurm-drmaa",
@@ -100,6 +103,7 @@ SLURM = Library(
     confused="waiting elements of a bulk are `undetermined`, also when they are cancelled, and releasing one releases "
     "all; jobs that Slurm has forgotten are `done` or `failed`; suspending crashes it",
     sessions=f"{ONE_SESSION}; its control requests all fail with InternalException, so that their wording decides",
+    reserved=frozenset({"-J", "--job-name", "-a", "--array", "-b", "--begin", "-W", "--wait", "--wrap", "--test-only"}),
 )
 PBS = Library(
     name="pbs-drmaa",
@@ -121,6 +125,7 @@ PBS = Library(
     confused="a job that was suspended (SIGSTOP) counts as finished with 0 and stays stopped; jobs that PBS has "
     "forgotten are `done` or `failed`",
     sessions=f"{ONE_SESSION}; it aborts where the server is down, and at a bulk for a queue that is not there",
+    reserved=frozenset({"-N", "-J", "-t", "-a", "-I", "-X", "-z", "-C"}),
 )
 OTHER = Library(
     name="another",
@@ -140,6 +145,7 @@ OTHER = Library(
     ids="",
     confused="nothing is known of it: the settings say how walltime, queue and memory are asked for",
     sessions=ONE_SESSION,
+    reserved=frozenset({"-N", "-J", "--job-name", "--array"}),
 )
 LIBRARIES = (SLURM, PBS, GRID_ENGINE, OTHER)
 

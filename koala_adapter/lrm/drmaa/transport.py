@@ -6,8 +6,10 @@ It serves plugins that read jobs by commands (sge, slurm, pbs), and plugin ``drm
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import socket
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path, PurePath
 
-    from koala_adapter.lrm import Submission
+    from koala_adapter.lrm import ClusterContext, Submission
     from koala_adapter.lrm.contract import Directives
     from koala_adapter.lrm.drmaa.client import DrmaaClient
     from koala_adapter.lrm.drmaa.libraries import Library
@@ -47,6 +49,18 @@ class ScriptDelivery(StrEnum):
     """The job runs ``/bin/sh`` on our file, which the nodes see (a home directory on NFS, or a single host)."""
     COPIED = "copied"
     """The LRM copies the script at submission. Nothing need be shared, but see above who can read the copy."""
+
+
+def script_folder(given: Path | None, context: ClusterContext) -> Path:
+    """Return the directory of a cluster's scripts: one in its state directory, or in the one that its site gives.
+
+    A given directory, such as one in a home, may be that of several clusters, services and hosts. Each has a folder of
+    its own there, because it deletes all scripts in its folder for which it sees no job.
+    """
+    if given is None:
+        return context.state_directory / "scripts"
+    owner = f"{socket.gethostname()}:{context.state_directory.absolute()}"
+    return given / f"{context.cluster}-{hashlib.sha256(owner.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}"
 
 
 class ScriptStore:
@@ -115,15 +129,34 @@ SHELL = "/bin/sh"
 EVERYWHERE = "/tmp"  # noqa: S108 - working directory that exists on each node; nothing is written there by us
 
 
-def apply_directives(native: Iterable[str], directives: Directives) -> tuple[str, ...]:
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def apply_directives(native: Iterable[str], directives: Directives, library: Library) -> tuple[str, ...]:
     """Return native options with a site's changes.
 
     An option is one text such as ``-r n`` or ``-l h_rt=3600``. A site names it by its flag (``-r``, ``-l``: all of
     that flag) or by flag and resource (``-l h_rt``).
+
+    Raises LrmRejectedError for an option with which the jobs could not be followed, such as another name.
     """
     kept = [option for option in native if not any(_named(option, name) for name in directives.drop)]
     renamed = [_renamed(option, directives.rename) for option in kept]
-    return (*renamed, *directives.add)
+    options = (*renamed, *directives.add)
+    problem = next(filter(None, (_problem_of(option, library.reserved) for option in options)), "")
+    if problem:
+        raise LrmRejectedError(problem, hint="correct the directives or native_specification of this cluster")
+    return options
+
+
+def _problem_of(option: str, reserved: Collection[str]) -> str:
+    if _CONTROL.search(option):
+        return f"option {option!r} contains a line break or another control character"
+    for word in option.split():
+        flag = word.partition("=")[0]
+        if flag in reserved:
+            return f"option {option!r} would make the placeholders impossible to follow: {flag} is set by koala"
+    return ""
 
 
 def _named(option: str, name: str) -> bool:

@@ -55,16 +55,16 @@ def _answer(name: str, options: list[str], state: State) -> tuple[str, str]:
 
 def _listing(name: str, options: list[str], state: State) -> str | None:
     listings: dict[tuple[str, ...], Callable[[State], str]] = {
-        ("qstat", "-xml", "-r", "-u", "*"): _jobs,
+        ("qstat", "-xml", "-r", "-s", "prs", "-u", "*"): _jobs,
         ("qstat", "-xml", "-g", "c"): _queues,
         ("qhost", "-xml", "-q", "-F", "slots"): _hosts,
         ("qconf", "-sq", "*"): lambda state: f"qname {QUEUE}\nslots {state.slots}\ns_rt INFINITY\nh_rt 24:00:00\n",
         ("qconf", "-tsm"): lambda _state: "",
     }
     if [name, *options[:2], *options[3:4]] == ["qstat", "-xml", "-u", "-s"]:
-        return f"{HEADER}\n<job_info></job_info>\n"  # nobody holds but users
-    if [name, *options[:1]] == ["qstat", "-j"]:
-        return _explained(state, options[1].split(","))
+        return f"{HEADER}\n<job_info><queue_info/><job_info/></job_info>\n"  # nobody holds but users
+    if [name, *options[:2]] == ["qstat", "-xml", "-j"]:
+        return _explained(state, options[2].split(","))
     listing = listings.get((name, *options))
     return None if listing is None else listing(state)
 
@@ -128,17 +128,40 @@ def _noted(state: State, option: str, word: str, numbers: Sequence[str]) -> tupl
 
 def _explained(state: State, numbers: Iterable[str]) -> str:
     wanted = [task for task in state.tasks if str(task.number) in numbers and not task.ended_at]
-    return "".join(
-        f"job_number:                 {task.number}\n"
-        + (f"context:                    mine=1,{note}\n" if (note := state.notes.get(str(task.number))) else "")
-        + (
-            f"error reason          {task.index}:      "
-            f'11/21/2026 11:22:34 [0:1]: error: can\'t open output file "{task.output}"\n'
-            if task.state == "Eqw"
-            else ""
-        )
-        for task in wanted
+    if not wanted:
+        names = "".join(f"    <ST_name>{number}</ST_name>\n" for number in numbers)
+        return f"{HEADER}\n<unknown_jobs >\n{names}</unknown_jobs>\n"
+    jobs: dict[int, list[Task]] = {}
+    for task in wanted:
+        jobs.setdefault(task.number, []).append(task)
+    elements = "".join(
+        f"<element><JB_job_number>{number}</JB_job_number><JB_ja_tasks>{''.join(map(_complaint, tasks))}</JB_ja_tasks>"
+        f"{_context(state.notes.get(str(number)))}</element>\n"
+        for number, tasks in jobs.items()
     )
+    return f"{HEADER}\n<detailed_job_info><djob_info>{elements}</djob_info></detailed_job_info>\n"
+
+
+def _complaint(task: Task) -> str:
+    if task.state != "Eqw":
+        return ""
+    message = escape(f'11/21/2026 11:22:34 [0:1]: error: can\'t open output file "{task.output}"')
+    return (
+        f"<ulong_sublist><JAT_task_number>{task.index}</JAT_task_number><JAT_message_list><ulong_sublist>"
+        f"<QIM_message>{message}</QIM_message></ulong_sublist></JAT_message_list></ulong_sublist>"
+    )
+
+
+def _context(note: str | None) -> str:
+    words = (
+        "".join(
+            f"<context_list><VA_variable>{escape(name)}</VA_variable><VA_value>{escape(value)}</VA_value></context_list>"
+            for name, _, value in (word.partition("=") for word in ("mine=1", note))
+        )
+        if note
+        else ""
+    )
+    return f"<JB_context>{words}</JB_context>"
 
 
 def _accounted(state: State, number: str) -> tuple[str, str]:

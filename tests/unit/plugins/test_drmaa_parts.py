@@ -42,8 +42,10 @@ from koala_adapter.lrm.drmaa.transport import (
     job_template,
     raise_for,
     render_template,
+    script_folder,
 )
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
+from koala_adapter.testing import new_context
 from koala_drmaa.lrm import (
     DrmaaSettings,
     end_of,
@@ -107,7 +109,25 @@ class TestTemplate:
     )
     def test_directives(self, directives: Directives, expected: tuple[str, ...]) -> None:
         """A site drops, renames and adds options by flag, or by flag and resource, and never by half a name."""
-        assert apply_directives(NATIVE, directives) == expected
+        assert apply_directives(NATIVE, directives, GRID_ENGINE) == expected
+
+    @pytest.mark.parametrize(
+        ("library", "directives"),
+        [
+            (GRID_ENGINE, Directives(add=("-N x",))),
+            (GRID_ENGINE, Directives(add=("-P physics -t 1-3",))),
+            (GRID_ENGINE, Directives(add=("-sync=y",))),
+            (GRID_ENGINE, Directives(rename=(("-q", "-N"),))),
+            (GRID_ENGINE, Directives(add=("-P physics\n#$ -N x",))),
+            (SLURM, Directives(add=("--job-name=x",))),
+            (PBS, Directives(add=("-J 1-3",))),
+            (OTHER, Directives(add=("-N x",))),
+        ],
+    )
+    def test_directives_that_would_lose_the_jobs(self, library: Library, directives: Directives) -> None:
+        """Names and numbers of jobs are ours, and an option is one line."""
+        with pytest.raises(LrmRejectedError, match=r"impossible to follow|line break"):
+            apply_directives(NATIVE, directives, library)
 
 
 class TestNativeOptions:
@@ -358,6 +378,20 @@ class TestEnvironment:
 
 class TestScripts:
     """Scripts on disk."""
+
+    def test_no_cluster_deletes_the_scripts_of_another(self, tmp_path: Path) -> None:
+        """Several clusters and services whose sites name the same directory."""
+        contexts = [
+            new_context(tmp_path / state, cluster=cluster) for state, cluster in (("s", "a"), ("s", "b"), ("t", "a"))
+        ]
+        stores = [ScriptStore(script_folder(tmp_path / "home", context)) for context in contexts]
+        scripts = [store.write(BatchKey("k1"), "x") for store in stores]
+        assert len(set(scripts)) == len(contexts)
+        for now in (0.0, KEEP_SECONDS + 1):
+            stores[0].sweep((), now)
+        assert [script.exists() for script in scripts] == [False, True, True]
+        again = new_context(tmp_path / "t", cluster="a")
+        assert script_folder(tmp_path / "home", again) == scripts[2].parent, "the folder of a restarted service"
 
     def test_private_and_whole(self, tmp_path: Path) -> None:
         """File 0600, directory 0700, the text byte for byte; written again, it is the new text in a new file."""

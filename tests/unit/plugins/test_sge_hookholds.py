@@ -3,8 +3,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
-from koala_sge.heldjobs import JobContext, possibly_hook_holds, without_users
+from koala_adapter.testing import new_context
+from koala_sge import SgeLrm, SgeSettings
+from koala_sge.explained import JobContext
+from koala_sge.heldjobs import possibly_hook_holds, without_users
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def job(id_: str, state: LrmJobState, letters: str) -> LrmJob:
@@ -28,5 +39,33 @@ def test_operators_holds_are_not_ours() -> None:
 
 def test_what_users_hold_is_left_to_them() -> None:
     """By the word that conf/sge_jsv.sh leaves in the context of the job, or of the array."""
-    contexts = {"1": JobContext(), "5": JobContext(user_hold=True)}
-    assert [one.id for one in without_users(JOBS, contexts)] == ["1", "2", "3", "4"]
+    contexts = {"1": JobContext(), "2": JobContext(), "5": JobContext(user_hold=True)}
+    assert [one.id for one in without_users(JOBS, contexts)] == ["1", "2"]
+
+
+def test_what_is_not_known_is_not_released() -> None:
+    """A job of which Grid Engine has told nothing may be held by its user."""
+    assert without_users(JOBS, {}) == ()
+
+
+QSTAT = """#!/bin/sh
+case "$*" in
+*-j*) echo 'unable to contact qmaster using port 6444 on host "h"' >&2; exit 1 ;;
+*) echo "<job_info><job_info><job_list state='pending'><JB_job_number>7</JB_job_number><JB_name>x</JB_name>\
+<JB_owner>ann</JB_owner><state>hqw</state><slots>1</slots></job_list></job_info></job_info>" ;;
+esac
+"""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("words", ["unable to contact qmaster", "<comunication_error/>"])
+async def test_nothing_is_given_back_while_contexts_are_not_told(tmp_path: Path, words: str) -> None:
+    """A qmaster that answers the listing, and not what is asked of the jobs: their users' holds stay."""
+    qstat = tmp_path / "qstat"
+    answer = "echo '<comunication_error/>'; exit 0" if words.startswith("<") else f"echo '{words}' >&2; exit 1"
+    qstat.write_text(QSTAT.replace(QSTAT.splitlines()[2], f"*-j*) {answer} ;;"))
+    qstat.chmod(0o755)
+    settings = SgeSettings(root=tmp_path, bin_directory=tmp_path)
+    lrm = SgeLrm(new_context(tmp_path / "state"), settings)
+    with pytest.raises(LrmUnavailableError):
+        await lrm.held_by_hook()

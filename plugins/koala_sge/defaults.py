@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that files of the cell and of the user put in front of those of Grid Engine's commands (sge_qstat(5)).
+
+``SGE_ROOT/CELL/common/sge_qstat`` and ``~/.sge_qstat`` are read by qstat, and likewise named ones by qselect. There
+is no way to pass them by. What they add to a listing is read as well; what they hide is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import LrmRejectedError
+from koala_adapter.lrm import CheckResult, readable_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from koala_sge.settings import SgeSettings
+
+LISTING_COMMANDS = ("qstat", "qselect")
+HIDING = frozenset({"-q", "-pe", "-l", "-U", "-j", "-qs"})
+"""Options with which jobs, queues or hosts are left out. ``-s``, ``-u`` and ``-g`` are overridden by ours."""
+SUBMISSION = "request"
+DELAYING = frozenset({"-a", "-now", "-sync", "-t", "-N"})
+"""Options of sge_request(5) with which placeholders could not be followed."""
+
+REMEDY = "take the option out of that file: Grid Engine cannot be told to ignore it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultOption:
+    """An option in a file of defaults."""
+
+    name: str
+    path: Path
+
+
+def default_options(settings: SgeSettings, command: str, *, home: Path | None = None) -> tuple[DefaultOption, ...]:
+    """Return the options that the files of a command have, those of the cell first; ``home``: of this user."""
+    home = home or Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    paths = (settings.root / settings.cell / "common" / f"sge_{command}", home / f".sge_{command}")
+    return tuple(DefaultOption(name=name, path=path) for path in paths for name in _names(readable_text(path)))
+
+
+def _names(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if line.lstrip().startswith("#"):
+            continue
+        try:
+            words = shlex.split(line)
+        except ValueError:
+            words = line.split()
+        yield from (word for word in words if word.startswith("-") and len(word) > 1)
+
+
+def hiding_options(settings: SgeSettings, *, home: Path | None = None) -> tuple[DefaultOption, ...]:
+    """Return the options with which listings are incomplete."""
+    return tuple(
+        option
+        for command in LISTING_COMMANDS
+        for option in default_options(settings, command, home=home)
+        if option.name in HIDING
+    )
+
+
+def require_whole_listings(settings: SgeSettings, *, home: Path | None = None) -> None:
+    """Raise LrmRejectedError when a file of defaults hides jobs, queues or hosts."""
+    for option in hiding_options(settings, home=home):
+        message = f"{option.path} has {option.name}, which hides jobs, queues or hosts from koala"
+        raise LrmRejectedError(
+            message, hint="take the option out of that file: Grid Engine cannot be told to ignore it"
+        )
+
+
+def groups_arrays(settings: SgeSettings, *, home: Path | None = None) -> bool:
+    """Tell whether a file of defaults changes what qstat puts together (``-g``), so that it must be told what to do."""
+    return any(option.name == "-g" for option in default_options(settings, "qstat", home=home))
+
+
+def check_defaults(settings: SgeSettings, *, home: Path | None = None) -> CheckResult:
+    """Report options of defaults files that hide something, or keep placeholders from being followed."""
+    bad = [*hiding_options(settings, home=home)]
+    bad += [option for option in default_options(settings, SUBMISSION, home=home) if option.name in DELAYING]
+    found = ", ".join(f"{option.name} in {option.path}" for option in bad) or "none that matter"
+    return CheckResult(subject="defaults of commands", ok=not bad, found=found, remedy=REMEDY)
