@@ -525,6 +525,7 @@ class WikiResource:
 
     def refuse_user(self) -> bytes:
         """Return the unsigned frame for a user of this machine who may not ask."""
+        self._meter.meter.add(metric.WIKI_REFUSALS, UNREADABLE)
         error = WikiError("this user may not ask: see --peer-user", status=Status.BAD_REQUEST)
         return seal(build_refusal(error), key=None, timestamp=int(self._clock()), user=self.options.user)
 

@@ -123,8 +123,8 @@ class Listener:
         if not self._resource.is_signed(payload):
             answer = await self._resource.answer(payload, peer)
             return answer if _counted(self._refusals) else None
-        user = await to_thread.run_sync(_user, stream) if self._is_here(stream) else 0
-        if user not in self._users:
+        user = await to_thread.run_sync(_user, stream)
+        if user not in self._users and (user is not None or self._is_here(stream)):
             report_refused(
                 "a request of a user who may not ask; --peer-user allows it", kind=user, peer=peer, user=_name(user)
             )
@@ -143,7 +143,7 @@ class Listener:
         return address is not None and any(address in network for network in self._peers)
 
     def _is_here(self, stream: SocketStream) -> bool:
-        """Tell whether the peer is on this machine, so that the kernel knows its user."""
+        """Tell whether the peer is certainly on this machine, so that the kernel must know its user."""
         client, server = (_plain(str(end[0])) for end in _ends(stream))
         return client is not None and (client.is_loopback or client == server)
 
@@ -205,7 +205,7 @@ def _user(stream: SocketStream) -> int | None:
 
 def _name(user: int | None) -> str:
     if user is None:
-        return "not known: the connection was closed"
+        return "not known: it closed the connection, or /proc/net/tcp cannot be read"
     try:
         return getpwuid(user).pw_name
     except KeyError:

@@ -17,7 +17,8 @@ import pytest
 from anyio import to_thread
 from structlog.testing import capture_logs
 
-from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.cli.wiki import _user_id
+from koala_adapter.errors import ConfigurationError, LrmUnavailableError
 from koala_adapter.host import containment
 from koala_adapter.host.containment import DefectLog
 from koala_adapter.wiki.client import exchange
@@ -182,3 +183,10 @@ async def test_another_user_with_the_key_is_not_heard(tmp_path: Path) -> None:
         assert (b"--peer-user" in heard, b"CK=" in heard, server.source.reads) == (True, False, 0)
     async with serving(tmp_path / "named", users=(NOBODY,)) as (_, peer):
         assert b"SC=0" in await to_thread.run_sync(asked, peer.port)
+
+
+def test_a_user_that_is_not_there_is_named() -> None:
+    """A misspelt --peer-user ends the command, and does not lock the scheduler out."""
+    assert _user_id("root") == 0
+    with pytest.raises(ConfigurationError, match="no user 'no such user'"):
+        _user_id("no such user")

@@ -52,7 +52,7 @@ def test_the_reason_of_a_rejection_is_quoted(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_header_that_ends_with_carriage_return_and_line_feed(*, at_once: bool) -> None:
-    """The line feed is the first byte of the payload, so the checksum is wrong, as for Slurm, however the bytes come."""
+    """The line feed is the first byte of the payload: the checksum is wrong, as for Slurm, however the bytes come."""
     frame = seal(MESSAGE, key=KEY, timestamp=1_700_000_000, user="root")
     sent = frame[:8] + b"\r\n" + frame[9:]
     reader = FrameReader()
