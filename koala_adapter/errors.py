@@ -155,6 +155,10 @@ class NegotiationError(ProtocolError):
     """A negotiation template, or its frame, that cannot be read or must not be sent; the message names the field."""
 
 
+class UnreadableTemplateError(NegotiationError):
+    """What a peer sent is no negotiation template; its endpoint has told it so already."""
+
+
 class NegotiationStepError(NegotiationError):
     """Our own side was to say what does not follow in its negotiation; nothing was sent, and nothing has changed."""
 

@@ -38,6 +38,10 @@ class Negotiator:
         self._stream.write(b"%08d\n%b" % (len(payload), payload))
         self._stream.flush()
 
+    def send(self, payload: bytes) -> None:
+        """Send anything."""
+        self._send(payload)
+
     def ask(self, agreement: str, count: int, *, direction: str = "grow", obligation: str = "voluntary") -> None:
         """Ask for processors, or give some back."""
         more = f' k:Direction="{direction}" k:Obligation="{obligation}"'

@@ -164,6 +164,16 @@ def test_a_service_that_is_killed_in_each_state(koala: Koala, state: str) -> Non
     assert [one[0] for one in told(koala)] == ["withdrawn" if lost else "done"]
 
 
+def test_what_is_no_template_is_answered_once(koala: Koala) -> None:
+    """By one complaint, after which the connection ends."""
+    begin(koala)
+    with closing(connected(koala)) as program:
+        program.send(b"<no template")
+        assert program.expect("NT_ERROR").agreement == "unreadable"
+        with pytest.raises(EOFError):
+            program.hear()
+
+
 @pytest.mark.nightly
 def test_a_program_that_vanishes(koala: Koala) -> None:
     """What it was offered is free again at once."""

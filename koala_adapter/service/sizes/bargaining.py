@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from koala_adapter.errors import NegotiationError
+from koala_adapter.errors import NegotiationError, UnreadableTemplateError
 from koala_adapter.negotiation.serviceside import document as templatexml
 from koala_adapter.negotiation.serviceside.document import FrameBuffer, frame
 from koala_adapter.negotiation.serviceside.endpoint import (
@@ -769,7 +769,7 @@ class Negotiations:
 
     def _take(self, record: JobRecord, party: Party, rank: int, event: Event) -> None:
         if isinstance(event, Unreadable):
-            raise NegotiationError(event.reason)
+            raise UnreadableTemplateError(event.reason)
         if isinstance(event, OfferReceived):
             self._answer_offer(record, party, rank, event)
         elif isinstance(event, OfferAccepted | Agreed):

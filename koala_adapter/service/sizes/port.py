@@ -21,7 +21,7 @@ import anyio
 import structlog
 from anyio.abc import SocketAttribute
 
-from koala_adapter.errors import NegotiationError, ServiceRunningError
+from koala_adapter.errors import NegotiationError, ServiceRunningError, UnreadableTemplateError
 from koala_adapter.host.accepting import serve_streams
 from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.sockets import checked_path, same_user
@@ -422,6 +422,8 @@ class NegotiationPort:
             while self._connections.get(job_id) is connection:
                 for payload in frames.feed(await connection.stream.receive(CHUNK)):
                     self._heard(job_id, frame(payload))
+        except UnreadableTemplateError:
+            pass
         except NegotiationError as error:
             connection.say(_complaint(error.message))
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):

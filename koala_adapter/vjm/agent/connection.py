@@ -13,9 +13,10 @@ from koala_adapter.vjm.agent.node import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Optional, Union
+    from typing import Any, Callable, Dict, List, Optional, Union
 
 LINE = 32 * 1024 * 1024  # longest line accepted from the control center
+STALE = 8  # failures to connect after which the address of the control center is looked up again
 PIECES = 64  # TLS records that are read at once; other things are looked after in between
 
 
@@ -45,6 +46,9 @@ class Channel:
         self._in = bytearray()
         self._out = bytearray()
         self._tries = 0
+        self._found: "List[Any]" = []
+        self._good: "List[Any]" = []
+        self._failures = 0
         self.open = False
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.context.check_hostname = False
@@ -72,10 +76,7 @@ class Channel:
     def dial(self) -> None:
         """Begin to connect; success is told by ``opened``, failure by ``closed``."""
         try:
-            host = self._settings.host
-            # Given a text, Python imports all that it knows of names in other alphabets.
-            name: "Union[str, bytes]" = host.encode() if max(host) < "\x80" else host
-            found = socket.getaddrinfo(name, self._settings.port, 0, socket.SOCK_STREAM)
+            found = self._addresses()
             family, kind, protocol, _, address = found[self._tries % len(found)]
             self._tries += 1
             self._socket = socket.socket(family, kind, protocol)
@@ -88,6 +89,24 @@ class Channel:
             self._watch(selectors.EVENT_WRITE)
         except OSError as error:
             self.close(error.strerror or str(error))
+
+    def _addresses(self) -> "List[Any]":
+        """Return the addresses of the control center; those that were good once are kept.
+
+        A resolver that does not answer would stop everything else here for as long as it takes.
+        """
+        if not self._good or self._failures >= STALE:
+            self._failures = 0
+            host = self._settings.host
+            # Given a text, Python imports all that it knows of names in other alphabets.
+            name: "Union[str, bytes]" = host.encode() if max(host) < "\x80" else host
+            try:
+                self._found = socket.getaddrinfo(name, self._settings.port, 0, socket.SOCK_STREAM)
+            except OSError:
+                if not self._good:
+                    raise
+                self._found = self._good
+        return self._found
 
     def send(self, message: "Dict[str, Any]") -> None:
         """Queue a message."""
@@ -119,6 +138,7 @@ class Channel:
     def close(self, reason: str) -> None:
         """End the connection, if any, and tell of it by ``closed``."""
         self._watch(0)
+        self._failures += not self.open
         if self._socket:
             self._socket.close()
             self._socket = self._tls = None
@@ -166,6 +186,7 @@ class Channel:
         if not shown or hashlib.sha256(shown).hexdigest() != self._settings.fingerprint:
             raise OSError(errno.EPERM, "the server there shows another certificate than our control center's")
         self.open = True
+        self._good, self._failures = self._found, 0
         self._step = self._transfer
         self._opened()
         self._step(connection)

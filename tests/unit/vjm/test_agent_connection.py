@@ -4,15 +4,20 @@
 from __future__ import annotations
 
 import selectors
+import socket
+import ssl
+import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from koala_adapter.vjm.agent.connection import PIECES, Channel
+from koala_adapter.vjm.agent.connection import PIECES, STALE, Channel
+from koala_adapter.vjm.certificate import load_or_create
 
 if TYPE_CHECKING:
-    import socket
-    import ssl
+    from collections.abc import Callable
+    from pathlib import Path
 
     from koala_adapter.vjm.agent.node import Settings
 
@@ -52,3 +57,59 @@ def test_a_long_order_is_read_in_turns(ahead: int, reads: int) -> None:
     channel._tls = cast("ssl.SSLSocket", flood)
     channel._transfer(channel._socket)
     assert flood.reads == len(heard) == reads
+
+
+def test_a_resolver_that_is_away_stops_nobody_who_was_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Addresses that were good once are used again; after some failures they are looked up, and kept if that fails."""
+    certificate = load_or_create(tmp_path / "c")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate.path)
+    listening = socket.create_server(("127.0.0.1", 0))
+    lookups: list[str] = []
+    found = socket.getaddrinfo("127.0.0.1", listening.getsockname()[1], 0, socket.SOCK_STREAM)
+
+    def answering(*_: object) -> object:
+        lookups.append("answered")
+        return found
+
+    def away(*_: object) -> object:
+        lookups.append("away")
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    selector = selectors.DefaultSelector()
+    reasons: list[str] = []
+    settings = SimpleNamespace(host="center", port=1, fingerprint=certificate.fingerprint)
+    channel = Channel(
+        cast("Settings", settings),
+        selector,
+        opened=lambda: None,
+        heard=lambda: None,
+        received=lambda _line: None,
+        closed=reasons.append,
+    )
+
+    def serve_one() -> None:
+        connection, _ = listening.accept()
+        server.wrap_socket(connection, server_side=True).close()
+
+    def until(reached: Callable[[], bool]) -> None:
+        while not reached():
+            for key, mask in selector.select(60):
+                key.data(mask)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answering)
+    thread = threading.Thread(target=serve_one)
+    thread.start()
+    channel.dial()
+    until(lambda: channel.open)
+    until(lambda: len(reasons) == 1)
+    thread.join()
+    listening.close()
+    monkeypatch.setattr(socket, "getaddrinfo", away)
+    for number in range(STALE + 1):
+        channel.dial()
+        until(lambda number=number: len(reasons) == number + 2)  # type: ignore[misc] # the number of this turn
+    assert lookups == ["answered", "away"]
+    assert "Connection refused" in reasons[-1]
