@@ -579,8 +579,10 @@ class PbsLrm(Lrm):
         except LrmRejectedError as error:
             if not refuses_array(error.message) or not any(len(piece) > 1 for piece in parts):
                 raise
+        # A refusal of single jobs, too, says that something else is wrong, such as too long a walltime.
+        ids = await self._submit_pieces(submission, pieces(submission, 1))
         self._without_arrays.add(submission.queue)
-        return await self._submit_pieces(submission, self._pieces(submission))
+        return ids
 
     async def _submit_pieces(self, submission: Submission, parts: Sequence[range]) -> tuple[LrmJobId, ...]:
         commands = [(piece, self._qsub(submission, piece)) for piece in parts]
