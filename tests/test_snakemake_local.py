@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,38 @@ def test_what_cannot_be_is_refused(plugin: Any, job: Wanted, said: str) -> None:
     with pytest.raises(koala.ConfigurationError) as raised:
         koala_job(job, "echo", directory="/work", environment={}, walltime="1h")
     assert said in raised.value.message
+
+
+class Forgetful:
+    """A site whose service has forgotten job 2."""
+
+    def begin_service(self) -> None:
+        """Do nothing: it runs."""
+
+    def information(self) -> Forgetful:
+        """Return what tells of jobs."""
+        return self
+
+    def jobs(self, _count: int) -> list[Any]:
+        """Return no latest ones."""
+        return []
+
+    def job(self, id_: str) -> Any:  # noqa: ANN401
+        """Return a job. Raises JobNotFoundError for job 2."""
+        if id_ == "2":
+            raise koala.JobNotFoundError("there is no job 2")
+        return types.SimpleNamespace(report=lambda: f"report of {id_}")
+
+
+def test_a_job_that_is_forgotten_hides_no_other(plugin: Any) -> None:  # noqa: ANN401
+    """It has failed; what is known of the others is told."""
+    from snakemake_executor_plugin_koala.executor import Executor  # noqa: PLC0415
+
+    executor: Any = Executor.__new__(Executor)
+    executor._site = Forgetful()
+    reports = executor._reports(["1", "2", "3"])
+    assert (reports["1"], reports["3"]) == ("report of 1", "report of 3")
+    assert isinstance(reports["2"], koala.JobNotFoundError)
 
 
 @pytest.mark.nightly

@@ -143,7 +143,9 @@ class Executor(RemoteExecutor):
             reports = self._reports([one.external_jobid for one in active_jobs]) if active_jobs else {}
         for one in active_jobs:
             report = reports.get(one.external_jobid)
-            if report is None or report.outcome is None:
+            if isinstance(report, koala.JobNotFoundError):
+                self.report_job_error(one, msg=f"koala: {_words(report)}. ")
+            elif report is None or report.outcome is None:
                 yield one
             elif report.state is koala.JobState.COMPLETED:
                 self.report_job_success(one)
@@ -162,16 +164,22 @@ class Executor(RemoteExecutor):
         super().shutdown()
         self._left.close()
 
-    def _reports(self, ids: Sequence[str]) -> Mapping[str, koala.JobReport]:
-        """Return what is known of jobs; nothing while no service answers, which says nothing of them."""
+    def _reports(self, ids: Sequence[str]) -> Mapping[str, koala.JobReport | koala.JobNotFoundError]:
+        """Return what is known of jobs, or that the service knows one no more; nothing while no service answers."""
         try:
             # One that was ended or has failed meanwhile is started again, and goes on with the jobs.
             self._site.begin_service()
             latest = {one.id: one for one in self._site.information().jobs(max(LATEST, 2 * len(ids)))}
-            return {one: latest.get(one) or self._site.job(one).report() for one in ids}
+            return {one: latest.get(one) or self._report(one) for one in ids}
         except koala.KoalaError as error:
             print(f"koala: {_words(error)}", file=sys.stderr)  # noqa: T201 - Snakemake's loggers print no warnings of plugins
             return {}
+
+    def _report(self, id_: str) -> koala.JobReport | koala.JobNotFoundError:
+        try:
+            return self._site.job(id_).report()
+        except koala.JobNotFoundError as error:
+            return error
 
 
 def _words(error: koala.KoalaError) -> str:
