@@ -230,6 +230,25 @@ async def test_a_queue_that_refuses_arrays_gets_single_jobs(tmp_path: Path) -> N
     fake.close()
 
 
+async def test_a_refusal_for_something_else_leaves_arrays_as_they_are(tmp_path: Path) -> None:
+    """A routing queue says the same of a walltime that is too long; the next submission is one array again."""
+    fake = FakePbs(tmp_path / "fake", nodes=1, cpus=1)
+    context = new_context(tmp_path / "context")
+    lrm = await started(fake, context, operator=False)
+    qsub, real = fake.bin_directory / "qsub", tmp_path / "qsub"
+    qsub.rename(real)
+    qsub.write_text("#!/bin/sh\necho 'qsub: Job rejected by all possible destinations' >&2\nexit 170\n")
+    qsub.chmod(0o755)
+    submission = Submission(key=BatchKey("koala-p"), count=3, script=SLEEP, walltime=60)
+    with pytest.raises(LrmRejectedError, match="rejected by all possible destinations"):
+        await lrm.submit(submission)
+    real.replace(qsub)
+    before = context.commands.window.total
+    await lrm.submit(submission)
+    assert context.commands.window.total - before == 1
+    fake.close()
+
+
 async def test_a_piece_that_is_refused_takes_the_others_back(tmp_path: Path) -> None:
     """Nothing of a refused submission stays; without an answer it is looked for by its name."""
     fake = FakePbs(tmp_path / "fake", max_array_size=2)

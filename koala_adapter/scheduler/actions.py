@@ -145,7 +145,7 @@ class GrantProcessors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlaceholderOutput:
-    """Find out what a MISSING placeholder wrote, if its output can be read from here."""
+    """Find out what a placeholder that never reported wrote, if its output can be read from here."""
 
     cluster: ClusterName
     placeholder: PlaceholderId

@@ -217,7 +217,7 @@ class PlaceholderEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceholderSaid(Event):
-    """What a MISSING placeholder wrote to its own output: the way to the cause."""
+    """What a placeholder that never reported wrote to its own output: the way to the cause."""
 
     cluster: ClusterName
     job_id: JobId

@@ -19,6 +19,7 @@ from koala_adapter.scheduler.claiming.claims import (
     drop_if_forgotten,
     end_placeholder,
     forget_placeholder,
+    note_missing,
     setback,
     start_life,
     watch_kept,
@@ -617,18 +618,26 @@ def _lose(context: Context, placeholder: PlaceholderRecord, end: TaskEnd) -> Non
         settle_suspicion(context, record)
     elif record.state is JobState.CLAIMING:
         detail = f": {end.detail}" if end.detail else ""
-        setback(
-            context,
-            record,
-            f"placeholder {placeholder.id} on {placeholder.cluster} {end.reason.value}{detail}",
-        )
+        trouble = f"placeholder {placeholder.id} on {placeholder.cluster} {end.reason.value}{detail}"
+        if end.reason is EndReason.LAUNCH_FAILED and placeholder.held_at is None:
+            note_missing(context, placeholder, trouble)
+        else:
+            setback(context, record, trouble)
+
+
+IN_VAIN = ("MISSING", "placeholder ")
+"""Beginnings of the trouble with a placeholder that started in vain."""
 
 
 def placeholder_said(context: Context, event: ev.PlaceholderSaid) -> None:
-    """Add what a MISSING placeholder wrote to what is told of its job and, when that is paused, of its cluster."""
+    """Add what a placeholder that never reported wrote to what is told of its job, and of its cluster while paused."""
     record = context.state.jobs.get(event.job_id)
     said = f"; it wrote: {event.text}"
-    if record is not None and record.last_trouble.startswith("MISSING") and said not in record.last_trouble:
+    if (
+        record is not None
+        and record.last_trouble.startswith(("MISSING", "placeholder "))
+        and said not in record.last_trouble
+    ):
         record.last_trouble += said
     cluster = context.state.clusters.get(event.cluster)
     if cluster is not None and cluster.paused_until is not None and said not in cluster.pause_reason:

@@ -63,7 +63,7 @@ OCCUPYING = frozenset(
 )
 _OVER = frozenset({LrmJobState.ENDED, LrmJobState.ENDING})
 _AGENT_ENDS = {
-    1: (EndReason.LAUNCH_FAILED, "its agent found nothing to work with; its own output on the node says why"),
+    1: (EndReason.LAUNCH_FAILED, "its agent could not begin"),
     3: (EndReason.CANCELLED, "the control center refused its agent"),
     4: (EndReason.LOST, "its agent had no contact to the control center for the time of its lease"),
     5: (EndReason.CANCELLED, "its agent was ended by the batch system or by its walltime"),

@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, TypeVar
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
 from koala_adapter.lrm.commands import CommandSystem, parsed, portions
 from koala_adapter.model import LrmJobState
-from koala_pbs.jobs import comment_of, parse_held_by_operator, parse_jobs, parse_nodes, parse_requests, servers_of
+from koala_pbs.jobs import (
+    comment_of,
+    parse_held_by_operator,
+    parse_jobs,
+    parse_nodes,
+    parse_requests,
+    parse_selections,
+    servers_of,
+)
 from koala_pbs.queues import parse_queues, parse_server
 from koala_pbs.settings import DIALECTS, OPENPBS, SET_TORQUE, TORQUE, require_release
+from koala_pbs.vnodes import Vnodes, parse_vnodes, placed
 from koala_pbs.words import COMPLAINTS, UNKNOWN_JOB_STATUS, array_index, array_of, checked, is_array, says_usage
 
 if TYPE_CHECKING:
@@ -134,6 +143,8 @@ class PbsCommands(CommandSystem):
             timeout=settings.command_timeout,
         )
         self.dialect = DIALECTS[settings.dialect]
+        self.vnodes = Vnodes({})
+        """As they were listed last."""
 
     def changing_error(self, result: CommandResult, *, action: str) -> LrmError | None:
         """See CommandSystem; some of Torque's commands tell by their exit status alone that they know no such job."""
@@ -145,9 +156,12 @@ class PbsCommands(CommandSystem):
         """Return all jobs that are listed, elements of arrays singly; ``at``: by another server than ours."""
         read, there = self.dialect.read, f" of {at}" if at else ""
         command = show_all(self.dialect, at)
-        return await self._list(
-            command, lambda text: parse_jobs(text, read, moved=bool(at)), action=f"listing of jobs{there}"
-        )
+
+        def parse(text: str) -> tuple[LrmJob, ...]:
+            jobs = parse_jobs(text, read, moved=bool(at))
+            return jobs if at else placed(jobs, parse_selections(text, read), self.vnodes)
+
+        return await self._list(command, parse, action=f"listing of jobs{there}")
 
     async def located(self, job: str, *, home: str) -> tuple[LrmJob, ...]:
         """Return what is listed of one job, or of all elements of an array, by whichever server has it now.
@@ -184,11 +198,12 @@ class PbsCommands(CommandSystem):
     async def nodes(self, *, queues: Collection[str] = ()) -> tuple[Node, ...]:
         """Return the vnodes that have processors; ``queues``: all execution queues."""
         read = self.dialect.read
-        return await self._list(
-            self.dialect.list_nodes,
-            lambda text: parse_nodes(text, queues=queues, read=read),
-            action="listing of nodes",
-        )
+
+        def parse(text: str) -> tuple[tuple[Node, ...], Vnodes]:
+            return parse_nodes(text, queues=queues, read=read), parse_vnodes(text, read)
+
+        nodes, self.vnodes = await self._list(self.dialect.list_nodes, parse, action="listing of nodes")
+        return nodes
 
     async def queues(self, *, home: str) -> tuple[QueueConfig, ...]:
         """Return what is set for the queues; ``home``: what the server is called."""

@@ -231,7 +231,7 @@ LARGEST_SELECTION = 100_000
 """Chunks of one job: more is nonsense, and would fill the memory."""
 
 _PARTS = {"+": re.compile(r'(?:"[^"]*"|\'[^\']*\'|[^+"\'])+'), ":": re.compile(r'(?:"[^"]*"|\'[^\']*\'|[^:"\'])+')}
-_CONSUMABLE = re.compile(r"[0-9]+(?:\.[0-9]+)?[kmgtp]?[bw]?", re.ASCII | re.IGNORECASE)
+CONSUMABLE = re.compile(r"[0-9]+(?:\.[0-9]+)?[kmgtp]?[bw]?", re.ASCII | re.IGNORECASE)
 _VNODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\[\]-]*", re.ASCII)
 PLACES = frozenset({"vnode", "host"})
 NOT_CONSUMED = frozenset({"mpiprocs", "ompthreads", *PLACES})
@@ -264,7 +264,7 @@ class Chunk:
         used = (
             f"{name}={value}"
             for name, value in self.resources
-            if name not in {"ncpus", *NOT_CONSUMED} and _CONSUMABLE.fullmatch(value)
+            if name not in {"ncpus", *NOT_CONSUMED} and CONSUMABLE.fullmatch(value)
         )
         return f"({':'.join((vnode, f'ncpus={self.processors}', *used))})"
 
@@ -448,6 +448,14 @@ def parse_requests(text: str, read: Reader = read_entries) -> dict[str, tuple[st
     return found
 
 
+def parse_selections(text: str, read: Reader = read_entries) -> dict[str, str]:
+    """Return what each job of a listing asks for in chunks, with what its queue and server add. Raises ValueError."""
+    return {
+        id_: value_of(attributes, "schedselect") or mapping_of(attributes, "Resource_List").get("select", "")
+        for id_, attributes in read(text, "Jobs").items()
+    }
+
+
 def parse_held_by_operator(text: str, read: Reader = read_entries) -> tuple[LrmJob, ...]:
     """Return the jobs of a listing that are not over and have an operator's hold. Raises ValueError.
 
@@ -532,6 +540,7 @@ def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
         eligible_at=moment_of(value_of(attributes, "Execution_Time")),
         dependent=dependent,
         blocked=state is LrmJobState.QUEUED and _waits_for_more(value_of(attributes, "comment")),
+        kept=state is LrmJobState.QUEUED and value_of(attributes, "comment").startswith(_NEVER),
         hold=hold_owner(holds) if state is LrmJobState.HELD else None,
         note=note_in(value_of(attributes, "comment")),
         layout=layout if state in _HAS_PROCESSORS else (),
@@ -599,11 +608,23 @@ def _reason(letter: str, holds: str, attributes: Attributes) -> str:
     return said or (f"held ({holds})" if letter == "H" else "")
 
 
+_NEVER = "Can Never Run"
+_TAKEN = re.compile(
+    r"insufficient amount of resource:|not enough free nodes|no available resources on nodes|"
+    r"job would conflict with reservation or top job|job would break strict sorted order|"
+    r"(?:host|placement) set \S+ has too few free resources|"
+    r"job is requesting an exclusive node and node is in use|draining system to allow starving job",
+    re.IGNORECASE,
+)
+"""What the scheduler says of a job that waits for what others have, or for those before it."""
+
+
 def _waits_for_more(comment: str) -> bool:
     """Tell whether a job waits for something else than free processors, of the scheduler's comment."""
-    if not comment.startswith(("Not Running", "Can Never Run")):
+    if not comment.startswith(("Not Running", _NEVER)):
         return False
-    return not comment.partition(":")[2].strip().startswith("Insufficient amount of resource: ncpus")
+    # Of several reasons, the last words of the first are numbers (R: 2 A: 1 T: 8).
+    return comment.startswith(_NEVER) or not _TAKEN.match(comment.partition(":")[2].strip())
 
 
 def _given_index(variables: Mapping[str, str]) -> int | None:

@@ -34,10 +34,11 @@ from koala_adapter.model import LrmJobId, LrmJobState, NodeState
 from koala_pbs import client
 from koala_pbs.client import ARGUMENTS_PER_COMMAND, Holding, PbsCommands
 from koala_pbs.jobs import INDEX_VARIABLE
-from koala_pbs.queues import largest_array, served, walltime_limit
+from koala_pbs.queues import ends_of, largest_array, served, walltime_limit
 from koala_pbs.settings import OPENPBS, SET_TORQUE, TORQUE, TORQUE_NAME
 from koala_pbs.starting import ByOperator, ByScheduler, OutsideChecks, Starting, TiedNotes
 from koala_pbs.torque import packed
+from koala_pbs.vnodes import tied
 from koala_pbs.words import (
     BEING_DELETED,
     NOT_RERUNNABLE,
@@ -491,8 +492,11 @@ class PbsLrm(Lrm):
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return the vnodes that have processors."""
-        executing = tuple(queue.name for queue in self._queues.values() if queue.executes)
-        return await self._commands.nodes(queues=executing)
+        ties = {queue.name: queue.tie for queue in self._queues.values() if queue.executes}
+        default = self._queues.get(self._server.default_queue) if self._server is not None else None
+        ends = ends_of(default, self._queues) if default is not None else ()
+        nodes = await self._commands.nodes(queues=tuple(ties))
+        return tied(nodes, self._commands.vnodes, ties, default=[queue.name for queue in ends])
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs of all users from one listing; elements stay in it until their whole array has ended.
@@ -575,8 +579,10 @@ class PbsLrm(Lrm):
         except LrmRejectedError as error:
             if not refuses_array(error.message) or not any(len(piece) > 1 for piece in parts):
                 raise
+        # A refusal of single jobs, too, says that something else is wrong, such as too long a walltime.
+        ids = await self._submit_pieces(submission, pieces(submission, 1))
         self._without_arrays.add(submission.queue)
-        return await self._submit_pieces(submission, self._pieces(submission))
+        return ids
 
     async def _submit_pieces(self, submission: Submission, parts: Sequence[range]) -> tuple[LrmJobId, ...]:
         commands = [(piece, self._qsub(submission, piece)) for piece in parts]

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import Queue
 from koala_pbs.jobs import mapping_of, read_entries, value_of
+from koala_pbs.vnodes import QueueTie, partition_of
 from koala_pbs.words import number_of, seconds_of
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class QueueConfig:
     up: bool
     walltime_limit: int | None
     max_array_size: int | None
+    tie: QueueTie = field(default_factory=lambda: QueueTie(resources={}))
+    """What its jobs get that keeps them to vnodes."""
     destinations: tuple[str, ...] = ()
     """Queues that a routing queue passes jobs on to, in its order; ``queue@server`` is one elsewhere."""
 
@@ -97,6 +100,10 @@ def _queue(name: str, attributes: Attributes, home: str) -> QueueConfig:
         up=value_of(attributes, "enabled") == value_of(attributes, "started") == TRUE,
         walltime_limit=seconds_of(mapping_of(attributes, "resources_max").get("walltime", "")),
         max_array_size=number_of(largest) if largest else None,
+        tie=QueueTie(
+            resources={**mapping_of(attributes, "resources_default"), **mapping_of(attributes, "default_chunk")},
+            partition=partition_of(attributes),
+        ),
         destinations=tuple(filter(None, (one.removesuffix(f"@{home}") if home else one for one in destinations))),
     )
 

@@ -231,6 +231,7 @@ class ByOperator:
         assignment = assign(job, select, nodes)
         async with self._one_at_a_time:
             await self._require_room(job, assignment.processors)
+            self._commands.vnodes.require(job, assignment)
             await self._commands.change(client.run_on(job, assignment, self._commands.dialect), action="start_on")
 
     async def _require_room(self, job: str, processors: Mapping[str, int]) -> None:

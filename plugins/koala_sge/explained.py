@@ -69,6 +69,9 @@ ROOT = "detailed_job_info"
 NO_ACCOUNT = "sge"
 """Account of jobs that were given none (qsub(1), -A)."""
 
+LATEST = 10**11
+"""Seconds since the epoch beyond which a number must be milliseconds."""
+
 _NONE_KNOWN = re.compile(rb"(?:<\?xml[^>]*\?>)?\s*<unknown_jobs\b")
 """Beginning of the answer when none of the jobs is known; some releases print the rest of it as no XML."""
 _ORIGIN = re.compile(r"^\S+ \S+ \[\d+:\d+\]: (?:error: )?")
@@ -107,8 +110,14 @@ def _explained(element: _Element) -> ExplainedJob:
         error_reasons=_error_reasons(element),
         group=text_of(element, "JB_group"),
         account=account if account != NO_ACCOUNT else text_of(element, "JB_project"),
-        submitted_at=float(number_of(text_of(element, "JB_submission_time"))) or None,
+        submitted_at=_moment(text_of(element, "JB_submission_time")),
     )
+
+
+def _moment(text: str) -> float | None:
+    """Return seconds since the epoch; heirs of Grid Engine print milliseconds."""
+    number = number_of(text)
+    return (number / 1000 if number > LATEST else float(number)) or None
 
 
 def _error_reasons(element: _Element) -> dict[int, str]:

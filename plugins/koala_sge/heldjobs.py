@@ -16,7 +16,7 @@ from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
 from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
 from koala_adapter.lrm.drmaa.transport import ScriptDelivery
 from koala_adapter.model import LrmJobState
-from koala_sge.explained import ANY_QUEUE, NOTE, QUEUES, JobContext, note_word, parse_explained
+from koala_sge.explained import ANY_QUEUE, NOTE, QUEUES, ExplainedJob, JobContext, note_word, parse_explained
 from koala_sge.listing import has_access_lists, listed_jobs, parse_limits, seconds_of, text_of
 
 if TYPE_CHECKING:
@@ -308,6 +308,10 @@ SELECTIONS_KEPT = 60.0
 """Seconds for which it is believed which queue instances have something: load values are among what is asked for."""
 OLD_SELECTIONS = 2
 """Asked for again with one listing; the others follow with the next ones."""
+SELECTIONS_AT_ONCE = 8
+"""Requests for selections with one listing."""
+REQUESTS_FOR_ALL = 2 + SELECTIONS_AT_ONCE
+"""Requests that :meth:`HeldJobs.described` makes at most: explanations, queues, selections."""
 SELECTING = 1.0
 """Seconds after which a listing waits for no further ones."""
 USER_HOLDS = "its user holds it"
@@ -322,8 +326,10 @@ class HeldJobs:
         self._commands = commands
         self._settings = settings
         self._by_queue = settings.nodes == "queue-instances"
+        self._explained: dict[str, ExplainedJob] = {}
+        """What is told of each job, by its number."""
         self._contexts: dict[str, JobContext] = {}
-        """By job number."""
+        """Of jobs in hold, by job number, with what was changed since."""
         self._wishes: Mapping[str, Wishes] = {}
         """By job number, as they were before a pin of ours."""
         self._selected: dict[Wishes, tuple[float, frozenset[str]]] = {}
@@ -335,17 +341,29 @@ class HeldJobs:
         self._queues_asked_at: float | None = None
 
     async def described(self, listing: bytes, jobs: Sequence[LrmJob]) -> list[LrmJob]:
-        """Return jobs, those in hold with the nodes on which they may run and what keeps them. Raises LrmError."""
+        """Return jobs with what is told of them singly; those in hold with the nodes on which they may run, too.
+
+        What is not told yet is asked with the next listings. Raises LrmError.
+        """
         held = {job_number(job.id) for job in jobs if job.state is LrmJobState.HELD}
+        await self._ask_explanations({job_number(job.id) for job in jobs}, held)
+        told = [self._told(job) for job in jobs]
         if not held:
-            self._contexts, self._wishes = {}, {}
-            return list(jobs)
-        await self._ask_contexts(held)
+            self._wishes = {}
+            return told
         wishes = {number: wish for number, wish in parse_wishes(listing).items() if number in held}
         await self._ask_queues()
         self._wishes = {number: self._asked_for(number, wish) for number, wish in wishes.items()}
         await self._ask_selections(tuple(dict.fromkeys([Wishes(), *(wish.selected for wish in self._wishes.values())])))
-        return [self._described(job) if job.state is LrmJobState.HELD else job for job in jobs]
+        return [self._described(job) if job.state is LrmJobState.HELD else job for job in told]
+
+    def _told(self, job: LrmJob) -> LrmJob:
+        told = self._explained.get(job_number(job.id))
+        if told is None:
+            return job
+        # The listing of a running job has its start in place of its submission.
+        submitted = told.submitted_at or job.submitted_at
+        return replace(job, group=told.group, account=told.account, submitted_at=submitted)
 
     def queues(self, job: LrmJobId) -> tuple[str, ...]:
         """Return the queues that a job in hold asked for before it was pinned; empty: any."""
@@ -381,18 +399,22 @@ class HeldJobs:
             raise LrmNotFoundError(message, hint="it has ended, or never was")
         return explained[number].context
 
-    async def _ask_contexts(self, held: set[str]) -> None:
+    async def _ask_explanations(self, numbers: set[str], held: set[str]) -> None:
+        self._explained = {number: known for number, known in self._explained.items() if number in numbers}
         self._contexts = {number: known for number, known in self._contexts.items() if number in held}
         # A hold of its user may be taken back.
-        asked = {number for number in held if number not in self._contexts or self._contexts[number].user_hold}
-        if asked:
-            numbers = sorted(asked, key=int)[:LARGEST_EXPLANATION]
-            try:
-                explained = parse_explained(await self._commands.document(explain_jobs(self._settings, numbers)))
-            except LrmUnavailableError:
-                # It is asked again with the next listing; until then these jobs are not started.
-                return
-            self._contexts.update((number, job.context) for number, job in explained.items())
+        first = {number for number in held if number not in self._contexts or self._contexts[number].user_hold}
+        others = numbers - self._explained.keys() - first
+        asked = [*sorted(first, key=int), *sorted(others, key=int)][:LARGEST_EXPLANATION]
+        if not asked:
+            return
+        try:
+            explained = parse_explained(await self._commands.document(explain_jobs(self._settings, asked)))
+        except LrmUnavailableError:
+            # It is asked again with the next listing; until then those in hold are not started.
+            return
+        self._explained.update(explained)
+        self._contexts.update((number, job.context) for number, job in explained.items() if number in held)
 
     async def _ask_queues(self) -> None:
         now = time.monotonic()
@@ -409,7 +431,11 @@ class HeldJobs:
         times = {wish: at for wish, (at, _) in self._selected.items()}
         new = [wish for wish in wanted if wish not in times]
         old = sorted((wish for wish, at in times.items() if now > at + SELECTIONS_KEPT), key=lambda wish: times[wish])
+        left = SELECTIONS_AT_ONCE
         for wish in (*new, *old[:OLD_SELECTIONS]):
+            left -= 2 if wish.master_queues else 1
+            if left < 0:
+                break
             found = await self._selection(wish)
             if found is not None:
                 self._selected[wish] = now, found

@@ -515,6 +515,14 @@ NOT_STARTED = frozenset({1, 3, 4, 6, 7, 8, 9, 10, 11, 26, 27, 28, 29, 33, 36, 38
 LIMIT_ENFORCED = 37
 """``failed 37: qmaster enforced h_rt, h_cpu, or h_vmem limit``."""
 
+WALLTIME_ENFORCED = 44
+"""The same for h_rt alone, as heirs of Grid Engine tell it."""
+
+KILLED = 100
+"""``failed 100: assumedly after job``: it was killed. ``deleted_by`` of the heirs says whether by qdel."""
+
+NOBODY = "NONE"
+
 WALLTIME_SLACK = 1
 """Seconds: execd looks at limits that seldom, and times are whole seconds."""
 
@@ -581,16 +589,25 @@ def _end(
         return EndReason.LAUNCH_FAILED, None, None
     if failed == 0:
         return EndReason.EXITED, status, None
-    if signal is None:
-        return None, None, None
+    told = _told_by_heirs(record, failed)
+    if told is not None or signal is None:
+        return told, None, signal
+    # The heirs of Grid Engine print no category, but the command of the submission.
     category = record.get("category", "")
-    limit = _requested_walltime(category)
+    limit = _requested_walltime(category) or _requested_walltime(record.get("submit_cmd", ""))
     if limit is not None and started is not None and ended is not None and ended - started >= limit - WALLTIME_SLACK:
         return EndReason.WALLTIME, None, signal
     if failed == LIMIT_ENFORCED and "_vmem=" in category:
         return EndReason.MEMORY, None, signal
     # SIGKILL is what qdel and the job itself have in common.
     return (None if signal == SIGKILL else EndReason.SIGNALLED), None, signal
+
+
+def _told_by_heirs(record: Mapping[str, str], failed: int) -> EndReason | None:
+    if failed == WALLTIME_ENFORCED:
+        return EndReason.WALLTIME
+    deleted = failed == KILLED and record.get("deleted_by", NOBODY) not in {NOBODY, ""}
+    return EndReason.CANCELLED if deleted else None
 
 
 def _requested_walltime(category: str) -> int | None:

@@ -244,9 +244,10 @@ class SgeLrm(Lrm):
     array_index_variable = "SGE_TASK_ID"
     job_id_variable = "JOB_ID"
     requests_per_poll = 5
-    """qhost, qstat, and qstat -j when one of our jobs has got into error state; for our own jobs two more when some
-    have got into hold, for those of all qstat -g t when a parallel one has started since the last time, and for jobs
-    in hold what HeldJobs asks now and then."""
+    """qhost, qstat, qstat -j when one of our jobs has got into error state, two more when some have got into hold."""
+    requests_per_listing = 4 + heldjobs.REQUESTS_FOR_ALL
+    """qhost, qstat, qstat -g t when a parallel job has started since the last time, qstat -j for errors, and what
+    HeldJobs asks."""
 
     def __init__(self, context: ClusterContext, settings: SgeSettings) -> None:
         """Nothing is started yet."""

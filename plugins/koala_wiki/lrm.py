@@ -494,10 +494,12 @@ class WikiLrm(Lrm):
 
     async def _exchange(self, request: Request, *, urgent: bool = False) -> Reply:
         await self._commands.admit(urgent=urgent)
-        try:
-            return await exchange(self._peer, request)
-        except WikiError as error:
-            raise LrmRejectedError(error.message, hint=error.hint) from error
+        peer = replace(self._peer, timeout=self._commands.bounded(self._peer.timeout))
+        with self._commands.timed(str(request.verb)):
+            try:
+                return await exchange(peer, request)
+            except WikiError as error:
+                raise LrmRejectedError(error.message, hint=error.hint) from error
 
     def _no_submission(self, submission: Submission) -> NoReturn:
         raise LrmUnsupportedError(

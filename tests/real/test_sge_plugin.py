@@ -287,6 +287,20 @@ async def test_error_state(sge_cell: GridEngineCell, sge: tuple[SgeLrm, Trial]) 
     assert job.reason.startswith("error state Eqw: can't open output file")
 
 
+async def test_bytes_of_a_user_hide_no_job(sge_cell: GridEngineCell, sge: tuple[SgeLrm, Trial]) -> None:
+    """A resource and a dependency that are no UTF-8: the job is listed, and so are all others, with their accounts."""
+    lrm, _ = sge
+    good = sge_cell.submit("#!/bin/sh\n", "-h", "-A", "bio")
+    bad = sge_cell.submit("#!/bin/sh\n", "-h", "-l", "arch=a\udcff", "-hold_jid", "x\udcff")
+    try:
+        jobs = {str(job.id): job for job in await lrm.jobs()}
+    finally:
+        await lrm.cancel([LrmJobId(good), LrmJobId(bad)])
+    assert {jobs[good].state, jobs[bad].state} == {LrmJobState.HELD}
+    assert jobs[good].account == "bio"
+    assert jobs[good].group
+
+
 async def test_disabled_queue(sge_cell: GridEngineCell, sge: tuple[SgeLrm, Trial]) -> None:
     """A disabled queue has no idle processors and is not up; enabled, it is as before."""
     lrm, _ = sge

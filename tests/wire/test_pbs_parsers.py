@@ -75,7 +75,8 @@ class TestJobs:
         assert (jobs["85.vm"].state, jobs["85.vm"].hold) == (LrmJobState.HELD, HoldOwner.USER)
         assert (jobs["88.vm"].state, jobs["88.vm"].dependent) == (LrmJobState.QUEUED, True)
         assert (jobs["89.vm"].state, jobs["89.vm"].eligible_at) == (LrmJobState.QUEUED, utc("2026-11-22 05:15:00"))
-        assert (jobs["91.vm"].state, jobs["91.vm"].blocked) == (LrmJobState.QUEUED, False)
+        assert (jobs["91.vm"].state, jobs["91.vm"].blocked) == (LrmJobState.QUEUED, True)
+        assert jobs["91.vm"].kept, "it asks for more than there is"
         assert jobs["91.vm"].reason.startswith("Can Never Run: Insufficient amount of resource: ncpus")
         assert jobs["92.vm"].state is LrmJobState.SUSPENDED
 

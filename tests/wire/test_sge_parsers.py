@@ -301,6 +301,33 @@ class TestAccounting:
         jobs = parse_accounting(run.format("alice", 3) + run.format("nobody", 7))
         assert [(job.user, job.exit_code) for job in jobs] == [("alice", 3), ("nobody", 7)]
 
+    @pytest.mark.parametrize(
+        ("lines", "expected"),
+        [
+            (
+                "failed 100 : assumedly after job\nexit_status 137\nsubmit_cmd qsub -N x -l h_rt=00:01:00 s.sh",
+                "walltime",
+            ),
+            ("failed 100 : assumedly after job\nexit_status 137\nsubmit_cmd qsub -N x -l h_rt=600 s.sh", None),
+            ("failed 44 : execd enforced h_rt limit\nexit_status 137", "walltime"),
+            ("failed 44 : execd enforced h_rt limit\nexit_status 0", "walltime"),
+            ("failed 100 : assumedly after job\nexit_status 137\ndeleted_by ann@h", "cancelled"),
+            ("failed 100 : assumedly after job\nexit_status 137\ndeleted_by NONE", None),
+        ],
+    )
+    def test_records_of_heirs(self, lines: str, expected: str | None) -> None:
+        """Without a category, with limits and cancellations that are told."""
+        times = "start_time 11/21/2026 11:00:00.000\nend_time 11/21/2026 11:01:00.100\n"
+        (job,) = parse_accounting(f"=====\njobnumber 5\nowner a\n{times}{lines}\n")
+        assert (job.end and job.end.value) == expected
+
+    @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+    def test_the_run_that_ended_last_counts(self, order: tuple[int, int]) -> None:
+        """Whatever the order in which the runs of a job are printed, and in which format."""
+        run = "=====\njobnumber 5\nowner a\nend_time 11/21/2026 11:0{0}:00.000\nfailed 0\nexit_status {0}\n"
+        (job,) = parse_accounting("".join(run.format(number) for number in order))
+        assert job.exit_code == 2
+
     def test_nothing_known(self) -> None:
         """No output is no jobs."""
         assert parse_accounting("") == ()

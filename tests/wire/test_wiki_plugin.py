@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
+import anyio
+import anyio.abc
 import pytest
 
 from koala_adapter.errors import (
@@ -15,6 +18,7 @@ from koala_adapter.errors import (
     WikiError,
 )
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobState, Node, NodeState
+from koala_adapter.testing import new_context
 from koala_adapter.wiki.codec.verbs import (
     Count,
     Dialect,
@@ -25,8 +29,22 @@ from koala_adapter.wiki.codec.verbs import (
     parse_nodes,
     parse_reply,
 )
-from koala_wiki.lrm import QUEUE, comment_parts, is_gone, to_job, to_lrm_error, to_node, to_queues, used_processors
+from koala_wiki import PLUGIN
+from koala_wiki.lrm import (
+    QUEUE,
+    WikiSettings,
+    comment_parts,
+    is_gone,
+    to_job,
+    to_lrm_error,
+    to_node,
+    to_queues,
+    used_processors,
+)
 from tests.wire.wiki_samples import Exchange, golden
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _NODE = re.compile(r"^NodeName=(\S+) (.*)$", re.MULTILINE)
 _JOB = re.compile(r"^ +(\d+) +(\S+) +([A-Z_]+) +\S+ +(\d+) +(\d+) ", re.MULTILINE)
@@ -255,3 +273,22 @@ def test_every_recorded_refusal_to_cancel_is_understood(dialect: Dialect) -> Non
     unknown = "Invalid job id specified" if dialect is Dialect.WIKI else "No such job"
     assert unknown in gone
     assert others <= {"Invalid ARG value", "CANCELJOB lacks ARG", "No TYPE value", "Invalid TYPE value"}
+
+
+@pytest.mark.anyio
+async def test_requests_are_measured_and_bounded_like_commands(tmp_path: Path) -> None:
+    """A resource manager that says nothing is waited for as long as whoever asks allows, and shows in the metrics."""
+    seen: list[tuple[str, str]] = []
+    context = new_context(tmp_path)
+    context.commands.patience = 0.2
+    context.commands.observer = lambda name, _seconds, failure: seen.append((name, failure))
+    key = tmp_path / "key"
+    key.write_text("12345678\n")
+    key.chmod(0o600)
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        lrm = PLUGIN.factory(context, WikiSettings(host="127.0.0.1", port=port, key_file=key))
+        await lrm.start()
+        with pytest.raises(LrmUnavailableError, match=r"within 0\.2 s"):
+            await lrm.nodes()
+    assert seen == [("GETNODES", "timeout")]

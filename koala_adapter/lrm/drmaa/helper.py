@@ -62,6 +62,9 @@ if TYPE_CHECKING:
 KEEP_SECONDS = 24 * 3600.0
 """How long batches are kept after their last job has ended."""
 
+COMPACTED_EVERY = 3600.0
+"""Seconds after which the ledger is rid again of what nobody can want to know."""
+
 KEEP_UNKNOWN_SECONDS = 14 * 24 * 3600.0
 """How long batches of unknown outcome are kept: longer than an LRM will keep a job waiting."""
 
@@ -208,6 +211,7 @@ class Ledger:
         """``path`` need not exist; its directory must."""
         self.path = path
         self._lock_path = path.with_name(path.name + ".lock")
+        self._compacted_at: float | None = None
 
     def read(self) -> dict[str, LedgerBatch]:
         """Return all batches by key."""
@@ -228,6 +232,12 @@ class Ledger:
                 os.fsync(file.fileno())
             if not size:
                 self._sync_directory()
+
+    def compact_if_due(self, now: float) -> None:
+        """Compact the file at first, and then once in COMPACTED_EVERY seconds: each listing reads all of it."""
+        if self._compacted_at is None or not 0 <= now - self._compacted_at < COMPACTED_EVERY:
+            self.compact(now)
+            self._compacted_at = now
 
     def compact(self, now: float) -> None:
         """Leave out what nobody can want to know any more."""
@@ -342,7 +352,7 @@ class HelperSession:
     def _open(self, request: OpenSession) -> Result:
         if request.ledger is not None:
             self._ledger = Ledger(Path(request.ledger))
-            self._ledger.compact(time.time())
+            self._ledger.compact_if_due(time.time())
         if self._drmaa is None:
             try:
                 self._drmaa = importlib.import_module("drmaa")
@@ -465,6 +475,7 @@ class HelperSession:
     def _list(self, request: ListBatches) -> Result:
         if self._ledger is None:
             return Failure(kind=FailureKind.UNSUPPORTED, message="this helper keeps no ledger")
+        self._ledger.compact_if_due(time.time())
         batches = [batch for key, batch in self._ledger.read().items() if key.startswith(request.prefix)]
         if not any(batch.live() for batch in batches):
             self._reach()

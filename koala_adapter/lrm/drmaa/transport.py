@@ -173,7 +173,13 @@ def _renamed(option: str, pairs: Iterable[tuple[str, str]]) -> str:
 def job_template(
     submission: Submission, *, script: PurePath, delivery: ScriptDelivery, native: Iterable[str]
 ) -> Template:
-    """Return the template of a submission whose script is, or will be, at ``script``."""
+    """Return the template of a submission whose script is, or will be, at ``script``.
+
+    Raises LrmRejectedError for a path that libraries do not pass on as it is.
+    """
+    if _CONTROL.search(str(script)):
+        message = f"the path of the placeholder's script, {str(script)!r}, contains a line break or control character"
+        raise LrmRejectedError(message, hint="use another state directory, or set script_directory")
     private = delivery is ScriptDelivery.PRIVATE
     return Template(
         name=submission.key,

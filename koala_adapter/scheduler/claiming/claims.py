@@ -183,21 +183,29 @@ def _requeue(context: Context, record: JobRecord) -> None:
 
 def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None:
     """Give up a placeholder that runs but whose agent never reported (MISSING); pause the cluster after a few."""
-    state = context.state
-    cluster = state.clusters[placeholder.cluster]
-    cluster.missing_in_a_row += 1
     waited = context.now - (context.now if placeholder.started_at is None else placeholder.started_at)
     detail = (
         f"placeholder {placeholder.id} on {placeholder.cluster} started but its agent did not report in {waited:.0f} s"
     )
+    record = context.state.jobs[placeholder.job_id]
+    record.unclaim({placeholder.id})
+    end_placeholder(context, placeholder, force=True)
+    note_missing(context, placeholder, f"MISSING: {detail}")
+
+
+def note_missing(context: Context, placeholder: PlaceholderRecord, trouble: str) -> None:
+    """Set a job back for a placeholder that has started in vain, and ask what it wrote.
+
+    After a few in a row its cluster is paused.
+    """
+    state = context.state
+    cluster = state.clusters[placeholder.cluster]
+    cluster.missing_in_a_row += 1
     if cluster.missing_in_a_row >= state.parameters.missing_limit:
         cluster.paused_until = context.now + state.parameters.pause
         cluster.pause_reason = f"{cluster.missing_in_a_row} placeholders in a row started but never reported"
         context.timetable.for_cluster(cluster, cluster.paused_until)
-    record = state.jobs[placeholder.job_id]
-    record.unclaim({placeholder.id})
-    end_placeholder(context, placeholder, force=True)
-    setback(context, record, f"MISSING: {detail}")
+    setback(context, state.jobs[placeholder.job_id], trouble)
     context.effects.add(
         ReadPlaceholderOutput(cluster=placeholder.cluster, placeholder=placeholder.id, job_id=placeholder.job_id)
     )

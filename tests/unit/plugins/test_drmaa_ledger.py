@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.lrm.drmaa.helper import (
+    COMPACTED_EVERY,
     KEEP_SECONDS,
     KEEP_UNKNOWN_SECONDS,
     JobEnd,
@@ -145,3 +146,17 @@ def test_any_text(lines: list[str]) -> None:
     good = json.dumps(intent_record("k1", 1, NOW))
     odd = [json.dumps({"what": "ids", "key": "nobody", "ids": []}), "[]", "1", '{"what": "intent", "key": "x"}']
     assert "k1" in parse_ledger("\n".join([*(line.replace("\n", " ") for line in lines), *odd, good]))
+
+
+def test_a_ledger_that_stays_open_does_not_grow_for_ever(ledger: Ledger) -> None:
+    """What is over for a day is left out within the hour, however long the helper lives."""
+    ledger.compact_if_due(NOW)
+    for number in range(20):
+        key = f"k{number}"
+        ledger.append([intent_record(key, 1, NOW), ids_record(key, [str(number)])])
+        ledger.append([end_record(key, str(number), JobEnd(at=NOW))])
+    ledger.compact_if_due(NOW + COMPACTED_EVERY - 1)
+    assert len(ledger.read()) == 20
+    ledger.compact_if_due(NOW + KEEP_SECONDS + 1)
+    assert ledger.read() == {}
+    assert ledger.path.stat().st_size == 0

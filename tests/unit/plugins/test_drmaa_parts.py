@@ -88,6 +88,11 @@ class TestTemplate:
         assert (template.remote_command, template.arguments) == ("/s/k1.sh", ())
         assert "drmaa_js_state=drmaa_active" in render_template(template, 2)
 
+    def test_a_path_with_a_line_break_is_refused(self) -> None:
+        """For good: Grid Engine would fail each time, and be asked again for ever."""
+        with pytest.raises(LrmRejectedError, match=r"'/s/a\\nb/k1\.sh', contains a line break"):
+            job_template(submission(), script=Path("/s/a\nb/k1.sh"), delivery=ScriptDelivery.PRIVATE, native=())
+
     def test_singles_are_shown(self) -> None:
         """Of jobs that go one by one the first call is shown, with its number."""
         template = job_template(submission(), script=Path("/s/k1.sh"), delivery=ScriptDelivery.PRIVATE, native=())

@@ -77,8 +77,8 @@ def test_a_listing_of_queues_is_not_no_jobs(name: str) -> None:
 
 def test_the_enclosing_queue_instance_is_the_place_of_a_job() -> None:
     """As with -f or -F in a file of defaults."""
-    listed = {job.id: job for job in parse_jobs((SAMPLES / "qstat_mixed_f.xml").read_bytes())}
-    plain = {job.id: job for job in parse_jobs((SAMPLES / "qstat_mixed.xml").read_bytes())}
+    listed = {str(job.id): job for job in parse_jobs((SAMPLES / "qstat_mixed_f.xml").read_bytes())}
+    plain = {str(job.id): job for job in parse_jobs((SAMPLES / "qstat_mixed.xml").read_bytes())}
     assert (listed["3.1"].queue, listed["3.1"].nodes) == ("all.q", ("localhost",))
     assert {id_: (job.queue, job.nodes, job.layout) for id_, job in listed.items() if job.nodes} == {
         id_: (job.queue, job.nodes, job.layout) for id_, job in plain.items() if job.nodes

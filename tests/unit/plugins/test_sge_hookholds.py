@@ -69,3 +69,51 @@ async def test_nothing_is_given_back_while_contexts_are_not_told(tmp_path: Path,
     lrm = SgeLrm(new_context(tmp_path / "state"), settings)
     with pytest.raises(LrmUnavailableError):
         await lrm.held_by_hook()
+
+
+COUNTING = """#!/bin/sh
+echo "$(basename "$0") $*" >> "$(dirname "$0")/asked"
+case "$(basename "$0") $*" in
+*-j*) echo "<detailed_job_info><djob_info><element><JB_job_number>7</JB_job_number><JB_group>staff</JB_group>\
+<JB_account>bio</JB_account><JB_submission_time>100</JB_submission_time></element></djob_info></detailed_job_info>" ;;
+qstat*) cat "$(dirname "$0")/jobs.xml" ;;
+qconf*) echo "qname a.q" ;;
+qselect*) echo "a.q@n1" ;;
+esac
+"""
+ONE = (
+    "<job_list><JB_job_number>{0}</JB_job_number><JB_name>x</JB_name><JB_owner>ann</JB_owner><state>{1}</state>"
+    "<slots>1</slots>{2}</job_list>"
+)
+
+
+def counting(directory: Path, *jobs: str) -> SgeLrm:
+    """Return the plugin with commands that list these jobs and note what was asked."""
+    for name in ("qstat", "qconf", "qselect"):
+        (directory / name).write_text(COUNTING)
+        (directory / name).chmod(0o755)
+    (directory / "jobs.xml").write_text(f"<job_info><queue_info/><job_info>{''.join(jobs)}</job_info></job_info>")
+    return SgeLrm(new_context(directory / "state"), SgeSettings(root=directory, bin_directory=directory))
+
+
+@pytest.mark.anyio
+async def test_a_running_job_was_submitted_before_it_started(tmp_path: Path) -> None:
+    """Its listing has no time of submission, group or account; asked for once, they are there."""
+    started = "<JAT_start_time>2026-11-21T11:04:38</JAT_start_time><queue_name>a.q@n1</queue_name>"
+    lrm = counting(tmp_path, ONE.format(7, "r", started))
+    (first,), (again,) = await lrm.jobs(), await lrm.jobs()
+    assert first == again
+    assert (first.group, first.account, first.submitted_at) == ("staff", "bio", 100.0)
+    assert (tmp_path / "asked").read_text().count("-j 7") == 1
+
+
+@pytest.mark.anyio
+async def test_requests_of_a_listing_are_bounded_whatever_waits(tmp_path: Path) -> None:
+    """Many jobs in hold, each with another request."""
+    wishes = '<hard_request name="arch">a{0}</hard_request><master_hard_req_queue>q{0}</master_hard_req_queue>'
+    lrm = counting(tmp_path, *(ONE.format(number, "hqw", wishes.format(number)) for number in range(1, 60)))
+    await lrm.jobs()
+    asked = (tmp_path / "asked").read_text().splitlines()
+    # The hosts are asked for beside.
+    assert len(asked) + 1 <= lrm.requests_per_listing
+    assert any(line.startswith("qselect") for line in asked)

@@ -12,6 +12,7 @@ from koala_adapter.errors import EXIT_NOT_PLACED
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import ReadPlaceholderOutput
 from koala_adapter.scheduler.context import backoff, grace, life
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.records import JobRecord
@@ -362,6 +363,30 @@ def test_missing_agents_pause_the_cluster() -> None:
     site.take_all()
     site.hold_all("2")
     assert site.state.clusters[A].missing_in_a_row == 0
+
+
+def test_what_an_agent_that_ended_by_itself_wrote_is_told() -> None:
+    """As of one that did not report in time: its words are asked for, and added to the trouble of its job."""
+    site = Site({"a": 4}, Parameters(registration_timeout=60.0))
+    site.submit(job("1", 1))
+    (name,) = started(site, "1")
+    site.ended(site.claimed("1")[0].id, EndReason.LAUNCH_FAILED)
+    asked = [action for action in site.actions if isinstance(action, ReadPlaceholderOutput)]
+    assert [str(action.placeholder) for action in asked] == [name]
+    site.post(ev.PlaceholderSaid(time=site.now, cluster=A, job_id=JobId("1"), text="No space left on device"))
+    assert site.record("1").last_trouble.startswith(f"placeholder {name} on a launch failed")
+    assert site.record("1").last_trouble.endswith("; it wrote: No space left on device")
+
+
+def test_agents_that_end_by_themselves_pause_the_cluster() -> None:
+    """After three in a row, as missing ones do."""
+    site = Site({"a": 4, "b": 4}, Parameters(missing_limit=3, pause=600.0, backoff=10.0))
+    site.submit(job("1", 3))
+    started(site, "1")
+    for placeholder in list(site.claimed("1")):
+        site.ended(placeholder.id, EndReason.LAUNCH_FAILED)
+    assert site.state.clusters[A].paused_until == pytest.approx(site.now + 600)
+    assert submissions(site.pass_time(30.0)) == {"b": 3}
 
 
 def test_agent_that_reports_late_is_told_to_end() -> None:

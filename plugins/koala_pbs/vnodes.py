@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vnodes of PBS have beside processors and memory, and which queues and chunks they serve by it. No I/O.
+
+PBS keeps chunks and queues to vnodes by resources: by numbers, such as ``ngpus``, of which jobs take away, and by
+words, such as ``Qlist``, which must be among those of the vnode (pbs_resources(7B)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import LrmRejectedError
+from koala_adapter.model import LrmJobState
+from koala_pbs.jobs import CONSUMABLE, NOT_CONSUMED, mapping_of, parse_select, read_entries, value_of
+from koala_pbs.words import mebibytes_of, number_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from koala_adapter.model import LrmJob, Node
+    from koala_pbs.jobs import Assignment, Attributes, Chunk, Reader
+
+COUNTED_ELSEWHERE = frozenset({"ncpus", "mem", *NOT_CONSUMED})
+"""Resources that nodes and jobs have fields for, and those that vnodes do not have."""
+DEFAULT_PARTITION = "pbs-default"
+"""That of vnodes and queues that are given none."""
+WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vnode:
+    """The resources of a vnode, and its partition."""
+
+    available: Mapping[str, str]
+    assigned: Mapping[str, str]
+    partition: str = ""
+
+    def lacks(self, name: str, value: str, *, times: int = 1) -> bool:
+        """Tell whether so many chunks cannot have this much of a resource here, or a word is not among its words."""
+        there = self.available.get(name, "")
+        if CONSUMABLE.fullmatch(value):
+            return not there or _amount(there) - _amount(self.assigned.get(name, "0")) < times * _amount(value)
+        return value.lower() not in {word.strip().lower() for word in there.split(",")}
+
+
+def _amount(text: str) -> float:
+    # Sizes end with a letter; all amounts of a resource are of one kind.
+    if text[-1:].isalpha():
+        return float(mebibytes_of(text) or 0)
+    return float(number_of(text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueTie:
+    """What ties a queue to vnodes."""
+
+    resources: Mapping[str, str]
+    """Of ``default_chunk`` and ``resources_default``."""
+    partition: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Vnodes:
+    """All vnodes of a server by their names."""
+
+    by_name: Mapping[str, Vnode]
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Resources that any vnode has: of others it is not known where they are."""
+        return frozenset(name for vnode in self.by_name.values() for name in vnode.available) - COUNTED_ELSEWHERE
+
+    def serving(self, chunk: Chunk) -> frozenset[str]:
+        """Return the vnodes that have now what a chunk asks for beside processors and memory."""
+        known = self.known
+        asked = [(name, value) for name, value in chunk.resources if name in known]
+        return frozenset(
+            name for name, vnode in self.by_name.items() if not any(vnode.lacks(key, value) for key, value in asked)
+        )
+
+    def require(self, job: str, assignment: Assignment) -> None:
+        """Raise LrmRejectedError when a vnode has not what all chunks together ask of it."""
+        known = self.known
+        counts: dict[tuple[str, str, str], int] = {}
+        for chunk, vnode in assignment.pairs:
+            for name, value in chunk.resources:
+                if name in known:
+                    counts[vnode, name, value] = counts.get((vnode, name, value), 0) + 1
+        for (vnode, name, value), times in counts.items():
+            if vnode in self.by_name and self.by_name[vnode].lacks(name, value, times=times):
+                message = f"{vnode} has not what job {job} asks for: {times} times {name}={value}"
+                raise LrmRejectedError(message, hint="start it on vnodes that are listed for it")
+
+    def serves(self, vnode: str, tie: QueueTie) -> bool:
+        """Tell whether a vnode runs jobs of a queue: it has all words that jobs get there, and its partition."""
+        found, known = self.by_name[vnode], self.known
+        words = {key: value for key, value in tie.resources.items() if key in known and not CONSUMABLE.fullmatch(value)}
+        return found.partition == tie.partition and not any(found.lacks(key, value) for key, value in words.items())
+
+
+def partition_of(attributes: Attributes) -> str:
+    """Return the partition of a vnode or queue; empty for the default one."""
+    return value_of(attributes, "partition").removeprefix(DEFAULT_PARTITION)
+
+
+def parse_vnodes(text: str, read: Reader = read_entries) -> Vnodes:
+    """Return the resources of all vnodes of a listing. Raises ValueError."""
+    return Vnodes(
+        {
+            name: Vnode(
+                available=mapping_of(attributes, "resources_available"),
+                assigned=mapping_of(attributes, "resources_assigned"),
+                partition=partition_of(attributes),
+            )
+            for name, attributes in read(text, "nodes").items()
+        }
+    )
+
+
+def tied(
+    nodes: Iterable[Node], vnodes: Vnodes, ties: Mapping[str, QueueTie], *, default: Iterable[str]
+) -> tuple[Node, ...]:
+    """Return nodes with the queues that they serve by resources and partitions; those that serve none are left out.
+
+    ``ties``: of all execution queues; ``default``: those in which jobs end up that name none.
+    """
+    found = []
+    default = frozenset(default)
+    for node in nodes:
+        own = node.queues or tuple(ties)
+        served = tuple(name for name in own if name not in ties or vnodes.serves(node.name, ties[name]))
+        if served == own:
+            found.append(node)
+        elif served:
+            closed = ("",) if default and not default & set(served) else ()
+            found.append(replace(node, queues=served, closed_queues=closed))
+    return tuple(found)
+
+
+def placed(jobs: Iterable[LrmJob], selections: Mapping[str, str], vnodes: Vnodes) -> tuple[LrmJob, ...]:
+    """Return jobs, those that wait with the vnodes that have what one of their chunks asks for.
+
+    ``selections``: what each job asks for, with what its queue has added.
+    """
+    everywhere = frozenset(vnodes.by_name)
+    known = vnodes.known
+    if not known:
+        return tuple(jobs)
+    serving: dict[str, frozenset[str]] = {}
+    found = []
+    for job in jobs:
+        select = selections.get(job.id, "")
+        if job.state in WAITING and select not in serving:
+            serving[select] = _places(select, vnodes, everywhere)
+        possible = serving.get(select, everywhere)
+        found.append(job if possible == everywhere else replace(job, possible_nodes=tuple(sorted(possible))))
+    return tuple(found)
+
+
+def _places(select: str, vnodes: Vnodes, everywhere: frozenset[str]) -> frozenset[str]:
+    try:
+        chunks = frozenset(parse_select(select))
+    except ValueError:
+        return everywhere
+    return frozenset().union(*(vnodes.serving(chunk) for chunk in chunks)) if chunks else everywhere
