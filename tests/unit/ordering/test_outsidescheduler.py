@@ -113,14 +113,18 @@ class Driven:
         lrm: StartingLrm | None = None,
         *,
         refused: float = 0.1,
+        start: float = 0.3,
         notes_within: int | None = None,
     ) -> None:
-        """``refused``: seconds before a refused start is tried again. ``notes_within``: requests per minute, of all."""
+        """``refused``: seconds before a refused start is tried again; ``start``: until one that does not show is undone.
+
+        ``notes_within``: requests per minute, of all.
+        """
         self.lrm = lrm or StartingLrm()
         self.happened: list[JobEvent] = []
         self.troubles: list[str] = []
         self.record = StartLog(directory / "starts.sqlite")
-        patience = Patience(start=0.3, backoff=0.05, refused=refused, longest=max(1.0, refused))
+        patience = Patience(start=start, backoff=0.05, refused=refused, longest=max(1.0, refused))
         starts = Starts(patience, pins=self.record.pins)
         self.mirror = Mirror(lambda: make_cluster_scheduler("easy", 0), Rules(), starts)
         watcher = PacedWatcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
