@@ -116,7 +116,7 @@ class Driven:
         start: float = 0.3,
         notes_within: int | None = None,
     ) -> None:
-        """``refused``: seconds before a refused start is tried again; ``start``: until one that does not show is undone.
+        """``refused``: seconds before a refused start is tried again; ``start``: until one not seen is undone.
 
         ``notes_within``: requests per minute, of all.
         """
