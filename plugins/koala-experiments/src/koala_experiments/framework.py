@@ -91,6 +91,22 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(fmean(values), quantile * stdev(values) / math.sqrt(count), count)
 
 
+def estimate_of(values: Sequence[float]) -> Estimate:
+    """Return the estimate of independent repetitions; a mean of NaN for none."""
+    return estimate(values) if values else Estimate(nan, 0.0, 0)
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """Return the arithmetic mean; None of nothing."""
+    return fmean(values) if values else None
+
+
+def known_pairs(first: Sequence[float | None], second: Sequence[float | None]) -> list[tuple[float, float]]:
+    """Return the pairs in which both values are known."""
+    pairs = zip(first, second, strict=True)
+    return [(one, other) for one, other in pairs if one is not None and other is not None]
+
+
 def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
     """Return ``first - second`` of pairs that share a seed: what both have in common cancels out."""
     return estimate([a - b for a, b in zip(first, second, strict=True)])
