@@ -208,6 +208,25 @@ def _as_decided(body: str) -> str:
     return json.dumps(found)
 
 
+def _connected(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """Return a database that is open, with its tables. Raises OSError, sqlite3.Error."""
+    if not read_only:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    place = f"{path.absolute().as_uri()}?mode=ro" if read_only else path
+    database = sqlite3.connect(place, uri=read_only, isolation_level=None)
+    try:
+        if read_only:
+            database.execute("BEGIN")
+        else:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=NORMAL")
+            database.executescript(_SCHEMA + TABLES)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
 class Journal:
     """The database of one state directory."""
 
@@ -218,17 +237,17 @@ class Journal:
         """
         self.path = path
         try:
-            if read_only:
-                self._database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
-                self._database.execute("BEGIN")
-            else:
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-                self._database = sqlite3.connect(path, isolation_level=None)
-                self._database.execute("PRAGMA journal_mode=WAL")
-                self._database.execute("PRAGMA synchronous=NORMAL")
-                self._database.executescript(_SCHEMA + TABLES)
+            self._database = _connected(path, read_only=read_only)
         except (OSError, sqlite3.Error) as error:
             raise JournalError(f"{path}: cannot open the journal: {error}", hint="check the state directory") from error
+        try:
+            self._begin(read_only=read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, *, read_only: bool) -> None:
+        """Take up what the database holds. Raises JournalError when it is of another version or cannot be read."""
         self.negotiations = NegotiationStore(self._execute, read_only=read_only)
         """What applications and koala said to each other."""
         self.finished = FinishedJobs(self._execute, self.negotiations)
@@ -236,7 +255,7 @@ class Journal:
         found = self.value("schema")
         if found is not None and found not in _READABLE:
             raise JournalError(
-                f"{path}: written by another version (schema {found}, this is {SCHEMA_VERSION})",
+                f"{self.path}: written by another version (schema {found}, this is {SCHEMA_VERSION})",
                 hint="use the version that wrote it until its jobs have ended",
             )
         if found != str(SCHEMA_VERSION) and not read_only:
