@@ -57,4 +57,4 @@ class WatchedConnection(sqlite3.Connection):
 def watch_connections() -> None:
     """Have all connections of this process watched, where Python does not do so itself."""
     if sys.version_info < (3, 13):
-        sqlite3.connect = partial(sqlite3.connect, factory=WatchedConnection)
+        sqlite3.connect = partial(sqlite3.connect, factory=WatchedConnection)  # type: ignore[assignment]
