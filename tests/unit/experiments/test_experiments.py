@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -128,6 +129,14 @@ def test_a_page_sets_claim_beside_result(written: Path) -> None:
     assert text.count("data:image/svg+xml;base64,") == 2
     assert not re.findall(r'(?:src|href)="(?!data:)', text)
     assert "<code>koala experiment run sample --seeds 3 --set speed=2</code>" in text
+
+
+def test_the_command_of_a_page_is_one_for_a_shell(tmp_path: Path) -> None:
+    """A setting with blanks is quoted."""
+    options = SAMPLE.options(settings={"speed": "very fast"}, seed=2)
+    write_experiment(tmp_path, SAMPLE, options, sample(options))
+    command = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["command"]
+    assert shlex.split(command)[4:] == ["--seeds", "3", "--seed", "2", "--set", "speed=very fast"]
 
 
 def test_data_is_written_beside_the_page(written: Path) -> None:

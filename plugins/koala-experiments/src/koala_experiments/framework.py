@@ -18,6 +18,7 @@ Means with confidence intervals come first, then what live runs are, then experi
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, nan
@@ -447,12 +448,12 @@ def _installed() -> dict[str, metadata.EntryPoint]:
 
 def write_experiment(directory: Path, experiment: Experiment, options: Options, result: Result) -> Path:
     """Write data, figures and page of an experiment; returns the page. Raises OSError."""
-    words = ["koala experiment run", experiment.name, f"--seeds {options.seeds}"]
-    words += [f"--seed {options.seed}"] if options.seed else []
+    words = ["koala", "experiment", "run", experiment.name, "--seeds", str(options.seeds)]
+    words += ["--seed", str(options.seed)] if options.seed else []
     defaults = {setting.name: setting.default for setting in experiment.settings}
     changed = {name: value for name, value in options.settings.items() if defaults.get(name) != value}
-    words += [f"--set {name}={value}" for name, value in changed.items()]
+    words += [word for name, value in changed.items() for word in ("--set", f"{name}={value}")]
     heading = Heading(
-        title=experiment.name, lead=f"{experiment.summary} After: {experiment.paper}", command=" ".join(words)
+        title=experiment.name, lead=f"{experiment.summary} After: {experiment.paper}", command=shlex.join(words)
     )
     return write_result(directory, heading, result)
