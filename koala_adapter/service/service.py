@@ -369,9 +369,13 @@ class Service:
         self.directory = directory
         self.journal = Journal(directory / "journal.sqlite")
         make_scheduler = partial(Scheduler, policies=policies)
-        scheduler = rebuilt(WithPolicies(self.journal, policies), make_scheduler)
-        self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=scheduler.state.now)
-        self.journal.note_clock(self.clock.reading())
+        try:
+            scheduler = rebuilt(WithPolicies(self.journal, policies), make_scheduler)
+            self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=scheduler.state.now)
+            self.journal.note_clock(self.clock.reading())
+        except BaseException:
+            self.journal.close()
+            raise
         self._failed = anyio.Event()
         self._failure: KoalaError | None = None
         self.changed = anyio.Event()
