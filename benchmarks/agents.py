@@ -5,7 +5,9 @@ The agents are simulated: they speak the channel, each over a TLS connection of 
 the same run the same number of peers does no more than a TLS handshake, one line there and one line back, with a server
 written straight upon the standard library's sockets; the ratios to that say what the control center adds.
 
-    python benchmarks/agents.py [--agents 5000] [--clients 2] [--json]
+    python benchmarks/agents.py [--agents 5000] [--clients 2] [--limit 600] [--json]
+
+Each process ends after the limit, in seconds, and says how far it was.
 """
 
 from __future__ import annotations
@@ -15,15 +17,17 @@ import json
 import os
 import resource
 import selectors
+import signal
 import socket
 import ssl
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import anyio
 
@@ -31,6 +35,9 @@ from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import channel
 from koala_adapter.vjm.center import AgentEvent, AgentRegistered, AgentTaskStarted, ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, server_context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 BATCH = BatchKey("koala-benchmark")
 TOKEN = "a-token-that-guards-nothing-at-all"  # noqa: S105 - lives for the length of a benchmark
@@ -57,6 +64,18 @@ class Measured:
 def resident_kib() -> int:
     """Return the resident memory of this process (proc(5), statm)."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def limit_to(seconds: int, progress: Callable[[], str]) -> None:
+    """End this process after so many seconds, and say on standard error how far it was."""
+
+    def end(_number: int, _frame: object) -> None:
+        sys.stderr.write(f"benchmarks/agents.py: not done after {seconds} s: {progress()}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
 
 
 def tell(**values: float) -> None:
@@ -91,9 +110,10 @@ class Count:
             self.news = anyio.Event()
 
 
-async def serve_agents(directory: Path, agents: int) -> None:
+async def serve_agents(directory: Path, agents: int, limit: int) -> None:
     """Be the control center: tell the port, then each milestone."""
     count = Count(agents)
+    limit_to(limit, lambda: f"center: {count.registered} of {agents} agents registered, {count.started} started")
     stored = digest(TOKEN)
     center = ControlCenter(
         ssl_context=server_context(load_or_create(directory)),
@@ -126,11 +146,12 @@ async def serve_agents(directory: Path, agents: int) -> None:
         tasks.cancel_scope.cancel()
 
 
-def serve_bare(directory: Path, agents: int) -> None:
+def serve_bare(directory: Path, agents: int, limit: int) -> None:
     """Shake hands, take one line, give one back, keep the connection: the least that any such server does."""
     context = server_context(load_or_create(directory))
     kept: list[ssl.SSLSocket] = []
     answered = 0
+    limit_to(limit, lambda: f"bare server: {answered} of {agents} agents answered")
     with selectors.DefaultSelector() as selector, socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
         listener.settimeout(0)
         selector.register(listener, selectors.EVENT_READ)
@@ -164,17 +185,22 @@ def answer(connection: ssl.SSLSocket) -> bool:
 class SimulatedAgents:
     """Many agents in one process, with no more than the channel needs."""
 
-    def __init__(self, port: int, indices: range) -> None:
+    def __init__(self, port: int, indices: range, limit: int) -> None:
         self._port = port
+        self._agents = len(indices)
+        self._limit = limit
         self._indices = iter(indices)
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._context.check_hostname = False
         self._context.verify_mode = ssl.CERT_NONE
         self._selector = selectors.DefaultSelector()
         self._greeted: set[ssl.SSLSocket] = set()
+        self._decoders: dict[ssl.SSLSocket, channel.Decoder[channel.CenterMessage]] = {}
+        self._welcomed: set[ssl.SSLSocket] = set()
 
     def run(self) -> None:
         """Connect all when told to begin, answer every Launch, and go when the server goes."""
+        limit_to(self._limit, lambda: f"client: {len(self._welcomed)} of {self._agents} agents welcomed")
         tell(ready=1)
         sys.stdin.read()
         for _ in range(HANDSHAKES_AT_ONCE):
@@ -186,11 +212,17 @@ class SimulatedAgents:
 
     def _dial(self) -> None:
         index = next(self._indices, None)
-        if index is None:
-            return
-        connection = socket.create_connection(("127.0.0.1", self._port))
+        if index is not None:
+            self._connect(index)
+
+    def _connect(self, index: int) -> None:
+        try:
+            connection = socket.create_connection(("127.0.0.1", self._port), timeout=self._limit)
+        except ConnectionRefusedError as error:
+            raise SystemExit(f"client: the server is gone, and agent {index} was never welcomed") from error
         connection.settimeout(0)
         tls = self._context.wrap_socket(connection, do_handshake_on_connect=False)
+        self._decoders[tls] = channel.center_decoder()
         self._selector.register(tls, selectors.EVENT_READ, index)
         self._advance(tls, index)
 
@@ -201,19 +233,23 @@ class SimulatedAgents:
                 connection.getpeercert(binary_form=True)
                 self._greeted.add(connection)
                 connection.send(channel.encode(self._hello(index)))
-            messages = channel.center_decoder().feed(connection.recv(65536))
+            data = connection.recv(65536)
         except ssl.SSLWantReadError:
             return
         except OSError:
-            messages = []
-        for message in messages:
+            data = b""
+        for message in self._decoders[connection].feed(data):
             if isinstance(message, channel.Launch):
                 connection.send(channel.encode(channel.TaskStarted(task=message.task, pid=index)))
             elif isinstance(message, channel.Welcome):
+                self._welcomed.add(connection)
                 self._dial()
-        if not messages:
+        if not data:
             self._selector.unregister(connection)
             connection.close()
+            del self._decoders[connection]
+            if connection not in self._welcomed:  # lost before it was registered: the server waits for it
+                self._connect(index)
 
     @staticmethod
     def _hello(index: int) -> channel.Hello:
@@ -223,10 +259,15 @@ class SimulatedAgents:
         )  # fmt: skip
 
 
-def start(role: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a process of this benchmark."""
+@contextmanager
+def started(role: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a process of this benchmark, and kill it at the end if it is still there."""
     command = [sys.executable, __file__, "--role", role, *arguments]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def heard(output: IO[str] | None) -> dict[str, float]:
@@ -238,13 +279,17 @@ def heard(output: IO[str] | None) -> dict[str, float]:
     return values
 
 
-def measure(role: str, agents: int, clients: int) -> Measured:
+def measure(role: str, agents: int, clients: int, limit: int) -> Measured:
     """Run one server against N simulated agents."""
-    with tempfile.TemporaryDirectory() as directory:
-        server = start(role, "--agents", str(agents), "--directory", directory)
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        limited = ("--limit", str(limit))
+        server = stack.enter_context(started(role, "--agents", str(agents), "--directory", directory, *limited))
         port = int(heard(server.stdout)["port"])
         shares = [f"{1 + agents * i // clients}:{1 + agents * (i + 1) // clients}" for i in range(clients)]
-        processes = [start("client", "--port", str(port), "--indices", share) for share in shares]
+        processes = [
+            stack.enter_context(started("client", "--port", str(port), "--indices", share, *limited))
+            for share in shares
+        ]
         for process in processes:
             heard(process.stdout)
         begin = time.monotonic()
@@ -262,10 +307,10 @@ def measure(role: str, agents: int, clients: int) -> Measured:
     )
 
 
-def report(agents: int, clients: int, *, as_json: bool) -> None:
+def report(agents: int, clients: int, limit: int, *, as_json: bool) -> None:
     """Measure both servers and print what came out."""
-    bare = measure("bare", agents, clients)
-    center = measure("center", agents, clients)
+    bare = measure("bare", agents, clients, limit)
+    center = measure("center", agents, clients, limit)
     total = center.seconds_to_register + center.seconds_to_launch
     ratios = {
         "seconds": round(total / bare.seconds_to_register, 2),
@@ -290,6 +335,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--agents", type=int, default=5000, help="number of simulated agents (default 5000)")
     parser.add_argument("--clients", type=int, default=2, help="processes that simulate them (default 2)")
+    parser.add_argument("--limit", type=int, default=600, help="seconds after which it ends (default 600)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     for hidden in ("--role", "--port", "--indices", "--directory"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -300,13 +346,13 @@ def main() -> None:
         raise SystemExit(f"{options.agents} agents need as many descriptors, the limit is {hard}: see ulimit -Hn")
     match options.role:
         case "center":
-            anyio.run(serve_agents, Path(options.directory), options.agents)
+            anyio.run(serve_agents, Path(options.directory), options.agents, options.limit)
         case "bare":
-            serve_bare(Path(options.directory), options.agents)
+            serve_bare(Path(options.directory), options.agents, options.limit)
         case "client":
-            SimulatedAgents(int(options.port), range(*map(int, options.indices.split(":")))).run()
+            SimulatedAgents(int(options.port), range(*map(int, options.indices.split(":"))), options.limit).run()
         case _:
-            report(options.agents, options.clients, as_json=options.json)
+            report(options.agents, options.clients, options.limit, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,7 +122,7 @@ def koala_job(cluster: SlurmCluster, size: int) -> tuple[float, float]:
 
 def times(journal: Path) -> tuple[float, float]:
     """Return when the placeholders were submitted and when the last one was held, as the journal has it."""
-    with sqlite3.connect(journal) as database:
+    with closing(sqlite3.connect(journal)) as database:
         found = database.execute("SELECT type, body FROM events ORDER BY number").fetchall()
     events = [(kind, json.loads(body)["time"]) for kind, body in found]
     taken = min(at for kind, at in events if kind == "BatchSubmitted")

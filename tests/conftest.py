@@ -20,6 +20,7 @@ import pytest
 import structlog
 
 from tests.examples import register_profiles
+from tests.sqlite_watch import close_all, watch_connections
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tests.local_koala import Koala
 
 register_profiles()
+watch_connections()
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
@@ -99,6 +101,13 @@ def koala(tmp_path: Path) -> Iterator[Koala]:
         yield one
     finally:
         one.close()
+
+
+@pytest.fixture(autouse=True)
+def _closed_databases() -> Iterator[None]:
+    """Close what the test has opened for itself."""
+    yield
+    close_all()
 
 
 @pytest.fixture(autouse=True)

@@ -204,6 +204,9 @@ class LineEnds(io.TextIOBase):
         """Have what was written go out."""
         self._file.flush()
 
+    def close(self) -> None:
+        """Do nothing: the file belongs to its owner, who may have closed it before this is collected."""
+
 
 def show_error(error: KoalaError) -> None:
     """Print an error and the way out on standard error."""

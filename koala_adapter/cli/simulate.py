@@ -109,7 +109,7 @@ def simulate(
     }
     cases = [
         Case(
-            source=trace, name=names[trace], policy=ordered_by[policy], sites=sites,
+            source=trace, name=names[trace], policy=ordered_by[policy], sites=sites, platform=platform or "",
             processors=processors, jobs=jobs, seed=seed, kill_at_limit=kill_at_limit,
             dependencies=dependencies, out=out,
         )

@@ -115,6 +115,9 @@ class StartLog:
         try:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
             self._database = sqlite3.connect(path, isolation_level=None)
+        except (OSError, sqlite3.Error) as error:
+            raise JournalError(f"{path}: cannot be used: {error}", hint="check the state directory") from error
+        try:
             self._database.execute("PRAGMA journal_mode=WAL")
             # Each change is on disk before it is acted on.
             self._database.execute("PRAGMA synchronous=FULL")
@@ -125,7 +128,8 @@ class StartLog:
                 """How the clocks stood when they were noted last."""
             with closing(self._database.execute("SELECT body FROM pins")) as rows:
                 self._stored = {pin.job_id: pin for (body,) in rows for pin in [adapter_of(Pin).validate_json(body)]}
-        except (OSError, sqlite3.Error, ValidationError) as error:
+        except (sqlite3.Error, ValidationError) as error:
+            self._database.close()
             raise JournalError(f"{path}: cannot be used: {error}", hint="check the state directory") from error
 
     @property

@@ -104,9 +104,9 @@ def _fill(canvas: Canvas, figure: Figure) -> None:
     axes.set_title(figure.title, loc="left", wrap=True)
     axes.set_xlabel(figure.x_label)
     axes.set_ylabel(figure.y_label)
-    if figure.x_log:
+    if figure.x_log and any(value > 0 for series in figure.series for value in series.x):
         axes.set_xscale("log")
-    if figure.y_log:
+    if figure.y_log and any(value > 0 for series in figure.series for value in series.y):
         axes.set_yscale("log")
     if figure.kind == "bars":
         _bars(axes, figure)
@@ -119,7 +119,7 @@ def _fill(canvas: Canvas, figure: Figure) -> None:
         axes.set_xlim(*figure.x_range)
     if figure.y_range is not None:
         axes.set_ylim(*figure.y_range)
-    elif from_zero and min((min(series.y, default=0) for series in figure.series), default=0) >= 0:
+    elif from_zero and not any(value < 0 for series in figure.series for value in series.y):
         axes.set_ylim(bottom=0)
     labels = [series.label for series in figure.series]
     if len(labels) > 1:
@@ -207,6 +207,7 @@ class Series:
 
     label: str
     y: Sequence[float]
+    """NaN where there is no value: nothing is drawn there."""
     x: Sequence[float] = ()
     """As many as ``y``; empty for bars, which stand at the categories of the figure."""
     low: Sequence[float] = ()

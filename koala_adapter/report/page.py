@@ -14,6 +14,7 @@ import json
 from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
+from math import isnan
 from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.report.figures import Figure, draw
@@ -82,8 +83,8 @@ def figure_csv(figure: Figure) -> str:
     rows: list[Sequence[Cell]] = [("series", "x", "y", "low", "high")]
     for series in figure.series:
         places: Sequence[Cell] = figure.categories if figure.kind == "bars" else series.x
-        points = zip_longest(places, series.y, series.low, series.high)
-        rows.extend((series.label, *point) for point in points)
+        numbers = ([None if isnan(value) else value for value in some] for some in (series.y, series.low, series.high))
+        rows.extend((series.label, *point) for point in zip_longest(places, *numbers))
     return csv_text(rows)
 
 

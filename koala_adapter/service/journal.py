@@ -262,6 +262,14 @@ class Journal:
         except (OSError, sqlite3.Error) as error:
             why = _cause(error, path)
             raise JournalError(f"{path}: cannot open the journal: {why}", hint="check the state directory") from error
+        try:
+            self._begin(read_only=read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, *, read_only: bool) -> None:
+        """Take up what the database holds. Raises JournalError when it is of another version or cannot be read."""
         self.negotiations = NegotiationStore(self._execute, read_only=read_only)
         """What applications and koala said to each other."""
         self.finished = FinishedJobs(self._execute, self.negotiations)
@@ -269,7 +277,7 @@ class Journal:
         found = self.value("schema")
         if found is not None and found not in _READABLE:
             raise JournalError(
-                f"{path}: written by another version (schema {found}, this is {SCHEMA_VERSION})",
+                f"{self.path}: written by another version (schema {found}, this is {SCHEMA_VERSION})",
                 hint="use the version that wrote it until its jobs have ended",
             )
         if found != str(SCHEMA_VERSION) and not read_only:

@@ -399,9 +399,13 @@ class Service:
         if self.journal.skip_job_numbers(largest):
             log.warning("the journal lacks jobs whose files are there; new numbers begin after them", largest=largest)
         make_scheduler = partial(Scheduler, policies=policies)
-        scheduler = rebuilt(WithPolicies(self.journal, policies), make_scheduler)
-        self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=scheduler.state.now)
-        self.journal.note_clock(self.clock.reading())
+        try:
+            scheduler = rebuilt(WithPolicies(self.journal, policies), make_scheduler)
+            self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=scheduler.state.now)
+            self.journal.note_clock(self.clock.reading())
+        except BaseException:
+            self.journal.close()
+            raise
         self._failed = anyio.Event()
         self._failure: KoalaError | None = None
         self.changed = anyio.Event()

@@ -8,6 +8,7 @@ single case and its results, then all cases together and their page.
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,8 @@ class Case:
     policy: Policy
     sites: Sequence[Site] = ()
     """Clusters; empty: one with ``processors``."""
+    platform: str = ""
+    """What the command line calls them: a file, or a platform by name."""
     processors: int | None = None
     """None: as the trace or the model says."""
     jobs: int | None = None
@@ -417,17 +420,16 @@ def heading(cases: Sequence[Case]) -> Heading:
     first = cases[0]
     policies = list(dict.fromkeys(case.policy.name for case in cases))
     sources = list(dict.fromkeys(case.source for case in cases))
-    words = ["koala simulate", *(Path(source).name for source in sources), *(f"--policy {name}" for name in policies)]
-    if first.sites:
-        words.append("--platform FILE")
+    words = ["koala", "simulate", *sources, *(word for name in policies for word in ("--policy", name))]
+    words += ["--platform", first.platform] if first.platform else []
     options = {"--processors": first.processors, "--jobs": first.jobs, "--seed": first.seed or None}
-    words += [f"{name} {value}" for name, value in options.items() if value is not None]
-    words += [f"--metric {first.policy.metric}"] if first.policy.metric != "processors" else []
-    words += [f"--depth {first.policy.depth}"] if first.policy.depth > 1 else []
+    words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    words += ["--metric", first.policy.metric] if first.policy.metric != "processors" else []
+    words += ["--depth", str(first.policy.depth)] if first.policy.depth > 1 else []
     words += ["--kill-at-limit"] if first.kill_at_limit else []
     words += ["--dependencies"] if first.dependencies else []
     lead = f"{', '.join(dict.fromkeys(case.name for case in cases))} under {', '.join(policies)}."
-    return Heading(title="Simulation", lead=lead, command=" ".join([*words, "--out DIR"]))
+    return Heading(title="Simulation", lead=lead, command=shlex.join([*words, "--out", "DIR"]))
 
 
 def write_page(out: Path, cases: Sequence[Case], outcomes: Sequence[Outcome]) -> Path:

@@ -182,13 +182,13 @@ class SimulatedCluster:
 
     @property
     def idle(self) -> int:
-        """Processors that nobody uses."""
+        """Processors that nobody uses; below 0 while such as are leaving are on a node that has failed."""
         return self.processors - self.managed - self.local_used - self.down
 
     @property
     def usable(self) -> int:
         """Idle processors that a new placeholder of ours would get at once."""
-        return 0 if self.local_queue else self.idle
+        return 0 if self.local_queue else max(0, self.idle)
 
     @property
     def others(self) -> int:
@@ -316,7 +316,7 @@ class BackgroundActivity:
     """What happens at a cluster without our doing: local users come and go, nodes fail and are repaired.
 
     ``changed`` is called whenever the processors out of our reach have changed; ``evict`` must end a managed job that
-    is on the cluster, chosen by a number from 0 to ``managed`` - 1.
+    is on the cluster, chosen by a number from 0 to ``managed`` - ``leaving`` - 1.
     """
 
     def __init__(
@@ -365,10 +365,12 @@ class BackgroundActivity:
         cluster = self._cluster
         size = cluster.model.processors_per_node
         at = outage.node * size
-        while cluster.managed and (at < cluster.managed or cluster.idle < size):
-            self._evict(cluster, min(at, cluster.managed - 1))
+        # What is leaving has no job that could be ended; it is idle as soon as that is known.
+        while (held := cluster.managed - cluster.leaving) > 0 and (at < held or cluster.idle + cluster.leaving < size):
+            self._evict(cluster, min(at, held - 1))
             at = cluster.processors
-        size = min(size, max(0, cluster.idle))  # a node of local users alone goes when they have gone: nothing to us
+        # A node of local users alone goes when they have gone: nothing to us.
+        size = min(size, max(0, cluster.idle + cluster.leaving))
         cluster.down += size
         self._changed(cluster)
         self._engine.at(outage.ends_at, lambda: self._repaired(size))

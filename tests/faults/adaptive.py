@@ -19,6 +19,7 @@ from koala_adapter.service.sizes.port import NegotiationPort
 from tests.faults.agents import TO_AGENT
 from tests.faults.programs import Program, Traits
 from tests.faults.workers import application_of
+from tests.sqlite_watch import closed_later
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -57,7 +58,7 @@ class Adaptive:
         """Ranks whose processes were told of a change."""
         self.members: dict[tuple[str, int], tuple[object, ...]] = {}
         """The members that each process computes with, in their order: after the latest change it was told of."""
-        database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        database = closed_later(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
         weakref.finalize(self, database.close)
         self._store = NegotiationStore(database.execute, read_only=False)
         self.resizing = self._new_resizing()

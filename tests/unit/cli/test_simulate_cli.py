@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -206,6 +207,22 @@ def test_files_of_a_comparison(out: Path) -> None:
     assert page.count('src="data:image/svg+xml;base64,') == 3
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
     assert "five: 1 jobs without run time (left out), first in line 6." in page
+
+
+def test_the_page_names_the_command_that_makes_it(tmp_path: Path) -> None:
+    """Read by a shell, it is the command that was given, with directories, a platform file and blanks."""
+    trace, platform = tmp_path / "my traces" / "five.swf", tmp_path / "my platform.toml"
+    trace.parent.mkdir()
+    trace.write_text(TRACE, encoding="utf-8")
+    platform.write_text('[[clusters]]\nname = "a"\nnodes = 4\n', encoding="utf-8")
+    words = [str(trace), "--policy", "fcfs", "--platform", str(platform), "--jobs", "2", "--seed", "3", "--depth", "2"]
+    assert invoke(*words, "--out", tmp_path / "out").exit_code == 0
+    command = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))["command"]
+    given = shlex.split(command)
+    assert given[:2] == ["koala", "simulate"]
+    assert invoke(*given[2:-1], tmp_path / "again").exit_code == 0
+    one, two = ((tmp_path / name / "index.html").read_bytes() for name in ("out", "again"))
+    assert one == two
 
 
 def test_files_do_not_depend_on_processes_or_time(out: Path, tmp_path: Path) -> None:

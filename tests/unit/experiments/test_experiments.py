@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import shlex
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,7 +17,8 @@ from click.testing import CliRunner
 from koala_adapter.cli.koala import koala
 from koala_adapter.errors import EXIT_CONFIGURATION, SimulationError
 from koala_adapter.report.figures import Figure, Series, check_matplotlib, draw, thinned
-from koala_adapter.report.page import Finding, Result, Table, figure_csv, shown
+from koala_adapter.report.page import Finding, Heading, Result, Table, figure_csv, result_json, shown
+from koala_experiments import placement, vjm
 from koala_experiments.framework import (
     Experiment,
     Options,
@@ -24,7 +27,7 @@ from koala_experiments.framework import (
     load_experiment,
     write_experiment,
 )
-from koala_experiments.maui import ALL_POLICIES, BESTFIT, FIRSTFIT, GREEDY, METACLUSTER, Measured, result
+from koala_experiments.maui import ALL_POLICIES, BESTFIT, FIRSTFIT, GREEDY, METACLUSTER, Measured, result, spread
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,6 +129,14 @@ def test_a_page_sets_claim_beside_result(written: Path) -> None:
     assert text.count("data:image/svg+xml;base64,") == 2
     assert not re.findall(r'(?:src|href)="(?!data:)', text)
     assert "<code>koala experiment run sample --seeds 3 --set speed=2</code>" in text
+
+
+def test_the_command_of_a_page_is_one_for_a_shell(tmp_path: Path) -> None:
+    """A setting with blanks is quoted."""
+    options = SAMPLE.options(settings={"speed": "very fast"}, seed=2)
+    write_experiment(tmp_path, SAMPLE, options, sample(options))
+    command = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["command"]
+    assert shlex.split(command)[4:] == ["--seeds", "3", "--seed", "2", "--set", "speed=very fast"]
 
 
 def test_data_is_written_beside_the_page(written: Path) -> None:
@@ -314,3 +325,72 @@ def test_matplotlib_that_cannot_be_loaded_is_told_before_a_run(monkeypatch: pyte
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(SimulationError, match="matplotlib, which is not installed"):
         check_matplotlib()
+
+
+SMALLEST = (
+    ("maui-backfill", {"jobs": "1", "traces": "/nowhere"}),
+    ("maui-backfill", {"jobs": "200", "traces": "/nowhere"}),
+    ("maui-backfill", {"jobs": "4000", "traces": "/nowhere"}),
+    ("placement", {"jobs": "1"}),
+    ("placement", {"jobs": "3"}),
+    ("vjm-deadlock", {"run": "1", "life": "1"}),
+    ("vjm-selection", {"jobs": "1", "interval": "1", "life": "1"}),
+)
+"""Experiments with settings at the ends of what is allowed."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("name", "settings"), SMALLEST)
+def test_experiments_end_with_a_result_at_their_smallest(name: str, settings: dict[str, str], seed: int) -> None:
+    """Where nobody waits, or no job is of the kind that is asked for, there is a gap in the result and not an error."""
+    experiment = load_experiment(name)
+    found = experiment.run(experiment.options(seeds=1, seed=seed, settings=settings))
+    assert found.findings
+
+    def refuse(word: str) -> None:
+        pytest.fail(f"{word} in the JSON of the result")
+
+    json.loads(result_json(Heading(title="t", lead="l", command="c"), found), parse_constant=refuse)
+    numbers = [cell for table in found.tables for row in table.rows for cell in row if isinstance(cell, float)]
+    assert all(math.isfinite(number) for number in numbers)
+    assert "nan" not in "".join(figure_csv(figure) for figure in found.figures)
+
+
+@pytest.mark.parametrize("y_log", [True, False])
+@pytest.mark.filterwarnings("error")
+def test_figures_without_values_are_drawn(*, y_log: bool) -> None:
+    """Bars that are not there, and nothing but zeros on a logarithmic axis, leave a gap without a warning."""
+    for values in ([math.nan, math.nan], [math.nan, 2.0], [0.0, 0.0]):
+        figure = replace(BARS, y_log=y_log, series=[Series(label="one", y=values)])
+        assert draw(figure).svg.startswith(b"<?xml")
+    assert figure_csv(replace(BARS, series=[Series(label="one", y=[math.nan, 2.0])])).splitlines()[1] == (
+        "one,a rather long name,,,"
+    )
+
+
+def test_a_selection_in_which_no_job_was_started() -> None:
+    """Clusters that are full all the time leave gaps, and no claim is told."""
+    nothing = vjm.SelectionOutcome(waits=(), clusters=None, held=None, hand_backs=0, exchanges=0, unfinished=1)
+    found = vjm.selection_result({variant: [nothing] for variant in vjm.SELECTION_VARIANTS}, ())
+    assert {one.holds for one in found.findings} == {None}
+    assert {row[1] for row in found.tables[0].rows} == {None}
+    assert "nan" not in "".join(figure_csv(figure) for figure in found.figures)
+
+
+def test_placement_on_clusters_that_are_full() -> None:
+    """Where no job was run nothing is told of waits; what is known of all runs is."""
+    nothing = placement.Outcome(None, None, None, None, None, spread=0.0, moved=None)
+    found = placement.comparison({policy: [nothing] for policy in placement.POLICIES}, ())
+    assert {one.holds for one in found.findings} == {None}
+    assert list(found.tables[0].rows[0][1:]) == [None] * 6 + [0.0]
+    assert "nan" not in "".join(figure_csv(figure) for figure in found.figures)
+
+
+def test_a_spread_over_nothing_is_no_agreement() -> None:
+    """Waits under one policy and none under another differ, and are not told to be equal."""
+    values = {
+        policy: replace(measured("a", policy, 5.0 if policy == METACLUSTER else 0.0, 2.0, short=1.0), waiting=0.5)
+        for policy in ALL_POLICIES
+    }
+    assert spread(values, lambda one: one.wait) == math.inf
+    assert spread(values, lambda one: one.slowdown) == 0

@@ -24,6 +24,7 @@ from koala_adapter.lrm.starts import (
     placed_elsewhere,
 )
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
+from tests.sqlite_watch import closed_later
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -121,7 +122,7 @@ class Process:
 
     def __init__(self, directory: Path, system: System) -> None:
         self.system = system
-        self.record = StartLog(directory / "starts.sqlite")
+        self.record = closed_later(StartLog(directory / "starts.sqlite"))
         self.starts = Starts(Patience(start=0.2), pins=self.record.pins)
         self.starter = Starter(system, self.starts, self.record, clock=anyio.current_time)
         self.looks = 0

@@ -13,6 +13,7 @@ from koala_adapter.errors import JournalError
 from koala_adapter.host.clock import ClockReading
 from koala_adapter.lrm.starts import OriginalRequest, Pin, StartLog
 from koala_adapter.model import LrmJobId
+from tests.sqlite_watch import closed_later
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ ROW = {
 
 def test_the_log_survives_its_process(tmp_path: Path) -> None:
     """What was stored is there, what was dropped is not, and a damaged file is refused."""
-    log = StartLog(tmp_path / "starts.sqlite")
+    log = closed_later(StartLog(tmp_path / "starts.sqlite"))
     wishes = OriginalRequest(processors=4, requested_nodes=("n1",), nodes_wanted=1)
     pins = {
         LrmJobId(number): Pin(job_id=LrmJobId(number), submitted_at=1.5, nodes=(("n1", 4),), wishes=wishes, at=2.0)
@@ -40,7 +41,7 @@ def test_the_log_survives_its_process(tmp_path: Path) -> None:
     del pins[LrmJobId("1")]
     log.store(pins)
     log.close()
-    again = StartLog(tmp_path / "starts.sqlite")
+    again = closed_later(StartLog(tmp_path / "starts.sqlite"))
     assert again.pins == (pins[LrmJobId("2")],)
     again.close()
     (tmp_path / "bad").write_bytes(b"no database" * 100)
@@ -50,11 +51,11 @@ def test_the_log_survives_its_process(tmp_path: Path) -> None:
 
 def test_starts_come_singly(tmp_path: Path) -> None:
     """Another process finds them all."""
-    log = StartLog(tmp_path / "starts.sqlite")
+    log = closed_later(StartLog(tmp_path / "starts.sqlite"))
     for number in ("1", "2"):
         wishes = OriginalRequest(processors=1)
         log.note(Pin(job_id=LrmJobId(number), submitted_at=None, nodes=(("n1", 1),), wishes=wishes, at=1.0))
-    again = StartLog(tmp_path / "starts.sqlite")
+    again = closed_later(StartLog(tmp_path / "starts.sqlite"))
     assert [pin.job_id for pin in again.pins] == [pin.job_id for pin in log.pins] == ["1", "2"]
     again.close()
     log.close()
@@ -64,14 +65,14 @@ def test_starts_come_singly(tmp_path: Path) -> None:
 
 def test_the_record_of_version_0_1_is_read(tmp_path: Path) -> None:
     """Its starts and its clock are taken up where they were."""
-    database = sqlite3.connect(tmp_path / "starts.sqlite", isolation_level=None)
+    database = closed_later(sqlite3.connect(tmp_path / "starts.sqlite", isolation_level=None))
     database.execute("CREATE TABLE pins (job TEXT PRIMARY KEY, body TEXT NOT NULL)")
     database.execute("CREATE TABLE clock (only INTEGER PRIMARY KEY, body TEXT NOT NULL)")
     database.execute("INSERT INTO pins VALUES ('17', ?)", (json.dumps(ROW),))
     clock = {"time": 10.0, "time_of_day": 20.0, "since_boot": 5.0, "boot": "b"}
     database.execute("INSERT INTO clock VALUES (1, ?)", (json.dumps(clock),))
     database.close()
-    log = StartLog(tmp_path / "starts.sqlite")
+    log = closed_later(StartLog(tmp_path / "starts.sqlite"))
     (pin,) = log.pins
     assert (pin.nodes, pin.wishes.requested_nodes) == ((("n1", 4),), ("n1",))
     assert (pin.failures, pin.not_before) == (1, 30.0)

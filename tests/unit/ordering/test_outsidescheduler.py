@@ -23,6 +23,7 @@ from koala_adapter.ordering.notes import NoteWriter
 from koala_adapter.ordering.passes import MisfitRules
 from koala_adapter.ordering.scheduler import OutsideScheduler, Pace, PacedWatcher
 from koala_adapter.queueing.backfill import make_cluster_scheduler
+from tests.sqlite_watch import closed_later
 from tests.unit.ordering.ordering_site import Listed
 from tests.unit.service.scripted_lrm import ScriptedLrm
 
@@ -123,7 +124,7 @@ class Driven:
         self.lrm = lrm or StartingLrm()
         self.happened: list[JobEvent] = []
         self.troubles: list[str] = []
-        self.record = StartLog(directory / "starts.sqlite")
+        self.record = closed_later(StartLog(directory / "starts.sqlite"))
         patience = Patience(start=start, backoff=0.05, refused=refused, longest=max(1.0, refused))
         starts = Starts(patience, pins=self.record.pins)
         self.mirror = Mirror(lambda: make_cluster_scheduler("easy", 0), Rules(), starts)

@@ -25,6 +25,7 @@ from koala_adapter.service.records import NegotiationKeeper, NegotiationStore
 from koala_adapter.service.sizes.adaptive import Adaptations
 from koala_adapter.service.sizes.bargaining import WorkersParty
 from koala_adapter.service.sizes.port import NegotiationPort
+from tests.sqlite_watch import closed_later
 from tests.unit.scheduler.test_adapting import AdaptiveSite
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Line:
         self.heard: list[tuple[str, bytes]] = []
         self.looks = 0
         """How often it was looked what time it is."""
-        database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        database = closed_later(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
         weakref.finalize(self, database.close)
         store = NegotiationStore(database.execute, read_only=False)
         self.adaptations = Adaptations(

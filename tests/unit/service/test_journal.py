@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -298,3 +299,28 @@ def test_a_reader_sees_one_moment(journal: Journal) -> None:
         journal.append(ev.BatchSubmitted(time=2.0, batch=KEY, lrm_ids=(LrmJobId("1"),)))
         assert list(reader.recover()[1]) == before
     assert len(list(journal.recover()[1])) == 2
+
+
+def test_an_open_connection_is_told_of() -> None:
+    """A connection that its owner does not close is a warning, and so an error, in each test."""
+    with pytest.warns(ResourceWarning, match="unclosed database"):
+        _leave_open()
+
+
+def _leave_open() -> None:
+    sqlite3.connect(":memory:")
+    gc.collect()
+
+
+@pytest.mark.parametrize("content", [b"no database" * 100, None])
+def test_a_journal_that_cannot_be_used_is_closed(tmp_path: Path, content: bytes | None) -> None:
+    """A file that is no journal, and one of another version, leave no connection open; a warning would fail this."""
+    path = tmp_path / "journal.sqlite"
+    if content is not None:
+        path.write_bytes(content)
+    else:
+        with Journal(path) as journal:
+            journal.set_value("schema", "one of the future")
+    with pytest.raises(JournalError):
+        Journal(path)
+    gc.collect()

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.applications import Application, Interpolated, JobResult, SimulatedJob
 from koala_adapter.simulation.multicluster import Settings, simulate
-from koala_adapter.simulation.platform import ClusterModel, Platform
+from koala_adapter.simulation.platform import ClusterModel, Failures, Platform
 
 PLATFORM = Platform(name="one", clusters=(ClusterModel(name="c", nodes=4),))
 
@@ -50,3 +52,21 @@ def test_without_delays_nothing_is_late() -> None:
     """The job that waits starts at the instant at which the other shrinks."""
     found = results([job(0, 0.0, 4, 100.0, least=1), job(1, 10.0, 2, 50.0)])
     assert found[1].started_at == 10.0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("processors_per_node", [1, 2])
+def test_a_node_fails_whose_processors_are_not_known_to_be_idle(seed: int, processors_per_node: int) -> None:
+    """What is left of a job that was ended with its node cannot be ended again; all jobs end, in what there is."""
+    nodes = 4 // processors_per_node
+    cluster = ClusterModel(name="c", nodes=nodes, processors_per_node=processors_per_node)
+    failing = Failures(mean_time_between=300.0 * nodes, mean_repair=20.0)
+    workload = [job(number, 10.0 * number, 1 + number % 4, 60.0) for number in range(40)]
+    outcome = simulate(
+        Platform(name="one", clusters=(cluster,), failures=failing),
+        workload,
+        Settings(approach=Approach.PWA, malleability="fpsma", release_delay=5.0, seed=seed),
+    )
+    assert len(outcome.jobs) == 40
+    assert sum(one.restarts for one in outcome.jobs) > 0
+    assert all(0 <= managed + local <= 4 for _, managed, local in outcome.used)

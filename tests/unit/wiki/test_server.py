@@ -17,6 +17,7 @@ from koala_adapter.lrm.starts import OriginalRequest, Pin, StartLog
 from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
 from koala_adapter.wiki.codec.verbs import Dialect
 from koala_adapter.wiki.starts import take_over_notes
+from tests.sqlite_watch import closed_later
 from tests.unit.wiki.wiki_source import NOW, MemorySource, Server, job, node, running
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def on_record(id_: str) -> Pin:
 
 def note(directory: Path, pin: Pin) -> None:
     """Have an earlier server of this directory put a start on record."""
-    starts = StartLog(directory / "starts.sqlite")
+    starts = closed_later(StartLog(directory / "starts.sqlite"))
     starts.note(pin)
     starts.close()
 
@@ -606,7 +607,7 @@ async def test_notes_of_version_0_1_are_taken_over(tmp_path: Path) -> None:
     notes.mkdir()
     (notes / "job-5.start").write_text('{"job": "5", "nodes": ["n1", "n1", "n2"], "at": 1795000000.5}')
     (notes / "job-9.start").write_text(json.dumps({"job": 9}))
-    earlier = StartLog(tmp_path / "starts.sqlite")
+    earlier = closed_later(StartLog(tmp_path / "starts.sqlite"))
     take_over_notes(notes, earlier)
     earlier.close()
     server = Server(tmp_path)

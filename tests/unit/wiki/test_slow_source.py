@@ -12,6 +12,7 @@ import pytest
 from koala_adapter.lrm.starts import OriginalRequest, Pin, StartLog
 from koala_adapter.model import LrmJobId
 from koala_adapter.wiki.server import serve
+from tests.sqlite_watch import closed_later
 from tests.unit.wiki.wiki_source import NOW, Server, SlowSource, job
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ async def test_a_promise_is_kept_until_a_listing_that_could_show_it(tmp_path: Pa
 
 async def test_interrupted_starts_are_set_right_when_it_answers(tmp_path: Path) -> None:
     """The server takes requests before that."""
-    starts = StartLog(tmp_path / "starts.sqlite")
+    starts = closed_later(StartLog(tmp_path / "starts.sqlite"))
     wishes = OriginalRequest(processors=2)
     starts.note(Pin(job_id=LrmJobId("5"), submitted_at=NOW - 60, nodes=(("n1", 2),), wishes=wishes, at=NOW - 1))
     starts.close()

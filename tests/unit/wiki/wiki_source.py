@@ -17,6 +17,7 @@ from koala_adapter.wiki.codec.verbs import Envelope, FrameReader, Key, Reply, op
 from koala_adapter.wiki.inventory import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.sources import Source, SourceListing
+from tests.sqlite_watch import closed_later
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -179,7 +180,7 @@ class Server:
         self.set_by = 0.0
         """Seconds by which somebody has set the time of day, ``now``."""
         path.mkdir(exist_ok=True)
-        self.starts = StartLog(path / "starts.sqlite")
+        self.starts = closed_later(StartLog(path / "starts.sqlite"))
         self.resource = WikiResource(
             self.source,
             key,

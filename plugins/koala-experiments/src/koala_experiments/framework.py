@@ -18,6 +18,7 @@ Means with confidence intervals come first, then what live runs are, then experi
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, nan
@@ -89,6 +90,22 @@ def estimate(values: Sequence[float]) -> Estimate:
         return Estimate(values[0], 0.0, 1)
     quantile = T_95[count - 2] if count - 1 <= len(T_95) else NORMAL_95
     return Estimate(fmean(values), quantile * stdev(values) / math.sqrt(count), count)
+
+
+def estimate_of(values: Sequence[float]) -> Estimate:
+    """Return the estimate of independent repetitions; a mean of NaN for none."""
+    return estimate(values) if values else Estimate(nan, 0.0, 0)
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """Return the arithmetic mean; None of nothing."""
+    return fmean(values) if values else None
+
+
+def known_pairs(first: Sequence[float | None], second: Sequence[float | None]) -> list[tuple[float, float]]:
+    """Return the pairs in which both values are known."""
+    pairs = zip(first, second, strict=True)
+    return [(one, other) for one, other in pairs if one is not None and other is not None]
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
@@ -431,12 +448,12 @@ def _installed() -> dict[str, metadata.EntryPoint]:
 
 def write_experiment(directory: Path, experiment: Experiment, options: Options, result: Result) -> Path:
     """Write data, figures and page of an experiment; returns the page. Raises OSError."""
-    words = ["koala experiment run", experiment.name, f"--seeds {options.seeds}"]
-    words += [f"--seed {options.seed}"] if options.seed else []
+    words = ["koala", "experiment", "run", experiment.name, "--seeds", str(options.seeds)]
+    words += ["--seed", str(options.seed)] if options.seed else []
     defaults = {setting.name: setting.default for setting in experiment.settings}
     changed = {name: value for name, value in options.settings.items() if defaults.get(name) != value}
-    words += [f"--set {name}={value}" for name, value in changed.items()]
+    words += [word for name, value in changed.items() for word in ("--set", f"{name}={value}")]
     heading = Heading(
-        title=experiment.name, lead=f"{experiment.summary} After: {experiment.paper}", command=" ".join(words)
+        title=experiment.name, lead=f"{experiment.summary} After: {experiment.paper}", command=shlex.join(words)
     )
     return write_result(directory, heading, result)

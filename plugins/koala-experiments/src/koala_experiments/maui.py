@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from math import inf, nan
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeAlias
@@ -168,9 +169,11 @@ def findings(all_requested: Values, all_exact: Values) -> list[Finding]:
 
 
 def spread(values: dict[str, Measured], measure: Callable[[Measured], float]) -> float:
-    """Return by how many percent the worst of the three compared policies exceeds the best."""
+    """Return by how many percent the worst of the three compared policies exceeds the best; infinite over nothing."""
     some = [measure(values[policy]) for policy in COMPARED]
-    return 100 * (max(some) / min(some) - 1) if min(some) > 0 else 0.0
+    if min(some) > 0:
+        return 100 * (max(some) / min(some) - 1)
+    return inf if max(some) > 0 else 0.0
 
 
 def _wait(one: Measured) -> float:
@@ -186,7 +189,11 @@ def _spreads(values: Values, measure: Callable[[Measured], float]) -> dict[str, 
 
 
 def _listed(spreads: dict[str, float]) -> str:
-    return ", ".join(f"{trace} {value:.1f} %" for trace, value in spreads.items())
+    return ", ".join(f"{trace} {_percent(value)}" for trace, value in spreads.items())
+
+
+def _percent(spread: float) -> str:
+    return f"{spread:.1f} %" if spread < inf else "without bound (the best has none)"
 
 
 def _waits_close(requested: Values, exact: Values) -> Finding:
@@ -196,8 +203,8 @@ def _waits_close(requested: Values, exact: Values) -> Finding:
     return Finding(
         claim=f"The mean waits of FIRSTFIT, BESTFIT and Metacluster differ by less than {CLOSE:.0f} % on each trace.",
         outcome=f"Worst over best: {_listed(spreads)}. With exact estimates: {_listed(others)}.",
-        holds=largest < CLOSE,
-        margin=f"less on {close} of {len(spreads)} traces; {largest:.1f} % where they differ most",
+        holds=largest < CLOSE if any(one.waiting for some in requested.values() for one in some.values()) else None,
+        margin=f"less on {close} of {len(spreads)} traces; {_percent(largest)} where they differ most",
     )
 
 
@@ -307,11 +314,17 @@ def _relative(values: Values, name: str, label: str, measure: Callable[[Measured
         series=[
             Series(
                 label=policy,
-                y=[100 * measure(some[policy]) / measure(some[FIRSTFIT]) for some in values.values()],
+                y=[_share(measure(some[policy]), measure(some[FIRSTFIT])) for some in values.values()],
             )
             for policy in ALL_POLICIES
         ],
+        caption="Nothing is drawn where there is none under FIRSTFIT.",
     )
+
+
+def _share(value: float, base: float) -> float:
+    """Return how many percent of the base a value is; NaN without a base."""
+    return 100 * value / base if base else nan
 
 
 def _table(name: str, title: str, values: Values) -> Table:
@@ -389,13 +402,16 @@ def simulated(case: Case) -> Measured:
     if case.path is None:
         workload = make_model(case.model, seed=case.seed, jobs=case.jobs)
     else:
-        workload = swf.workload(swf.read_trace(case.path, swf.NEEDED), jobs=case.jobs)
+        workload = swf.workload(swf.read_trace(case.path, swf.NEEDED))
     processors = workload.processors
     if processors is None:
         raise SimulationError(f"{case.path}: the header does not say how many processors there are")
     if case.exact:
         workload = replace(workload, estimates=workload.runs)
     workload = workload.fitting(processors)
+    if not len(workload):
+        raise SimulationError(f"{case.path}: no job of it fits on the {processors} processors there are")
+    workload = workload if case.jobs is None else workload.first(case.jobs)
     played = replay(workload, POLICIES[case.policy], [Site(name=case.trace, processors=processors)])
     if played.interrupted:
         raise KeyboardInterrupt

@@ -24,7 +24,16 @@ from koala_adapter.scheduler.placement.policy import ClusterView
 from koala_adapter.simulation.placeholders import SimulatedService, run_to_end, with_local_users
 from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
 from koala_adapter.simulation.world import Engine
-from koala_experiments.framework import ALSO_POLICIES, Experiment, Options, Setting, difference, estimate
+from koala_experiments.framework import (
+    ALSO_POLICIES,
+    Experiment,
+    Options,
+    Setting,
+    difference,
+    estimate_of,
+    known_pairs,
+    mean_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -159,6 +168,7 @@ class Staging:
 
 # -- The experiment ------------------------------------------------------------------------------------------
 
+MINUTE = 60.0
 HOUR = 3600.0
 WARM_UP = 2 * HOUR
 WF, CF, CM, FCM = "worst-fit", "close-to-files", "cluster-minimization", "flexible-cluster-minimization"
@@ -185,21 +195,21 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Means over the jobs of one run."""
+    """Means over the jobs of one run; None where no job that counts for it was run."""
 
-    wait: float
+    wait: float | None
     """Seconds from the submission until all processors are held."""
-    wait_large: float
+    wait_large: float | None
     """The same for jobs of the largest size."""
-    transfer: float
+    transfer: float | None
     """Seconds that input files need."""
-    response: float
+    response: float | None
     """Seconds from the submission to the end."""
-    clusters: float
+    clusters: float | None
     """Clusters of a job."""
     spread: float
     """Standard deviation over the clusters of the share of processors that our jobs use on average."""
-    moved: float
+    moved: float | None
     """GiB moved for a job."""
 
 
@@ -245,13 +255,13 @@ def _outcome(service: SimulatedService, works: Sequence[StagedJob], staging: Sta
         for name, processors in one.clusters.items():
             used[name] += processors * ((one.ended_at or 0.0) - (one.launched_at or 0.0))
     return Outcome(
-        wait=fmean(waits.values()),
-        wait_large=fmean(large),
-        transfer=fmean(staging.times.values()),
-        response=fmean((one.ended_at or 0.0) - one.submitted_at for one in done.values()),
-        clusters=fmean(len(one.clusters) for one in done.values()),
+        wait=mean_of(list(waits.values())),
+        wait_large=mean_of(large),
+        transfer=mean_of(list(staging.times.values())),
+        response=mean_of([(one.ended_at or 0.0) - one.submitted_at for one in done.values()]),
+        clusters=mean_of([len(one.clusters) for one in done.values()]),
         spread=pstdev(used[ClusterName(name)] / (nodes * seconds) for name, nodes in CLUSTERS),
-        moved=fmean(staging.moved.values()) / GIB,
+        moved=fmean(staging.moved.values()) / GIB if staging.moved else None,
     )
 
 
@@ -280,9 +290,12 @@ def run(options: Options) -> Result:
     outcomes: Outcomes = {policy: [] for policy in policies}
     for case, outcome in zip(cases, options.map(simulate, cases), strict=True):
         outcomes[case.policy].append(outcome)
-    return Result(
-        findings=_findings(outcomes), figures=_figures(outcomes), tables=(_table(outcomes),), notes=_notes(options)
-    )
+    return comparison(outcomes, _notes(options))
+
+
+def comparison(outcomes: Outcomes, notes: Sequence[str]) -> Result:
+    """Return findings, figures and the table of all policies."""
+    return Result(findings=_findings(outcomes), figures=_figures(outcomes), tables=(_table(outcomes),), notes=notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,12 +303,16 @@ class _Measure:
     """Something that is compared between policies."""
 
     name: str
-    value: Callable[[Outcome], float]
+    value: Callable[[Outcome], float | None]
     digits: int = 0
 
     def of(self, found: Sequence[Outcome]) -> list[float]:
-        """Return it for each repetition."""
-        return [self.value(one) for one in found]
+        """Return it for each repetition that has it."""
+        return [value for one in found if (value := self.value(one)) is not None]
+
+    def pairs(self, first: Sequence[Outcome], second: Sequence[Outcome]) -> list[tuple[float, float]]:
+        """Return it for each repetition in which both have it."""
+        return known_pairs([self.value(one) for one in first], [self.value(one) for one in second])
 
 
 WAIT = _Measure("wait (s)", lambda one: one.wait)
@@ -310,7 +327,10 @@ MEASURES = (WAIT, WAIT_LARGE, TRANSFER, RESPONSE, USED, MOVED, SPREAD)
 
 def _findings(outcomes: Outcomes) -> list[Finding]:
     def less(claim: str, measure: _Measure, smaller: str, larger: str) -> Finding:
-        first, second = measure.of(outcomes[smaller]), measure.of(outcomes[larger])
+        pairs = measure.pairs(outcomes[smaller], outcomes[larger])
+        if not pairs:
+            return Finding(claim=claim, outcome=f"mean {measure.name}: in no run is there such a job", holds=None)
+        first, second = [one for one, _ in pairs], [other for _, other in pairs]
         gap, digits = difference(second, first), measure.digits
         change = -100 * gap.mean / fmean(second) if fmean(second) else 0.0
         cannot = "; the interval holds 0, so these repetitions cannot tell" if _sign(gap) is None else ""
@@ -343,11 +363,12 @@ def _sign(gap: Estimate) -> bool | None:
 
 
 def _bars(
-    outcomes: Outcomes, name: str, title: str, label: str, values: Mapping[str, Callable[[Outcome], float]]
+    outcomes: Outcomes, name: str, title: str, label: str, measures: Mapping[str, _Measure], *, unit: float = 1
 ) -> Figure:
     series = []
-    for what, value in values.items():
-        found = [estimate([value(one) for one in of_policy]) for of_policy in outcomes.values()]
+    for what, measure in measures.items():
+        values = [[value / unit for value in measure.of(found)] for found in outcomes.values()]
+        found = [estimate_of(some) for some in values]
         ends = [one.low for one in found], [one.high for one in found]
         series.append(Series(label=what, y=[one.mean for one in found], low=ends[0], high=ends[1]))
     return Figure(
@@ -369,27 +390,25 @@ def _figures(outcomes: Outcomes) -> list[Figure]:
             "times",
             "Where the time goes",
             "mean time of a job (min)",
-            {
-                "wait": lambda one: one.wait / 60,
-                "transfer of input files": lambda one: one.transfer / 60,
-                "response": lambda one: one.response / 60,
-            },
+            {"wait": WAIT, "transfer of input files": TRANSFER, "response": RESPONSE},
+            unit=MINUTE,
         ),
         _bars(
             outcomes,
             "waits",
             "Wait of all jobs and of the largest",
             "mean wait (min)",
-            {"all jobs": lambda one: one.wait / 60, "jobs of 64 processors": lambda one: one.wait_large / 60},
+            {"all jobs": WAIT, "jobs of 64 processors": WAIT_LARGE},
+            unit=MINUTE,
         ),
-        _bars(outcomes, "clusters", "Clusters of a job", "mean number of clusters", {"": lambda one: one.clusters}),
-        _bars(outcomes, "moved", "Input files moved", "mean volume for a job (GiB)", {"": lambda one: one.moved}),
+        _bars(outcomes, "clusters", "Clusters of a job", "mean number of clusters", {"": USED}),
+        _bars(outcomes, "moved", "Input files moved", "mean volume for a job (GiB)", {"": MOVED}),
     ]
 
 
 def _table(outcomes: Outcomes) -> Table:
     rows: list[list[Cell]] = [
-        [policy, *(fmean(measure.of(found)) for measure in MEASURES)] for policy, found in outcomes.items()
+        [policy, *(mean_of(measure.of(found)) for measure in MEASURES)] for policy, found in outcomes.items()
     ]
     return Table(
         name="policies",

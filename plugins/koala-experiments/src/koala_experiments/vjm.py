@@ -27,7 +27,16 @@ from koala_adapter.simulation.placeholders import (
 )
 from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
 from koala_adapter.simulation.world import FIRST, Engine
-from koala_experiments.framework import Experiment, Options, Setting, difference, estimate
+from koala_experiments.framework import (
+    Experiment,
+    Options,
+    Setting,
+    difference,
+    estimate,
+    estimate_of,
+    known_pairs,
+    mean_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -405,10 +414,10 @@ class SelectionOutcome:
 
     waits: tuple[float, ...]
     """Co-allocation time of each job, seconds: from its submission until all its processors are held."""
-    clusters: float
-    """Mean number of clusters of a job."""
-    held: float
-    """Processor-seconds held and not used, for each processor-second used."""
+    clusters: float | None
+    """Mean number of clusters of a job; None when no job was started."""
+    held: float | None
+    """Processor-seconds held and not used, for each processor-second used; None when none was."""
     hand_backs: int
     exchanges: int
     unfinished: int
@@ -470,8 +479,8 @@ def _outcome(service: SimulatedService, runs: dict[JobId, float]) -> SelectionOu
     records = service.state.jobs.values()
     return SelectionOutcome(
         waits=tuple(one.co_allocation for one in started.values() if one.co_allocation is not None),
-        clusters=fmean(len(one.clusters) for one in started.values()),
-        held=(service.held_seconds - used) / used,
+        clusters=mean_of([len(one.clusters) for one in started.values()]),
+        held=(service.held_seconds - used) / used if used else None,
         hand_backs=sum(record.hand_backs for record in records),
         exchanges=sum(record.exchanges for record in records),
         unfinished=len(service.jobs) - len(started),
@@ -495,25 +504,37 @@ def run_selection(options: Options) -> Result:
     outcomes: Outcomes = {variant: [] for variant in SELECTION_VARIANTS}
     for case, outcome in zip(cases, options.map(simulate_selection, cases), strict=True):
         outcomes[case.policy, case.mode].append(outcome)
+    return selection_result(outcomes, _notes(options))
+
+
+def selection_result(outcomes: Outcomes, notes: Sequence[str]) -> Result:
+    """Return findings, figures and the table of all variants."""
     return Result(
         findings=_selection_findings(outcomes),
         figures=(_distribution(outcomes), _means(outcomes), _idle(outcomes)),
         tables=(_selection_table(outcomes),),
-        notes=_notes(options),
+        notes=notes,
     )
 
 
-def _mean_waits(found: Sequence[SelectionOutcome]) -> list[float]:
-    return [fmean(one.waits) for one in found]
+def _mean_waits(found: Sequence[SelectionOutcome]) -> list[float | None]:
+    return [mean_of(one.waits) for one in found]
 
 
-def _held(found: Sequence[SelectionOutcome]) -> list[float]:
+def _held(found: Sequence[SelectionOutcome]) -> list[float | None]:
     return [one.held for one in found]
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _selection_findings(outcomes: Outcomes) -> list[Finding]:
     def compared(claim: str, before: tuple[str, str], after: tuple[str, str]) -> Finding:
-        first, second = _mean_waits(outcomes[before]), _mean_waits(outcomes[after])
+        pairs = known_pairs(_mean_waits(outcomes[before]), _mean_waits(outcomes[after]))
+        if not pairs:
+            return Finding(claim=claim, outcome=NEVER_BOTH, holds=None)
+        first, second = [one for one, _ in pairs], [other for _, other in pairs]
         return _gain(claim, difference(first, second), fmean(first))
 
     selection = "Selection by waiting history shortens the co-allocation time, compared with"
@@ -541,12 +562,20 @@ def _selection_findings(outcomes: Outcomes) -> list[Finding]:
     return findings
 
 
+NEVER_BOTH = "in no repetition were jobs started under both"
+
+
 def _waste(
     policy: str, mode: str, without: Sequence[SelectionOutcome], reorganized: Sequence[SelectionOutcome]
 ) -> Finding:
-    gain, base = difference(_held(without), _held(reorganized)), fmean(_held(without))
+    claim = f"Reorganization wastes less of what is held ({policy}, {mode})."
+    pairs = known_pairs(_held(without), _held(reorganized))
+    if not pairs:
+        return Finding(claim=claim, outcome=NEVER_BOTH, holds=None)
+    first, second = [one for one, _ in pairs], [other for _, other in pairs]
+    gain, base = difference(first, second), fmean(first)
     return Finding(
-        claim=f"Reorganization wastes less of what is held ({policy}, {mode}).",
+        claim=claim,
         outcome=f"processor-seconds held idle for each one used: {base:.2f} without, {base - gain.mean:.2f} with "
         f"reorganization; difference {gain.mean:.3f} ± {gain.half_width:.3f} (95 %){_cannot(gain)}",
         holds=_sign(gain),
@@ -564,7 +593,7 @@ def _cannot(gain: Estimate) -> str:
 
 
 def _gain(claim: str, gain: Estimate, base: float) -> Finding:
-    change = f"{abs(100 * gain.mean / base):.0f} % {'shorter' if gain.mean >= 0 else 'longer'}"
+    change = f"{abs(100 * gain.mean / base):.0f} % {'shorter' if gain.mean >= 0 else 'longer'}" if base else ""
     return Finding(
         claim=claim,
         outcome=f"{base:.0f} s on average became {base - gain.mean:.0f} s, a gain of {gain.mean:.0f} ± "
@@ -596,7 +625,7 @@ def _distribution(outcomes: Outcomes) -> Figure:
 def _selection_bars(outcomes: Outcomes, values: Callable[[Sequence[SelectionOutcome]], list[float]]) -> list[Series]:
     series = []
     for mode in MODES:
-        found = [estimate(values(outcomes[policy, mode])) for policy in PLACEMENTS]
+        found = [estimate_of(values(outcomes[policy, mode])) for policy in PLACEMENTS]
         ends = [one.low for one in found], [one.high for one in found]
         series.append(Series(label=mode, y=[one.mean for one in found], low=ends[0], high=ends[1]))
     return series
@@ -608,7 +637,7 @@ def _means(outcomes: Outcomes) -> Figure:
         title="Mean co-allocation time, with 95 % confidence intervals",
         x_label="placement policy",
         y_label="mean co-allocation time (min)",
-        series=_selection_bars(outcomes, lambda found: [wait / 60 for wait in _mean_waits(found)]),
+        series=_selection_bars(outcomes, lambda found: [wait / 60 for wait in _known(_mean_waits(found))]),
         kind="bars",
         categories=PLACEMENTS,
         caption="The intervals are wide because the load differs between repetitions; the findings compare pairs.",
@@ -621,7 +650,7 @@ def _idle(outcomes: Outcomes) -> Figure:
         title="Processors held without use, with 95 % confidence intervals",
         x_label="placement policy",
         y_label="processor-seconds held idle per one used",
-        series=_selection_bars(outcomes, _held),
+        series=_selection_bars(outcomes, lambda found: _known(_held(found))),
         kind="bars",
         categories=PLACEMENTS,
     )
@@ -634,11 +663,11 @@ def _selection_table(outcomes: Outcomes) -> Table:
         rows.append(
             [
                 f"{policy}, {mode}",
-                fmean(waits),
-                median(waits),
-                sorted(waits)[int(0.95 * len(waits))],
-                fmean(one.clusters for one in found),
-                fmean(one.held for one in found),
+                mean_of(waits),
+                median(waits) if waits else None,
+                sorted(waits)[int(0.95 * len(waits))] if waits else None,
+                mean_of(_known([one.clusters for one in found])),
+                mean_of(_known(_held(found))),
                 fmean(one.hand_backs for one in found),
                 fmean(one.exchanges for one in found),
                 sum(one.unfinished for one in found),
