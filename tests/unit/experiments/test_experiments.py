@@ -334,7 +334,7 @@ SMALLEST = (
     ("placement", {"jobs": "1"}),
     ("placement", {"jobs": "3"}),
     ("vjm-deadlock", {"run": "1", "life": "1"}),
-    ("vjm-selection", {"jobs": "1", "interval": "1", "life": "1"}),
+    ("vjm-selection", {"jobs": "1"}),
 )
 """Experiments with settings at the ends of what is allowed."""
 
