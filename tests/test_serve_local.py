@@ -61,7 +61,8 @@ def test_a_command_with_another_site_file_refuses(koala: Koala) -> None:
     koala.serve()
     koala.run("submit", koala.job("true"))
     options = ["--site", str(other), "--state", str(koala.state)]
-    for words in (["submit", "--", "true"], ["run", "--", "true"], ["plan", koala.job("true")], ["clusters"]):
+    program = ["-n", "1", "--", "true"]
+    for words in (["submit", *program], ["run", *program], ["plan", koala.job("true")], ["clusters"]):
         refused = subprocess.run(
             [sys.executable, "-m", "koala_adapter.cli", *options, *words],
             env=koala.environment,

@@ -76,7 +76,7 @@ def status(session: Session, job_id: str | None, limit: int, watch: bool, as_jso
     for defect in source.defects():
         session.remark(defect)
     if job_id is None:
-        if source is session.client:
+        if source is session.client and not as_json:
             _tell_site_file(session)
         reports = source.jobs(limit)
         if as_json:

@@ -9,6 +9,7 @@ submissions, discovery of clusters for ``koala init``, the contract itself, entr
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from abc import ABC, abstractmethod
@@ -295,7 +296,7 @@ class Lrm(ABC):
         the same name. With a prefix, other users' jobs may be left out.
         Jobs that ended a short while ago may be included with state ENDED. One listing for all, never a query by id.
         Queued jobs come in the order of their queue; of equal priority, as all jobs in hold are, the oldest comes first
-        (``koala_adapter.lrm.listing.oldest_first``): who starts jobs from outside keeps that order.
+        (``koala_adapter.lrm.contract.oldest_first``): who starts jobs from outside keeps that order.
         """
 
     @abstractmethod
@@ -469,6 +470,21 @@ class PluginDefinition:
     Looks at variables and files, and asks a command or two at most; what it returns is tried by the core.
     """
     interface_version: int = INTERFACE_VERSION
+
+
+_NUMBERS = re.compile(r"[0-9]+", re.ASCII)
+
+
+def oldest_first(jobs: Iterable[LrmJob]) -> list[LrmJob]:
+    """Return jobs as :meth:`Lrm.jobs` has them: those in the queue in its order, behind all others, by age.
+
+    The age of a job is its time of submission, then the numbers in its id.
+    """
+    listed = list(jobs)
+    queued = [job for job in listed if job.state is LrmJobState.QUEUED]
+    others = (job for job in listed if job.state is not LrmJobState.QUEUED)
+    aged = sorted(others, key=lambda job: (job.submitted_at or 0.0, [int(text) for text in _NUMBERS.findall(job.id)]))
+    return [*aged, *queued]
 
 
 # -- Entry points of all installed distributions -------------------------------------------------------------

@@ -7,7 +7,6 @@ need processors, and the watcher, which makes one look serve all callers.
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -98,7 +97,6 @@ def _rank(job: LrmJob) -> tuple[bool, float]:
 
 # -- The listing, and reading it -----------------------------------------------------------------------------
 
-_NUMBERS = re.compile(r"[0-9]+", re.ASCII)
 
 log = structlog.get_logger()
 
@@ -141,18 +139,6 @@ class Listing:
     def down(self) -> int:
         """Processors that nobody has and nobody could get now, as their nodes are not up."""
         return sum(-(-node.processors_out_of_service // node.grain) for node in self.nodes)
-
-
-def oldest_first(jobs: Iterable[LrmJob]) -> list[LrmJob]:
-    """Return jobs as ``Lrm.jobs`` has them: those in the queue in its order, behind all others, by age.
-
-    The age of a job is its time of submission, then the numbers in its id.
-    """
-    listed = list(jobs)
-    queued = [job for job in listed if job.state is LrmJobState.QUEUED]
-    others = (job for job in listed if job.state is not LrmJobState.QUEUED)
-    aged = sorted(others, key=lambda job: (job.submitted_at or 0.0, [int(text) for text in _NUMBERS.findall(job.id)]))
-    return [*aged, *queued]
 
 
 def local_jobs(listing: Listing) -> tuple[LrmJob, ...]:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from koala_adapter.errors import LrmRejectedError, LrmUnsupportedError
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition
 from koala_adapter.lrm.commands import login_name
+from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
 from koala_adapter.lrm.drmaa.libraries import INDEX_VARIABLE
 from koala_adapter.lrm.drmaa.protocol import ControlAction, JobStatus
@@ -30,7 +31,6 @@ from koala_adapter.lrm.drmaa.transport import (
     script_folder,
     version_of,
 )
-from koala_adapter.lrm.listing import oldest_first
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.host.privatedirectory import make_private_directory
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
 from koala_adapter.lrm.commands import login_name
-from koala_adapter.lrm.listing import oldest_first
+from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.model import LrmJobId, Node, NodeState, Queue
 from koala_local import processes
 from koala_local.daemon import LAYOUT_NAME, LOG_NAME

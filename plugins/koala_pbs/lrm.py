@@ -27,9 +27,9 @@ from koala_adapter.errors import (
 )
 from koala_adapter.lrm import NOWHERE, Capabilities, CheckResult, Lrm, RenderedSubmission
 from koala_adapter.lrm.commands import child_environment, login_name, only_id, portions
+from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.lrm.drmaa.choice import chosen_transport, one_text
 from koala_adapter.lrm.drmaa.libraries import PBS
-from koala_adapter.lrm.listing import oldest_first
 from koala_adapter.model import LrmJobId, LrmJobState, NodeState
 from koala_pbs import client
 from koala_pbs.client import ARGUMENTS_PER_COMMAND, Holding, PbsCommands

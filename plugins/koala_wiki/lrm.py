@@ -26,7 +26,7 @@ from koala_adapter.errors import (
 )
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition
 from koala_adapter.lrm.commands import login_name
-from koala_adapter.lrm.listing import oldest_first
+from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.wiki.client import Peer, exchange, load_key
 from koala_adapter.wiki.codec.verbs import (

@@ -61,7 +61,7 @@ def report(*, required: bool) -> str:
             file = directory / "tests" / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(source, encoding="utf-8")
-        for name in ("tests/conftest.py", "tests/examples.py", "pyproject.toml"):
+        for name in ("tests/conftest.py", "tests/examples.py", "tests/sqlite_watch.py", "pyproject.toml"):
             shutil.copy(ROOT / name, directory / name)
         environment = {"PATH": os.environ["PATH"], "KOALA_REQUIRE_REAL": "1" if required else ""}
         options = ["-p", "no:cacheprovider", "-p", "no:randomly", "-v", "--continue-on-collection-errors"]
