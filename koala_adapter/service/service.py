@@ -11,7 +11,7 @@ the journal, and then compares with what LRMs and agents report. All times are t
 from __future__ import annotations
 
 import os
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -395,69 +395,70 @@ class Service:
         self.site = site
         self.directory = directory
         self.journal = Journal(directory / "journal.sqlite")
-        largest = largest_job_number(directory / "jobs")
-        if self.journal.skip_job_numbers(largest):
-            log.warning("the journal lacks jobs whose files are there; new numbers begin after them", largest=largest)
-        make_scheduler = partial(Scheduler, policies=policies)
-        try:
+        with ExitStack() as failing:  # :meth:`run` closes the journal; a service that cannot be made does so here
+            failing.callback(self.journal.close)
+            largest = largest_job_number(directory / "jobs")
+            if self.journal.skip_job_numbers(largest):
+                log.warning(
+                    "the journal lacks jobs whose files are there; new numbers begin after them", largest=largest
+                )
+            make_scheduler = partial(Scheduler, policies=policies)
             scheduler = rebuilt(WithPolicies(self.journal, policies), make_scheduler)
             self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=scheduler.state.now)
             self.journal.note_clock(self.clock.reading())
-        except BaseException:
-            self.journal.close()
-            raise
-        self._failed = anyio.Event()
-        self._failure: KoalaError | None = None
-        self.changed = anyio.Event()
-        """Set (and replaced) whenever something changed that a report may show."""
-        self.sweeps = Sweeps(
-            directory, site, state=lambda: self.state, clock=self.now, report=self.post, tell=self.settled
-        )
-        self.applications = self._new_applications()
-        self._size_rules = SizeRules(policies.sizes)
-        around = Surroundings(
-            listen=site.control_center.negotiation_listen,
-            applications=self.applications,
-            store=self.journal.negotiations,
-            state=lambda: self.state,
-            clock=self.now,
-            report=self.post,
-            tell=self._tell_application,
-            rules=self._size_rules,
-        )
-        self.sizes = SizeChanges(around)
-        self.meter = ServiceMeter(lambda: self.state, trouble=lambda: self.trouble)
-        self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
-        self.reception = self._new_reception()
-        self._asking_again = AskingAgain(clock=self.now, disconnect=self.reception.disconnect)
-        self.archive = Archive(
-            self.journal,
-            state=lambda: self.state,
-            applications=self.applications,
-            make_report=partial(make_report, self),
-            ending=(id_ for id_, record in scheduler.state.jobs.items() if record.state.final and record.live),
-        )
-        self._effector = self._new_effector()
-        self._loop = EventLoop(
-            scheduler,
-            self.journal,
-            self._effector,
-            self,
-            make=make_scheduler,
-            snapshot_interval=snapshot_interval,
-            since_snapshot=self.journal.events_since_snapshot(),
-        )
-        self._upkeep = Upkeep(
-            directory,
-            loop=self._loop,
-            journal=self.journal,
-            clock=self.clock,
-            clusters=self.clusters,
-            effector=self._effector,
-            changed=lambda: self.changed,
-            tell=self.settled,
-            journal_patience=journal_patience,
-        )
+            self._failed = anyio.Event()
+            self._failure: KoalaError | None = None
+            self.changed = anyio.Event()
+            """Set (and replaced) whenever something changed that a report may show."""
+            self.sweeps = Sweeps(
+                directory, site, state=lambda: self.state, clock=self.now, report=self.post, tell=self.settled
+            )
+            self.applications = self._new_applications()
+            self._size_rules = SizeRules(policies.sizes)
+            around = Surroundings(
+                listen=site.control_center.negotiation_listen,
+                applications=self.applications,
+                store=self.journal.negotiations,
+                state=lambda: self.state,
+                clock=self.now,
+                report=self.post,
+                tell=self._tell_application,
+                rules=self._size_rules,
+            )
+            self.sizes = SizeChanges(around)
+            self.meter = ServiceMeter(lambda: self.state, trouble=lambda: self.trouble)
+            self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
+            self.reception = self._new_reception()
+            self._asking_again = AskingAgain(clock=self.now, disconnect=self.reception.disconnect)
+            self.archive = Archive(
+                self.journal,
+                state=lambda: self.state,
+                applications=self.applications,
+                make_report=partial(make_report, self),
+                ending=(id_ for id_, record in scheduler.state.jobs.items() if record.state.final and record.live),
+            )
+            self._effector = self._new_effector()
+            self._loop = EventLoop(
+                scheduler,
+                self.journal,
+                self._effector,
+                self,
+                make=make_scheduler,
+                snapshot_interval=snapshot_interval,
+                since_snapshot=self.journal.events_since_snapshot(),
+            )
+            self._upkeep = Upkeep(
+                directory,
+                loop=self._loop,
+                journal=self.journal,
+                clock=self.clock,
+                clusters=self.clusters,
+                effector=self._effector,
+                changed=lambda: self.changed,
+                tell=self.settled,
+                journal_patience=journal_patience,
+            )
+            failing.pop_all()
 
     # ---- its parts: what they ask of it and of each other is asked once all are made ------------------------------
 
