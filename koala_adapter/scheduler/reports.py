@@ -633,11 +633,7 @@ def placeholder_said(context: Context, event: ev.PlaceholderSaid) -> None:
     """Add what a placeholder that never reported wrote to what is told of its job, and of its cluster while paused."""
     record = context.state.jobs.get(event.job_id)
     said = f"; it wrote: {event.text}"
-    if (
-        record is not None
-        and record.last_trouble.startswith(("MISSING", "placeholder "))
-        and said not in record.last_trouble
-    ):
+    if record is not None and record.last_trouble.startswith(IN_VAIN) and said not in record.last_trouble:
         record.last_trouble += said
     cluster = context.state.clusters.get(event.cluster)
     if cluster is not None and cluster.paused_until is not None and said not in cluster.pause_reason:
