@@ -90,9 +90,12 @@ def test_a_resolver_that_is_away_stops_nobody_who_was_connected(
         closed=reasons.append,
     )
 
+    seen_open = threading.Event()
+
     def serve_one() -> None:
         connection, _ = listening.accept()
-        server.wrap_socket(connection, server_side=True).close()
+        with server.wrap_socket(connection, server_side=True):
+            seen_open.wait(60)  # closed at once, the channel could open and close within one turn of the selector
 
     def until(reached: Callable[[], bool]) -> None:
         while not reached():
@@ -104,6 +107,7 @@ def test_a_resolver_that_is_away_stops_nobody_who_was_connected(
     thread.start()
     channel.dial()
     until(lambda: channel.open)
+    seen_open.set()
     until(lambda: len(reasons) == 1)
     thread.join()
     listening.close()
