@@ -6,11 +6,12 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 export PYTHON
 
-.PHONY: help demo test lint docs clean
+.PHONY: help demo test test-versions lint docs clean
 
 help:
 	@echo "make demo   one job on three small clusters inside this machine"
 	@echo "make test   all tests and checks; as root on Debian it installs the batch systems they need"
+	@echo "make test-versions   the tests that meet Slurm, on two newer releases of Debian in a folder; as root"
 	@echo "make lint   the style and the types alone"
 	@echo "make docs   the manual, into docs/_build/html"
 	@echo "make clean  remove all that the above made"
@@ -30,6 +31,12 @@ test: $(VENV)/.tox-installed
 	@rm -rf .tox/reports
 	@echo "Running the parts of the tests (.venv/bin/tox list), two at a time; this takes some minutes"
 	@status=0; $(VENV)/bin/tox run-parallel --parallel 2 --runner $(RUNNER) || status=$$?; $(VENV)/bin/python .ci/summary.py .tox/reports; exit $$status
+
+# Another Debian has another Slurm and another Python; each is made in .tox/debian, and made once.
+test-versions: $(VENV)/.made
+	@.ci/install_debian debootstrap
+	@rm -rf .tox/reports
+	@status=0; $(VENV)/bin/python .ci/test_versions.py || status=$$?; $(VENV)/bin/python .ci/summary.py .tox/reports; exit $$status
 
 lint: $(VENV)/.tox-installed
 	@$(VENV)/bin/tox run --runner $(RUNNER) -e lint,types

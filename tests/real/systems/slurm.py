@@ -41,6 +41,9 @@ Authentication = Literal["none", "munge"]
 READY_SECONDS = 120.0
 """Bound on the time in which a cluster must be up; it takes about 2 s on an idle machine."""
 
+CGROUPS_CAN_BE_DISABLED = (24, 5)
+"""The first release that knows the word for it, and whose slurmd may end where there is no file system of them."""
+
 DAEMONS = frozenset({"slurmd", "slurmstepd"})
 
 SETTINGS: Mapping[str, str] = {
@@ -172,6 +175,7 @@ class SlurmCluster:
             directory.mkdir(parents=True)
         self._daemons_conf.write_text(self._configuration())
         self._write_conf()
+        self._without_cgroups()
         try:
             if self._auth == "munge":
                 self._start_munged()
@@ -324,6 +328,15 @@ class SlurmCluster:
         if process.command in DAEMONS:
             return process.cwd == self.spool(node)
         return process.uses(self.directory) and process.environment.get("SLURMD_NODENAME") == node
+
+    def _without_cgroups(self) -> None:
+        """Do without control groups: newer slurmd end where they find no file system of them (cgroup.conf(5))."""
+        if self._release() >= CGROUPS_CAN_BE_DISABLED:
+            (self.directory / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+
+    def _release(self) -> tuple[int, int]:
+        words = self.run("scontrol", "--version").split()[-1].split(".")
+        return int(words[0]), int(words[1])
 
     def _write_conf(self, **changes: str) -> None:
         """Write what commands read, which differs from what the daemons read by some settings."""
