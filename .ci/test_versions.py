@@ -36,7 +36,7 @@ PACKAGES = (
 UNIT = ("-n", "2", "tests/unit")
 """Arguments of pytest for what needs no batch system."""
 
-ON_SLURM = (
+ON_SLURM: tuple[str, ...] = (
     "tests/real/test_slurm_plugin.py",
     "tests/real/test_slurm_behaviour.py",
     "tests/real/test_slurm_places.py",
@@ -129,11 +129,11 @@ class Release:
             print(f"{self.name}: has no Grid Engine, whose tests are left out", flush=True)
         parts = {"unit": UNIT, "real": ("-p", "no:randomly", "-n", "3", *real)}
         running = [subprocess.Popen(self._pytest(part, arguments)) for part, arguments in parts.items()]
-        passed = all([process.wait() == 0 for process in running])
+        statuses = [process.wait() for process in running]
         REPORTS.mkdir(parents=True, exist_ok=True)
         for report in self.root.glob("koala/report-*.xml"):
             shutil.copy(report, REPORTS / f"{self.name}-{report.stem.removeprefix('report-')}.xml")
-        return passed
+        return not any(statuses)
 
     def _pytest(self, part: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
         usual = ("--quiet", "--dist", "worksteal", f"--junit-xml=report-{part}.xml", f"--basetemp=/tmp/{part}")
@@ -154,7 +154,7 @@ class Release:
     def _copy_source(self) -> None:
         """Copy what git knows of, as it is now, so that nothing of the host's environments comes along."""
         listed = subprocess.run(
-            ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"),
+            ("/usr/bin/env", "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"),
             cwd=TOP,
             capture_output=True,
             check=False,
@@ -185,7 +185,9 @@ def missing() -> str:
     programs = [name for name in ("debootstrap", "unshare", "git") if shutil.which(name) is None]
     if programs:
         return f"{', '.join(programs)} (apt-get install {' '.join(programs)})"
-    entered = subprocess.run(("unshare", "--mount", "true"), capture_output=True, text=True, check=False)
+    entered = subprocess.run(
+        ("/usr/bin/env", "unshare", "--mount", "true"), capture_output=True, text=True, check=False
+    )
     return "" if entered.returncode == 0 else f"a mount namespace ({entered.stderr.strip()})"
 
 
