@@ -22,15 +22,8 @@ from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
 from koala_adapter.lrm.drmaa.libraries import INDEX_VARIABLE
 from koala_adapter.lrm.drmaa.protocol import ControlAction, JobStatus
-from koala_adapter.lrm.drmaa.transport import (
-    DrmaaTransport,
-    ScriptDelivery,
-    ScriptStore,
-    apply_directives,
-    raise_for,
-    script_folder,
-    version_of,
-)
+from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore, script_folder
+from koala_adapter.lrm.drmaa.transport import DrmaaTransport, apply_directives, raise_for, version_of
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 
 if TYPE_CHECKING:

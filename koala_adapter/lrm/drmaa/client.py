@@ -52,7 +52,7 @@ from koala_adapter.lrm.drmaa.protocol import (
 from koala_adapter.model import LrmJobId
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from anyio.abc import Process
 
@@ -152,22 +152,6 @@ class HelperLaunch:
 def _module_roots() -> list[str]:
     """Directories from which the helper imports us: the same from which we were imported ourselves."""
     return [str(Path(koala_adapter.__file__).resolve().parents[1])]
-
-
-def drmaa_library_places(name: str) -> tuple[str, ...]:
-    """Return where sites put a library such as ``slurm-drmaa``, as patterns for :func:`first_library`."""
-    roots = (f"/usr/lib/{name}", f"/usr/local/{name}", f"/opt/{name}")
-    return (*(f"{root}/lib*/libdrmaa.so*" for root in roots), f"/usr/lib/*/{name}/libdrmaa.so*")
-
-
-def first_library(candidates: Iterable[str]) -> Path | None:
-    """Return the first existing file; candidates may be patterns such as ``/usr/lib/*/libdrmaa.so.1``."""
-    for candidate in candidates:
-        root, pattern = Path(candidate).anchor, str(Path(candidate).relative_to(Path(candidate).anchor))
-        for path in sorted(Path(root).glob(pattern)):
-            if path.is_file():
-                return path
-    return None
 
 
 # -- The helper process seen from its parent -----------------------------------------------------------------
@@ -316,6 +300,8 @@ class DrmaaClient:
         self._number = 0
         self._deaths = 0
         self._retry_at = 0.0
+        self.unloadable = False
+        """Whether the last helper said that it cannot load the library."""
         self._silent_at = 0.0
         self._silence = ""
         """When it was last found that there is no answer, and in what words."""
@@ -439,6 +425,7 @@ class DrmaaClient:
             self._launch = other
             await self._start()
             result = await self._exchange(self._open_request)
+        self.unloadable = isinstance(result, Failure) and result.kind is FailureKind.LIBRARY
         return _expect(result, Opened)
 
     async def _exchange(self, request: Request) -> Result:
