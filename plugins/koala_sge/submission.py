@@ -93,7 +93,7 @@ class SgeSubmissions:
     """The jobs of one cell that we submit and change, by the way that was chosen."""
 
     def __init__(self, context: ClusterContext, settings: SgeSettings, commands: GridEngineCommands) -> None:
-        """Nothing is started yet. Raises LrmRejectedError for settings that cannot be had."""
+        """Nothing is started yet."""
         self._settings = settings
         self._commands = commands
         self._scripts = ScriptStore(script_folder(settings.script_directory, context))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import anyio
 import pytest
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from koala_adapter.lrm.drmaa.choice import SubmitBy
     from tests.real.conftest import NewGridEngine
     from tests.real.systems import GridEngineCell
 
@@ -106,12 +107,15 @@ def restart(cell: GridEngineCell) -> None:
 
 
 class TestSge(LrmConformance):
-    """The conformance kit."""
+    """The conformance kit, with DRMAA, which is found by itself."""
+
+    SUBMIT_BY: ClassVar[SubmitBy] = "auto"
 
     @pytest.fixture
     async def under_test(self, sge_cell: GridEngineCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the shared cell."""
-        settings, context = settings_of(sge_cell), new_context(tmp_path)
+        settings = settings_of(sge_cell).model_copy(update={"submit_by": self.SUBMIT_BY})
+        context = new_context(tmp_path)
         lrm = PLUGIN.factory(context, settings)
         await lrm.start()
 
@@ -145,6 +149,21 @@ class TestSge(LrmConformance):
             walltime_precision=15,
         )
         await lrm.close()
+
+
+class TestSgeByCommands(TestSge):
+    """The conformance kit, with qsub, qdel, qhold, qrls and qmod alone."""
+
+    SUBMIT_BY = "commands"
+    BY_DAY = frozenset(
+        {
+            "test_submitted_jobs_are_listed",
+            "test_cancel",
+            "test_hold_and_release",
+            "test_suspend_and_resume",
+            "test_refused_submission",
+        }
+    )
 
 
 @contextlib.asynccontextmanager

@@ -86,26 +86,27 @@ class FoundLibrary:
     by: str
 
 
-def find_library(
+def find_libraries(
     given: Path | None,
     expected: Library,
     places: Iterable[str],
     *,
     environment: Mapping[str, str],
     cache: Path = LOADER_CACHE,
-) -> FoundLibrary | None:
-    """Return the library of a batch system; None where none is found.
+) -> tuple[FoundLibrary, ...]:
+    """Return the files that may be the library of a batch system, the likeliest first, each once.
 
-    A file that a site names is taken as it is. Others are passed over when their path says that they are another
-    system's; which one it is of the rest, it tells when it is loaded. ``places``: patterns of files.
+    A file that a site names is taken alone, as it is. Others are passed over when their path says that they are
+    another system's; which one it is of the rest, it tells when it is loaded. ``places``: patterns of files.
     """
     if given is not None:
-        return FoundLibrary(path=given, by="drmaa_library")
+        return (FoundLibrary(path=given, by="drmaa_library"),)
+    libraries: dict[str, FoundLibrary] = {}
     for found in _candidates(places, environment, cache):
-        named = library_of(str(found.path), os.path.realpath(found.path))
-        if named in {expected, OTHER}:
-            return found
-    return None
+        behind = os.path.realpath(found.path)
+        if library_of(str(found.path), behind) in {expected, OTHER}:
+            libraries.setdefault(behind, found)
+    return tuple(libraries.values())
 
 
 def _candidates(places: Iterable[str], environment: Mapping[str, str], cache: Path) -> Iterator[FoundLibrary]:
@@ -173,15 +174,14 @@ class Choice:
 
 
 def choose(settings: SubmissionSettings, found: FoundLibrary | None, expected: Library, *, obstacle: str) -> Choice:
-    """Return the choice by files. ``obstacle``: why submissions of this cluster cannot go through DRMAA, if so.
+    """Return the choice by files.
 
-    Raises LrmRejectedError where the site wants DRMAA and that cannot be had.
+    ``obstacle``: why submissions of this cluster cannot go through DRMAA, if so. Where the site wants DRMAA all the
+    same, each submission is refused with that reason.
     """
     if settings.submit_by == "commands":
         return Choice(by="commands", reason="submit_by = 'commands'")
     if settings.submit_by == "drmaa":
-        if obstacle:
-            raise LrmRejectedError(f"submit_by = 'drmaa' cannot be had: {obstacle}", hint="use submit_by = 'auto'")
         return Choice(by="drmaa", reason="submit_by = 'drmaa'", library=found.path if found else None)
     if found is None:
         return Choice(by="commands", reason=f"no DRMAA library of {expected.system} was found")
@@ -221,39 +221,39 @@ class Submitter:
         """``variables``: what chooses the cluster. ``places``: where it keeps its library, before the usual places.
 
         ``timeout``: seconds after which a call counts as hung. ``delivery``: how scripts get to the nodes, where a site
-        can choose. Raises LrmRejectedError for settings that cannot be had.
+        can choose.
         """
         self._context = context
         self._settings = settings
         self._expected = expected
-        found = find_library(settings.drmaa_library, expected, (*places, *expected.places), environment=os.environ)
-        self.choice = choose(settings, found, expected, obstacle=obstacle)
+        self._variables = variables
+        self._timeout = timeout
+        self._delivery = delivery
+        found = find_libraries(settings.drmaa_library, expected, (*places, *expected.places), environment=os.environ)
+        self.choice = choose(settings, found[0] if found else None, expected, obstacle=obstacle)
+        self._others = found[1:]
         self._settled = self.choice.by == "commands"
         self._tries = 0
         self._drmaa: DrmaaTransport | None = None
-        self._scripts: ScriptStore | None = None
-        folder = script_folder(settings.script_directory, context)
+        self._scripts = ScriptStore(script_folder(settings.script_directory, context))
         if not self._settled:
-            from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
-            from koala_adapter.lrm.drmaa.transport import DrmaaTransport
+            self._drmaa = self._transport(self.choice.library)
 
-            launch = HelperLaunch(library=self.choice.library, variables=variables)
-            client = DrmaaClient(context, launch, request_timeout=timeout)
-            self._scripts = ScriptStore(folder)
-            self._drmaa = DrmaaTransport(client, self._scripts, delivery=delivery, expected=expected)
-        elif folder.is_dir():
-            # Jobs of an earlier service, which submitted through DRMAA, may still have to read their scripts.
-            self._scripts = ScriptStore(folder)
+    def _transport(self, library: Path | None) -> DrmaaTransport:
+        from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
+        from koala_adapter.lrm.drmaa.transport import DrmaaTransport
+
+        launch = HelperLaunch(library=library, variables=self._variables)
+        client = DrmaaClient(self._context, launch, request_timeout=self._timeout)
+        return DrmaaTransport(client, self._scripts, delivery=self._delivery, expected=self._expected)
 
     def sweep(self, live: Collection[str]) -> None:
-        """Delete scripts of which no live job has been seen for long, those of an earlier choice too."""
-        if self._scripts is not None:
-            self._scripts.sweep(live, time.monotonic())
+        """Delete scripts of which no live job has been seen for long, also those of an earlier choice."""
+        self._scripts.sweep(live, time.monotonic())
 
     def forget(self, key: BatchKey) -> None:
         """Delete the script of a submission: it will not be read any more."""
-        if self._scripts is not None:
-            self._scripts.remove(key)
+        self._scripts.remove(key)
 
     @property
     def drmaa(self) -> DrmaaTransport | None:
@@ -267,7 +267,7 @@ class Submitter:
         the nodes would have to see the same file.
         """
         if self.drmaa is None:
-            self._tell()
+            log.info("how placeholders are submitted", cluster=self._context.cluster, how=str(self.choice))
             return
         if self._settings.submit_by == "auto" and nodes_are_here is not None:
             directory = self.drmaa.scripts.directory
@@ -279,47 +279,58 @@ class Submitter:
 
     async def settle(self, *, patient: bool = False) -> None:
         """Verify the choice, if that was not done yet. Raises LrmError, unless ``patient``, where it cannot be."""
-        if self._settled or self.drmaa is None:
-            return
+        while not self._settled and self.drmaa is not None:
+            problem = await self._verify(self.drmaa, patient=patient)
+            if problem is None:
+                return
+            if not problem:
+                self._settled = True
+                log.info("how placeholders are submitted", cluster=self._context.cluster, how=str(self.choice))
+            elif self._others:
+                await self._give_up(problem, instead=self._others[0])
+                self._others = self._others[1:]
+            else:
+                await self._give_up(problem)
+
+    async def _verify(self, drmaa: DrmaaTransport, *, patient: bool) -> str | None:
+        """Return what is wrong with the library; None where that is not known yet. Raises LrmError as `settle`."""
         from koala_adapter.lrm.drmaa.client import HelperDiedError
 
+        automatic = self._settings.submit_by == "auto"
         try:
-            opened = await self.drmaa.client.open()
-            self.drmaa.require(opened)
-            problem = self._problem_of(opened)
-        except (LrmRejectedError, HelperDiedError) as error:
-            problem = error.message
+            opened = await drmaa.client.open()
+            drmaa.require(opened)
         except LrmError as error:
             self._tries += 1
-            problem = error.message if self.drmaa.client.unloadable or self._tries >= TRIES else ""
-            if not problem or self._settings.submit_by == "drmaa":
-                if patient:
-                    return
-                raise
-        if problem and self._settings.submit_by == "auto":
-            await self._give_up(problem)
-            return
-        self._settled = True
-        self._tell()
+            wrong = isinstance(error, LrmRejectedError | HelperDiedError) or drmaa.client.unloadable
+            if automatic and (wrong or self._tries >= TRIES):
+                return error.message
+            if patient:
+                return None
+            raise
+        return self._problem_of(opened) if automatic else ""
 
     def _problem_of(self, opened: Opened) -> str:
         """Return why a library that works is not to be trusted with submissions."""
         least = self._expected.least_version
-        found = re.search(r"(\d+)\.(\d+)\.(\d+)", opened.implementation)
+        found = re.search(r"(\d+)\.(\d+)\.(\d+)[^.0-9]*$", opened.implementation)
         if least and found and tuple(map(int, found.groups())) < least:
             return f"it is {opened.implementation}, and is trusted from {'.'.join(map(str, least))} on"
         return ""
 
-    async def _give_up(self, problem: str) -> None:
+    async def _give_up(self, problem: str, *, instead: FoundLibrary | None = None) -> None:
+        """Go on with another library, or with commands."""
         if self._drmaa is not None:
             await self._drmaa.close()
         library = str(self.choice.library)
-        self.choice = Choice(by="commands", reason=f"{library} cannot be used: {problem}")
-        self._settled = True
         log.warning("a DRMAA library is not used", cluster=self._context.cluster, library=library, reason=problem)
-
-    def _tell(self) -> None:
-        log.info("how placeholders are submitted", cluster=self._context.cluster, how=str(self.choice))
+        self._tries = 0
+        if instead is None:
+            self.choice = Choice(by="commands", reason=f"{library} cannot be used: {problem}")
+            self._settled, self._drmaa = True, None
+        else:
+            self.choice = Choice(by="drmaa", reason=f"found by {instead.by}", library=instead.path)
+            self._drmaa = self._transport(instead.path)
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Say what the choice is; with DRMAA, ask the LRM through the library, and look at the folder of scripts."""

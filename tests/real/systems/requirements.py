@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.lrm.drmaa.choice import find_library
+from koala_adapter.lrm.drmaa.choice import find_libraries
 from koala_adapter.lrm.drmaa.libraries import PBS as PBS_DRMAA
 from koala_adapter.lrm.drmaa.libraries import SLURM as SLURM_DRMAA
 from tests.real.systems.processes import OTHER_SLURM, SLURM_PATH, SYSTEM_PATH
@@ -93,8 +93,8 @@ def drmaa_library(system: str) -> Path | None:
     if named is not None:
         return Path(named) if Path(named).exists() else None
     library = {"slurm": SLURM_DRMAA, "pbs": PBS_DRMAA}[system]
-    found = find_library(None, library, library.places, environment={})
-    return found.path if found is not None else None
+    found = find_libraries(None, library, library.places, environment={})
+    return found[0].path if found else None
 
 
 def require(missing: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.lrm.drmaa.choice import (
     TRIES,
     FoundLibrary,
@@ -16,7 +16,7 @@ from koala_adapter.lrm.drmaa.choice import (
     Submitter,
     cached_libraries,
     choose,
-    find_library,
+    find_libraries,
     is_shared,
 )
 from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperDiedError
@@ -52,8 +52,8 @@ class TestFiles:
         def found(given: Path | None, **where: object) -> tuple[Path, str] | None:
             settings = {**everything, **where}
             places = settings.pop("places", (f"{tmp_path}/slurm-*/libdrmaa.so*",))
-            library = find_library(given, SLURM, places, **settings)  # type: ignore[arg-type] # a table of keywords
-            return None if library is None else (library.path, library.by)
+            libraries = find_libraries(given, SLURM, places, **settings)  # type: ignore[arg-type] # a table of keywords
+            return (libraries[0].path, libraries[0].by) if libraries else None
 
         assert found(NOTHING) == (NOTHING, "drmaa_library")
         assert found(None) == (named, "$DRMAA_LIBRARY_PATH")
@@ -68,8 +68,8 @@ class TestFiles:
         link.symlink_to(other)
         for path in (other, link):
             variables = {"DRMAA_LIBRARY_PATH": str(path)}
-            assert find_library(None, SLURM, (), environment=variables, cache=NOTHING) is None
-            assert find_library(None, PBS, (), environment=variables, cache=NOTHING) is not None
+            assert find_libraries(None, SLURM, (), environment=variables, cache=NOTHING) == ()
+            assert find_libraries(None, PBS, (), environment=variables, cache=NOTHING)
 
     def test_a_cache_that_cannot_be_read(self, tmp_path: Path) -> None:
         """It names no library."""
@@ -128,11 +128,6 @@ class TestChoice:
         choice = choose(settings, found, library, obstacle=obstacle)
         assert choice.by == wanted
         assert reason in str(choice)
-
-    def test_what_a_site_wants_and_cannot_have(self) -> None:
-        """It is refused, not replaced."""
-        with pytest.raises(LrmRejectedError, match="cannot be had: two words"):
-            choose(SubmissionSettings(submit_by="drmaa"), FOUND, SLURM, obstacle="two words")
 
 
 @pytest.mark.anyio
