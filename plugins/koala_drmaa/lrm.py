@@ -257,7 +257,7 @@ def unknown_key(id_: LrmJobId) -> str | None:
 # -- The LRM -------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(observes_nodes=False, lists_queues=False, lists_others=False, hold=True, suspend=True)
-LEDGER_NAME = "drmaa-ledger.jsonl"
+LEDGER_NAME = "drmaa-ledger.sqlite"
 DEFAULT_QUEUE = "default"
 
 

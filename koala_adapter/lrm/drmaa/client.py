@@ -24,7 +24,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import BaseModel, Field, ValidationError
 
 import koala_adapter
-from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError, ProtocolError
+from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError, ProtocolError
 from koala_adapter.lrm.commands import child_environment
 from koala_adapter.lrm.drmaa.libraries import FailureKind, error_of, library_of
 from koala_adapter.lrm.drmaa.protocol import (
@@ -267,6 +267,8 @@ FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 SINGLE_SECONDS = 0.5
 """How much longer a request may take for each of several jobs that are submitted one by one."""
+SINGLE_AT_ONCE = 10
+"""Jobs of a submission one by one that are one request to the helper."""
 LOG_NAME = "drmaa-helper.log"
 
 
@@ -328,11 +330,28 @@ class DrmaaClient:
     ) -> tuple[LrmJobId, ...]:
         """Submit ``count`` jobs and return their ids in the order of their indices.
 
-        They go as one bulk, or one by one, each with its index in ``index_variable`` of its environment.
+        They go as one bulk, or one by one, each with its index in ``index_variable`` of its environment. One by one
+        they go in portions, so that what is urgent need not wait for all of them. When one is refused, those before
+        it are ended.
         """
-        request = SubmitJobs(template=template, count=count, index_variable=index_variable)
-        result = await self._ask(request, Submitted)
-        return tuple(LrmJobId(id_) for id_ in result.ids)
+        ids: list[LrmJobId] = []
+        portion = count if index_variable is None else SINGLE_AT_ONCE
+        for first in range(1, count + 1, portion):
+            request = SubmitJobs(
+                template=template,
+                count=min(portion, count + 1 - first),
+                index_variable=index_variable,
+                first=first,
+                total=count,
+            )
+            try:
+                result = await self._ask(request, Submitted, admitted=first > 1)
+            except LrmRejectedError:
+                with anyio.CancelScope(shield=True), contextlib.suppress(LrmError):
+                    await self.control(ControlAction.TERMINATE, ids, urgent=True)
+                raise
+            ids += [LrmJobId(id_) for id_ in result.ids]
+        return tuple(ids)
 
     async def control(
         self, action: ControlAction, ids: Sequence[LrmJobId], *, urgent: bool = False
@@ -369,8 +388,9 @@ class DrmaaClient:
 
     # -- the helper ----------------------------------------------------------------------------------------------
 
-    async def _ask(self, request: Request, wanted: type[R], *, urgent: bool = False) -> R:
-        await self._commands.admit(urgent=urgent)
+    async def _ask(self, request: Request, wanted: type[R], *, urgent: bool = False, admitted: bool = False) -> R:
+        if not admitted:
+            await self._commands.admit(urgent=urgent)
         async with self._turn():
             await self._ready(urgent=urgent)
             with self._commands.timed(type(request).__name__):
