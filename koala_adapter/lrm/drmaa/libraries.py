@@ -53,6 +53,8 @@ class Library:
     ids: str
     confused: str
     sessions: str
+    used_for: tuple[str, ...] = ("submit",)
+    """What goes through it where jobs are read by commands: ``submit``, and capabilities of the plugin."""
     least_version: tuple[int, int, int] | None = None
     """The first release that is trusted with submissions of a cluster that is read by commands; None: all are."""
     not_chosen: str = ""
@@ -77,6 +79,7 @@ GRID_ENGINE = Library(
     name="gridengine-drmaa",
     system="Grid Engine",
     seen="8.1.9",
+    used_for=("submit", "cancel", "hold", "suspend"),
     places=("/usr/lib/gridengine-drmaa/lib/libdrmaa.so*",),
     mark=r"\b(sge|oge|uge|ocs|age)\b|grid ?engine",
     native=("-r n",),
