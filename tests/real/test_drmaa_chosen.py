@@ -44,7 +44,7 @@ def compile_library(directory: Path, **defined: str) -> Path:
 
 def lrm_of(cluster: SlurmCluster, context: ClusterContext, library: Path) -> SlurmLrm:
     """Return the plugin on a cluster, with a library in place of those that are found by themselves."""
-    settings = SlurmSettings.model_validate({**cluster.plugin_settings, "drmaa_library": library})
+    settings = SlurmSettings.model_validate({**cluster.plugin_settings, "submit_by": "auto", "drmaa_library": library})
     lrm = PLUGIN.factory(context, settings)
     assert isinstance(lrm, SlurmLrm)
     return lrm
