@@ -61,7 +61,7 @@ OURS = ("drmaa", "local", "pbs", "sge", "slurm", "wiki")
 MARKED = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 HELP = re.compile(r"(<!-- help: ([\w -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 NEGOTIATION = re.compile(r"(<!-- negotiation: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-DRMAA = re.compile(r"(<!-- drmaa: libraries -->\n).*?(<!-- end -->)", re.DOTALL)
+DRMAA = re.compile(r"(<!-- drmaa: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CAPABILITIES = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end -->)", re.DOTALL)
 VARIABLES = re.compile(r"(<!-- variables: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 JSON = re.compile(r"(<!-- json -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -134,7 +134,8 @@ def generated() -> dict[Path, str]:
         lambda mark: f"{mark[1]}{_metrics(getattr(catalogue, mark[2]))}{mark[3]}", page.read_text(encoding="utf-8")
     )
     page = DOCS / "drmaa.md"
-    contents[page] = DRMAA.sub(lambda mark: f"{mark[1]}{_libraries()}{mark[2]}", page.read_text(encoding="utf-8"))
+    tables = {"libraries": _libraries(), "division": _division(ours)}
+    contents[page] = DRMAA.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", page.read_text(encoding="utf-8"))
     page = DOCS / "plugins.md"
     contents[page] = CAPABILITIES.sub(
         lambda mark: f"{mark[1]}{_capabilities(ours)}{mark[2]}", page.read_text(encoding="utf-8")
@@ -200,6 +201,35 @@ def _transitions(table: Mapping[AnyState, Mapping[AnyState, str]]) -> str:
         f"| {source.value} | {to.value} | {why} |" for source, targets in table.items() for to, why in targets.items()
     ]
     return "\n".join(["", "| from | to | when |", "|---|---|---|", *rows, "", ""])
+
+
+DIVISION = {
+    "submit": "submit placeholders: of jobs, of sweeps, for growth; held or not; with output files",
+    "cancel": "cancel",
+    "hold": "hold and release",
+    "suspend": "suspend and resume",
+    "requeue": "queue again",
+    "signal": "signal (the end of a sweep's task)",
+    "modify": "change the walltime",
+    "pin": "start on chosen nodes (an outside scheduler)",
+    "lists_others": "list jobs of all users, nodes and queues",
+    "accounting": "ends of jobs that are listed no more",
+}
+"""What is asked of a batch system: by ``submit``, ``cancel`` or the name of a capability."""
+
+
+def _division(plugins: Mapping[str, PluginDefinition]) -> str:
+    """Return the table of what goes through DRMAA and what through commands."""
+    libraries = import_module("koala_adapter.lrm.drmaa.libraries")
+    known = {"sge": libraries.GRID_ENGINE, "slurm": libraries.SLURM, "pbs": libraries.PBS}
+    rows = []
+    for name, what in DIVISION.items():
+        cells = []
+        for plugin, library in known.items():
+            stated = name in {"submit", "cancel"} or getattr(plugins[plugin].capabilities, name)
+            cells.append("DRMAA" if name in library.used_for else "commands" if stated else "not at all")
+        rows.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(["", f"| | {' | '.join(f'`{name}`' for name in known)} |", "|---|---|---|---|", *rows, "", ""])
 
 
 def _libraries() -> str:

@@ -25,7 +25,8 @@ from koala_adapter.errors import (
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch, Loading
 from koala_adapter.lrm.drmaa.libraries import SLURM
-from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptDelivery, ScriptStore
+from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore
+from koala_adapter.lrm.drmaa.transport import DrmaaTransport
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_adapter.sitesetup.checks import ClusterCheck
 from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context

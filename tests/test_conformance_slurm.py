@@ -57,7 +57,9 @@ class TestFakeSlurm(LrmConformance):
     async def under_test(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on a fake cluster of its own."""
         fake = FakeSlurm(tmp_path / "fake", accounting=True, release=str(request.param))
-        settings = SlurmSettings(conf=fake.conf, bin_directory=fake.bin_directory, command_timeout=40)
+        settings = SlurmSettings(
+            conf=fake.conf, bin_directory=fake.bin_directory, submit_by="commands", command_timeout=40
+        )
         context = new_context(tmp_path)
         lrm = PLUGIN.factory(context, settings)
         await lrm.start()

@@ -8,10 +8,12 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.lrm import Submission
+from koala_adapter.lrm.drmaa.client import SINGLE_AT_ONCE
 from koala_adapter.model import BatchKey, LrmJobState
 from koala_adapter.testing import eventually, new_context
 from koala_drmaa.lrm import DrmaaLrm, DrmaaSettings
@@ -41,7 +43,13 @@ class Crashing:
         """Nothing is started yet."""
         self._where = directory / "where"
         self._jobs = directory / "jobs"
-        variables = {"CRASHING_AT": str(self._where), "CRASHING_JOBS": str(self._jobs)}
+        self.gate = directory / "gate"
+        """While this file is there, no submission ends."""
+        variables = {
+            "CRASHING_AT": str(self._where),
+            "CRASHING_JOBS": str(self._jobs),
+            "CRASHING_GATE": str(self.gate),
+        }
         settings = DrmaaSettings(library=library, processors=4, environment=variables, request_timeout=60)
         self.lrm = DrmaaLrm(new_context(directory), settings)
 
@@ -105,6 +113,36 @@ async def test_crash_of_a_submission(crashing: Crashing) -> None:
     assert await crashing.states("torn") == [LrmJobState.UNKNOWN] * 3
     assert await crashing.states("before") == [LrmJobState.RUNNING] * 2
     assert len(await crashing.lrm.submit(submission("after"))) == 2
+
+
+async def test_a_cancel_does_not_wait_for_a_long_submission(crashing: Crashing) -> None:
+    """Jobs that go one by one go in portions; what is urgent comes between two of them."""
+    first = [job.id for job in await crashing.lrm.jobs()]
+    done: list[str] = []
+
+    async def submit() -> None:
+        await crashing.lrm.submit(submission("long", 5 * SINGLE_AT_ONCE))
+        done.append("submitted")
+
+    async def cancel() -> None:
+        await crashing.lrm.cancel(first)
+        done.append("cancelled")
+
+    async def number() -> int:
+        return len(crashing.submitted())
+
+    async def waiting() -> int:
+        return crashing.lrm.client._lock.statistics().tasks_waiting
+
+    crashing.gate.touch()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(submit)
+        await eventually(number, lambda seen: seen > len(first), what="the first portion is on its way", seconds=120)
+        tasks.start_soon(cancel)
+        await eventually(waiting, bool, what="the cancel waits for its turn", seconds=120)
+        crashing.gate.unlink()
+    assert done == ["cancelled", "submitted"]
+    assert await crashing.states("long") == [LrmJobState.RUNNING] * 5 * SINGLE_AT_ONCE
 
 
 async def test_crash_at_the_start(library: Path, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def fake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeSlurm]:
 
 def settings_of(fake: FakeSlurm) -> SlurmSettings:
     """Return settings of the plugin for a fake."""
-    return SlurmSettings(conf=fake.conf, bin_directory=fake.bin_directory, command_timeout=40)
+    return SlurmSettings(conf=fake.conf, bin_directory=fake.bin_directory, submit_by="commands", command_timeout=40)
 
 
 @pytest.fixture

@@ -266,6 +266,7 @@ class ClusterAnswer:
     trouble: str = ""
     """Why there is no reading."""
     requests: int = 0
+    submission: str = ""
 
 
 async def ask_cluster(
@@ -286,7 +287,13 @@ async def ask_cluster(
         return ClusterAnswer(config=config, version=version, trouble=trouble, requests=commands.window.total)
     finally:
         await close_lrm(lrm)
-    return ClusterAnswer(config=config, version=version, reading=reading, requests=commands.window.total)
+    return ClusterAnswer(
+        config=config,
+        version=version,
+        reading=reading,
+        requests=commands.window.total,
+        submission=lrm.submission_way,
+    )
 
 
 async def ask_clusters(
@@ -359,6 +366,7 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
         requests_per_minute=answer.config.requests_per_minute,
         requests_last_minute=answer.requests,
         down=down,
+        submission=answer.submission,
     )
 
 

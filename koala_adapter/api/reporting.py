@@ -237,6 +237,7 @@ def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offs
         requests_last_minute=window.recent(),
         others_waiting=0 if record is None else sum(job.processors for job in record.others_waiting),
         down=down,
+        submission=driver.lrm.submission_way,
     )
 
 

@@ -274,6 +274,9 @@ def clusters(session: Session, as_json: bool) -> None:
         from koala_adapter.cli.display import clusters_table
 
         session.console.print(clusters_table(reports, time.time()))
+        for report in reports:
+            if report.submission:
+                session.console.print(f"{report.name}: placeholders are submitted {report.submission}", markup=False)
 
 
 def cluster_reports(session: Session) -> list[ClusterReport]:

@@ -664,6 +664,8 @@ def show_sample(sample: SampleSubmission, cluster: str, console: Console) -> Non
     console.print(comment, style="dim", markup=False, soft_wrap=True)
     if sample.note:
         console.print(f"# {sample.note}", style="dim", markup=False, soft_wrap=True)
+    if sample.call:
+        console.print(f"# {shlex.join(sample.call)}", style="dim", markup=False, soft_wrap=True)
     words = [f"{name}={shlex.quote(value)}" for name, value in sample.environment.items()]
     console.print(" ".join([*words, shlex.join(sample.command)]), markup=False, soft_wrap=True)
     if console.is_terminal:

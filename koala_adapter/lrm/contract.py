@@ -221,9 +221,12 @@ class RenderedSubmission:
     """Exactly what ``submit`` would send: shown by ``koala script``."""
 
     command: tuple[str, ...]
+    """The command line; where a library is called instead, the one that would do the same."""
     script: str
     environment: tuple[tuple[str, str], ...] = ()
     note: str = ""
+    call: tuple[str, ...] = ()
+    """The call of a library that is made in place of the command, and its attributes, as words; empty: none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +268,9 @@ class Lrm(ABC):
     """Environment variable that tells a running placeholder its index (``SLURM_ARRAY_TASK_ID``)."""
     job_id_variable: str
     """Environment variable with the LRM's job id of a running placeholder (``SLURM_ARRAY_JOB_ID``)."""
+    submission_way: str = ""
+    """How placeholders are submitted, and why, for a person; empty where there is one way only. Final after ``start``,
+    or after the first submission where the LRM could not be asked before."""
     requests_per_start: int = 5
     """LRM requests that one ``start_on`` and its ``confirm_start`` usually cost."""
     hook_removal: str = ""

@@ -62,6 +62,8 @@ class SampleSubmission:
     """Added to the small environment that commands get."""
     script: str
     note: str
+    call: tuple[str, ...] = ()
+    """The call of a library that is made in place of the command, which would do the same; empty: none is."""
 
 
 # -- Clusters and plans --------------------------------------------------------------------------------------
@@ -97,6 +99,8 @@ class ClusterReport:
     """Processors that others want who wait in its queue; looked for where running malleable jobs shrink for them."""
     down: int = 0
     """Processors that nobody has and nobody could get, as their nodes are not up."""
+    submission: str = ""
+    """How placeholders are submitted, and why; empty where there is one way only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,7 @@ def sample_submissions(
                 environment=dict(shown.environment),
                 script=shown.script,
                 note=shown.note,
+                call=shown.call,
             )
         )
     return samples

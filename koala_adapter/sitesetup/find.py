@@ -146,6 +146,8 @@ class UsableCluster:
     """Seconds; that of the queue that is used."""
     poll_interval: float | None
     """Seconds, where the default is too often for what a poll costs."""
+    submission: str = ""
+    """How placeholders are submitted, and why; empty where there is one way only."""
 
 
 async def probe_all(
@@ -211,6 +213,7 @@ async def _look(candidate: Candidate, config: ClusterConfig, lrm: Lrm) -> Usable
         queue=chosen.name if chosen is not None and not chosen.default else None,
         walltime_limit=chosen.walltime_limit if chosen is not None else None,
         poll_interval=math.ceil(shortest) if shortest > config.poll_interval else None,
+        submission=lrm.submission_way,
     )
 
 
@@ -289,6 +292,9 @@ def _cluster(cluster: UsableCluster) -> Iterator[str]:
             "poll_interval", interval, "seconds between looks; shorter ones cost more than 60 requests a minute"
         )
     yield ""
+    if cluster.submission:
+        yield f"# Placeholders are submitted {printable(cluster.submission)}."
+        yield "# submit_by = 'drmaa' or 'commands' below asks for the one or the other: `koala docs drmaa`."
     yield "[clusters.settings]"
     for key, value in found.settings.items():
         yield _line(key, toml_text(value) if isinstance(value, str) else str(value).lower())

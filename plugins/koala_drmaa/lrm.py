@@ -22,15 +22,8 @@ from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
 from koala_adapter.lrm.drmaa.libraries import INDEX_VARIABLE
 from koala_adapter.lrm.drmaa.protocol import ControlAction, JobStatus
-from koala_adapter.lrm.drmaa.transport import (
-    DrmaaTransport,
-    ScriptDelivery,
-    ScriptStore,
-    apply_directives,
-    raise_for,
-    script_folder,
-    version_of,
-)
+from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore, script_folder
+from koala_adapter.lrm.drmaa.transport import DrmaaTransport, apply_directives, raise_for, version_of
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 
 if TYPE_CHECKING:
@@ -264,7 +257,7 @@ def unknown_key(id_: LrmJobId) -> str | None:
 # -- The LRM -------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(observes_nodes=False, lists_queues=False, lists_others=False, hold=True, suspend=True)
-LEDGER_NAME = "drmaa-ledger.jsonl"
+LEDGER_NAME = "drmaa-ledger.sqlite"
 DEFAULT_QUEUE = "default"
 
 

@@ -28,7 +28,7 @@ from koala_adapter.errors import (
 from koala_adapter.lrm import NOWHERE, Capabilities, CheckResult, Lrm, RenderedSubmission
 from koala_adapter.lrm.commands import child_environment, login_name, only_id, portions
 from koala_adapter.lrm.contract import oldest_first
-from koala_adapter.lrm.drmaa.choice import chosen_transport, one_text
+from koala_adapter.lrm.drmaa.choice import Submitter, obstacle_in, one_text
 from koala_adapter.lrm.drmaa.libraries import PBS
 from koala_adapter.model import LrmJobId, LrmJobState, NodeState
 from koala_pbs import client
@@ -192,6 +192,13 @@ def qsub_command(
     """Return the command line that submits some placeholders. Raises LrmRejectedError when it cannot be expressed."""
     _require(submission)
     return ("qsub", *arguments(_options(submission, settings, piece), directives))
+
+
+def obstacle_to_drmaa(settings: PbsSettings, directives: Directives) -> str:
+    """Return why submissions of a cluster cannot go through pbs-drmaa; empty when they can."""
+    if settings.project is not None:
+        return "project cannot be had through DRMAA"
+    return obstacle_in(word for text in directives.add for word in shlex.split(text))
 
 
 def native_specification(submission: Submission, settings: PbsSettings, directives: Directives) -> str:
@@ -434,8 +441,13 @@ class PbsLrm(Lrm):
             if settings.operator
             else ByScheduler(self._commands, TiedNotes(context.state_directory / "tied"))
         )
-        self._transport = chosen_transport(
-            settings, context, expected=PBS, variables=settings.variables(), timeout=settings.command_timeout
+        self._submitter = Submitter(
+            settings,
+            context,
+            expected=PBS,
+            variables=settings.variables(),
+            timeout=settings.command_timeout,
+            obstacle=obstacle_to_drmaa(settings, context.directives),
         )
         self.capabilities = self._capabilities()
 
@@ -466,14 +478,12 @@ class PbsLrm(Lrm):
         except LrmUnavailableError as error:
             self._unanswered = error
             raise
-        if self._transport is not None:
-            # Not before the server has answered: pbs-drmaa aborts without it.
-            await self._transport.start()
+        # Not before the server has answered: pbs-drmaa aborts without it.
+        await self._submitter.start()
 
     async def close(self) -> None:
         """End the DRMAA helper, where there is one."""
-        if self._transport is not None:
-            await self._transport.close()
+        await self._submitter.close()
 
     async def _learn(self) -> None:
         self._server = await self._commands.server()
@@ -506,9 +516,7 @@ class PbsLrm(Lrm):
         jobs = self._starting.as_asked(await self._commands.jobs())
         jobs += await self._moved.listed({job.id for job in jobs})
         self._suspended = frozenset(job.id for job in jobs if job.state is LrmJobState.SUSPENDED)
-        if self._transport is not None:
-            live = {job.name for job in jobs if job.state is not LrmJobState.ENDED}
-            self._transport.sweep(live, time.monotonic())
+        self._submitter.sweep({job.name for job in jobs if job.state is not LrmJobState.ENDED})
         return tuple(oldest_first(job for job in jobs if job.name.startswith(name_prefix)))
 
     async def queues(self) -> tuple[Queue, ...]:
@@ -539,18 +547,19 @@ class PbsLrm(Lrm):
 
     def render(self, submission: Submission) -> RenderedSubmission:
         """Return the command line and the script that qsub gets on stdin, or the DRMAA call; of several the first."""
-        if self._transport is not None:
-            return self._transport.render(submission, self._native(submission), index_variable=INDEX_VARIABLE)
         parts = self._pieces(submission)
         note = "the script goes to qsub on its standard input"
         if len(parts) > 1:
             note = f"the first of {len(parts)} requests; {note}"
-        return RenderedSubmission(
+        shown = RenderedSubmission(
             command=self._qsub(submission, parts[0] if parts else range(1, 1)),
             script=self._script(submission),
             environment=tuple(self._commands.environment.items()),
             note=note,
         )
+        if (drmaa := self._submitter.drmaa) is None:
+            return shown
+        return drmaa.render(submission, self._native(submission), index_variable=INDEX_VARIABLE, equivalent=shown)
 
     def _script(self, submission: Submission) -> str:
         return packed(submission.script) if self._commands.dialect is TORQUE else submission.script
@@ -571,8 +580,9 @@ class PbsLrm(Lrm):
         takes no such arrays, because it passes jobs on to another, gets single jobs from then on. Through DRMAA each
         placeholder is a job of its own, because pbs-drmaa tells the elements of a bulk no index.
         """
-        if self._transport is not None:
-            return await self._transport.submit(submission, self._native(submission), index_variable=INDEX_VARIABLE)
+        await self._submitter.settle()
+        if (drmaa := self._submitter.drmaa) is not None:
+            return await drmaa.submit(submission, self._native(submission), index_variable=INDEX_VARIABLE)
         parts = self._pieces(submission)
         try:
             return await self._submit_pieces(submission, parts)
@@ -598,13 +608,17 @@ class PbsLrm(Lrm):
                 raise
         return tuple(ids)
 
+    @property
+    def submission_way(self) -> str:  # type: ignore[override]  # it may change until the first submission
+        """How placeholders are submitted, and why."""
+        return str(self._submitter.choice)
+
     def _native(self, submission: Submission) -> tuple[str, ...]:
         return (native_specification(submission, self._settings, self._context.directives),)
 
     def forget(self, key: BatchKey) -> None:
         """Delete the script that DRMAA needed: nobody will read it any more."""
-        if self._transport is not None:
-            self._transport.forget(key)
+        self._submitter.forget(key)
 
     async def _submit(self, submission: Submission, command: Sequence[str], piece: range) -> tuple[LrmJobId, ...]:
         result = await self._commands.run(command, stdin=self._script(submission).encode())
@@ -734,9 +748,7 @@ class PbsLrm(Lrm):
         """Verify commands, version, server, scheduler, vnodes, queues and history."""
         checks = Checks(commands=self._commands, settings=self._settings, unanswered=self._unanswered)
         found = await checks.run()
-        if self._transport is None or self._unanswered is not None:
-            return found
-        return (*found, *await self._transport.check())
+        return found if self._unanswered is not None else (*found, *await self._submitter.check())
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's hook holds jobs, and that we may start them."""

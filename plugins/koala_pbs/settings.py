@@ -12,7 +12,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from koala_adapter.errors import LrmRejectedError
 from koala_adapter.lrm import Discovery, FoundCluster, LeftOut, readable_text
-from koala_adapter.lrm.drmaa.choice import TransportSettings
+from koala_adapter.lrm.drmaa.choice import SubmissionSettings
 from koala_pbs.jobs import read_entries
 from koala_pbs.torque import read_torque
 
@@ -107,7 +107,7 @@ AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 Word = Annotated[str, AfterValidator(_one_word)]
 
 
-class PbsSettings(TransportSettings):
+class PbsSettings(SubmissionSettings):
     """Settings of the plugin ``pbs``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -158,8 +158,8 @@ class PbsSettings(TransportSettings):
     @model_validator(mode="after")
     def _project_can_be_had(self) -> Self:
         """Refuse what pbs-drmaa cannot be asked for, at the time the site file is read."""
-        if self.transport == "drmaa" and self.project is not None:
-            raise ValueError("project cannot be had with transport = 'drmaa'")
+        if self.submit_by == "drmaa" and self.project is not None:
+            raise ValueError("project cannot be had with submit_by = 'drmaa'")
         return self
 
     def variables(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
 from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
-from koala_adapter.lrm.drmaa.transport import ScriptDelivery
+from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
 from koala_adapter.model import LrmJobState
 from koala_sge.explained import ANY_QUEUE, NOTE, QUEUES, ExplainedJob, JobContext, note_word, parse_explained
 from koala_sge.listing import has_access_lists, listed_jobs, parse_limits, seconds_of, text_of
@@ -142,10 +142,11 @@ def native_options(settings: SgeSettings, submission: Submission) -> tuple[str, 
     return tuple(options)
 
 
-def equivalent_qsub(settings: SgeSettings, template: Template, count: int) -> tuple[str, ...]:
-    """Return the qsub command that would do the same as the DRMAA call."""
+def qsub(settings: SgeSettings, template: Template, count: int) -> tuple[str, ...]:
+    """Return the command line that submits an array, and prints its id alone."""
     return (
         settings.command("qsub"),
+        "-terse",
         "-N",
         template.name,
         "-t",

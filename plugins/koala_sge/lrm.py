@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plugin ``sge``: checks, and the LRM of one Grid Engine cell.
 
-DRMAA does what changes jobs, Grid Engine's own commands what is read. Status is never taken from an exit code: qstat
--xml of an unknown job and a refused qconf -tsm both exit with 0.
+Grid Engine's own commands do what is read; DRMAA, or commands where there is no library, what changes jobs. Status is
+never taken from an exit code: qstat -xml of an unknown job and a refused qconf -tsm both exit with 0.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, L
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, RenderedSubmission
 from koala_adapter.lrm.commands import login_name, portions
 from koala_adapter.lrm.contract import oldest_first
-from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
 from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of, kind_of_text
 from koala_adapter.lrm.drmaa.protocol import ControlAction
-from koala_adapter.lrm.drmaa.transport import DrmaaTransport, ScriptStore, apply_directives, raise_for, script_folder
+from koala_adapter.lrm.drmaa.transport import apply_directives, raise_for
 from koala_adapter.model import HoldOwner, LrmJobState
 from koala_sge import heldjobs
 from koala_sge.defaults import check_defaults, groups_arrays, require_whole_listings
@@ -37,6 +36,7 @@ from koala_sge.listing import (
     with_layout,
 )
 from koala_sge.settings import smallest_user
+from koala_sge.submission import SgeSubmissions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 async def run_checks(
-    lrm: Lrm, commands: GridEngineCommands, transport: DrmaaTransport, settings: SgeSettings
+    lrm: Lrm, commands: GridEngineCommands, submissions: SgeSubmissions, settings: SgeSettings
 ) -> tuple[CheckResult, ...]:
     """Check from the outside in, so that the first complaint is the one to mend first.
 
@@ -67,7 +67,7 @@ async def run_checks(
         # Each further question would wait for the qmaster until its time-out.
         return (*results, _no_nodes(error))
     results.append(await _queue(lrm, settings))
-    return (*results, *await transport.check(), await check_user(commands, settings))
+    return (*results, *await submissions.check(), await check_user(commands, settings))
 
 
 async def check_user(commands: GridEngineCommands, settings: SgeSettings) -> CheckResult:
@@ -262,28 +262,22 @@ class SgeLrm(Lrm):
         self._held_asked_at = 0.0
         self._holders: Mapping[LrmJobId, HoldOwner] = {}
         self._layouts: Mapping[LrmJobId, tuple[float | None, tuple[tuple[str, int], ...] | None]] = {}
-        self.client = DrmaaClient(
-            context,
-            HelperLaunch(library=settings.library(), variables=settings.variables()),
-            request_timeout=settings.request_timeout,
-        )
-        scripts = ScriptStore(script_folder(settings.script_directory, context))
         self._listed: tuple[float, Mapping[LrmJobId, LrmJob]] = (-LISTING_SERVES, {})
         """When the last listing was asked for, and what it showed."""
         self._held_jobs = HeldJobs(self._commands, settings)
-        self._transport = DrmaaTransport(self.client, scripts, delivery=settings.script_delivery, expected=GRID_ENGINE)
+        self.submissions = SgeSubmissions(context, settings, self._commands)
 
     async def start(self) -> None:
-        """Start the DRMAA helper; a qmaster that is out of reach now is tried again with the first request.
+        """Start the DRMAA helper, where there is one; a qmaster that is out of reach now is tried again later.
 
         Raises LrmRejectedError when a file of defaults hides jobs, queues or hosts from qstat or qselect.
         """
         require_whole_listings(self._settings)
-        await self._transport.start()
+        await self.submissions.submitter.start()
 
     async def close(self) -> None:
-        """End the DRMAA helper."""
-        await self._transport.close()
+        """End the DRMAA helper, where there is one."""
+        await self.submissions.submitter.close()
 
     async def version(self) -> str:
         """Return the version as qstat tells it, such as ``SGE 8.1.9``."""
@@ -299,8 +293,7 @@ class SgeLrm(Lrm):
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs of all users from one listing; a job that ends is gone from it at once."""
         document, everything = await self._listing()
-        ours = {job.name for job in everything if job.user == self._user}
-        self._transport.sweep(ours, time.monotonic())
+        self.submissions.sweep({job.name for job in everything if job.user == self._user})
         jobs = oldest_first(job for job in everything if job.name.startswith(name_prefix))
         if name_prefix:
             return await self._with_reasons(await self._with_holders(jobs))
@@ -383,23 +376,28 @@ class SgeLrm(Lrm):
     # -- submission ----------------------------------------------------------------------------------------------
 
     def render(self, submission: Submission) -> RenderedSubmission:
-        """Return the qsub command that does the same as the DRMAA call."""
-        template = self._transport.template(submission, self._native(submission))
-        command = heldjobs.equivalent_qsub(self._settings, template, submission.count)
-        return RenderedSubmission(
-            command=command,
+        """Return the qsub command, and the DRMAA call that is made in its place where there is a library."""
+        native = self._native(submission)
+        shown = RenderedSubmission(
+            command=heldjobs.qsub(self._settings, self.submissions.template(submission, native), submission.count),
             script=submission.script,
             environment=tuple(sorted(self._settings.variables().items())),
-            note="sent through DRMAA (drmaa_run_bulk_jobs), not as a command",
+            note="the script is in the file that is named last",
         )
+        return self.submissions.render(submission, native, shown)
 
     async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
-        """Submit one array through DRMAA. After a crash or a time-out, :meth:`jobs` finds it by its name."""
-        return await self._transport.submit(submission, self._native(submission), index_variable=None)
+        """Submit one array. After a crash or a time-out, :meth:`jobs` finds it by its name."""
+        return await self.submissions.submit(submission, self._native(submission))
 
     def forget(self, key: BatchKey) -> None:
         """Delete the script: nobody will read it any more."""
-        self._transport.forget(key)
+        self.submissions.forget(key)
+
+    @property
+    def submission_way(self) -> str:  # type: ignore[override]  # it may change until the first submission
+        """How placeholders are submitted, and why."""
+        return str(self.submissions.submitter.choice)
 
     def _native(self, submission: Submission) -> tuple[str, ...]:
         return apply_directives(
@@ -410,16 +408,16 @@ class SgeLrm(Lrm):
 
     async def cancel(self, ids: Sequence[LrmJobId]) -> None:
         """Delete jobs, whatever their state. Running ones are gone when their node has reported it, seconds later."""
-        refusals = await self.client.control(ControlAction.TERMINATE, ids, urgent=True)
+        refusals = await self.submissions.control(ControlAction.TERMINATE, ids, urgent=True)
         raise_for(refusals, gone_is_fine=True)
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
         """Put jobs in user hold."""
-        raise_for(await self.client.control(ControlAction.HOLD, ids))
+        raise_for(await self.submissions.control(ControlAction.HOLD, ids))
 
     async def release(self, ids: Sequence[LrmJobId]) -> None:
         """Release from user hold."""
-        raise_for(await self.client.control(ControlAction.RELEASE, ids))
+        raise_for(await self.submissions.control(ControlAction.RELEASE, ids))
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs in user hold whose users, by the mark of conf/sge_jsv.sh, do not hold them."""
@@ -451,11 +449,11 @@ class SgeLrm(Lrm):
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend jobs (SIGSTOP to the whole job)."""
-        raise_for(await self.client.control(ControlAction.SUSPEND, ids))
+        raise_for(await self.submissions.control(ControlAction.SUSPEND, ids))
 
     async def resume(self, ids: Sequence[LrmJobId]) -> None:
         """Resume suspended jobs."""
-        raise_for(await self.client.control(ControlAction.RESUME, ids))
+        raise_for(await self.submissions.control(ControlAction.RESUME, ids))
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Pin a held job or task to a node, with one entry for each of its processors, and release it.
@@ -534,7 +532,7 @@ class SgeLrm(Lrm):
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Verify commands, qmaster, queue, DRMAA library and the place of scripts."""
-        return await run_checks(self, self._commands, self._transport, self._settings)
+        return await run_checks(self, self._commands, self.submissions, self._settings)
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for the year's end that jobs come in held, and that we may start everybody's."""

@@ -9,11 +9,11 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from koala_adapter.lrm import Discovery, FoundCluster, LeftOut, readable_text
-from koala_adapter.lrm.drmaa.client import first_library
-from koala_adapter.lrm.drmaa.transport import ScriptDelivery
+from koala_adapter.lrm.drmaa.choice import SubmissionSettings
+from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
 
 if TYPE_CHECKING:
     from koala_adapter.lrm import Surroundings
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # The ``[clusters.settings]`` table of a cluster whose plugin is ``sge``, and what follows from it.
 
 
-class SgeSettings(BaseModel):
+class SgeSettings(SubmissionSettings):
     """Settings of one Grid Engine cell."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -38,10 +38,6 @@ class SgeSettings(BaseModel):
     )
     bin_directory: Path | None = Field(
         default=None, description="Directory of qstat, qhost ...; by default they are looked for in PATH."
-    )
-    drmaa_library: Path | None = Field(
-        default=None,
-        description="libdrmaa of Grid Engine; by default looked for under root/lib and where Debian puts it.",
     )
     queue: str | None = Field(
         default=None,
@@ -67,11 +63,6 @@ class SgeSettings(BaseModel):
         default=ScriptDelivery.PRIVATE,
         description="'private': nodes read the script from script_directory. 'copied': Grid Engine copies it to its "
         "spool directory on the node, where other users can read it while the job runs.",
-    )
-    script_directory: Path | None = Field(
-        default=None,
-        description="Where scripts are kept (mode 0700), seen by the nodes under the same path, in a folder for "
-        "each cluster and state directory; default: in the state directory.",
     )
     environment: dict[str, str] = Field(
         default_factory=dict,
@@ -101,18 +92,9 @@ class SgeSettings(BaseModel):
         """Return how a command of Grid Engine is called."""
         return str(self.bin_directory / name) if self.bin_directory else name
 
-    def library(self) -> Path | None:
-        """Return the DRMAA library: the given one, or the first that is found."""
-        if self.drmaa_library is not None:
-            return self.drmaa_library
-        return first_library(
-            (
-                f"{self.root}/lib/lx-*/libdrmaa.so.1.0",
-                f"{self.root}/lib/lx*/libdrmaa.so*",
-                "/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0",
-                "/usr/lib/*/libdrmaa.so.1.0",
-            )
-        )
+    def library_places(self) -> tuple[str, ...]:
+        """Return where this installation has its DRMAA library, as patterns of files."""
+        return (f"{self.root}/lib/lx-*/libdrmaa.so.1.0", f"{self.root}/lib/lx*/libdrmaa.so*")
 
 
 # -- Passing by Debian's wrapper -----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Each part has the command line of a listing and the function that reads what it 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import secrets
 from dataclasses import dataclass, replace
@@ -187,12 +188,31 @@ NODE_COMMAND = (
     "--Node",
     f"--format={SEPARATOR.join((*NODE_FIELDS, *MORE_NODE_FIELDS))}",
 )
+ADDRESS_COMMAND = ("sinfo", "--local", "--noheader", "--Node", f"--format={SEPARATOR.join(('%N', '%n', '%o'))}")
+"""Lists the name, host and address of each node."""
+
 PARTITION_COMMAND = ("scontrol", "--local", "--oneliner", "show", "partition")
 
 
 def idle_command(nodes: Sequence[str]) -> tuple[str, ...]:
     """Return the command line that lists some nodes as NODE_COMMAND lists all."""
     return (*NODE_COMMAND, f"--nodes={','.join(nodes)}")
+
+
+def all_here(output: str, *, host: str) -> bool:
+    """Tell whether all nodes of a listing by ADDRESS_COMMAND are this host, whose name is ``host``.
+
+    A node is, when its address is a loopback address or this host's name. False of no nodes.
+    """
+    rows = [line.split(SEPARATOR) for line in output.splitlines() if line.strip()]
+    return bool(rows) and all(len(row) == 3 and _is_here(row[2].strip(), host) for row in rows)  # noqa: PLR2004 - as asked
+
+
+def _is_here(address: str, host: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost" or address.partition(".")[0] == host.partition(".")[0]
 
 
 _PROCESSORS = re.compile(r"([0-9]+)/([0-9]+)/([0-9]+)/([0-9]+)", re.ASCII)

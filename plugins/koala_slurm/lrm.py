@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import shutil
-import time
+import socket
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,16 +28,18 @@ from koala_adapter.errors import (
 )
 from koala_adapter.lrm import NOWHERE, Capabilities, CheckResult, Lrm, RenderedSubmission, Submission
 from koala_adapter.lrm.commands import child_environment, login_name, portions
-from koala_adapter.lrm.drmaa.choice import chosen_transport, one_text
+from koala_adapter.lrm.drmaa.choice import Submitter, obstacle_in, one_text
 from koala_adapter.lrm.drmaa.libraries import SLURM
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_slurm import client
 from koala_slurm.client import LISTING_REQUESTS, CommandReader, SlurmCommands
 from koala_slurm.listing import (
+    ADDRESS_COMMAND,
     CONFIG_COMMAND,
     PARTITION_COMMAND,
     VERSION_COMMAND,
     ControllerConfig,
+    all_here,
     parse_config,
     parse_history,
     parse_partitions,
@@ -236,6 +238,13 @@ def native_specification(submission: Submission, settings: SlurmSettings, direct
     _require(submission)
     options = (option for option in _options(submission, settings) if option.name not in IN_TEMPLATE)
     return one_text(arguments((_as_drmaa_takes(option) for option in options), directives))
+
+
+def obstacle_to_drmaa(settings: SlurmSettings, directives: Directives) -> str:
+    """Return why submissions of a cluster cannot go through slurm-drmaa; empty when they can."""
+    if settings.environment != "built":
+        return f"environment = {settings.environment!r} cannot be had through DRMAA"
+    return obstacle_in(word for text in directives.add for word in shlex.split(text))
 
 
 def _as_drmaa_takes(option: Option) -> Option:
@@ -499,8 +508,13 @@ class SlurmLrm(Lrm):
         """Their ids, by key."""
         self._threads: dict[str, int] = {}
         """Processors of a core, by node, where they are given together."""
-        self._transport = chosen_transport(
-            settings, context, expected=SLURM, variables=settings.variables(), timeout=settings.command_timeout
+        self._submitter = Submitter(
+            settings,
+            context,
+            expected=SLURM,
+            variables=settings.variables(),
+            timeout=settings.command_timeout,
+            obstacle=obstacle_to_drmaa(settings, context.directives),
         )
         self.capabilities = replace(CAPABILITIES, accounting=False, suspend=False)
         # Of all users' jobs there are details to be asked for now and then.
@@ -512,14 +526,13 @@ class SlurmLrm(Lrm):
 
         Raises LrmError when it does not answer.
         """
-        if self._transport is not None:
-            await self._transport.start()
         self._unanswered = None
         try:
             config = await self._read_config()
         except LrmUnavailableError as error:
             self._unanswered = error
             raise
+        await self._submitter.start(nodes_are_here=self._nodes_are_here)
         self.capabilities = replace(
             CAPABILITIES,
             suspend=config.may_suspend(user=self._user, uid=os.geteuid()),
@@ -554,8 +567,11 @@ class SlurmLrm(Lrm):
 
     async def close(self) -> None:
         """End the DRMAA helper, where there is one."""
-        if self._transport is not None:
-            await self._transport.close()
+        await self._submitter.close()
+
+    async def _nodes_are_here(self) -> bool:
+        output = await self._commands.read(ADDRESS_COMMAND, action="listing of the nodes' addresses")
+        return all_here(output, host=socket.gethostname())
 
     async def _read_config(self) -> ControllerConfig:
         return parse_config(await self._commands.read(CONFIG_COMMAND, action="reading the configuration"))
@@ -594,9 +610,7 @@ class SlurmLrm(Lrm):
             self._outside.limits_enforced = self._config is not None and self._config.limits_enforced
             return await self._outside.jobs()
         jobs = await self._reader.jobs(user=self._user)
-        if self._transport is not None:
-            live = {job.name for job in jobs if job.state is not LrmJobState.ENDED}
-            self._transport.sweep(live, time.monotonic())
+        self._submitter.sweep({job.name for job in jobs if job.state is not LrmJobState.ENDED})
         return tuple(job for job in jobs if job.name.startswith(name_prefix))
 
     async def queues(self) -> tuple[Queue, ...]:
@@ -617,22 +631,24 @@ class SlurmLrm(Lrm):
     # -- submitting --------------------------------------------------------------------------------------------------
 
     def render(self, submission: Submission) -> RenderedSubmission:
-        """Return the command line and the script that sbatch gets on stdin, or what goes to the DRMAA library."""
-        if self._transport is not None:
-            return self._transport.render(submission, self._native(submission), index_variable=None)
+        """Return the command line and the script that sbatch gets on stdin, and what goes to the DRMAA library."""
         command = sbatch_command(submission, self._settings, self._context.directives)
-        return RenderedSubmission(
+        shown = RenderedSubmission(
             command=self._commands.argv(command),
             script=submission.script,
             environment=tuple(self._commands.environment.items()),
             note="the script goes to sbatch on its standard input",
         )
+        if (drmaa := self._submitter.drmaa) is None:
+            return shown
+        return drmaa.render(submission, self._native(submission), index_variable=None, equivalent=shown)
 
     async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
         """Submit an array of ``count`` elements with one sbatch, or as one bulk through DRMAA."""
         self._require_array_size(submission.count)
-        if self._transport is not None:
-            ids = await self._transport.submit(submission, self._native(submission), index_variable=None)
+        await self._submitter.settle()
+        if (drmaa := self._submitter.drmaa) is not None:
+            ids = await drmaa.submit(submission, self._native(submission), index_variable=None)
             self._note_size(submission, ids[0].partition("_")[0])
             return ids
         rendered = self.render(submission)
@@ -642,6 +658,11 @@ class SlurmLrm(Lrm):
             raise submission_error(result)
         self._note_size(submission, job)
         return array_ids(job, submission.count)
+
+    @property
+    def submission_way(self) -> str:  # type: ignore[override]  # it may change until the first submission
+        """How placeholders are submitted, and why."""
+        return str(self._submitter.choice)
 
     def _native(self, submission: Submission) -> tuple[str, ...]:
         return (native_specification(submission, self._settings, self._context.directives),)
@@ -653,8 +674,7 @@ class SlurmLrm(Lrm):
     def forget(self, key: BatchKey) -> None:
         """Drop the size of its array, and delete the script that DRMAA needed: nobody will read it any more."""
         self._sizes.pop(self._arrays.pop(key, ""), None)
-        if self._transport is not None:
-            self._transport.forget(key)
+        self._submitter.forget(key)
 
     def _require_array_size(self, count: int) -> None:
         limit = self._config.max_array_size if self._config else None
@@ -823,9 +843,7 @@ class SlurmLrm(Lrm):
             unanswered=self._unanswered,
         )
         found = await checks.run()
-        if self._transport is None or self._unanswered is not None:
-            return found
-        return (*found, *await self._transport.check())
+        return found if self._unanswered is not None else (*found, *await self._submitter.check())
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's submission hook holds jobs, and that we may start them."""

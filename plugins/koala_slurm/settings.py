@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from koala_adapter.lrm import Discovery, FoundCluster, LeftOut, readable_text
-from koala_adapter.lrm.drmaa.choice import TransportSettings
+from koala_adapter.lrm.drmaa.choice import SubmissionSettings
 from koala_slurm.listing import CONFIG_COMMAND, parse_config
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 Word = Annotated[str, AfterValidator(_one_word)]
 
 
-class SlurmSettings(TransportSettings):
+class SlurmSettings(SubmissionSettings):
     """Settings of the plugin ``slurm``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -89,8 +89,8 @@ class SlurmSettings(TransportSettings):
     @model_validator(mode="after")
     def _environment_can_be_had(self) -> Self:
         """Refuse what slurm-drmaa cannot be asked for, at the time the site file is read."""
-        if self.transport == "drmaa" and self.environment != "built":
-            raise ValueError("environment = 'login' cannot be had with transport = 'drmaa'")
+        if self.submit_by == "drmaa" and self.environment != "built":
+            raise ValueError("environment = 'login' cannot be had with submit_by = 'drmaa'")
         return self
 
     def variables(self) -> dict[str, str]:

@@ -2,11 +2,13 @@
 /*
  * A DRMAA 1.0 library that crashes, for tests: as much of the interface as the helper uses. What it was asked to submit
  * stands in the file named by CRASHING_JOBS, one line for each job. While the file named by CRASHING_AT contains the name
- * of a function, that function reads through a null pointer.
+ * of a function, that function reads through a null pointer. While the file named by CRASHING_GATE is there, a
+ * submission does not end.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define OK 0
 #define NO_MORE 25
@@ -53,6 +55,8 @@ int drmaa_run_job(char *id, size_t n, const void *t, char *e, size_t s)
 		number += character == '\n';
 	fprintf(file, "%d.here\n", number);
 	fclose(file);
+	while (getenv("CRASHING_GATE") && !access(getenv("CRASHING_GATE"), F_OK))
+		usleep(1000);
 	perhaps_crash("run_job");
 	snprintf(id, n, "%d.here", number);
 	return OK;

@@ -52,7 +52,7 @@ class TestPbsThroughDrmaa(LrmConformance):
             conf=server.conf,
             bin_directory=server.bin_directory,
             operator=True,
-            transport="drmaa",
+            submit_by="drmaa",
             drmaa_library=drmaa_library("pbs"),
         )
         context = new_context(tmp_path)

@@ -105,7 +105,7 @@ class TestSlurmThroughDrmaa(LrmConformance):
     async def under_test(self, slurm_a: SlurmCluster, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the shared cluster."""
         settings = SlurmSettings.model_validate(
-            {**slurm_a.plugin_settings, "transport": "drmaa", "drmaa_library": library()}
+            {**slurm_a.plugin_settings, "submit_by": "drmaa", "drmaa_library": library()}
         )
         context = new_context(tmp_path)
         lrm = SLURM_PLUGIN.factory(context, settings)

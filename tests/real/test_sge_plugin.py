@@ -6,15 +6,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import anyio
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import Submission
-from koala_adapter.lrm.drmaa.client import HelperLaunch, Loading
-from koala_adapter.lrm.drmaa.transport import ScriptDelivery
+from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch, Loading
+from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState, NodeState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, eventually, new_context
 from koala_sge import PLUGIN, SgeLrm, SgeSettings
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from koala_adapter.lrm.drmaa.choice import SubmitBy
     from tests.real.conftest import NewGridEngine
     from tests.real.systems import GridEngineCell
 
@@ -106,12 +107,15 @@ def restart(cell: GridEngineCell) -> None:
 
 
 class TestSge(LrmConformance):
-    """The conformance kit."""
+    """The conformance kit, with DRMAA, which is found by itself."""
+
+    SUBMIT_BY: ClassVar[SubmitBy] = "auto"
 
     @pytest.fixture
     async def under_test(self, sge_cell: GridEngineCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the shared cell."""
-        settings, context = settings_of(sge_cell), new_context(tmp_path)
+        settings = settings_of(sge_cell).model_copy(update={"submit_by": self.SUBMIT_BY})
+        context = new_context(tmp_path)
         lrm = PLUGIN.factory(context, settings)
         await lrm.start()
 
@@ -145,6 +149,21 @@ class TestSge(LrmConformance):
             walltime_precision=15,
         )
         await lrm.close()
+
+
+class TestSgeByCommands(TestSge):
+    """The conformance kit, with qsub, qdel, qhold, qrls and qmod alone."""
+
+    SUBMIT_BY = "commands"
+    BY_DAY = frozenset(
+        {
+            "test_submitted_jobs_are_listed",
+            "test_cancel",
+            "test_hold_and_release",
+            "test_suspend_and_resume",
+            "test_refused_submission",
+        }
+    )
 
 
 @contextlib.asynccontextmanager
@@ -197,16 +216,23 @@ async def test_fifty_in_one_request(sge: tuple[SgeLrm, Trial]) -> None:
     await trial.wait_ended(batch)
 
 
+def library_of(lrm: SgeLrm) -> DrmaaClient:
+    """Return the client of the DRMAA library through which a plugin submits."""
+    drmaa = lrm.submissions.submitter.drmaa
+    assert drmaa is not None
+    return drmaa.client
+
+
 @pytest.mark.parametrize("loading", list(Loading))
 async def test_every_way_to_load_the_library(sge_cell: GridEngineCell, tmp_path: Path, loading: Loading) -> None:
     """Both cures for jemalloc's thread-local variables work; without either the plugin comes to one by itself."""
     lrm = SgeLrm(new_context(tmp_path), settings_of(sge_cell))
-    launch = lrm.client.launch
-    lrm.client._launch = HelperLaunch(library=launch.library, variables=launch.variables, loading=loading)
-    opened = await lrm.client.open()
+    launch = library_of(lrm).launch
+    library_of(lrm)._launch = HelperLaunch(library=launch.library, variables=launch.variables, loading=loading)
+    opened = await library_of(lrm).open()
     await lrm.close()
     assert opened.system == "SGE 8.1.9"
-    assert lrm.client.launch.loading in {loading, Loading.PRELOAD}
+    assert library_of(lrm).launch.loading in {loading, Loading.PRELOAD}
 
 
 async def test_helper_killed(sge: tuple[SgeLrm, Trial]) -> None:
@@ -214,12 +240,12 @@ async def test_helper_killed(sge: tuple[SgeLrm, Trial]) -> None:
     lrm, trial = sge
     batch = await trial.submit(count=2)
     await trial.wait_running(batch)
-    first = lrm.client.helper_pid
+    first = library_of(lrm).helper_pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
     assert set(await trial.jobs(batch)) == set(batch.ids)
     await lrm.cancel(batch.ids)
-    assert lrm.client.helper_pid not in {first, None}
+    assert library_of(lrm).helper_pid not in {first, None}
     await trial.wait_ended(batch)
 
 
@@ -227,8 +253,8 @@ async def test_helper_killed_in_the_middle_of_a_submission(sge_cell: GridEngineC
     """A submission whose helper dies is unavailable; its name tells whether it is in. Never is it in twice."""
     async with trial_on(sge_cell, tmp_path) as (lrm, trial):
         for delay in (0.0, 0.0005, 0.001, 0.002, 0.004):
-            await lrm.client.open()
-            pid = lrm.client.helper_pid
+            await library_of(lrm).open()
+            pid = library_of(lrm).helper_pid
             assert pid is not None
             batch = trial.prepare(count=3, held=True)
 
@@ -250,7 +276,7 @@ async def _settle(lrm: SgeLrm) -> None:
 
     async def reachable() -> bool:
         try:
-            await lrm.client.reach()
+            await library_of(lrm).reach()
         except LrmUnavailableError:
             return False
         return True

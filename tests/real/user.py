@@ -93,7 +93,8 @@ def cluster_table(system: Served, values: Values) -> str:
     """Return the [[clusters]] table of a test system."""
     settings: dict[str, str | int]
     if isinstance(system, SlurmCluster):
-        plugin, settings = "slurm", {"conf": str(system.conf)}
+        # By commands, whatever library this machine has: tests stop them, and look at what they say.
+        plugin, settings = "slurm", {"conf": str(system.conf), "submit_by": "commands"}
     elif isinstance(system, PbsServer):
         plugin, settings = "pbs", {"conf": str(system.conf), "bin_directory": str(system.bin_directory)}
     else:

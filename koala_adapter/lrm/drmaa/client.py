@@ -24,7 +24,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import BaseModel, Field, ValidationError
 
 import koala_adapter
-from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError, ProtocolError
+from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError, ProtocolError
 from koala_adapter.lrm.commands import child_environment
 from koala_adapter.lrm.drmaa.libraries import FailureKind, error_of, library_of
 from koala_adapter.lrm.drmaa.protocol import (
@@ -52,7 +52,7 @@ from koala_adapter.lrm.drmaa.protocol import (
 from koala_adapter.model import LrmJobId
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from anyio.abc import Process
 
@@ -152,22 +152,6 @@ class HelperLaunch:
 def _module_roots() -> list[str]:
     """Directories from which the helper imports us: the same from which we were imported ourselves."""
     return [str(Path(koala_adapter.__file__).resolve().parents[1])]
-
-
-def drmaa_library_places(name: str) -> tuple[str, ...]:
-    """Return where sites put a library such as ``slurm-drmaa``, as patterns for :func:`first_library`."""
-    roots = (f"/usr/lib/{name}", f"/usr/local/{name}", f"/opt/{name}")
-    return (*(f"{root}/lib*/libdrmaa.so*" for root in roots), f"/usr/lib/*/{name}/libdrmaa.so*")
-
-
-def first_library(candidates: Iterable[str]) -> Path | None:
-    """Return the first existing file; candidates may be patterns such as ``/usr/lib/*/libdrmaa.so.1``."""
-    for candidate in candidates:
-        root, pattern = Path(candidate).anchor, str(Path(candidate).relative_to(Path(candidate).anchor))
-        for path in sorted(Path(root).glob(pattern)):
-            if path.is_file():
-                return path
-    return None
 
 
 # -- The helper process seen from its parent -----------------------------------------------------------------
@@ -283,6 +267,8 @@ FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 SINGLE_SECONDS = 0.5
 """How much longer a request may take for each of several jobs that are submitted one by one."""
+SINGLE_AT_ONCE = 10
+"""Jobs of a submission one by one that are one request to the helper."""
 LOG_NAME = "drmaa-helper.log"
 
 
@@ -316,6 +302,8 @@ class DrmaaClient:
         self._number = 0
         self._deaths = 0
         self._retry_at = 0.0
+        self.unloadable = False
+        """Whether the last helper said that it cannot load the library."""
         self._silent_at = 0.0
         self._silence = ""
         """When it was last found that there is no answer, and in what words."""
@@ -342,11 +330,28 @@ class DrmaaClient:
     ) -> tuple[LrmJobId, ...]:
         """Submit ``count`` jobs and return their ids in the order of their indices.
 
-        They go as one bulk, or one by one, each with its index in ``index_variable`` of its environment.
+        They go as one bulk, or one by one, each with its index in ``index_variable`` of its environment. One by one
+        they go in portions, so that what is urgent need not wait for all of them. When one is refused, those before
+        it are ended.
         """
-        request = SubmitJobs(template=template, count=count, index_variable=index_variable)
-        result = await self._ask(request, Submitted)
-        return tuple(LrmJobId(id_) for id_ in result.ids)
+        ids: list[LrmJobId] = []
+        portion = count if index_variable is None else SINGLE_AT_ONCE
+        for first in range(1, count + 1, portion):
+            request = SubmitJobs(
+                template=template,
+                count=min(portion, count + 1 - first),
+                index_variable=index_variable,
+                first=first,
+                total=count,
+            )
+            try:
+                result = await self._ask(request, Submitted, admitted=first > 1)
+            except LrmRejectedError:
+                with anyio.CancelScope(shield=True), contextlib.suppress(LrmError):
+                    await self.control(ControlAction.TERMINATE, ids, urgent=True)
+                raise
+            ids += [LrmJobId(id_) for id_ in result.ids]
+        return tuple(ids)
 
     async def control(
         self, action: ControlAction, ids: Sequence[LrmJobId], *, urgent: bool = False
@@ -383,8 +388,9 @@ class DrmaaClient:
 
     # -- the helper ----------------------------------------------------------------------------------------------
 
-    async def _ask(self, request: Request, wanted: type[R], *, urgent: bool = False) -> R:
-        await self._commands.admit(urgent=urgent)
+    async def _ask(self, request: Request, wanted: type[R], *, urgent: bool = False, admitted: bool = False) -> R:
+        if not admitted:
+            await self._commands.admit(urgent=urgent)
         async with self._turn():
             await self._ready(urgent=urgent)
             with self._commands.timed(type(request).__name__):
@@ -439,6 +445,7 @@ class DrmaaClient:
             self._launch = other
             await self._start()
             result = await self._exchange(self._open_request)
+        self.unloadable = isinstance(result, Failure) and result.kind is FailureKind.LIBRARY
         return _expect(result, Opened)
 
     async def _exchange(self, request: Request) -> Result:

@@ -32,6 +32,8 @@ class Library:
     system: str
     seen: str
     """Releases with which all of this was seen."""
+    places: tuple[str, ...] = ()
+    """Patterns of the files where sites put it."""
     mark: str
     """Expression for what it calls itself, or for where it lies (in lower case)."""
     native: tuple[str, ...]
@@ -51,6 +53,12 @@ class Library:
     ids: str
     confused: str
     sessions: str
+    used_for: tuple[str, ...] = ("submit",)
+    """What goes through it where jobs are read by commands: ``submit``, and capabilities of the plugin."""
+    least_version: tuple[int, int, int] | None = None
+    """The first release that is trusted with submissions of a cluster that is read by commands; None: all are."""
+    not_chosen: str = ""
+    """Why such a cluster does not use it unless its site says so; empty where it does."""
     reserved: frozenset[str]
     """Native options that change names, numbers or moments of jobs: what koala sets, and finds its jobs by."""
 
@@ -60,12 +68,19 @@ class Library:
         return self.index_variable is not None and self.tells_elements
 
 
+def _usual_places(name: str) -> tuple[str, ...]:
+    roots = (f"/usr/lib/{name}", f"/usr/local/{name}", f"/opt/{name}", f"/opt/{name}-*")
+    return (*(f"{root}/lib*/libdrmaa.so*" for root in roots), f"/usr/lib/*/{name}/libdrmaa.so*")
+
+
 ONE_SESSION = "one session in a process; calls one after another, in a helper process for each cluster"
 
 GRID_ENGINE = Library(
     name="gridengine-drmaa",
     system="Grid Engine",
     seen="8.1.9",
+    used_for=("submit", "cancel", "hold", "suspend"),
+    places=("/usr/lib/gridengine-drmaa/lib/libdrmaa.so*",),
     mark=r"\b(sge|oge|uge|ocs|age)\b|grid ?engine",
     native=("-r n",),
     walltime="-l h_rt={walltime}",
@@ -86,6 +101,8 @@ SLURM = Library(
     name="slurm-drmaa",
     system="Slurm",
     seen="1.1.6 with Slurm 22.05",
+    places=_usual_places("slurm-drmaa"),
+    least_version=(1, 1, 6),
     mark=r"slurm",
     # Requeue=1 is the default, and a placeholder that starts twice would show up as a stranger.
     native=("--no-requeue",),
@@ -109,6 +126,8 @@ PBS = Library(
     name="pbs-drmaa",
     system="PBS",
     seen="1.0.19 with OpenPBS 23.06",
+    places=_usual_places("pbs-drmaa"),
+    not_chosen="it submits placeholders one by one, leaves files in ~/.drmaa, and aborts where PBS is down",
     mark=r"pbs|torque",
     # Without -S it starts a login shell of the user's, whose profile may be long, or wait for something.
     native=("-r n", "-S /bin/sh"),

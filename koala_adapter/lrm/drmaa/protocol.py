@@ -86,13 +86,17 @@ class OpenSession(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitJobs(_Message):
-    """Submit ``count`` jobs of one template."""
+    """Submit ``count`` jobs of one template: all of a submission, or a portion of those that go one by one."""
 
     op: Literal["submit"] = "submit"
     template: Template
     count: int
     index_variable: str | None = None
     """Environment variable in which each finds its index; they are submitted one by one. None: as one bulk."""
+    first: int = 1
+    """Index of the first."""
+    total: int = 0
+    """Jobs of the whole submission; 0: no more than these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.lrm.drmaa.client import drmaa_library_places, first_library
+from koala_adapter.lrm.drmaa.choice import find_libraries
+from koala_adapter.lrm.drmaa.libraries import PBS as PBS_DRMAA
+from koala_adapter.lrm.drmaa.libraries import SLURM as SLURM_DRMAA
 from tests.real.systems.processes import OTHER_SLURM, SLURM_PATH, SYSTEM_PATH
 
 if TYPE_CHECKING:
@@ -90,7 +92,9 @@ def drmaa_library(system: str) -> Path | None:
     named = NAMED_LIBRARIES[system]
     if named is not None:
         return Path(named) if Path(named).exists() else None
-    return first_library(drmaa_library_places(f"{system}-drmaa"))
+    library = {"slurm": SLURM_DRMAA, "pbs": PBS_DRMAA}[system]
+    found = find_libraries(None, library, library.places, environment={})
+    return found[0].path if found else None
 
 
 def require(missing: list[str]) -> None:

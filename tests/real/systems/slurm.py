@@ -147,9 +147,10 @@ class SlurmCluster:
         return self.directory / "munge" / "socket"
 
     @property
-    def plugin_settings(self) -> dict[str, Path]:
-        """Settings by which the plugin ``slurm`` uses this cluster."""
-        return {"conf": self.conf} if OTHER_SLURM is None else {"conf": self.conf, "bin_directory": OTHER_SLURM / "bin"}
+    def plugin_settings(self) -> dict[str, Path | str]:
+        """Settings by which the plugin ``slurm`` uses this cluster: by commands, whatever library this machine has."""
+        settings: dict[str, Path | str] = {"conf": self.conf, "submit_by": "commands"}
+        return settings if OTHER_SLURM is None else {**settings, "bin_directory": OTHER_SLURM / "bin"}
 
     def environment(self, user: str | None = None) -> dict[str, str]:
         """Return the environment in which a command, of Slurm or of ours, uses this cluster."""

@@ -18,7 +18,7 @@ from koala_adapter.errors import (
 )
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.contract import Directives
-from koala_adapter.lrm.drmaa.client import HelperLaunch, Loading, first_library
+from koala_adapter.lrm.drmaa.client import HelperLaunch, Loading
 from koala_adapter.lrm.drmaa.libraries import (
     GRID_ENGINE,
     LIBRARIES,
@@ -34,16 +34,8 @@ from koala_adapter.lrm.drmaa.libraries import (
     library_of,
 )
 from koala_adapter.lrm.drmaa.protocol import JobStatus, ListedBatch, ListedJob, Refusal
-from koala_adapter.lrm.drmaa.transport import (
-    KEEP_SECONDS,
-    ScriptDelivery,
-    ScriptStore,
-    apply_directives,
-    job_template,
-    raise_for,
-    render_template,
-    script_folder,
-)
+from koala_adapter.lrm.drmaa.scripts import KEEP_SECONDS, ScriptDelivery, ScriptStore, script_folder
+from koala_adapter.lrm.drmaa.transport import apply_directives, job_template, raise_for, render_template
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
 from koala_drmaa.lrm import (
@@ -371,14 +363,6 @@ class TestEnvironment:
         """Where no cure is wanted none is set."""
         environment = HelperLaunch(library=None, loading=Loading.PLAIN).environment()
         assert not {"GLIBC_TUNABLES", "LD_PRELOAD"} & set(environment)
-
-    def test_first_library(self, tmp_path: Path) -> None:
-        """The first existing file of a list of patterns is taken."""
-        library = tmp_path / "lib" / "lx-amd64" / "libdrmaa.so.1.0"
-        library.parent.mkdir(parents=True)
-        library.touch()
-        assert first_library((f"{tmp_path}/none/lib.so", f"{tmp_path}/lib/lx-*/libdrmaa.so*")) == library
-        assert first_library((f"{tmp_path}/none/*",)) is None
 
 
 class TestScripts:

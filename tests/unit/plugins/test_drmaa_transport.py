@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm and PBS are asked for through DRMAA, with ``transport = "drmaa"``."""
+"""What Slurm and PBS are asked for through DRMAA, with ``submit_by = "drmaa"``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NONE = Directives()
 
 def test_slurm() -> None:
     """Minutes go after an hour, which is what its library's field begins with; memory has no unit there."""
-    settings = SlurmSettings(transport="drmaa", account="physics")
+    settings = SlurmSettings(submit_by="drmaa", account="physics")
     assert slurm.native_specification(SUBMISSION, settings, NONE).split() == [
         "--ntasks=1",
         "--cpus-per-task=1",
@@ -46,7 +46,7 @@ def test_slurm() -> None:
 
 def test_pbs() -> None:
     """What a job template says of every system is left out: name, hold, output, and the number of a placeholder."""
-    settings = PbsSettings(transport="drmaa", account="physics")
+    settings = PbsSettings(submit_by="drmaa", account="physics")
     assert pbs.native_specification(SUBMISSION, settings, NONE) == (
         "-l select=1:ncpus=1:mem=512mb -l walltime=5401 -r n -S /bin/sh -m n -q short -A physics"
     )
@@ -73,19 +73,21 @@ def test_what_a_native_specification_cannot_hold(word: str) -> None:
 def test_settings_that_cannot_be_had() -> None:
     """They are refused when the site file is read."""
     with pytest.raises(ValidationError, match="environment = 'login' cannot be had"):
-        SlurmSettings(transport="drmaa", environment="login")
+        SlurmSettings(submit_by="drmaa", environment="login")
     with pytest.raises(ValidationError, match="project cannot be had"):
-        PbsSettings(transport="drmaa", project="p")
+        PbsSettings(submit_by="drmaa", project="p")
 
 
 def test_what_would_be_sent_is_shown(tmp_path: Path) -> None:
     """Slurm's placeholders are one bulk; PBS's are jobs of their own, told their number where an element finds it."""
     context = new_context(tmp_path)
-    shown = SlurmLrm(context, SlurmSettings(transport="drmaa")).render(SUBMISSION)
-    assert shown.command[:4] == ("drmaa_run_bulk_jobs", "1", "3", "1")
+    shown = SlurmLrm(context, SlurmSettings(submit_by="drmaa")).render(SUBMISSION)
+    assert shown.call[:4] == ("drmaa_run_bulk_jobs", "1", "3", "1")
+    assert shown.command[0].endswith("sbatch")
     assert shown.script == SUBMISSION.script
-    shown = PbsLrm(context, PbsSettings(transport="drmaa")).render(SUBMISSION)
-    assert shown.command[0] == "drmaa_run_job"
-    assert "drmaa_v_env=PBS_ARRAY_INDEX=1" in shown.command
+    shown = PbsLrm(context, PbsSettings(submit_by="drmaa")).render(SUBMISSION)
+    assert shown.call[0] == "drmaa_run_job"
+    assert "drmaa_v_env=PBS_ARRAY_INDEX=1" in shown.call
+    assert shown.command[0].endswith("qsub")
     assert "3 calls" in shown.note
-    assert not [word for word in shown.command if "secret" in word]
+    assert not [word for word in (*shown.call, *shown.command) if "secret" in word]

@@ -13,7 +13,7 @@ from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavaila
 from koala_adapter.lrm import ClusterContext, Submission
 from koala_adapter.lrm.commands import CommandResult, CommandRunner
 from koala_adapter.lrm.contract import Directives
-from koala_adapter.lrm.drmaa.transport import ScriptDelivery
+from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
 from koala_adapter.model import BatchKey, ClusterName, LrmJobId
 from koala_sge import SgeLrm, SgeSettings
 from koala_sge import heldjobs as sge_requests
@@ -94,14 +94,6 @@ class TestSettings:
         assert SgeSettings(root=Path("/sge")).command("qstat") == "qstat"
         assert SgeSettings(root=Path("/sge"), bin_directory=Path("/b")).command("qstat") == "/b/qstat"
 
-    def test_library(self, tmp_path: Path) -> None:
-        """A given library is taken as it is; else one below the root is found."""
-        assert SgeSettings(root=tmp_path, drmaa_library=Path("/x.so")).library() == Path("/x.so")
-        own = tmp_path / "lib" / "lx-amd64" / "libdrmaa.so.1.0"
-        own.parent.mkdir(parents=True)
-        own.touch()
-        assert SgeSettings(root=tmp_path).library() == own
-
     @pytest.mark.parametrize("wrong", [{"cell": ""}, {"qmaster_port": 0}, {"qmaster_port": 70_000}, {"ports": 1}])
     def test_wrong_values(self, wrong: dict[str, object]) -> None:
         """Impossible values and unknown keys are refused."""
@@ -116,7 +108,7 @@ class TestRender:
         """It is the qsub that does the same, with the site's changes, and names the script by its private file."""
         rendered = lrm_of(tmp_path, queue="all.q").render(submission(held=True))
         assert " ".join(rendered.command) == (
-            "qsub -N k1 -t 1-3 -wd /tmp -o /dev/null -j y -h -b y -shell n -l h_rt=90 -l h_vmem=512M "
+            "qsub -terse -N k1 -t 1-3 -wd /tmp -o /dev/null -j y -h -b y -shell n -l h_rt=90 -l h_vmem=512M "
             f"-q all.q -P physics /bin/sh {tmp_path}/scripts/k1.sh"
         )
 

@@ -54,7 +54,8 @@ def context(tmp_path: Path) -> ClusterContext:
 
 def settings_of(fake: FakeSlurm, **changes: object) -> SlurmSettings:
     """Return settings that choose the fake."""
-    return SlurmSettings.model_validate({"conf": fake.conf, "bin_directory": fake.bin_directory, **changes})
+    usual = {"conf": fake.conf, "bin_directory": fake.bin_directory, "submit_by": "commands"}
+    return SlurmSettings.model_validate({**usual, **changes})
 
 
 async def started(fake: FakeSlurm, context: ClusterContext, **changes: object) -> SlurmLrm:
@@ -229,7 +230,7 @@ async def test_version_is_that_of_the_commands_where_no_controller_has_said_it(
 
 async def test_missing_commands_are_unavailable_and_named(context: ClusterContext, tmp_path: Path) -> None:
     """Without Slurm's commands every request says which is missing, and ``check`` says what to do."""
-    lrm = SlurmLrm(context, SlurmSettings(bin_directory=tmp_path))
+    lrm = SlurmLrm(context, SlurmSettings(bin_directory=tmp_path, submit_by="commands"))
     with pytest.raises(LrmUnavailableError, match="sinfo"):
         await lrm.nodes()
     results = {result.subject: result for result in await lrm.check()}

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Submitting through DRMAA by default: a library for Slurm that is compiled here, and what is wrong with others.
+
+The library stands for slurm-drmaa, which is in no package registry. Grid Engine's own library is Debian's.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.lrm import Submission
+from koala_adapter.model import BatchKey, LrmJobState
+from koala_adapter.testing import eventually, new_context
+from koala_slurm import PLUGIN, SlurmSettings
+from koala_slurm.lrm import SlurmLrm
+from tests.real.systems.processes import USERS_PATH
+from tests.real.systems.requirements import require
+from tests.real.test_init import koala
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from koala_adapter.lrm import ClusterContext
+    from tests.real.systems import GridEngineCell, SlurmCluster
+
+pytestmark = [pytest.mark.real, pytest.mark.anyio]
+
+SOURCE = Path(__file__).parents[1] / "fakes" / "slurmlibrary.c"
+
+
+def compile_library(directory: Path, **defined: str) -> Path:
+    """Compile the library with these definitions; skip the test where there is no compiler."""
+    require([] if shutil.which("gcc", path=USERS_PATH) else ["gcc"])
+    path = directory / "libdrmaa.so"
+    definitions = [f"-D{name}={text}" if text else f"-D{name}" for name, text in defined.items()]
+    subprocess.run(["gcc", "-shared", "-fPIC", "-w", *definitions, "-o", path, SOURCE], check=True)
+    return path
+
+
+def lrm_of(cluster: SlurmCluster, context: ClusterContext, library: Path) -> SlurmLrm:
+    """Return the plugin on a cluster, with a library in place of those that are found by themselves."""
+    settings = SlurmSettings.model_validate({**cluster.plugin_settings, "submit_by": "auto", "drmaa_library": library})
+    lrm = PLUGIN.factory(context, settings)
+    assert isinstance(lrm, SlurmLrm)
+    return lrm
+
+
+async def submit_three(lrm: SlurmLrm, key: str) -> None:
+    """Submit three placeholders that end by themselves, and see all of them end."""
+    script = "#!/bin/sh\nexec sleep 1\n"
+    ids = await lrm.submit(Submission(key=BatchKey(key), count=3, script=script, walltime=60))
+    assert len(ids) == len(set(ids)) == 3
+
+    async def ended() -> bool:
+        jobs = {job.id: job.state for job in await lrm.jobs(name_prefix=key)}
+        return all(jobs.get(id_, LrmJobState.ENDED) is LrmJobState.ENDED for id_ in ids)
+
+    await eventually(ended, bool, what="all have ended", seconds=120, interval=0.2)
+
+
+async def test_a_library_that_is_there_is_used(slurm_a: SlurmCluster, tmp_path: Path) -> None:
+    """All placeholders of a submission are one array through it; the reason is told by ``check``, too."""
+    log = tmp_path / "submitted"
+    library = compile_library(tmp_path, LOG=f'"{log}"')
+    lrm = lrm_of(slurm_a, new_context(tmp_path), library)
+    await lrm.start()
+    await submit_three(lrm, "koala-lib-1")
+    assert [line.split()[1] for line in log.read_text().splitlines()] == ["3"]
+    assert lrm.submission_way == f"through DRMAA, {library}: found by drmaa_library"
+    results = {result.subject: result for result in await lrm.check()}
+    assert results["placeholders"].found == f"submitted {lrm.submission_way}"
+    assert all(result.ok for result in results.values()), results
+    await lrm.close()
+
+
+@pytest.mark.parametrize(
+    ("defined", "reason"),
+    [
+        ({"ABORT": ""}, "the DRMAA helper died"),
+        ({"SYSTEM": '"OpenPBS 23.06"'}, "is one for OpenPBS 23.06, not for Slurm"),
+        ({"VERSION": '"1.1.5"'}, "is trusted from 1.1.6 on"),
+        (None, "No such file or directory"),
+        ({}, "file too short"),
+    ],
+    ids=["aborts", "another system", "too old", "missing", "no library"],
+)
+async def test_a_library_that_will_not_do(
+    slurm_a: SlurmCluster, tmp_path: Path, defined: Mapping[str, str] | None, reason: str
+) -> None:
+    """Placeholders go by sbatch, with the reason, and those of an earlier service are still found."""
+    context = new_context(tmp_path)
+    good = lrm_of(slurm_a, context, compile_library(tmp_path))
+    await good.start()
+    script, key = "#!/bin/sh\nexec sleep 300\n", f"koala-{tmp_path.name[-8:]}"
+    earlier = await good.submit(Submission(key=BatchKey(key), count=2, script=script, walltime=600))
+    await good.close()
+
+    directory = tmp_path / "other"
+    directory.mkdir()
+    library = directory / "libdrmaa.so"
+    if defined:
+        compile_library(directory, **defined)
+    elif defined is not None:
+        library.write_text("no library\n")
+    lrm = lrm_of(slurm_a, context, library)
+    await lrm.start()
+    assert lrm.submission_way.startswith(f"by commands: {library} cannot be used: ")
+    assert reason in lrm.submission_way
+    assert {job.id for job in await lrm.jobs(name_prefix=key)} == set(earlier)
+    await lrm.cancel(earlier)
+    await submit_three(lrm, f"{key}-2")
+    await lrm.close()
+
+
+def test_without_a_word_in_a_site_file(slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path) -> None:
+    """``koala init`` finds both libraries, and says so; job, sweep and script go through them."""
+    log = tmp_path / "submitted"
+    library = compile_library(tmp_path, LOG=f'"{log}"')
+    variables = {"SLURM_CONF": str(slurm_a.conf), **sge_cell.variables(), "DRMAA_LIBRARY_PATH": str(library)}
+    done = koala(tmp_path, variables, "init", "--yes")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / ".config" / "koala" / "site.toml").read_text()
+    assert f"# Placeholders are submitted through DRMAA, {library}: found by $DRMAA_LIBRARY_PATH." in text
+    assert "gridengine-drmaa/lib/libdrmaa.so.1.0: found by its usual place." in text
+
+    done = koala(tmp_path, variables, "run", "-n", "6", "--", "hostname")
+    assert done.returncode == 0, done.stderr
+    done = koala(tmp_path, variables, "sweep", "-n", "2", "--", "echo", "{x}", ":::", "x=1..6")
+    assert done.returncode == 0, done.stderr
+    assert log.read_text().splitlines(), "nothing went through the library"
+
+    shown = koala(tmp_path, variables, "clusters").stdout
+    assert f"through DRMAA, {library}" in shown.replace("\n", " ")
+    job = tmp_path / "job.toml"
+    job.write_text('walltime = 60\n[[components]]\ncommand = ["true"]\nprocessors = 2\n')
+    shown = koala(tmp_path, variables, "script", str(job), "--cluster", "a").stdout
+    assert "# drmaa_run_bulk_jobs 1 2 1 " in shown
+    assert "sbatch --parsable" in shown
