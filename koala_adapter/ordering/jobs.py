@@ -63,6 +63,8 @@ class Entry:
     """Number of the round of passes in which nodes were last sought for it."""
     pool: int | None = None
     estimate: int = 0
+    estimate_assumed: bool = False
+    """No limit of its run time is known."""
     local: LocalJob | None = None
     """What the pool's policy knows it as, while it does."""
     nodes: tuple[tuple[str, int], ...] = ()
@@ -193,13 +195,18 @@ def _other_problem(job: LrmJob, now: float) -> str:
 
 def estimate(job: LrmJob, queues: Mapping[str, Queue], rules: Rules) -> int:
     """Return for how long (seconds) a job may run: its walltime, else its queue's limit, else the site's default."""
+    known = known_limit(job, queues)
+    return rules.default_walltime if known is None else known
+
+
+def known_limit(job: LrmJob, queues: Mapping[str, Queue]) -> int | None:
+    """Return for how long (seconds) a job may run by its walltime or its queue's limit; None: neither is known."""
     if job.walltime:
         return job.walltime
     if job.started_at is not None and job.ends_at is not None and job.ends_at > job.started_at:
         return max(1, round(job.ends_at - job.started_at))
     limits = [queue.walltime_limit for name, queue in queues.items() if serves(job.queue, name)]
-    known = [limit for limit in limits if limit]
-    return min(known, default=rules.default_walltime)
+    return min((limit for limit in limits if limit), default=None)
 
 
 def layout_of(job: LrmJob) -> tuple[tuple[str, int], ...]:

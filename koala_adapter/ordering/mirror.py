@@ -30,6 +30,7 @@ from koala_adapter.ordering.jobs import (
     difference,
     estimate,
     in_order,
+    known_limit,
     layout_of,
     turn,
 )
@@ -262,6 +263,7 @@ class Mirror:
             self.dirty = True
             self._tell(JobEventKind.CHANGED, entry, now, detail=f"walltime {told} s")
         entry.estimate = told
+        entry.estimate_assumed = known_limit(job, self.listing.queues) is None
         same = (former.processors, former.queue, former.user) == (job.processors, job.queue, job.user)
         if not same and entry.local is not None and entry.phase is Phase.WAITING:
             self._withdraw(entry, now)

@@ -322,6 +322,7 @@ def test_explanations_name_place_reason_and_promise() -> None:
     assert told["2"].promised_at == site.now + 100
     assert (told["3"].position, told["3"].reserved_at) == (2, None)
     assert "its user holds it" in told["4"].reason
+    assert not any(one.estimate_assumed for one in told.values())
     assert told["5"].phase == "starting"
     site.run(starting)
     site.look()
@@ -332,6 +333,15 @@ def test_explanations_name_place_reason_and_promise() -> None:
     )  # fmt: skip
     with pytest.raises(JobNotFoundError):
         explain(site.mirror, "6", site.now)
+
+
+def test_an_assumed_run_time_is_told_as_such() -> None:
+    """Of a job without a limit in a queue without one."""
+    site = Listed()
+    site.submit("1", 1, None)
+    site.look()
+    found = explain(site.mirror, "1", site.now)
+    assert (found.estimate, found.estimate_assumed) == (86_400, True)
 
 
 def test_asked_for_an_array_it_names_elements() -> None:
