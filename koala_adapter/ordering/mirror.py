@@ -217,7 +217,7 @@ class Mirror:
         if found is JobCategory.OVER:
             if entry is not None:
                 self._gone(entry, now, JobEventKind.ENDED)
-            self.starts.gone(job.id)
+            self.starts.over(job, now)
             return None
         if entry is None:
             entry = self._new(job, pin)
@@ -388,10 +388,9 @@ class Mirror:
         )
 
     def starts_to_undo(self) -> list[LrmJobId]:
-        """Return the jobs to be held and untied: they did not start in time, were queued again, or are gone."""
+        """Return the jobs to be held and untied: they did not start in time, or were queued again."""
         returning = (entry for entry in self.entries.values() if entry.phase is Phase.RETURNING)
-        found = [entry.job.id for entry in returning if entry.job.state is LrmJobState.QUEUED or self._is_tied(entry)]
-        return [*found, *self.starts.in_stage(Stage.GONE)]
+        return [entry.job.id for entry in returning if entry.job.state is LrmJobState.QUEUED or self._is_tied(entry)]
 
     def _gone(self, entry: Entry, now: float, kind: JobEventKind) -> None:
         ran = entry.phase in {Phase.RUNNING, Phase.STARTING}

@@ -260,6 +260,39 @@ async def test_a_start_that_shows_is_confirmed_once(tmp_path: Path) -> None:
     assert [job for job, _ in driven.lrm.started] == ["1"]
 
 
+async def test_a_job_that_has_run_when_it_shows_is_confirmed(tmp_path: Path) -> None:
+    """It is not put in hold, as one that did not start is."""
+    driven = Driven(tmp_path)
+    driven.lrm.add("1")
+    driven.lrm.becomes = LrmJobState.ENDED
+    driven.lrm.all_jobs = tuple(replace(job, started_at=1.0) for job in driven.lrm.all_jobs)
+    async with driven.running():
+        await driven.until(lambda: JobEventKind.ENDED in driven.kinds("1"))
+        await driven.until(lambda: bool(driven.lrm.confirmed))
+        await driven.until(lambda: not driven.mirror.starts.attempts)
+    assert (driven.lrm.confirmed, driven.lrm.held) == (["1"], [])
+
+
+async def test_what_a_job_that_is_gone_has_left_keeps_no_look_waiting(tmp_path: Path) -> None:
+    """A batch system that is slow to give back a start costs other jobs nothing."""
+    driven = Driven(tmp_path)
+    slow, never = anyio.Event(), anyio.Event()
+
+    async def undo(job: LrmJobId) -> None:
+        slow.set()
+        await never.wait()
+
+    driven.lrm.add("1")
+    driven.lrm.becomes = LrmJobState.ENDED
+    driven.lrm.undo_start = undo  # type: ignore[method-assign] # as slow as it gets
+    async with driven.running():
+        await driven.until(slow.is_set)
+        driven.lrm.becomes = LrmJobState.RUNNING
+        driven.lrm.add("2")
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("2"))
+        never.set()
+
+
 async def test_a_job_that_runs_elsewhere_is_queued_again(tmp_path: Path) -> None:
     """Then it is started anew after a pause, where it should."""
     driven = Driven(tmp_path)
