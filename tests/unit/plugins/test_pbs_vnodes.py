@@ -75,6 +75,23 @@ def test_queues_are_served_by_vnodes_with_their_words_and_partition() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("chunk", "serving"),
+    [
+        ({"ngpus": 2}, {"gpu"}),
+        ({"ngpus": 5}, set()),
+        ({"scratch": "50gb"}, {"big"}),
+        ({"ngpus": 0}, {"plain", "gpu", "big"}),
+        ({"ncpus": 4, "mem": "64gb", "unheard_of": 1}, {"plain", "gpu", "big"}),
+    ],
+)
+def test_a_queue_whose_chunks_get_an_amount_is_served_where_it_is(chunk: dict[str, object], serving: set[str]) -> None:
+    """Also while jobs have it; processors, memory and what no vnode has tie nothing."""
+    (one,) = parse_queues(json.dumps({"Queue": {"gpuq": queue(default_chunk=chunk)}}))
+    found = tied(parse_nodes(VNODES, queues=("gpuq",)), parse_vnodes(VNODES), {"gpuq": one.tie}, default=())
+    assert {node.name for node in found} == serving
+
+
 def test_jobs_of_the_default_queue_do_not_count_on_others_vnodes() -> None:
     """Those that name no queue."""
     idle = {name: (node.places_idle(None), node.places_idle("partq")) for name, node in nodes().items()}
