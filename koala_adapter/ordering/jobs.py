@@ -14,7 +14,7 @@ from koala_adapter.model import (
     LrmJobState,
     NodeState,
 )
-from koala_adapter.ordering.allocation import Allocation, Pools, allocate, held_on, pools_of, rooms_of, serves
+from koala_adapter.ordering.allocation import Allocation, Pools, allocate, pools_of, rooms_of, serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -256,6 +256,8 @@ def shape(job: LrmJob) -> object:
         job.processors_per_task,
         job.node_bounds,
         job.tasks_per_node,
+        job.threads_per_core,
+        job.tasks_per_core,
         job.memory_per_processor_mib,
         job.memory_per_node_mib,
         job.features,
@@ -294,6 +296,8 @@ class Suitability:
                 node.state is NodeState.UP,
                 node.processors,
                 node.grain,
+                node.queue_grains,
+                node.whole_queues,
                 node.memory_mib,
                 node.features,
                 node.queues,
@@ -332,7 +336,7 @@ class Suitability:
             self._problems[wanted] = problem.removesuffix(" now").removesuffix(" for it")
             if isinstance(found, Allocation):
                 nodes = {room.node.name: room.node for room in self._rooms}
-                self._sizes[wanted] = sum(held_on(job, nodes[name], count) for name, count in found.nodes)
+                self._sizes[wanted] = sum(nodes[name].gives(job, count) for name, count in found.nodes)
         problem = self._problems[wanted]
         return f"even with nothing else running on the nodes that are up: {problem}" if problem else ""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.lrm.listing import is_another
 from koala_adapter.lrm.starts import REQUEUED, Layout, Stage, Starts, by_id, up_for_us
 from koala_adapter.model import LrmJobState
-from koala_adapter.ordering.allocation import held_on, memory_on, rooms_of
+from koala_adapter.ordering.allocation import memory_on, rooms_of
 from koala_adapter.ordering.jobs import (
     WAITING,
     Entry,
@@ -451,9 +451,9 @@ class Mirror:
         for entry in self.entries.values():
             if entry.phase in {Phase.RUNNING, Phase.STARTING}:
                 for name, count in entry.nodes:
-                    held = held_on(entry.job, nodes[name], count) if name in nodes else count
-                    taken[name] = taken.get(name, 0) + held
-                    memory[name] = memory.get(name, 0) + memory_on(entry.job, count)
+                    if name in nodes:
+                        taken[name] = taken.get(name, 0) + nodes[name].gives(entry.job, count)
+                        memory[name] = memory.get(name, 0) + memory_on(entry.job, nodes[name], count)
         return rooms_of(self._nodes(), taken, memory)
 
     def next_due(self, now: float) -> float | None:

@@ -38,9 +38,11 @@ from koala_slurm.listing import (
     PARTITION_COMMAND,
     VERSION_COMMAND,
     ControllerConfig,
+    Unit,
     parse_config,
     parse_history,
     parse_partitions,
+    parse_units,
     parse_version,
     release_number,
     sacct_command,
@@ -527,6 +529,9 @@ class SlurmLrm(Lrm):
         )
         self._config = config
         self._reader.unit = config.unit
+        if config.unit in {Unit.CORE, Unit.SOCKET}:
+            shown = await self._commands.read(PARTITION_COMMAND, action="listing of partitions")
+            self._reader.units = parse_units(shown, config.unit)
         for note in self._notes.left():
             try:
                 await self._starting(note.job, note.nodes).undo_start(note, after_kill=True)

@@ -371,7 +371,8 @@ def test_explanations_name_place_reason_and_promise() -> None:
 def test_an_assumed_run_time_is_told_as_such() -> None:
     """Of a job without a limit in a queue without one."""
     site = Listed()
-    site.submit("1", 1, None)
+    site.submit("1", 1)
+    site.change("1", walltime=None)
     site.look()
     found = explain(site.mirror, "1", site.now)
     assert (found.estimate, found.estimate_assumed) == (86_400, True)
