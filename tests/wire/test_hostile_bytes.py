@@ -358,5 +358,5 @@ def test_local(data: st.DataObject) -> None:
     """A record is read as it was written, whatever its texts are."""
     text = as_text(data.draw(WRITTEN_BY_USERS))
     field = data.draw(st.sampled_from(["name", "user", "output_directory"]))
-    record = replace(SAMPLE, **{field: text})
+    record = replace(SAMPLE, **{field: text})  # type: ignore[arg-type] # fields of text
     assert JobRecord.from_json(decode(encode(record.to_json()))) == record
