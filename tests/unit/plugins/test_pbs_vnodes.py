@@ -178,3 +178,22 @@ def test_what_blocks_a_job(comment: str, *, blocked: bool) -> None:
     """Limits and what can never be; that others have the processors, or come first, does not."""
     (found,) = parse_jobs(job("1:ncpus=1", comment=comment, state="Q"))
     assert found.blocked is blocked
+
+
+@pytest.mark.parametrize(
+    ("comment", "kept"),
+    [
+        ("Can Never Run: Insufficient amount of resource: ncpus (R: 80 A: 8 T: 8)", True),
+        ("Not Running: Queue not started.", True),
+        ("Not Running: Job would cross dedicated time boundary", True),
+        ("Not Running: User has reached server running job limit.", False),
+        ("Not Running: Insufficient amount of server resource: matlab (R: 1 A: 0 T: 4)", False),
+        ("Not Running: Not enough free nodes available", False),
+        ("", False),
+    ],
+)
+def test_what_keeps_a_job_for_good(comment: str, *, kept: bool) -> None:
+    """What only the site, or another request, changes; the ends of other jobs change the rest."""
+    (found,) = parse_jobs(job("1:ncpus=1", comment=comment, state="Q"))
+    assert found.kept is kept
+    assert found.blocked or not kept
