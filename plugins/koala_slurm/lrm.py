@@ -834,9 +834,9 @@ class SlurmLrm(Lrm):
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's submission hook holds jobs, and that we may start them."""
-        from koala_slurm.outside import OutsideChecks
+        from koala_slurm.outside import SlurmOutsideChecks
 
-        return await OutsideChecks(self._commands, self._outside, user=self._user, uid=os.geteuid()).run()
+        return await SlurmOutsideChecks(self._commands, self._outside, user=self._user, uid=os.geteuid()).run()
 
 
 def _arguments(ids: Iterable[LrmJobId], sizes: Mapping[str, int] | None = None) -> Iterator[tuple[str, ...]]:
