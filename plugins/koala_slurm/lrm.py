@@ -54,6 +54,7 @@ from koala_slurm.words import (
     ARGUMENTS_PER_COMMAND,
     TIME_FORMAT,
     array_ids,
+    checked,
     compacted,
     minutes,
     parse_job_id,
@@ -613,7 +614,9 @@ class SlurmLrm(Lrm):
         if not self.capabilities.accounting:
             self._unsupported("history", ids)
         found: list[LrmJob] = []
-        for part in _arguments(ids):
+        # sacct takes no ranges of elements: an array's number stands for all of them.
+        numbers = dict.fromkeys(checked(job).partition("_")[0] for job in ids)
+        for part in portions(tuple(numbers), ARGUMENTS_PER_COMMAND):
             output = await self._commands.read(sacct_command(part), action="accounting", environment=TIME_FORMAT)
             found += parse_history(output)
         wanted = set(ids)
