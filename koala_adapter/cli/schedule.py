@@ -134,6 +134,7 @@ def explanation(found: Explanation, cluster: str) -> Iterator[str]:
     yield (
         f"job {found.job_id}{name} of {found.user} on {cluster}: {_processors(found.processors)} for at most "
         + seconds(float(found.estimate))
+        + (" (assumed: no limit of its run time is known)" if found.estimate_assumed else "")
     )
     match found.phase:
         case Phase.RUNNING:

@@ -72,6 +72,8 @@ class Explanation:
     """Why it waits; empty when it runs."""
     estimate: int
     """Seconds that it may run."""
+    estimate_assumed: bool = False
+    """Neither the job nor its queue has a limit that is known, so `estimate` is the site's default."""
     position: int | None = None
     """Place in the queue, from 1."""
     queued: int = 0
@@ -136,6 +138,7 @@ def _explained(mirror: Mirror, job_id: str, standing_of: Callable[[Entry], Stand
         phase=entry.phase.value,
         reason=entry.reason,
         estimate=entry.estimate,
+        estimate_assumed=entry.estimate_assumed,
         promised_at=entry.promised,
         started_at=entry.job.started_at,
         nodes=entry.nodes,
