@@ -204,6 +204,9 @@ class Launcher:
 def environment_of_tasks() -> "Dict[str, str]":
     """Return the environment without what was added for the launcher itself."""
     environment = dict(os.environ)
+    with open("/proc/self/environ", "rb") as begun:
+        if not any(entry.startswith(b"LC_CTYPE=") for entry in begun.read().split(b"\0")):
+            environment.pop("LC_CTYPE", None)  # Python itself has set it (PEP 538)
     paths = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one and one != HERE]
     environment.pop("PYTHONPATH", None)
     if paths:

@@ -17,6 +17,7 @@ from koala_adapter.vjm.agent.processes import (
     base64,
     keep_descriptors,
     kill_all,
+    node_environment,
     oom_kills,
     signal_all,
     start,
@@ -219,7 +220,7 @@ class Task:
             message.get("output_files") is not None and not message["working_directory"]
         ):
             self._collect = lambda: collected(self.name, working_directory, message, inputs)
-        environment = task_environment(dict(os.environ), message["environment"])
+        environment = task_environment(node_environment(), message["environment"])
         environment["PWD"] = working_directory
         self._serve_application(directory, message, environment)
         self._mark = raw(f"KOALA_STDOUT={directory}/out\0")
