@@ -89,6 +89,7 @@ class ScriptMaker:
             fingerprint=self.fingerprint,
             lease=self.site.parameters.lease,
             walltime=float(action.walltime),
+            await_suspended=self.site.parameters.await_suspended,
         )
         script = render_job_script(
             agent=agent,

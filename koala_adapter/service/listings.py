@@ -27,6 +27,7 @@ from koala_adapter.scheduler.events import (
     PlaceholderEnded,
     PlaceholderEnding,
     PlaceholderStarted,
+    SuspensionsSeen,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +49,21 @@ def new_moves(state: State, cluster: ClusterName, listing: Iterable[LrmJob], *, 
         return None
     moves = tuple(Move(placeholder=id_, elsewhere=place) for id_, place in seen.items() if place)
     return MovesSeen(time=now, cluster=cluster, moves=moves)
+
+
+# -- Suspended placeholders ----------------------------------------------------------------------------------
+
+
+def new_suspensions(
+    state: State, cluster: ClusterName, listing: Iterable[LrmJob], *, now: float
+) -> SuspensionsSeen | None:
+    """Return which placeholders a listing shows as suspended; None when that is known already."""
+    suspended = {job.id for job in listing if job.state is LrmJobState.SUSPENDED}
+    ours = state.placeholders.on(cluster).values()
+    seen = tuple(one.id for one in ours if one.lrm_id in suspended and not one.waiting)
+    if seen == tuple(one.id for one in ours if one.suspended_since is not None):
+        return None
+    return SuspensionsSeen(time=now, cluster=cluster, placeholders=seen)
 
 
 # -- Placeholders seen, gone or unknown ----------------------------------------------------------------------
@@ -381,6 +397,9 @@ class ListingJudge:
         moves = new_moves(state, self._cluster, look.jobs, now=now)
         if moves is not None:
             events.append(moves)
+        suspensions = new_suspensions(state, self._cluster, look.jobs, now=now)
+        if suspensions is not None:
+            events.append(suspensions)
         return Judgement(
             events=tuple(events),
             lost=lost,

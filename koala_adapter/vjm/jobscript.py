@@ -183,6 +183,8 @@ class AgentConfig:
     end_margin: float = END_MARGIN
     """Seconds before the end of the walltime at which an agent ends its tasks, so that their last words arrive; never
     more than half of the time that it has."""
+    await_suspended: bool = False
+    """Time in which its processes are stopped does not count for the lease."""
 
 
 def render_job_script(

@@ -432,7 +432,7 @@ async def test_time_limit_of_a_task(site: Site) -> None:
         (signal.SIGTERM, 600.0, EndReason.CANCELLED),
         (signal.SIGTERM, 25.0, EndReason.WALLTIME),
         (signal.SIGINT, 600.0, EndReason.CANCELLED),
-        (signal.SIGUSR1, 600.0, EndReason.WALLTIME),
+        (signal.SIGUSR1, 25.0, EndReason.WALLTIME),
         (signal.SIGXCPU, 600.0, EndReason.WALLTIME),
     ],
 )
@@ -454,6 +454,44 @@ async def test_a_signal_from_the_batch_system(
         assert code == 5
         assert number.name in errors
         await nothing_left("sleep\x0061237", site)
+
+
+async def test_a_notice_far_from_the_end_of_the_walltime_ends_nothing(site: Site) -> None:
+    """Grid Engine announces a suspension by SIGUSR1 (-notify)."""
+    async with site.serving():
+        process = site.start_agent(script=site.script(walltime=600.0))
+        await site.wait_for(AgentRegistered)
+        process.send_signal(signal.SIGUSR1)
+        assert process.stderr is not None
+        assert b"got SIGUSR1" in await anyio.to_thread.run_sync(process.stderr.readline)
+        assert await run(site, shell("t", "true")) == EXITED
+        assert not [event for event in site.events if isinstance(event, AgentEnding)]
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+async def test_an_agent_that_was_stopped_for_longer_than_its_lease(tmp_path: Path, *, awaited: bool) -> None:
+    """It comes back and its task goes on, if that is wanted; else it ends itself."""
+    site = Site(tmp_path, lease=4.0, heartbeat=1.0)
+    try:
+        async with site.serving():
+            process = site.start_agent(script=site.script(await_suspended=awaited))
+            await site.wait_for(AgentRegistered)
+            site.center.launch(placeholder(), shell("t", f"until [ -e '{tmp_path}/go' ]; do sleep 0.1; done"))
+            await site.wait_for(AgentTaskStarted)
+            process.send_signal(signal.SIGSTOP)
+            await site.wait_for(AgentDisconnected)
+            await anyio.sleep(2 * site.lease)  # that is how long it is to be stopped
+            before = len(site.events)
+            process.send_signal(signal.SIGCONT)
+            if awaited:
+                await site.wait_for(AgentRegistered, after=before)
+                (tmp_path / "go").touch()
+                assert (await site.wait_for(AgentTaskEnded, after=before)).end == EXITED
+            else:
+                code, _ = await site.ended(process)
+                assert code == 4
+    finally:
+        site.close()
 
 
 @pytest.mark.parametrize("end_margin", [2.0, 20.0])

@@ -36,7 +36,7 @@ from koala_adapter.vjm.agent.node import (
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional, Tuple
+    from typing import Any, Dict, List, Optional, Tuple
 
     from koala_adapter.vjm.agent.task import TaskList
 
@@ -53,7 +53,8 @@ STEADY = 30.0  # seconds after which a connection counts as good, and the pauses
 PREPARE = 2.0  # seconds after which one that is held prepares for tasks, give or take half
 FLUSH = 10.0  # seconds for the last output after the tasks are gone
 FAREWELL = 2.0  # seconds for the control center to see the end of the connection
-NEAR = 30.0  # a SIGTERM so many seconds before the end of the walltime is taken for that end
+NEAR = 30.0  # a signal so many seconds before the end of the walltime is taken for that end
+STOPPED = 2.0  # a wait that lasts so many seconds longer than asked for: the processes of the placeholder were stopped
 
 EXIT_RELEASED, EXIT_UNUSABLE, EXIT_REFUSED, EXIT_LEASE, EXIT_ENDED = 0, 1, 3, 4, 5
 
@@ -126,11 +127,23 @@ class Agent:
                 self._advance()
                 if self._exit is not None:
                     return self._exit
-                for key, mask in self.selector.select(self.timers.wait()):
+                for key, mask in self._select():
                     key.data(mask)
         finally:
             if self._tasks:
                 self._tasks.finish()
+
+    def _select(self) -> "List[Tuple[selectors.SelectorKey, int]]":
+        """Wait for the next thing to do; time in which the batch system had stopped us may not count for the lease."""
+        wait = self.timers.wait()
+        until = clock() + (wait or 0.0)
+        ready = self.selector.select(wait)
+        stopped = clock() - until
+        if wait is not None and stopped > STOPPED and self.settings.await_suspended:
+            say(f"went on after {stopped:.0f} s in which it was stopped")
+            # There must be time to connect again, whatever passed before.
+            self._contact = max(self._contact + stopped, clock() - self._lease + CONNECT_TIME)
+        return ready
 
     @property
     def heard(self) -> bool:
@@ -279,9 +292,13 @@ class Agent:
 
     def _stopped_by(self, number: int) -> None:
         left = self._ends_in()
+        name = signal.Signals(number).name
+        if number == signal.SIGUSR1 and left is not None and left > NEAR:
+            # Also Grid Engine's notice of a suspension (-notify); the end of the walltime needs no signal.
+            say(f"got {name}, {left:.0f} s before the end of the walltime; goes on")
+            return
         # SIGUSR1 and SIGXCPU announce a limit (Slurm --signal, Grid Engine s_rt and s_cpu); the others say only: go.
         limit = number in (signal.SIGUSR1, signal.SIGXCPU) or (left is not None and left < NEAR)
-        name = signal.Signals(number).name
         self._leave(EXIT_ENDED, "walltime" if limit else "cancelled", f"the placeholder got {name}", GRACE)
 
     def _leave(self, code: int, reason: str, detail: str, grace: float, *, mute: bool = False) -> None:
