@@ -239,6 +239,23 @@ class Guard:
 SLICE = 0.05  # seconds
 
 
+OTHER_PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - for new directories with random names and mode 0700
+"""Where directories are made on a node that has no TMPDIR, or none that can be written to."""
+
+
+def make_private_directory() -> str:
+    """Make a directory that only we can enter, in the first of the usual places that can be written to."""
+    faults: "List[OSError]" = []
+    for place in filter(None, (os.environ.get("TMPDIR"), *OTHER_PLACES)):
+        directory = os.path.join(place, "koala-" + random_name())
+        try:
+            os.mkdir(directory, 0o700)
+            return directory
+        except OSError as error:
+            faults.append(OSError(error.errno, error.strerror, place))
+    raise faults[0]
+
+
 class Workplace:
     """Makes directories for tasks, and removes them little by little."""
 
@@ -258,10 +275,7 @@ class Workplace:
     def new_directory(self) -> str:
         """Return a new private directory for a task."""
         if self._directory is None:
-            place = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - a new directory with a random name and mode 0700
-            directory = os.path.join(place, "koala-" + random_name())
-            os.mkdir(directory, 0o700)
-            self._directory = directory
+            self._directory = directory = make_private_directory()
             self._lock = claim_directory(directory)
             self.guard.start(directory, self._lock)
         self._directories += 1

@@ -109,7 +109,9 @@ class Task:
         except LaunchError as error:
             self.fail(str(error), error.code)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            self.fail(f"cannot start: {getattr(error, 'strerror', None) or error}", 126)
+            named = getattr(error, "filename", None)
+            where = "" if named is None else f"{os.fsdecode(named)} on {socket.gethostname()}: "
+            self.fail(f"cannot start: {where}{getattr(error, 'strerror', None) or error}", 126)
 
     def fail(self, detail: str, code: "Optional[int]" = None, reason: str = "launch failed") -> None:
         """End a task that never ran."""
