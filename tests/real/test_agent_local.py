@@ -312,6 +312,23 @@ async def test_nothing_of_a_task_outlives_it(site: Site) -> None:
         await nothing_left("sleep\x0061235", site)
 
 
+async def test_a_daemon_without_the_environment_of_its_task_does_not_outlive_it(site: Site, tmp_path: Path) -> None:
+    """The agent is its parent by then. What another task runs meanwhile is spared, and ends with the last of them."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        begun = tmp_path / "begun"
+        daemon = f"setsid env -i /bin/sh -c '>{begun}; exec /bin/sleep 61245' >/dev/null 2>&1 &"
+        until = f"until [ -e {begun} ]; do sleep 0.02; done"
+        site.center.launch(placeholder(), shell("other", f"until [ -e {tmp_path}/go ]; do sleep 0.02; done"))
+        await site.wait_for(AgentTaskStarted)
+        assert await run(site, shell("t", f"{daemon} {until}")) == EXITED
+        assert len(processes_with("sleep\x0061245", site)) == 1
+        (tmp_path / "go").touch()
+        assert await end_of(site, "other") == EXITED
+        await nothing_left("sleep\x0061245", site)
+
+
 async def test_release_reaches_ranks_in_sessions_of_their_own(site: Site) -> None:
     """A starter that ignores SIGTERM, as hydra's proxy does, does not keep its rank from hearing of the end."""
     async with site.serving():

@@ -36,7 +36,7 @@ from koala_adapter.vjm.agent.node import (
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import Any, Dict, Optional, Tuple
 
     from koala_adapter.vjm.agent.task import TaskList
 
@@ -102,7 +102,7 @@ class Agent:
         self._tasks: "Optional[TaskList]" = None  # what they need is not even compiled before the first
         self._lease = settings.lease
         self._heartbeat = CONNECT_TIME
-        self._contact = clock()
+        self._contact = self._awake = clock()
         self._attempt = 0
         self._opened = 0.0
         self._failures = 0
@@ -127,23 +127,26 @@ class Agent:
                 self._advance()
                 if self._exit is not None:
                     return self._exit
-                for key, mask in self._select():
+                wait = self.timers.wait()
+                ready = self.selector.select(wait)
+                self._see_stop(wait or 0.0)
+                for key, mask in ready:
                     key.data(mask)
         finally:
             if self._tasks:
                 self._tasks.finish()
 
-    def _select(self) -> "List[Tuple[selectors.SelectorKey, int]]":
-        """Wait for the next thing to do; time in which the batch system had stopped us may not count for the lease."""
-        wait = self.timers.wait()
-        until = clock() + (wait or 0.0)
-        ready = self.selector.select(wait)
-        stopped = clock() - until
-        if wait is not None and stopped > STOPPED and self.settings.await_suspended:
-            say(f"went on after {stopped:.0f} s in which it was stopped")
+    def _see_stop(self, waited: float) -> None:
+        """Leave out of the lease, if that is wanted, time in which we were stopped; ``waited``: seconds that were not.
+
+        It may have passed anywhere since this was called last.
+        """
+        now = clock()
+        stopped, self._awake = now - self._awake - waited, now
+        if stopped > STOPPED and self.settings.await_suspended:
+            say(f"goes on after about {stopped:.0f} s in which it was stopped")
             # There must be time to connect again, whatever passed before.
-            self._contact = max(self._contact + stopped, clock() - self._lease + CONNECT_TIME)
-        return ready
+            self._contact = max(self._contact + stopped, now - self._lease + CONNECT_TIME)
 
     @property
     def heard(self) -> bool:
@@ -237,10 +240,12 @@ class Agent:
 
     def _on_launch(self, message: "Dict[str, Any]") -> None:
         if self._tasks is None:
+            from koala_adapter.vjm.agent.orphans import adopt_orphans
             from koala_adapter.vjm.agent.place import Workplace
             from koala_adapter.vjm.agent.task import TaskList
 
             place = Workplace(self.selector, self.timers, self.settings.batch, self.ending)
+            place.adopts = adopt_orphans()
             self._tasks = TaskList(self._channel, place)
         self._tasks.on_launch(message)
 
@@ -278,7 +283,8 @@ class Agent:
     # Ends
 
     def _watch_lease(self) -> None:
-        left = self._contact + self._lease - clock()
+        self._see_stop(0.0)
+        left = self._contact + self._lease - self._awake
         if left > 0:
             self.timers.after(min(left, 30.0), self._watch_lease)
             return

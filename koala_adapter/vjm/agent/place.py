@@ -17,6 +17,7 @@ import socket
 import stat
 
 from koala_adapter.vjm.agent.node import Timers, clock, own_output, random_name, raw, remove_output
+from koala_adapter.vjm.agent.orphans import kill_orphans, reap_orphans
 from koala_adapter.vjm.agent.processes import NO_SESSION, kill_all, read_bytes
 
 TYPE_CHECKING = False
@@ -176,11 +177,13 @@ class Guard:
     def __init__(self, batch: str) -> None:
         self._batch = batch
         self._pipe = -1
+        self.pid = -1
 
     def start(self, directory: str, lock: "Optional[int]") -> None:
         """Begin to watch over the tasks whose named pipes are below ``directory``, and to hold its lock."""
         reader, self._pipe = os.pipe()
-        if os.fork() == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             try:
                 self._be_guard(reader, lock, directory, own_output(self._batch))
             finally:
@@ -266,6 +269,8 @@ class Workplace:
         self.timers = timers
         self.guard = Guard(batch)
         self.ending = ending  # reason and detail, once the placeholder must go
+        self.adopts = False  # what tasks leave behind becomes a child of ours
+        self._running: "Set[int]" = set()  # the first processes of tasks, which these reap themselves
         self._directory: "Optional[str]" = None
         self._directories = 0
         self._lock: "Optional[int]" = None
@@ -283,6 +288,25 @@ class Workplace:
         os.mkdir(path, 0o700)
         return path
 
+    def begun(self, pid: int) -> None:
+        """Know of the first process of a task."""
+        self._running.add(pid)
+        self.guard.watch(pid)
+
+    def over(self, pid: int) -> None:
+        """Know that the first process of a task was reaped. With the last task all ends that any of them left."""
+        self._running.discard(pid)
+        self.guard.forget(pid)
+        self.see_to_orphans()
+
+    def see_to_orphans(self) -> None:
+        """Reap adopted processes that have ended, and end all others while no task runs to which they may belong."""
+        if self.adopts:
+            kept = self._running | {self.guard.pid}
+            if not self._running:
+                kill_orphans(kept)
+            reap_orphans(kept)
+
     def remove(self, directory: str) -> None:
         """Remove a directory little by little: it may hold so much that nobody would hear of us meanwhile."""
         self._removals.append(Removal(directory).steps())
@@ -297,6 +321,7 @@ class Workplace:
 
     def finish(self) -> None:
         """Remove what is left of all directories."""
+        self.see_to_orphans()
         for steps in self._removals:
             for _ in steps:
                 pass

@@ -187,7 +187,7 @@ class Task:
         process.wait()
         if self.application is not None:
             self.application.finish()
-        self._workplace.guard.forget(process.pid)
+        self._workplace.over(process.pid)
         self.end = self._describe(code, number)
         for source in self._sources:
             source.finish()
@@ -234,7 +234,7 @@ class Task:
                 writers.append(writer)
                 self._sources.append(Source(self._workplace.selector, reader, self.outputs[name], fifo=False))
             self._process = start(message["argv"], working_directory, environment, writers)
-            self._workplace.guard.watch(self._process.pid)
+            self._workplace.begun(self._process.pid)
         finally:
             for writer in writers:
                 os.close(writer)
@@ -345,6 +345,7 @@ class TaskList:
         """See which processes have ended."""
         for task in self._tasks.values():
             task.look()
+        self._workplace.see_to_orphans()
 
     def stop(self, reason: str, detail: str, grace: float) -> None:
         """Ask all processes to end, and make them end ``grace`` seconds later: the placeholder must go."""
