@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -327,6 +328,31 @@ async def test_a_daemon_without_the_environment_of_its_task_does_not_outlive_it(
         (tmp_path / "go").touch()
         assert await end_of(site, "other") == EXITED
         await nothing_left("sleep\x0061245", site)
+
+
+SPEAKER = """
+import os, socket, sys
+koala = socket.socket(socket.AF_UNIX)
+directory, name = os.path.split(os.environ["KOALA_APP_SOCKET"])
+os.chdir(directory)  # the whole path may be too long for an address
+koala.connect(name)
+koala.sendall(b"00000022\\nhello version=1 away=1")
+print("said", flush=True)
+print(koala.recv(13), flush=True)
+"""
+
+
+async def test_a_process_hears_that_its_agent_has_lost_koala(site: Site) -> None:
+    """At once, so that it does not stop for a change that nobody can make for now."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        order = Launch(task="t", argv=(sys.executable, "-c", SPEAKER), application=True)
+        site.center.launch(placeholder(), order)
+        await site.wait_for_output("t", b"said\n")
+    async with site.serving():
+        assert await end_of(site, "t") == EXITED
+        assert site.output("t") == b"said\nb'00000004\\naway'\n"
 
 
 async def test_release_reaches_ranks_in_sessions_of_their_own(site: Site) -> None:

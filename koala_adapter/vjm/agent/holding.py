@@ -184,6 +184,8 @@ class Agent:
 
     def closed(self, reason: str) -> None:
         """The connection is gone, or could not be made: try again after a while."""
+        if self._welcomed and self._tasks:
+            self._tasks.out_of_contact()
         good = self._welcomed and clock() - self._opened > STEADY
         self._failures = 1 if good else self._failures + 1
         self._attempt += 1

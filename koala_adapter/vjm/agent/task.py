@@ -325,6 +325,12 @@ class TaskList:
         """Whether the process of a task may be waiting for what the control center says to it."""
         return any(task.application is not None and not task.complete for task in self._tasks.values())
 
+    def out_of_contact(self) -> None:
+        """Tell the processes that speak with koala that it cannot hear them for now."""
+        for task in self._tasks.values():
+            if task.application is not None:
+                task.application.out_of_contact()
+
     def reports(self) -> "List[Dict[str, Any]]":
         """Return what a Hello says of each task; what was not acknowledged is sent again after it."""
         return [self._report(task) for task in self._tasks.values()]
