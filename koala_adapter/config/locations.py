@@ -132,8 +132,8 @@ def _base_directory(environment: Mapping[str, str], variable: str, default: str)
     named = _path_in(environment, variable)
     if named is not None and named.is_absolute():
         return named
-    home = environment.get("HOME", "")
-    home = home if home.startswith("/") else _home()
+    own = environment.get("HOME", "")
+    home = own if own.startswith("/") else _home()
     return Path(home) / default if home else None
 
 
