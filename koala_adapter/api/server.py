@@ -6,6 +6,7 @@ Only processes of the same user are admitted, proved by the kernel's peer creden
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
@@ -124,6 +125,8 @@ async def _new_listener(path: Path) -> Listener[SocketStream]:
 
 WATCH_PAUSE = 0.1
 """Seconds between two replies of a watch at least."""
+QUIET_AFTER = 1.1
+"""Seconds without a change after which a watch of one job repeats its report; more than LogPrinter waits."""
 
 JOBS_PAUSE = 0.5
 """Seconds between two replies of a watch of all jobs at least."""
@@ -324,14 +327,22 @@ class Server:
         return sorted(reports, key=in_order)[-limit:]
 
     async def _watch(self, request: Request) -> AsyncIterator[protocol.Reply]:
+        """Yield the report at each change, and once more when there was none for a while.
+
+        By that repetition a client that prints output learns that an unfinished line does not grow for now.
+        """
+        told_twice = False
         while True:
             changed = self._service.changed
             report = self._report(request.job_id)
             yield protocol.Reply(result=_json(report), last=report.over)
             if report.over:
                 return
-            await changed.wait()
-            await anyio.sleep(WATCH_PAUSE)
+            with anyio.move_on_after(math.inf if told_twice else QUIET_AFTER):
+                await changed.wait()
+            told_twice = not changed.is_set()
+            if not told_twice:
+                await anyio.sleep(WATCH_PAUSE)
 
     async def _watch_jobs(self, request: Request) -> AsyncIterator[protocol.Reply]:
         while True:

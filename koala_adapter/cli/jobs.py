@@ -313,7 +313,7 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
         names = ", ".join(one.name for one in report.components)
         raise JobNotFoundError(f"job {job_id} has no component {component!r}; it has: {names}")
     suffix = ".err" if errors else ".out"
-    printer = LogPrinter(Path(report.output_directory), component=component, rank=rank, suffix=suffix)
+    printer = LogPrinter(Path(report.output_directory), component=component, rank=rank, suffix=suffix, unfinished=True)
     if follow and not report.over:
         if source is not session.client:
             printer.print_new(marked=report.processes(component, rank) > 1, rest=True)

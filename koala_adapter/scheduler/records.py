@@ -392,6 +392,8 @@ class PlaceholderRecord:
     held_at: float | None = None
     ends_at: float | None = None
     silent_since: float | None = None
+    suspended_since: float | None = None
+    """Since when its LRM lists it as suspended; None: it does not."""
     ending_since: float | None = None
     timers: dict[TimerKind, Due] = field(default_factory=dict)
     """When it is looked at again, and what for."""

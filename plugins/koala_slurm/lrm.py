@@ -27,7 +27,7 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
 )
 from koala_adapter.lrm import NOWHERE, Capabilities, CheckResult, Lrm, RenderedSubmission, Submission
-from koala_adapter.lrm.commands import child_environment, login_name, portions
+from koala_adapter.lrm.commands import EXPORTED, child_environment, login_name, portions
 from koala_adapter.lrm.drmaa.choice import Submitter, obstacle_in, one_text
 from koala_adapter.lrm.drmaa.libraries import SLURM
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
@@ -660,7 +660,7 @@ class SlurmLrm(Lrm):
             self._note_size(submission, ids[0].partition("_")[0])
             return ids
         rendered = self.render(submission)
-        result = await self._commands.run(rendered.command, stdin=rendered.script.encode())
+        result = await self._commands.run(rendered.command, stdin=rendered.script.encode(), environment=EXPORTED)
         job = parse_job_id(result.text)
         if job is None:
             raise submission_error(result)
