@@ -103,7 +103,11 @@ class Session:
     @property
     def plugins(self) -> Mapping[str, PluginDefinition]:
         """The installed plugins. Raises PluginError."""
-        return self.here.plugins
+        plugins = self.here.plugins
+        if "structlog" in sys.modules:
+            # Some of them log, and a command of a person is not to show what is for the log of a service.
+            self.set_up_log()
+        return plugins
 
     @property
     def policies(self) -> Policies:
