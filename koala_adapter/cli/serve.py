@@ -136,7 +136,7 @@ class Settings:
         """Read the site file for the next start. Raises ConfigurationError, and nothing changes then."""
         fresh = replace(self.session, site_option=self.session.site_file)
         _ = fresh.site
-        self.earlier, self.session = self.session, fresh
+        self.earlier, self.session, self.failure = self.session, fresh, ""
 
     def started(self) -> None:
         """Hear that the service has started."""
