@@ -352,7 +352,15 @@ class Server:
     async def _clean(self, request: Request) -> CleanReport:
         service = self._service
         await service.ready()
-        cleaning = Cleaning(service.directory, service.journal, service.state, older=request.older, now=service.now())
+        now, older = service.now(), request.older
+        later: dict[str, str | None] = {}
+        for part in service.journal.finished.sweeps_since(
+            now - older
+        ):  # there may be many: others are served meanwhile
+            later |= part
+            await anyio.lowlevel.checkpoint()
+        await service.ready()
+        cleaning = Cleaning(service.directory, service.journal, service.state, older=older, now=now, later=later)
         chosen = cleaning.choose()
         if request.dry_run:
             return await to_thread.run_sync(cleaning.tell, chosen)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from koala_adapter.errors import NegotiationError, UnreadableTemplateError
@@ -96,6 +96,7 @@ class Course:
         return self.status in _ENDS or self.status is Status.CONSUMED
 
 
+@lru_cache(maxsize=1000)  # each reply of a watch tells of the same few
 def course(kept: KeptNegotiation) -> Course | None:
     """Return how far a negotiation came; None: none of its messages is there."""
     found: Course | None = None
