@@ -192,7 +192,7 @@ def test_what_was_lost_before_it_was_taken_in_is_told(lost: int, kind: str, reas
     application = nt.Endpoint("APPLICATION", "node")
     manager = Negotiations(
         clock=lambda: site.now,
-        report=lambda event: [site.post(event)].clear(),  # type: ignore[arg-type]
+        report=lambda event: [site.post(event)].clear(),
         say=lambda _job, _rank, data: heard.extend(application.receive(data, site.now)),
         keep=lambda *_: None,
         answer_timeout=lambda: 60.0,
