@@ -274,7 +274,7 @@ class Stage:
         rest, filler = ALL - scenario.initial, list[str]()
         for many in scenario.beside:
             job = rigid(many, seconds, user=self._user, cluster=self._places.other)
-            submitted.append(self._client.submit(job))  # noqa: PERF401 - known at once: whatever comes, it is cancelled
+            submitted.append(self._client.submit(job))  # known at once: whatever comes, it is cancelled
         if apart and not scenario.beside:
             # So that it begins where it is to: on the cluster on which most is idle.
             filler.append(self._client.submit(rigid(rest, LONG, user=self._user, cluster=self._places.other)))
