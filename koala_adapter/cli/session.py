@@ -160,6 +160,11 @@ class Session:
             site=self.site,
         )
 
+    def check_site_option(self) -> None:
+        """Raise ConfigurationError if ``--site`` names another file than the one on which the service runs."""
+        if self.site_option is not None:
+            self.here.check_in_force(tell_change=False)
+
     def set_up_log(self) -> None:
         """Have parts that log do so as the options say; to be called by who imports them while a command runs."""
         from koala_adapter.cli.log import set_up_log

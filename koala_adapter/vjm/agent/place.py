@@ -274,7 +274,7 @@ class Workplace:
         self._directory: "Optional[str]" = None
         self._directories = 0
         self._lock: "Optional[int]" = None
-        self._removals: "Deque[Iterator[None]]" = collections.deque()
+        self._works: "Deque[Iterator[None]]" = collections.deque()
         self._cleared = False
 
     def new_directory(self) -> str:
@@ -309,9 +309,13 @@ class Workplace:
 
     def remove(self, directory: str) -> None:
         """Remove a directory little by little: it may hold so much that nobody would hear of us meanwhile."""
-        self._removals.append(Removal(directory).steps())
-        if len(self._removals) == 1:
-            self._remove_some()
+        self.work(Removal(directory).steps())
+
+    def work(self, steps: "Iterator[None]") -> None:
+        """Do something in short steps, after what was begun before, while all else goes on."""
+        self._works.append(steps)
+        if len(self._works) == 1:
+            self._work_on()
 
     def clear(self) -> None:
         """Begin to remove all directories."""
@@ -320,9 +324,9 @@ class Workplace:
             self.remove(self._directory)
 
     def finish(self) -> None:
-        """Remove what is left of all directories."""
+        """Do what was begun, and remove what is left of all directories."""
         self.see_to_orphans()
-        for steps in self._removals:
+        for steps in self._works:
             for _ in steps:
                 pass
         if self._directory:
@@ -330,11 +334,11 @@ class Workplace:
             if not os.path.lexists(self._directory):
                 self.guard.dismiss()
 
-    def _remove_some(self) -> None:
+    def _work_on(self) -> None:
         until = clock() + SLICE
-        while self._removals:
-            for _ in self._removals[0]:
+        while self._works:
+            for _ in self._works[0]:
                 if clock() > until:
-                    self.timers.after(SLICE / 4, self._remove_some)
+                    self.timers.after(SLICE / 4, self._work_on)
                     return
-            self._removals.popleft()
+            self._works.popleft()

@@ -167,6 +167,7 @@ class Task:
             self._sources = []
             if self._collect is not None:
                 self.results = self._collect()
+                self._workplace.work(self.results.collect())
         if self.complete and not self.keeps_files:
             self._tidy()
 
@@ -283,9 +284,7 @@ def collected(
     """Return the files that a task left. What that needs is imported when it is, or before, in an idle moment."""
     from koala_adapter.vjm.agent.results import Results
 
-    results = Results(task, directory, message, inputs)
-    results.collect()
-    return results
+    return Results(task, directory, message, inputs)
 
 
 # -- All tasks: orders of the control center, and reports to it ----------------------------------------------
