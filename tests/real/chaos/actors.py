@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -19,6 +20,7 @@ from tests.real.chaos.processes import agents, ranks
 from tests.real.chaos.results import Consequence
 from tests.real.lrms import LOCAL
 from tests.real.systems import CommandError, SlurmCluster
+from tests.real.systems.processes import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +36,9 @@ LOOKS = 0.5
 """Most seconds between two looks at the jobs."""
 YOUNG = 15.0
 """Seconds for which a Slurm controller may forget, when it is killed, that a job was submitted or started."""
+LONGEST_SUBMISSION = 0.05
+"""Seconds within which a submission is under way."""
+EXIT_CONFIGURATION = 245
 NOBODY = "nobody"
 NONSENSE = (
     b"\n",
@@ -85,6 +90,8 @@ class Actors:
             Deed.STOP_SERVICE: self._stop_service,
             Deed.END_SERVICE: self._end_service,
             Deed.NONSENSE: self._nonsense,
+            Deed.RELOAD: self._reload,
+            Deed.KILL_WHILE_SUBMITTING: self._kill_while_submitting,
             Deed.KILL_CONTROLLER: self._kill_controller,
             Deed.STOP_CONTROLLER: self._stop_controller,
             Deed.KILL_NODE_DAEMON: self._kill_node,
@@ -199,6 +206,41 @@ class Actors:
         if before is None or client.pid() != before:
             self._stage.troubles.append(f"after {said[:60]!r} service {before} does not answer any more")
         return f"{said[:60]!r}"
+
+    def _reload(self, step: Step) -> str:
+        """Law: a valid file is taken up, another one refused, and the service goes on in either case."""
+        user = self._stage.user
+        before, good = user.site.read_text(), step.choice < 0.5
+        if good:
+            user.site.write_text(f"{before}\n# changed by step {step.number}\n")
+        else:
+            user.site.write_text(f"{before}\n[[clusters]]\nname = 3\n")
+        result = user.run_apart("serve", "--reload")
+        if not good:
+            user.site.write_text(before)
+        if result.code != (0 if good else EXIT_CONFIGURATION):
+            self._stage.troubles.append(f"a {'good' if good else 'bad'} site file: {result.code}, {result.stderr}")
+        return "taken up" if good else "refused"
+
+    def _kill_while_submitting(self, step: Step) -> str:
+        """Law: the client sends again what was not answered, and there is one job of that name."""
+        stage = self._stage
+        planned = step.job
+        if planned is None:
+            raise AssertionError("nothing to be submitted")
+        stage.wait_submitted()
+        told: list[str] = []
+        submitting = threading.Thread(target=lambda: told.append(stage.submit(planned, self._mpi_program)))
+        submitting.start()
+        submitting.join(step.choice * LONGEST_SUBMISSION)
+        stage.user.kill()
+        stage.user.serve()
+        submitting.join(PATIENCE)
+        stage.look()
+        named = [id_ for id_, history in stage.histories.items() if history.planned.name == planned.name]
+        if len(told) != 1 or (len(named) != 1 and not planned.followed):
+            stage.troubles.append(f"{planned.name} was submitted once, and is {named or 'no job'}; told: {told}")
+        return f"{planned.name}: {told}"
 
     # -- batch systems -----------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ write {next} {lines}
 """
 """Each rank notes its start by one write at the end of the ledger. The last line is for the one that ends badly."""
 
-MPI_RANK = 'echo "$KOALA_JOB_NAME $KOALA_RANK" >>"{ledger}"; exec "$0" "$@"'
+MPI_RANK = 'echo "$KOALA_JOB_NAME $KOALA_RANK" >>"{ledger}"; sleep {seconds}; exec "$0" "$@"'
 
 
 class End(StrEnum):
@@ -130,9 +130,9 @@ class PlannedJob:
             return ["no-such-program"]
         if self.mpi:
             end = {End.EXITS: "exit", End.SIGNALLED: "kill"}.get(self.end)
-            seconds = FOR_EVER if self.end is End.OVERRUNS else round(self.seconds)
-            last = [str(seconds)] if end is None else [end, str(self.culprit), str(self.number)]
-            return ["sh", "-c", MPI_RANK.format(ledger=ledger), str(mpi_program), *last]
+            seconds = FOR_EVER if self.end is End.OVERRUNS else self.seconds
+            last = [] if end is None else [end, str(self.culprit), str(self.number)]
+            return ["sh", "-c", MPI_RANK.format(ledger=ledger, seconds=seconds), str(mpi_program), *last]
         script = RANK.format(
             ledger=ledger,
             name=self.name,

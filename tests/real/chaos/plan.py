@@ -35,6 +35,8 @@ class Deed(StrEnum):
     STOP_SERVICE = "SIGSTOP the service"
     END_SERVICE = "an orderly stop of the service"
     NONSENSE = "nonsense at the sockets of the service"
+    RELOAD = "another site file, taken up or refused"
+    KILL_WHILE_SUBMITTING = "kill -9 the service while a job is submitted"
     KILL_CONTROLLER = "kill -9 the controller"
     STOP_CONTROLLER = "SIGSTOP the controller"
     KILL_NODE_DAEMON = "kill -9 the daemon of a node"
@@ -63,6 +65,8 @@ KINDS = {
     Deed.STOP_SERVICE: Kind(weight=5, away=(0.5, 6.0)),
     Deed.END_SERVICE: Kind(weight=4, away=(0.1, 4.0)),
     Deed.NONSENSE: Kind(weight=4),
+    Deed.RELOAD: Kind(weight=3),
+    Deed.KILL_WHILE_SUBMITTING: Kind(weight=4),
     Deed.KILL_CONTROLLER: Kind(weight=4, away=(0.1, 8.0)),
     Deed.STOP_CONTROLLER: Kind(weight=5, away=(0.5, 8.0)),
     Deed.KILL_NODE_DAEMON: Kind(weight=4, away=(0.1, 4.0)),
@@ -73,7 +77,7 @@ KINDS = {
     Deed.KILL_RANK: Kind(weight=5),
     Deed.STOP_RANK: Kind(weight=5, away=(0.5, 5.0)),
 }
-NEED_SERVICE = frozenset({Deed.SUBMIT, Deed.CANCEL, Deed.NONSENSE})
+NEED_SERVICE = frozenset({Deed.SUBMIT, Deed.CANCEL, Deed.NONSENSE, Deed.RELOAD, Deed.KILL_WHILE_SUBMITTING})
 NEED_CONTROLLER = frozenset({Deed.CANCEL_BEHIND, Deed.CANCEL_BATCH_BEHIND, Deed.LOCAL_JOB})
 OF_SERVICE = frozenset({Deed.KILL_SERVICE, Deed.STOP_SERVICE, Deed.END_SERVICE})
 OF_CONTROLLER = frozenset({Deed.KILL_CONTROLLER, Deed.STOP_CONTROLLER})
@@ -194,6 +198,7 @@ def _faults(chance: random.Random, seconds: float, absences: _Absences) -> list[
             choice=round(chance.random(), 3),
             processors=chance.randint(1, 6) if deed is Deed.LOCAL_JOB else 0,
             seconds=round(chance.uniform(1.0, 12.0), 1) if deed is Deed.LOCAL_JOB else 0.0,
+            job=drawn_job(chance, f"killed{number}") if deed is Deed.KILL_WHILE_SUBMITTING else None,
         )
         at += chance.expovariate(1 / BETWEEN_FAULTS)
         part = _part(first)
