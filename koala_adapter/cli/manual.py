@@ -205,7 +205,7 @@ def docs(name: str | None, examples: Path | None) -> None:
 @pass_session
 @command_body
 def schema(session: Session, kind: str) -> None:
-    r"""Print the JSON Schema of site files, of job files, or of what a command prints with --json.
+    r"""Print the JSON Schema of site files, job files, or what a command prints with --json.
 
     NAME is site, job, or a name in `koala docs json`. The first two are for editors that check and complete TOML. That
     of site files has the settings of all plugins that are
