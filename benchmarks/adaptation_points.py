@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks import cutoff
 from koala_adapter.application.notes import note_payload
 from koala_adapter.application.shipping import install
 from koala_adapter.negotiation import frame
@@ -157,6 +158,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=1_000_000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    cutoff.begin()
     costs = list(measurements(options.repeat, options.calls))
     if options.json:
         print(json.dumps([asdict(one) for one in costs], indent=2))

@@ -31,6 +31,10 @@ from typing import IO, TYPE_CHECKING
 
 import anyio
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import cutoff
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import channel
 from koala_adapter.vjm.center import AgentEvent, AgentRegistered, AgentTaskStarted, ControlCenter
@@ -352,6 +356,7 @@ def main() -> None:
         case "client":
             SimulatedAgents(int(options.port), range(*map(int, options.indices.split(":"))), options.limit).run()
         case _:
+            cutoff.begin(2 * options.limit)
             report(options.agents, options.clients, options.limit, as_json=options.json)
 
 

@@ -25,6 +25,10 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import cutoff
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm.center import AgentEvent, AgentRegistered, ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, server_context
@@ -209,6 +213,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5, help="times that each is measured (default 5)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
+    cutoff.begin()
     with tempfile.TemporaryDirectory() as shims:
         shim = Path(shims) / "python3"
         shim.write_text(SHIM)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
+from benchmarks import cutoff  # noqa: E402 - needs the path set above
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep  # noqa: E402 - needs the path set above
 from koala_adapter.python.executor import (  # noqa: E402
     Task,
@@ -94,6 +95,7 @@ def main() -> None:
     if options.answer:
         answer(*options.answer, pullers=options.pullers)
         return
+    cutoff.begin()
     found: dict[str, list[Rate]] = {"bare": [], "sweep": [], "executor": []}
     for _ in range(options.repeat):
         for what, measure in (("bare", bare), ("sweep", swept), ("executor", executed)):

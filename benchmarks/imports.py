@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
+from benchmarks import cutoff  # noqa: E402 - needs the path set above
 from tests.local_koala import Koala  # noqa: E402 - needs the path set above
 
 
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7, help="times that each is run (default 7)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
+    cutoff.begin()
     with tempfile.TemporaryDirectory() as directory:
         koala = Koala(Path(directory))
         try:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
+from benchmarks import cutoff  # noqa: E402 - needs the path set above
 from benchmarks.malleable_latency import running, until  # noqa: E402 - needs the path set above
 from benchmarks.workerpools import WAYS, KoalaPool, Service  # noqa: E402
 from tests.real.systems import SlurmCluster  # noqa: E402
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("--ways", default="sbatch,parsl")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    cutoff.begin()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     found: dict[str, dict[str, dict[str, float]]] = {}
     with SlurmCluster("cost", nodes=4, cpus=8) as cluster, tempfile.TemporaryDirectory() as name:

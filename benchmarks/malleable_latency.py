@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
+from benchmarks import cutoff  # noqa: E402 - needs the path set above
 from benchmarks.workerpools import DEADLINE, LARGEST, WAYS, KoalaPool, Service  # noqa: E402 - needs the path set above
 from tests.real.systems import SlurmCluster  # noqa: E402
 
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=60, help="koala's requests_per_minute (default: 60, likewise)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    cutoff.begin()
     load = os.getloadavg()[0]
     rows = []
     with SlurmCluster("bench", nodes=4, cpus=8) as cluster, tempfile.TemporaryDirectory() as name:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
+from benchmarks import cutoff
 from koala_adapter.api.client import Client
 from koala_adapter.api.statedirectory import start_in_background
 from koala_adapter.config.jobfile import load_job_text
@@ -71,6 +72,7 @@ def main() -> None:
     parser.add_argument("--rest", type=float, default=2.0, help="seconds between two changes (default: 2)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    cutoff.begin()
     load = os.getloadavg()[0]
     rows = []
     for mpich in (of_wheel(), of_system()):

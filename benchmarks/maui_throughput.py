@@ -25,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
+from benchmarks import cutoff  # noqa: E402 - needs the path set above
 from koala_adapter.wiki.codec.verbs import Dialect  # noqa: E402 - needs the path set above
 from tests.real.mauistandin import MauiStandIn  # noqa: E402
 from tests.real.systems import SlurmCluster  # noqa: E402
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=500)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    cutoff.begin()
     chance = random.Random(1)
     lengths = [chance.uniform(1, 3) for _ in range(options.jobs)]
     result = measure(lengths)

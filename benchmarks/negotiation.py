@@ -49,6 +49,7 @@ if __name__ == "__main__":
 
 import anyio
 
+from benchmarks import cutoff
 from koala_adapter import negotiation as nt
 from koala_adapter.negotiation.serviceside.endpoint import Endpoint, Limits, OfferAccepted, OfferReceived
 from koala_adapter.negotiation.serviceside.states import ENDED, State
@@ -477,6 +478,7 @@ def main() -> None:
     parser.add_argument("--unbound", action="store_true", help="leave to the kernel where both sides run")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args()
+    cutoff.begin()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         echo = compiled(directory)

@@ -33,6 +33,7 @@ if __name__ == "__main__":
 import anyio
 from anyio.to_thread import run_sync
 
+from benchmarks import cutoff
 from koala_adapter import negotiation as nt
 from koala_adapter.model import ClusterName
 from koala_adapter.negotiation.serviceside.document import frame
@@ -261,6 +262,7 @@ def main() -> None:
     parser.add_argument("--open", type=int, default=10_000)
     parser.add_argument("--jobs", type=int, default=1_000)
     given = parser.parse_args()
+    cutoff.begin()
     open_at_once(given.open)  # first: its process begins as a copy of this one, with what this one has kept
     for jobs in sorted({10, given.jobs}):
         decisions(jobs, ASKING)

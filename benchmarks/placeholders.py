@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
+from benchmarks import cutoff  # noqa: E402 - needs the path set above
 from tests.real.systems import SlurmCluster  # noqa: E402 - needs the path set above
 
 DEADLINE = 120.0
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    cutoff.begin()
     sizes = [int(size) for size in options.sizes.split(",")]
     with SlurmCluster("bench", nodes=4, cpus=max(16, -(-max(sizes) // 4))) as cluster:
         rows = [measure(cluster, size, options.repeat) for size in sizes]

@@ -36,6 +36,7 @@ ASKING = {"status": ["status"], "logs": ["logs", "1"], "explain": ["explain", "1
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
+from benchmarks import cutoff  # noqa: E402 - needs the path set above
 from tests.real.systems import SlurmCluster  # noqa: E402 - needs the path set above
 
 
@@ -142,6 +143,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=20)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    cutoff.begin()
     with SlurmCluster("bench", nodes=2, cpus=4) as cluster, tempfile.TemporaryDirectory() as directory:
         found = measure(Bench(cluster, Path(directory)), options.repeat, options.files)
     ratio = found["koala run"].elapsed / found["sbatch --wait"].elapsed

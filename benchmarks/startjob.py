@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
+from benchmarks import cutoff  # noqa: E402 - needs the path set above
 from tests.real.systems import SlurmCluster  # noqa: E402 - needs the path set above
 from tests.real.wiki_serving import WikiServing  # noqa: E402
 
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    cutoff.begin()
     cluster = SlurmCluster("bench", nodes=4, cpus=8, settings={"JobSubmitPlugins": "lua"})
     (cluster.directory / "job_submit.lua").write_text((ROOT / "conf" / "job_submit.lua").read_text())
     with (

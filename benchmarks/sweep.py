@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
 import koala_adapter as koala  # noqa: E402 - needs the path set above
+from benchmarks import cutoff  # noqa: E402 - needs the path set above
 from benchmarks.taskpools import WAYS, Measurement, Rates, missing  # noqa: E402
 from tests.real.systems import SlurmCluster  # noqa: E402
 
@@ -67,6 +68,7 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help="without Slurm")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    cutoff.begin()
     os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     wished = ["xargs"] if options.here else [way for way in options.ways.split(",") if way]
     ways = [way for way in wished if missing(way, slurm=not options.here) is None]

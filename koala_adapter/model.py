@@ -237,6 +237,8 @@ class Node:
     disk_mib: int | None = None
     grain: int = 1
     """Processors that a job gets at a time here, such as the threads of a core: it has a multiple of them."""
+    queue_grains: tuple[tuple[str, int], ...] = ()
+    """Queues whose jobs get another number at a time; an empty name stands for jobs that name none."""
     counts_grains: bool = True
     """``processors_used`` counts whole ones; else each processor that is used may keep others from its core."""
     whole_queues: tuple[str, ...] = ()
@@ -245,15 +247,25 @@ class Node:
     closed_queues: tuple[str, ...] = ()
     """Queues of the node that take or start no job now; an empty name stands for jobs that name none."""
 
-    def rounded(self, processors: int) -> int:
-        """Return the processors that a job has here that asks for so many."""
-        return min(-(-processors // self.grain) * self.grain, max(self.processors, processors))
+    def grain_in(self, queue: str | None) -> int:
+        """Return how many processors a job of a queue, or of any of several, gets at a time."""
+        if not self.queue_grains:
+            return self.grain
+        own, names = dict(self.queue_grains), (queue or "").split(",")
+        return max(own.get(name, self.grain) for name in names)
+
+    def gives(self, job: LrmJob, processors: int) -> int:
+        """Return the processors that a job has here that asks for so many of them: whole cores, or all."""
+        whole = job.exclusive or any(name in self.whole_queues for name in job.queue.split(","))
+        grain = self.grain_in(job.queue)
+        wanted = self.processors if whole else job.cores(processors, grain) * grain
+        return max(processors, min(wanted, self.processors))
 
     def places(self, queue: str | None) -> int:
         """Return how many jobs of one processor, or placeholders, the node takes when nothing else runs on it."""
         if (queue or "") in self.whole_queues:
             return min(1, self.processors)
-        return -(-self.processors // self.grain)
+        return -(-self.processors // self.grain_in(queue))
 
     def places_idle(self, queue: str | None) -> int:
         """Return how many jobs of one processor, or placeholders, could start now."""
@@ -263,7 +275,7 @@ class Node:
             return min(1, self.processors_idle) if self.processors_used == 0 else 0
         if not self.counts_grains:
             return min(self.processors_idle, max(0, self.places(queue) - self.processors_used))
-        return self.processors_idle // self.grain
+        return self.processors_idle // self.grain_in(queue)
 
     @property
     def processors_idle(self) -> int:
@@ -369,6 +381,10 @@ class LrmJob:
     nodes_most: int | None = None
     """Nodes that it may have at most; None: any number."""
     tasks_per_node: int | None = None
+    threads_per_core: int | None = None
+    """Of each core that it has, as many processors at most are its own; None: all. Only while it waits."""
+    tasks_per_core: int | None = None
+    """Tasks that share a core at most; None: any number. Only while it waits."""
     memory_per_processor_mib: int | None = None
     memory_per_node_mib: int | None = None
     features: tuple[str, ...] = ()
@@ -396,6 +412,22 @@ class LrmJob:
     """What ``Lrm.annotate`` has left with it, as far as its LRM shows it; empty: nothing, None: nothing can be left."""
     tied: bool = False
     """It waits, and is still tied to the nodes on which we started it: see ``Lrm.undo_start``."""
+
+    def cores(self, processors: int, threads: int) -> int:
+        """Return how many cores of so many threads each it takes for so many processors on a node."""
+        own = min(self.threads_per_core or threads, threads)
+        shared = min(self.tasks_per_core or own, own)
+        if own == shared == threads or self.processors_per_task == 1:
+            return -(-processors // shared)
+        return -(-processors // self.processors_per_task) * -(-self.processors_per_task // own)
+
+    def processors_on(self, cores: int, threads: int) -> int:
+        """Return the most processors that it can have on a node, in whole tasks, with so many cores free."""
+        own = min(self.threads_per_core or threads, threads)
+        shared = min(self.tasks_per_core or own, own)
+        if own == shared == threads or self.processors_per_task == 1:
+            return cores * shared
+        return cores // -(-self.processors_per_task // own) * self.processors_per_task
 
     @property
     def node_bounds(self) -> tuple[int, int | None]:

@@ -334,7 +334,7 @@ class Koala:
         service = self._service()
         if service is not None:
             kill_and_wait(service)
-        for name in ("alpha", "beta"):
+        for name in ("alpha", "beta", "gamma"):
             cluster = self.state / "clusters" / name
             if cluster.exists() and self._cancel_all(name):
                 anyio.run(end_daemon, cluster)

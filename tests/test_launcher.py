@@ -176,6 +176,19 @@ async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     assert said == "no-such-program: No such file or directory\n"
 
 
+async def test_a_daemon_of_a_task_ends_with_it(tmp_path: Path) -> None:
+    """Though nothing of its session or environment tells whose it is; the next task does not meet it."""
+    begun, number = tmp_path / "begun", tmp_path / "number"
+    daemon = f"/usr/bin/setsid /usr/bin/env -i /bin/sh -c '>{begun}; exec /bin/sleep 61251'"
+    first = f"{daemon} & echo $! >{number}; until [ -e {begun} ]; do sleep 0.02; done"
+    place = Place(tmp_path, (first, f"! kill -0 $(cat {number})"))
+    async with place.running() as sweep:
+        launcher = place.launcher()
+        await place.until_over(sweep)
+        assert await exits(launcher) == 0
+    assert [(one["task"], one["state"]) for one in place.entries()] == [(0, "done"), (1, "done")]
+
+
 async def test_where_tmpdir_is_gone_output_is_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the launcher; where that is gone, too, it says so in one line and leaves its task to others."""
     scratch = tmp_path / "scratch"

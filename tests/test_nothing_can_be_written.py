@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +14,9 @@ import pytest
 from tests.local_koala import LIVENESS, Koala, eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from tests.local_koala import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -102,6 +108,48 @@ def test_a_journal_that_cannot_be_written_stops_decisions_and_nothing_else(koala
     _, logged = service.communicate(timeout=LIVENESS)
     assert logged.count("nothing is decided until the journal can be written") == 1
     assert logged.count("the journal can be written again") == 1
+
+
+@pytest.fixture
+def small_disk(koala: Koala) -> Iterator[Path]:
+    """Give the state directory a file system of its own, of 3 MiB."""
+    koala.state.mkdir(mode=0o700)
+    options = ["-t", "tmpfs", "-o", "size=3m,mode=0700", "tmpfs"]
+    done = subprocess.run(["mount", *options, str(koala.state)], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield koala.state
+    finally:
+        subprocess.run(["mount", "-o", "remount,size=100m", str(koala.state)], check=True)
+        koala.close()
+        subprocess.run(["umount", "--lazy", str(koala.state)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+def test_a_run_goes_on_when_a_full_disk_has_room_again(koala: Koala, small_disk: Path) -> None:
+    """Its application is not given up for that: its output waits, the reason is told, and nothing is lost."""
+    running = koala.start("run", koala.job(LARGE))
+    eventually(lambda: koala.has("1") and "No space left" in koala.report("1").trouble)
+    assert running.poll() is None
+    subprocess.run(["mount", "-o", "remount,size=100m", str(small_disk)], check=True)
+    _, said = running.communicate(timeout=LIVENESS)
+    assert running.returncode == 0, said
+    assert "No space left on device" in unwrapped(said)
+    expected = "".join(f"{number}\n" for number in range(1, LINES + 1))
+    for component in ("left", "right"):
+        assert (koala.state / "jobs" / "1" / component / "0.out").read_text() == expected
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+def test_a_run_that_waits_for_a_full_disk_can_be_interrupted(koala: Koala, small_disk: Path) -> None:
+    """Who does not want to make room is not kept: Ctrl-C ends the command."""
+    running = koala.start("run", koala.job(LARGE))
+    eventually(lambda: koala.has("1") and "No space left" in koala.report("1").trouble)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=LIVENESS)
+    assert running.returncode != 0, said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from koala_adapter.host.sockets import free_port
 from tests.local_koala import LIVENESS, Koala
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -59,10 +61,19 @@ def test_a_command_with_another_site_file_refuses(koala: Koala) -> None:
     other = koala.directory / "other.toml"
     other.write_text(koala.site_file.read_text().replace('"alpha"', '"gamma"'))
     koala.serve()
-    koala.run("submit", koala.job("true"))
+    id_ = koala.run("submit", koala.job("sleep 300")).stdout.split()[1]
     options = ["--site", str(other), "--state", str(koala.state)]
     program = ["-n", "1", "--", "true"]
-    for words in (["submit", *program], ["run", *program], ["plan", koala.job("true")], ["clusters"]):
+    ask = [["status", id_], ["status"], ["status", "--watch"], ["explain", id_], ["logs", id_], ["negotiations"]]
+    ask += [["plan", koala.job("true")], ["clusters"], ["top", "--once"]]
+    change = [
+        ["submit", *program],
+        ["run", *program],
+        ["resize", id_, "2"],
+        ["cancel", id_],
+        ["clean", "--older", "1d"],
+    ]
+    for words in (*ask, *change):
         refused = subprocess.run(
             [sys.executable, "-m", "koala_adapter.cli", *options, *words],
             env=koala.environment,
@@ -74,6 +85,8 @@ def test_a_command_with_another_site_file_refuses(koala: Koala) -> None:
         assert refused.returncode == 245, (words, refused.stderr)
         assert f"runs on the site file {koala.site_file}, and not on {other}" in refused.stderr
         assert "koala serve --stop" in refused.stderr
+    assert koala.state_of(id_) in {"waiting", "claiming", "launching", "running"}
+    koala.run("cancel", id_)
     other.write_bytes(koala.site_file.read_bytes())
     assert koala.run("submit", koala.job("true")).returncode == 0
 
@@ -95,4 +108,32 @@ def test_a_changed_site_file_is_told_and_read_again(koala: Koala) -> None:
     assert "has changed" not in koala.run("status").stderr
     assert koala.state_of(job_id) in {"waiting", "claiming", "launching", "running"}
     koala.run("cancel", job_id)
+    koala.run("serve", "--stop")
+
+
+@pytest.mark.parametrize("section", ["control_center", "metrics"])
+def test_a_site_file_with_which_the_service_cannot_start_is_refused(koala: Koala, section: str) -> None:
+    """It is valid, and a port that it names is taken: the service goes on with the file as it was, its jobs likewise.
+
+    While agents are out, a service waits long for the port of its control center: there is no job then.
+    """
+    process = koala.serve()
+    ids = [koala.run("submit", koala.job("sleep 300")).stdout.split()[1]] if section == "metrics" else []
+    with socket.create_server(("127.0.0.1", free_port())) as taken:
+        port = taken.getsockname()[1]
+        rest = koala.site_file.read_text() + SMALL
+        if section == "metrics":
+            koala.site_file.write_text(f"[metrics]\nport = {port}\n{rest}")
+        else:
+            koala.site_file.write_text(rest.replace("[control_center]\n", f"[control_center]\nport = {port}\n"))
+        refused = koala.run("serve", "--reload", check=245)
+        assert str(port) in refused.stderr
+        assert "it goes on with the file as it was" in refused.stderr
+        assert process.poll() is None
+        assert {one.name for one in koala.client.clusters()} == {"alpha", "beta"}
+        assert {koala.state_of(one) for one in ids} <= {"waiting", "claiming", "launching", "running"}
+    koala.run("serve", "--reload")
+    assert {one.name for one in koala.client.clusters()} == {"alpha", "beta", "gamma"}
+    for one in ids:
+        koala.run("cancel", one)
     koala.run("serve", "--stop")

@@ -13,7 +13,13 @@ from koala_adapter.api import protocol
 from koala_adapter.api.protocol import from_json
 from koala_adapter.api.statedirectory import LOG_NAME, socket_path, start_in_background
 from koala_adapter.config.locations import SiteFileState
-from koala_adapter.errors import JobTimeoutError, ServiceAbsentError, ServiceRunningError, ServiceUnavailableError
+from koala_adapter.errors import (
+    JobTimeoutError,
+    ProtocolError,
+    ServiceAbsentError,
+    ServiceRunningError,
+    ServiceUnavailableError,
+)
 from koala_adapter.outcome import NOT_SEEN
 from koala_adapter.report.values import JobReport
 
@@ -70,6 +76,13 @@ class Client:
             return None
         return None if told is None else from_json(SiteFileState, told)
 
+    def reload_failure(self) -> str:
+        """Return why the service did not start with its site file when that was read again; empty when it did."""
+        try:
+            return str(self._ask(protocol.Request(operation="ping")).get("reload_failure", ""))
+        except ServiceUnavailableError:
+            return ""
+
     def wait_until_running(self, patience: float) -> bool:
         """Wait for a service to answer, ``patience`` seconds at most; tell whether one does."""
         until = time.monotonic() + patience
@@ -110,7 +123,12 @@ class Client:
             time.sleep(LOOK_AGAIN)
 
     def _submit(self, job: Job, submission: str) -> str:
-        return str(self._ask(protocol.submission(job, submission))["job_id"])
+        try:
+            return str(self._ask(protocol.submission(job, submission))["job_id"])
+        except ProtocolError as error:
+            if not protocol.names_no_submissions(error):
+                raise
+        return str(self._ask(protocol.submission(job, ""))["job_id"])
 
     def cancel(self, job_id: str) -> JobReport:
         """Cancel a job; returns at once with its report."""

@@ -105,10 +105,13 @@ def end_daemons(state: Path) -> None:
 def end_daemon(directory: Path) -> None:
     """End the daemon of a local cluster and see it gone."""
     with suppress(OSError, ValueError):
-        process = os.pidfd_open(int((directory / "pid").read_text(encoding="ascii")))
+        pid = int((directory / "pid").read_text(encoding="ascii"))
+        process = os.pidfd_open(pid)
         try:
-            signal.pidfd_send_signal(process, signal.SIGTERM)
-            select.select([process], [], [], ENDING)
+            # A daemon that was killed leaves its id behind, which may be another process's by now.
+            if os.fsencode(directory) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                signal.pidfd_send_signal(process, signal.SIGTERM)
+                select.select([process], [], [], ENDING)
         finally:
             os.close(process)
 

@@ -141,13 +141,14 @@ OPERATIONS = frozenset(
 class Request:
     """What a client asks.
 
-    ``submit`` (job: text of a job as JSON; job_id: a name that the client gave this submission, or empty: sent again,
-    it is answered with the same job), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs``,
+    ``submit`` (job: text of a job as JSON; submission: a name that the client gave it, or empty: sent again, it is
+    answered with the same job), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs``,
     ``watch`` (a reply at each change until the job is over; without one, of all jobs, until the service ends),
     ``clusters``, ``plan``, ``script``, ``negotiate`` (how a program gets to do so for a job), ``negotiations`` (of the
     job, if one is named; number, if one is), ``defects`` (of koala itself, one sentence each), ``clean`` (older,
     dry_run), ``metrics`` (OpenMetrics text), ``ping`` (process id; ``site``: its site file, and what that
-    was when it was read), ``reload`` (of the site file), ``stop``, ``stop-if-idle`` (``stops`` tells whether it does).
+    was when it was read; ``reload_failure``: why it did not start with a file read again), ``reload`` (of
+    the site file), ``stop``, ``stop-if-idle`` (``stops`` tells whether it does).
     """
 
     operation: str
@@ -163,6 +164,7 @@ class Request:
     older: float = 0.0
     """Seconds since the end of a job."""
     dry_run: bool = False
+    submission: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,14 +184,26 @@ _ERRORS = {
 
 
 def encode(message: Request | Reply) -> bytes:
-    """Return the line of a message."""
+    """Return the line of a message.
+
+    A request has only what is asked: a service refuses a member that it does not know, and one of an earlier version
+    knows fewer.
+    """
     members = {one.name: getattr(message, one.name) for one in fields(message)}
+    if isinstance(message, Request):
+        defaults = {one.name: one.default for one in fields(message)}
+        members = {name: value for name, value in members.items() if value != defaults[name]}
     return json.dumps(members, separators=(",", ":")).encode() + b"\n"
 
 
 def submission(job: Job, name: str) -> Request:
-    """Return the request that submits a job, by a name that a service of an earlier version leaves unread."""
-    return Request(operation="submit", job=asdict(job), job_id=name)
+    """Return the request that submits a job, by a name; empty: by none."""
+    return Request(operation="submit", job=asdict(job), submission=name)
+
+
+def names_no_submissions(error: ProtocolError) -> bool:
+    """Tell whether a service has refused a submission because it has a name: version 0.1 knows none."""
+    return "no member 'submission'" in error.message
 
 
 def decode_request(line: bytes) -> Request:

@@ -6,6 +6,7 @@ Only processes of the same user are admitted, proved by the kernel's peer creden
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
@@ -44,7 +45,7 @@ from koala_adapter.service.service import Service
 from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
     from anyio.abc import Listener, SocketStream, TaskStatus
@@ -124,6 +125,8 @@ async def _new_listener(path: Path) -> Listener[SocketStream]:
 
 WATCH_PAUSE = 0.1
 """Seconds between two replies of a watch at least."""
+QUIET_AFTER = 1.1
+"""Seconds without a change after which a watch of one job repeats its report; more than LogPrinter waits."""
 
 JOBS_PAUSE = 0.5
 """Seconds between two replies of a watch of all jobs at least."""
@@ -143,16 +146,19 @@ class Server:
         service: Service,
         *,
         site_file: SiteFileState | None = None,
-        check_reload: Callable[[], object] | None = None,
+        read_again: Callable[[], object] | None = None,
+        reload_failure: str = "",
     ) -> None:
         """Answer for ``service``.
 
-        ``site_file``: which one it has read, if any. ``check_reload`` raises ConfigurationError where that must not be
-        read again as it is; None: the service cannot be made to.
+        ``site_file``: which one it has read, if any. ``read_again`` reads it for the next start, and raises
+        ConfigurationError where it is not valid; None: the service cannot be made to. ``reload_failure``: why the
+        service did not start with a site file that was read again.
         """
         self._service = service
         self._site_file = site_file
-        self._check_reload = check_reload
+        self._read_again = read_again
+        self._reload_failure = reload_failure
         self.reload_wanted = False
         """It ends to be started again with the site file as it is now."""
         self.stop_wanted = anyio.Event()
@@ -237,7 +243,7 @@ class Server:
             case "submit":
                 if self._ending:
                     raise ServiceAbsentError("the koala service is about to end", hint="try again in a second")
-                made = service.submit(lambda id_, now: self._job(request, id_, now), submission=request.job_id)
+                made = service.submit(lambda id_, now: self._job(request, id_, now), submission=request.submission)
                 return {"job_id": made}
             case "cancel":
                 service.cancel(request.job_id)
@@ -272,15 +278,17 @@ class Server:
             case "reload":
                 self._reload()
         site = None if self._site_file is None else asdict(self._site_file)
-        return {"pid": os.getpid(), "unfinished": len(service.unfinished), "site": site}
+        told = {"unfinished": len(service.unfinished), "site": site, "reload_failure": self._reload_failure}
+        return {"pid": os.getpid(), **told}
 
     def _reload(self) -> None:
-        if self._check_reload is None:
+        if self._read_again is None:
             hint = "it reads the site file of the next command when it has ended"
             raise ServiceUnavailableError(
                 "this service is a part of another command, and reads nothing anew", hint=hint
             )
-        self._check_reload()
+        self._read_again()
+        self._reload_failure = ""
         self.reload_wanted = True
 
     def _negotiations(self, request: Request) -> Any:  # noqa: ANN401 - JSON
@@ -324,14 +332,22 @@ class Server:
         return sorted(reports, key=in_order)[-limit:]
 
     async def _watch(self, request: Request) -> AsyncIterator[protocol.Reply]:
+        """Yield the report at each change, and once more when there was none for a while.
+
+        By that repetition a client that prints output learns that an unfinished line does not grow for now.
+        """
+        told_twice = False
         while True:
             changed = self._service.changed
             report = self._report(request.job_id)
             yield protocol.Reply(result=_json(report), last=report.over)
             if report.over:
                 return
-            await changed.wait()
-            await anyio.sleep(WATCH_PAUSE)
+            with anyio.move_on_after(math.inf if told_twice else QUIET_AFTER):
+                await changed.wait()
+            told_twice = not changed.is_set()
+            if not told_twice:
+                await anyio.sleep(WATCH_PAUSE)
 
     async def _watch_jobs(self, request: Request) -> AsyncIterator[protocol.Reply]:
         while True:
@@ -347,7 +363,15 @@ class Server:
     async def _clean(self, request: Request) -> CleanReport:
         service = self._service
         await service.ready()
-        cleaning = Cleaning(service.directory, service.journal, service.state, older=request.older, now=service.now())
+        now, older = service.now(), request.older
+        later: dict[str, str | None] = {}
+        for part in service.journal.finished.sweeps_since(
+            now - older
+        ):  # there may be many: others are served meanwhile
+            later |= part
+            await anyio.lowlevel.checkpoint()
+        await service.ready()
+        cleaning = Cleaning(service.directory, service.journal, service.state, older=older, now=now, later=later)
         chosen = cleaning.choose()
         if request.dry_run:
             return await to_thread.run_sync(cleaning.tell, chosen)
@@ -388,7 +412,9 @@ async def host(  # noqa: PLR0913 - all that a service can be told
     snapshot_interval: int = SNAPSHOT_INTERVAL,
     journal_patience: float | None = None,
     site_file: SiteFileState | None = None,
-    check_reload: Callable[[], object] | None = None,
+    read_again: Callable[[], object] | None = None,
+    reload_failure: str = "",
+    before_serving: Callable[[Meter], Awaitable[None]] | None = None,
     task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a service with its socket until a client stops it or the task is cancelled. The caller owns the directory.
@@ -396,7 +422,8 @@ async def host(  # noqa: PLR0913 - all that a service can be told
     ``idle_limit``: it also ends when nothing has been unfinished for so many seconds; None: never. ``clocks``: None:
     those of this machine. ``policies``: those that the scheduler may use. ``snapshot_interval``: events of the journal
     after which a snapshot stands for them. ``journal_patience``: as of :class:`Service`. ``site_file``,
-    ``check_reload``: as of :class:`Server`.
+    ``read_again``, ``reload_failure``: as of :class:`Server`. ``before_serving`` is called with what the service counts
+    before the first request is answered; what it raises ends the service.
     """
     # Before anything that takes time: who comes meanwhile waits for the answer, instead of finding nobody.
     async with listening(directory) as listener:
@@ -410,9 +437,11 @@ async def host(  # noqa: PLR0913 - all that a service can be told
             snapshot_interval=snapshot_interval,
             journal_patience=journal_patience,
         )
-        server = Server(service, site_file=site_file, check_reload=check_reload)
+        server = Server(service, site_file=site_file, read_again=read_again, reload_failure=reload_failure)
         async with anyio.create_task_group() as tasks:
             await tasks.start(service.run)
+            if before_serving is not None:
+                await before_serving(server.meter)
             tasks.start_soon(server.serve, listener)
             if idle_limit is not None:
                 tasks.start_soon(_stop_when_idle, server, service, idle_limit)

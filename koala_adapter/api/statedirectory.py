@@ -270,6 +270,12 @@ def require_not_cleaned(journal: Journal, job_id: str, wall_offset: float) -> No
 
 PIECE = 256 * 1024
 """Bytes of an output file that are read at once."""
+LONGEST_WAIT = 1.0
+"""Seconds for which an unfinished line is held back after its last byte."""
+LONGEST_LINE = 64 * 1024
+"""Bytes of an unfinished line that are held back."""
+_MOVE = re.compile(rb"\r+(?![\r\n]|$)")
+"""Carriage returns after which a line is written anew; not those of CR LF, which may be still to come."""
 
 
 class LogPrinter:
@@ -283,31 +289,49 @@ class LogPrinter:
         rank: int | None = None,
         suffix: str = ".out",
         write: Callable[[bytes], None] | None = None,
+        unfinished: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Print files ``COMPONENT/RANK`` + ``suffix`` below ``directory`` with ``write`` (default: standard output)."""
+        """Print files ``COMPONENT/RANK`` + ``suffix`` below ``directory`` with ``write`` (default: standard output).
+
+        ``unfinished``: a line is not held back until its end, only until a carriage return, 64 KiB, or a second without
+        more. It is then printed in pieces, each of which is marked as a line is.
+        """
         self._directory = directory
         self._write = write or to_standard_output
         self._pattern = f"{component or '*'}/{'*' if rank is None else rank}{suffix}"
         self.files: dict[Path, int] = {}
+        self._unfinished = unfinished
+        self._clock = clock
         self._rest: dict[Path, bytes] = {}
+        self._grown_at: dict[Path, float] = {}
 
     def print_new(self, *, marked: bool, rest: bool = False) -> None:
         """Print complete lines that are new; with ``rest`` also what has no end of line yet.
 
         ``marked``: each line is to say whose it is.
         """
+        longest = LONGEST_LINE if self._unfinished else PIECE
         for path in sorted(self._directory.glob(self._pattern), key=_order):
             for data in self._pieces(path):
                 *lines, last = (self._rest.pop(path, b"") + data).split(b"\n")
-                if len(last) > PIECE:  # a line that long is not kept until it ends
-                    lines, last = ([*lines, last], b"") if marked else (lines, last)
+                self._grown_at[path] = self._clock()
+                if len(last) > longest:
                     self._print(path, lines, marked=marked, last=last)
                     continue
+                begun, last = self._split(last)
                 if last:
                     self._rest[path] = last
-                self._print(path, lines, marked=marked)
-            if rest:
+                self._print(path, lines, marked=marked, last=begun.rstrip(b"\r") if marked else begun)
+            waits = self._unfinished and path in self._rest
+            if rest or (waits and self._clock() - self._grown_at[path] >= LONGEST_WAIT):
                 self._print(path, [], marked=marked, last=self._rest.pop(path, b""))
+
+    def _split(self, line: bytes) -> tuple[bytes, bytes]:
+        """Divide an unfinished line at its last carriage return; what stands before that need not be held back."""
+        returns = list(_MOVE.finditer(line)) if self._unfinished else []
+        at = returns[-1].end() if returns else 0
+        return line[:at], line[at:]
 
     @property
     def silent(self) -> bool:
@@ -328,6 +352,8 @@ class LogPrinter:
         mark = f"{path.parent.name}/{path.stem}: ".encode() if marked else b""
         if last and marked:
             lines, last = [*lines, last], b""
+        if marked and self._unfinished:
+            lines = [part for line in lines for part in _MOVE.split(line) if part or not line]
         if lines or last:
             self._write(b"".join(mark + line + b"\n" for line in lines) + last)
 

@@ -83,6 +83,7 @@ class Process:
             "who": self._heard_who, "welcome": self._heard_welcome, "when": self._heard_when,
             "stop": self._heard_stop, "abandon": self._heard_abandon, "change": self._heard_change,
             "resume": self._heard_resume, "fail": self._heard_fail, "ends": self._heard_ends,
+            "away": self._heard_away,
         }  # fmt: skip
 
     @property
@@ -106,7 +107,7 @@ class Process:
         hello = note_payload(
             "hello", version=VERSION, state=self.state, change=self.number, at=self.at, reached=self.reached,
             contact=self._contact, sizes=self._sizes, pid=self._pid,
-            ends=1, **self._mpi,
+            ends=1, away=1, **self._mpi,
         )  # fmt: skip
         said = [hello]
         if self.state == "running" and self._said:
@@ -174,6 +175,20 @@ class Process:
         if self.state in ("armed", "waiting") and number == self.number:
             self._run()
         return []
+
+    def _heard_away(self, _note: Note) -> List[bytes]:
+        """The agent is out of contact with koala: a change for which not all stand cannot be made for now."""
+        self.out_of_contact()
+        return []
+
+    def out_of_contact(self) -> None:
+        """Go on past a point that this process has not said to stand at; koala agrees on another one when it is back.
+
+        A process that has said it stays: all may have, and the change may be recorded.
+        """
+        self._said = ""
+        if self.state == "armed":
+            self._run()
 
     def _heard_change(self, note: Note) -> List[bytes]:
         number, at = note.number("change"), note.number("at")

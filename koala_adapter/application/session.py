@@ -133,6 +133,7 @@ class Session:
                         pause = FIRST_PAUSE
                 since, patience = time.monotonic(), LONGEST_SEPARATION
                 with self.lock:
+                    self.process.out_of_contact()
                     self.bargains.disconnected(since)
                     self.lock.notify_all()
             if not self._closing:

@@ -434,8 +434,8 @@ class Display:
         if not self._printers:
             directory = Path(report.output_directory)
             self._printers = (
-                LogPrinter(directory, write=self._write),
-                LogPrinter(directory, suffix=".err", write=self._write_error),
+                LogPrinter(directory, write=self._write, unfinished=True),
+                LogPrinter(directory, suffix=".err", write=self._write_error, unfinished=True),
             )
         for printer in self._printers:
             printer.print_new(marked=report.processes() > 1, rest=report.over or report.concluded)

@@ -36,7 +36,11 @@ QUEUE_LIMIT = 50
 
 
 def job_information(session: Session) -> Client | ClosedJournal | JournalView:
-    """Return the service, or what its journal says when none runs; that is remarked."""
+    """Return the service, or what its journal says when none runs; that is remarked.
+
+    Raises ConfigurationError if the service runs on another site file than the command is given.
+    """
+    session.check_site_option()
     source = session.here.information(before_reading=session.set_up_log)
     if isinstance(source, Client):
         return source
@@ -118,6 +122,7 @@ def _watch(session: Session, job_id: str | None, limit: int, *, as_json: bool) -
 
     if as_json:
         raise click.UsageError("--json prints one document and --watch goes on: use one of them")
+    session.check_site_option()
     session.set_up_log()  # where no service runs, a journal is read
     if job_id is None:
         watch_all(session, limit)
@@ -140,6 +145,7 @@ def cancel(session: Session, job_id: str, no_wait: bool, as_json: bool) -> None:
     Example:
       koala cancel 12
     """
+    session.check_site_option()
     report = session.client.cancel(job_id)
     if not no_wait and not report.over:
         with session.progress.status("cancelling") as display:
@@ -169,6 +175,7 @@ def resize(session: Session, job_id: str, processors: int, component: str, as_js
     Example:
       koala resize 12 8
     """
+    session.check_site_option()
     report = session.client.resize(job_id, processors, component)
     if as_json:
         session.print_json(asdict(report))
@@ -313,7 +320,7 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
         names = ", ".join(one.name for one in report.components)
         raise JobNotFoundError(f"job {job_id} has no component {component!r}; it has: {names}")
     suffix = ".err" if errors else ".out"
-    printer = LogPrinter(Path(report.output_directory), component=component, rank=rank, suffix=suffix)
+    printer = LogPrinter(Path(report.output_directory), component=component, rank=rank, suffix=suffix, unfinished=True)
     if follow and not report.over:
         if source is not session.client:
             printer.print_new(marked=report.processes(component, rank) > 1, rest=True)

@@ -176,6 +176,7 @@ def access(session: Session, job_id: str, as_json: bool) -> None:
     Example:
       koala negotiation access 12
     """
+    session.check_site_option()
     found = session.client.negotiation_access(job_id)
     if as_json:
         session.print_json(asdict(found))

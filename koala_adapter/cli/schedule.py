@@ -131,15 +131,17 @@ def status(cluster: str, found: Overview, failure: str | None) -> str:
 def explanation(found: Explanation, cluster: str) -> Iterator[str]:
     """Yield what is known of a job, line by line."""
     name = f" ({found.name})" if found.name else ""
+    owner = found.user or "another user"
     yield (
-        f"job {found.job_id}{name} of {found.user} on {cluster}: {_processors(found.processors)} for at most "
+        f"job {found.job_id}{name} of {owner} on {cluster}: {_processors(found.processors)} for at most "
         + seconds(float(found.estimate))
+        + (" (assumed: no limit of its run time is known)" if found.estimate_assumed else "")
     )
     match found.phase:
         case Phase.RUNNING:
-            yield f"It runs on {places(found.nodes)} since {moment(found.started_at)}."
+            yield f"It runs{_on(found)} since {moment(found.started_at)}."
         case Phase.STARTING:
-            yield f"It is being started on {places(found.nodes)}."
+            yield f"It is being started{_on(found)}."
         case Phase.WAITING:
             place = f"place {found.position} of {found.queued} in the queue: " if found.position else ""
             yield f"It waits, {place}{found.reason}."
@@ -151,6 +153,11 @@ def explanation(found: Explanation, cluster: str) -> Iterator[str]:
             yield f"It waits, and is not in the queue: {found.reason}."
     if found.promised_at is not None and found.promised_at != found.reserved_at:
         yield f"The first start reserved for it was {moment(found.promised_at)}."
+
+
+def _on(found: Explanation) -> str:
+    """Return where a job is; nothing where that is not told."""
+    return f" on {places(found.nodes)}" if found.user else ""
 
 
 def shadow_report(found: ShadowReport) -> Iterator[str]:

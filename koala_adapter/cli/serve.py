@@ -22,14 +22,14 @@ from koala_adapter.api.offline import read_record
 from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import LOG_NAME, READY, ownership, wait_until_unowned
 from koala_adapter.cli.log import set_up_log
-from koala_adapter.cli.session import command_body, pass_session
+from koala_adapter.cli.session import command_body, koala_error, pass_session
 from koala_adapter.config.locations import SiteFileState
-from koala_adapter.errors import ServiceUnavailableError
+from koala_adapter.errors import ConfigurationError, ServiceUnavailableError
 from koala_adapter.host.process import stop_on_signal, under_supervision
 from koala_adapter.host.sockets import is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from anyio.abc import TaskGroup, TaskStatus
 
@@ -114,19 +114,54 @@ def serve(
     if reload:
         _reload(session)
         return
-    # Here: where nobody has written a site file, batch systems are looked for in an event loop of its own.
-    port = session.site.metrics.port if metrics_port is None else metrics_port
-    latest = [session]
-
-    def read_again() -> None:
-        fresh = replace(session, site_option=session.site_file)
-        _ = fresh.site
-        latest.append(fresh)
-
+    _ = session.site  # here: where nobody has written a site file, batch systems are looked for in an own event loop
+    settings = Settings(session)
     with ownership(session.directory, inherited=lock_descriptor):
-        while anyio.run(_serve, latest[-1], end_when_idle, port, ready_descriptor, read_again):
+        while _served(settings, end_when_idle, metrics_port, ready_descriptor):
             ready_descriptor = None
-            port = latest[-1].site.metrics.port if metrics_port is None else metrics_port
+
+
+class Settings:
+    """The site file with which a service starts, and the one to which it returns where that fails."""
+
+    def __init__(self, session: Session) -> None:
+        """``session``: has read the site file."""
+        self.session = session
+        self.earlier: Session | None = None
+        """With which the service ran before; None: it has started with the present one, or never ran."""
+        self.failure = ""
+        """Why the service did not start with a site file that was read again."""
+
+    def read_again(self) -> None:
+        """Read the site file for the next start. Raises ConfigurationError, and nothing changes then."""
+        fresh = replace(self.session, site_option=self.session.site_file)
+        _ = fresh.site
+        self.earlier, self.session, self.failure = self.session, fresh, ""
+
+    def started(self) -> None:
+        """Hear that the service has started."""
+        self.earlier = None
+
+    def go_back(self, error: Exception) -> None:
+        """Take the earlier site file again; raise ``error`` where there is none."""
+        if self.earlier is None:
+            raise error
+        known = koala_error(error)
+        self.failure = known.message if known is not None else f"{type(error).__name__}: {error}"
+        self.session, self.earlier = self.earlier, None
+        text = f"the service does not start with {self.session.site_file} as it is now: {self.failure}"
+        self.session.progress.print(text, markup=False, soft_wrap=True)
+
+
+def _served(
+    settings: Settings, idle_limit: float | None, metrics_port: int | None, ready_descriptor: int | None
+) -> bool:
+    """Serve until stopped; return whether the service is to be started again."""
+    try:
+        return anyio.run(_serve, settings, idle_limit, metrics_port, ready_descriptor)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the earlier settings are good
+        settings.go_back(error)
+        return True
 
 
 def _reload(session: Session) -> None:
@@ -135,6 +170,9 @@ def _reload(session: Session) -> None:
     until = time.monotonic() + RELOADING
     with session.progress.status("waiting for the service to come back"):
         while (found := session.client.site_in_force()) is None or found != SiteFileState.of(Path(found.path)):
+            if failure := session.client.reload_failure():
+                message = f"the service does not start with the site file as it is now: {failure}"
+                raise ConfigurationError(message, hint="it goes on with the file as it was; correct the file")
             if time.monotonic() > until:
                 message = f"the service has not come back for {RELOADING:.0f} s"
                 raise ServiceUnavailableError(message, hint=f"see {session.directory / LOG_NAME}")
@@ -144,21 +182,27 @@ def _reload(session: Session) -> None:
 
 
 async def _serve(
-    session: Session,
-    idle_limit: float | None,
-    metrics_port: int | None,
-    ready_descriptor: int | None,
-    read_again: Callable[[], None],
+    settings: Settings, idle_limit: float | None, metrics_port: int | None, ready_descriptor: int | None
 ) -> bool:
     """Serve until stopped; return whether it is to go on with the site file read again."""
+    session = settings.session
     server: Server | None = None
+
+    def goes_on() -> bool:
+        return settings.earlier is not None
+
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signal, tasks.cancel_scope)
-        supervisor = under_supervision(tasks, lambda: server is not None and server.reload_wanted)
-        server = await tasks.start(_host, session, idle_limit, tasks.cancel_scope, read_again)
-        await tell_metrics(tasks, session, server.meter, metrics_port)
+        supervisor = under_supervision(tasks, goes_on)
+        port = session.site.metrics.port if metrics_port is None else metrics_port
+
+        async def open_metrics(meter: Meter) -> None:
+            await tell_metrics(tasks, session, meter, port)
+
+        server = await tasks.start(_host, settings, idle_limit, tasks.cancel_scope, open_metrics)
         text = f"koala serves {len(session.site.clusters)} clusters from {session.directory} (pid {os.getpid()})"
         session.progress.print(text, markup=False, soft_wrap=True)
+        settings.started()
         supervisor.ready()
         if ready_descriptor is not None:
             with suppress(BrokenPipeError):  # the command that has started it is gone
@@ -168,14 +212,15 @@ async def _serve(
 
 
 async def _host(
-    session: Session,
+    settings: Settings,
     idle_limit: float | None,
     scope: anyio.CancelScope,
-    read_again: Callable[[], None],
+    open_metrics: Callable[[Meter], Awaitable[None]],
     *,
     task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Host until stopped by a client or by a signal; either ends the other's wait."""
+    session = settings.session
     await host(
         session.site,
         session.plugins,
@@ -183,7 +228,9 @@ async def _host(
         idle_limit=idle_limit,
         policies=session.policies,
         site_file=session.here.file_state,
-        check_reload=read_again,
+        read_again=settings.read_again,
+        reload_failure=settings.failure,
+        before_serving=open_metrics,
         task_status=task_status,
     )
     scope.cancel()

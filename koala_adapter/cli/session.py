@@ -103,7 +103,11 @@ class Session:
     @property
     def plugins(self) -> Mapping[str, PluginDefinition]:
         """The installed plugins. Raises PluginError."""
-        return self.here.plugins
+        plugins = self.here.plugins
+        if "structlog" in sys.modules:
+            # Some of them log, and a command of a person is not to show what is for the log of a service.
+            self.set_up_log()
+        return plugins
 
     @property
     def policies(self) -> Policies:
@@ -155,6 +159,11 @@ class Session:
             typed=False,
             site=self.site,
         )
+
+    def check_site_option(self) -> None:
+        """Raise ConfigurationError if ``--site`` names another file than the one on which the service runs."""
+        if self.site_option is not None:
+            self.here.check_in_force(tell_change=False)
 
     def set_up_log(self) -> None:
         """Have parts that log do so as the options say; to be called by who imports them while a command runs."""

@@ -423,6 +423,7 @@ def clean(session: Session, older: float, dry_run: bool, as_json: bool) -> None:
 
 def _clean(session: Session, older: float, *, dry_run: bool) -> CleanReport:
     if session.client.running():
+        session.check_site_option()
         return session.client.clean(older, dry_run=dry_run)
     from koala_adapter.api.offline import clean as clean_here
 

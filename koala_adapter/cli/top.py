@@ -328,6 +328,7 @@ def top(session: Session, interval: float, once: bool) -> None:
       koala top
       koala top --once | head -20
     """
+    session.check_site_option()
     console = session.console
     if once:
         found = look(session.client)

@@ -72,6 +72,7 @@ def explained(inventory: Inventory, job_id: str) -> Explanation:
         phase=(Phase.STARTING if job.state is LrmJobState.STARTING else phase).value,
         reason=_reason(inventory, job) if job.state in WAITING else "",
         estimate=job.walltime or UNLIMITED,
+        estimate_assumed=not job.walltime,
         started_at=job.started_at,
         nodes=job.layout,
     )

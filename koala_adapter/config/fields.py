@@ -134,8 +134,9 @@ def _host(value: str) -> str:
 
 
 def _variable(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        raise NotAllowedError("the name of an environment variable: letters, digits and _, not a digit first")
+    # Not only what a shell calls a name: exported functions, as those of modules, are in BASH_FUNC_module%%.
+    if not re.fullmatch(r"[A-Za-z_][!-<>-~]*", value):
+        raise NotAllowedError("the name of an environment variable: a letter or _ first, no space, no =, ASCII only")
     if value.startswith("KOALA_"):
         raise NotAllowedError("a name that does not begin with KOALA_: those are set for each rank by koala")
     return value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -131,15 +132,18 @@ def _base_directory(environment: Mapping[str, str], variable: str, default: str)
     named = _path_in(environment, variable)
     if named is not None and named.is_absolute():
         return named
-    home = environment.get("HOME") or _home()
+    own = environment.get("HOME", "")
+    home = own if own.startswith("/") else _home()
     return Path(home) / default if home else None
 
 
 def _home() -> str | None:
+    """Return the home directory of the password file: $HOME is not set, or no absolute path."""
     try:
-        return str(Path.home())
-    except RuntimeError:  # neither $HOME nor an entry in the password file
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
         return None
+    return home if home.startswith("/") else None
 
 
 def _path_in(environment: Mapping[str, str], variable: str) -> Path | None:

@@ -160,7 +160,7 @@ def _in_file(hint: object, setting: Setting) -> object:
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - named here to be told from an address that nodes can reach
 HEARTBEATS_PER_LEASE = 3
 FIRST_UNPRIVILEGED_PORT = 1024
-TIMES_OF_AGENTS = ("lease", "registration_timeout")
+TIMES_OF_AGENTS = ("lease", "await_suspended", "registration_timeout")
 """Parameters of the scheduler that the control center keeps to as well: they stand in its table."""
 REQUESTS_PER_POLL = 2
 """One listing of jobs and one of nodes: the least that a poll costs."""

@@ -58,10 +58,25 @@ class CommandResult:
         return " / ".join(line.strip() for line in lines[-3:] if line.strip())
 
 
+def caller_locale() -> dict[str, str]:
+    """Return the variables of our own locale. LC_ALL is given as LANG, which the LANG of a job file can replace."""
+    if chosen := os.environ.get("LC_ALL"):
+        return {"LANG": chosen}
+    return {name: value for name, value in os.environ.items() if name in {"LANG", "LANGUAGE"} or name.startswith("LC_")}
+
+
+EXPORTED = {"LC_ALL": ""}
+"""Added to the environment of a command that exports it to jobs: they get the caller's locale."""
+
+
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return a small environment built from the password file, not inherited: no SLURM_*, SGE_* or PMI_* leaks."""
+    """Return a small environment built from the password file, not inherited: no SLURM_*, SGE_* or PMI_* leaks.
+
+    LC_ALL makes commands print what can be read. With EXPORTED there is none, and the caller's locale is left.
+    """
     entry = pwd.getpwuid(os.geteuid())
     environment = {
+        **caller_locale(),
         "PATH": os.environ.get("PATH", DEFAULT_PATH),
         "HOME": entry.pw_dir,
         "USER": entry.pw_name,
@@ -73,6 +88,8 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     if not environment["TZ"]:
         del environment["TZ"]
     environment.update(extra or {})
+    if not environment["LC_ALL"]:
+        del environment["LC_ALL"]
     return environment
 
 

@@ -138,7 +138,7 @@ class Listing:
     @property
     def down(self) -> int:
         """Processors that nobody has and nobody could get now, as their nodes are not up."""
-        return sum(-(-node.processors_out_of_service // node.grain) for node in self.nodes)
+        return sum(-(-node.processors_out_of_service // node.grain_in(self.queue)) for node in self.nodes)
 
 
 def local_jobs(listing: Listing) -> tuple[LrmJob, ...]:
@@ -221,7 +221,8 @@ def _places_taken(job: LrmJob, node: Node, queue: str | None) -> int:
         return job.processors
     whole = job.exclusive or job.queue in node.whole_queues
     on_whole = max(job.node_bounds[0], -(-job.processors // node.processors)) * node.processors
-    taken = on_whole if whole else max(job.processors, -(-job.processors // node.grain) * node.grain)
+    grain = node.grain_in(job.queue)
+    taken = on_whole if whole else max(job.processors, job.cores(job.processors, grain) * grain)
     return -(-taken * node.places(queue) // node.processors)
 
 

@@ -311,10 +311,10 @@ class Starts:
             job, pin = listed.get(job_id), self.pins.get(job_id)
             if job is not None and pin is not None and is_another(job, pin.submitted_at):
                 self.forget(job_id)
-            elif job is not None and job.state is LrmJobState.ENDED and job.started_at is not None:
-                self.ended(job_id, read_at)
-            elif job is None or job.state is LrmJobState.ENDED:
+            elif job is None:
                 self.gone(job_id)
+            elif job.state is LrmJobState.ENDED:
+                self.over(job, read_at)
             elif job.state in OCCUPYING:
                 self.shown(job, read_at)
                 if elsewhere := self.attempts[job_id].elsewhere:
@@ -400,16 +400,18 @@ class Starts:
         self.attempts[job_id] = Attempt(nodes=(), stage=Stage.FAILED, since=now)
         return True
 
-    def ended(self, job_id: LrmJobId, now: float) -> None:
-        """Take note that a job was listed as having run: its start is confirmed as if it still ran."""
-        attempt = self.attempts.get(job_id)
-        if attempt is None or attempt.stage not in SHOWS_SOON:
-            self.gone(job_id)
+    def over(self, job: LrmJob, now: float) -> None:
+        """Take note that a job was listed as over: the start of one that has run is confirmed as if it still ran."""
+        attempt = self.attempts.get(job.id)
+        if attempt is not None and attempt.stage is Stage.RUNS:
+            return
+        if attempt is None or attempt.stage not in SHOWS_SOON or job.started_at is None:
+            self.gone(job.id)
             return
         attempt.stage, attempt.since = Stage.RUNS, now
-        pin = self.pins.get(job_id)
+        pin = self.pins.get(job.id)
         if pin is not None:
-            self.pins[job_id] = replace(pin, started=True, failures=0, not_before=0.0, failure="")
+            self.pins[job.id] = replace(pin, started=True, failures=0, not_before=0.0, failure="")
 
     def gone(self, job_id: LrmJobId) -> None:
         """Take note that a job is over, or not there any more."""
@@ -684,7 +686,8 @@ class Starter:
     async def give_back(self) -> None:
         """Give back what was reserved for starts whose jobs are not there any more; nobody waits for that."""
         for job_id in self.starts.in_stage(Stage.GONE):
-            await self.undo_start(job_id)
+            if job_id in self.starts.attempts:  # another look may have done so while we were at the one before it
+                await self.undo_start(job_id)
 
     def put_away(self, job_id: LrmJobId) -> None:
         """Forget a start that was refused: its job is in hold as it was."""

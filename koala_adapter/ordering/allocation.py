@@ -161,16 +161,23 @@ def rooms_of(nodes: Iterable[Node], taken: Mapping[str, int], memory_taken: Mapp
     return rooms
 
 
-def memory_on(job: LrmJob, processors: int) -> int:
-    """Return the memory (MiB) that a job takes on a node where it has so many processors; 0 when it asks for none."""
+def memory_on(job: LrmJob, node: Node, processors: int) -> int:
+    """Return the memory (MiB) that a job takes on a node where it has so many processors; 0 when it asks for none.
+
+    What it asks for by processor it has for each thread of its cores, but for those that it does not use.
+    """
     if processors <= 0:
         return 0
-    return max(job.memory_per_node_mib or 0, (job.memory_per_processor_mib or 0) * processors)
+    threads = _threads_with_memory(job, node)
+    cores = job.cores(processors, node.grain_in(job.queue))
+    each = (job.memory_per_processor_mib or 0) * max(processors, cores * threads)
+    return max(job.memory_per_node_mib or 0, each)
 
 
-def held_on(job: LrmJob, node: Node, processors: int) -> int:
-    """Return the processors that are taken on a node by a job that has so many there: whole cores, or all of them."""
-    return max(processors, node.processors) if job.exclusive else max(processors, node.rounded(processors))
+def _threads_with_memory(job: LrmJob, node: Node) -> int:
+    """Return for how many threads of each core a job has the memory that it asks for by processor."""
+    grain = node.grain_in(job.queue)
+    return min(job.threads_per_core or grain, grain) if node.counts_grains else 1
 
 
 def allocate(job: LrmJob, rooms: Iterable[NodeRoom]) -> Allocation | Misfit:
@@ -204,6 +211,8 @@ def asked_of_nodes(job: LrmJob) -> tuple[object, ...]:
         job.queue,
         job.node_bounds,
         job.tasks_per_node,
+        job.threads_per_core,
+        job.tasks_per_core,
         job.memory_per_processor_mib,
         job.memory_per_node_mib,
         job.features,
@@ -235,8 +244,12 @@ def _shares(job: LrmJob, rooms: Iterable[NodeRoom], per_task: int) -> list[_Shar
     shares = []
     for room in rooms:
         node = room.node
-        processors = room.processors if node.grain == 1 else room.processors // node.grain * node.grain
-        if processors < per_task or (job.exclusive and processors < node.processors):
+        processors = room.processors
+        grain = node.grain_in(queue) if node.queue_grains else node.grain
+        if grain > 1:
+            processors = job.processors_on(processors // grain, grain)
+        whole = job.exclusive or (node.whole_queues and node.gives(job, 1) == node.processors)
+        if processors < per_task or (whole and room.processors < node.processors):
             continue
         if plain and queue in node.queues:
             tasks = processors // per_task
@@ -268,7 +281,11 @@ def _tasks_in(job: LrmJob, room: NodeRoom, tasks: int) -> int:
     if job.memory_per_node_mib is not None and room.memory_mib < job.memory_per_node_mib:
         return 0
     if job.memory_per_processor_mib:
-        tasks = min(tasks, room.memory_mib // (job.memory_per_processor_mib * per_task))
+        most = room.memory_mib // job.memory_per_processor_mib
+        grain = room.node.grain_in(job.queue)
+        if grain > 1 and room.node.counts_grains:
+            most = job.processors_on(most // _threads_with_memory(job, room.node), grain)
+        tasks = min(tasks, most // per_task)
     return tasks
 
 
@@ -430,7 +447,7 @@ def guard_for(job: LrmJob, rooms: Mapping[str, NodeRoom], releases: Sequence[Nod
     at = releases[low - 1].at if low else 0.0
     # Several may end at that moment.
     then = _after(rooms, [release for release in releases if release.at <= at])
-    spare = {name: then[name].processors - held_on(job, then[name].node, count) for name, count in found.nodes}
+    spare = {name: then[name].processors - then[name].node.gives(job, count) for name, count in found.nodes}
     return Guard(at, spare)
 
 

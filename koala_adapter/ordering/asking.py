@@ -72,6 +72,8 @@ class Explanation:
     """Why it waits; empty when it runs."""
     estimate: int
     """Seconds that it may run."""
+    estimate_assumed: bool = False
+    """Neither the job nor its queue has a limit that is known, so `estimate` is the site's default."""
     position: int | None = None
     """Place in the queue, from 1."""
     queued: int = 0
@@ -136,6 +138,7 @@ def _explained(mirror: Mirror, job_id: str, standing_of: Callable[[Entry], Stand
         phase=entry.phase.value,
         reason=entry.reason,
         estimate=entry.estimate,
+        estimate_assumed=entry.estimate_assumed,
         promised_at=entry.promised,
         started_at=entry.job.started_at,
         nodes=entry.nodes,
@@ -314,7 +317,10 @@ def explained_as_noted(mirror: Mirror, clock: ServiceClock) -> Callable[[str], E
 
 
 class AskSocket:
-    """Answers any user's questions about the jobs of one batch system."""
+    """Answers any user's questions about the jobs of one batch system.
+
+    The owner of a job, root and the user of this process are told all that is known of it, others no names and nodes.
+    """
 
     def __init__(self, explain_job: Callable[[str], Explanation], path: Path) -> None:
         """Listen at ``path``. ``explain_job`` raises JobNotFoundError; it changes nothing."""
@@ -373,7 +379,7 @@ class AskSocket:
                 if question is not None:
                     async with self._turn:
                         begun = time.perf_counter()
-                        answer = self._answer(question)
+                        answer = self._answer(question, user)
                         await anyio.sleep(REST * (time.perf_counter() - begun))
                     await _send(connection, answer)
         finally:
@@ -381,17 +387,24 @@ class AskSocket:
             if not self._held[user]:
                 del self._held[user]
 
-    def _answer(self, line: bytes) -> bytes:
+    def _answer(self, line: bytes, user: int) -> bytes:
         job_id = job_asked_for(line)
         if job_id is None:
             return _refusal("malformed question: one job id is expected")
         try:
-            return _EXPLANATION.dump_json(self._explain_job(job_id)) + b"\n"
+            return _EXPLANATION.dump_json(told_to(user, self._explain_job(job_id))) + b"\n"
         except JobNotFoundError as error:
             return _refusal(error.message, error.hint)
         except Exception as error:  # noqa: BLE001 - whatever a stranger asks for must not end the scheduler
             report_defect("a question about a job", error, job=job_id)
             return _refusal(f"job {job_id} cannot be explained now")
+
+
+def told_to(user: int, found: Explanation) -> Explanation:
+    """Return what a user (id) is told of a job: of another user's neither whose it is, nor its name and nodes."""
+    if user in {0, os.geteuid()} or found.user == user_name(user):
+        return found
+    return replace(found, user="", name="", nodes=())
 
 
 def job_asked_for(line: bytes) -> str | None:

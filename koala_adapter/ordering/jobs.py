@@ -14,7 +14,7 @@ from koala_adapter.model import (
     LrmJobState,
     NodeState,
 )
-from koala_adapter.ordering.allocation import Allocation, Pools, allocate, held_on, pools_of, rooms_of, serves
+from koala_adapter.ordering.allocation import Allocation, Pools, allocate, pools_of, rooms_of, serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -63,6 +63,8 @@ class Entry:
     """Number of the round of passes in which nodes were last sought for it."""
     pool: int | None = None
     estimate: int = 0
+    estimate_assumed: bool = False
+    """No limit of its run time is known."""
     local: LocalJob | None = None
     """What the pool's policy knows it as, while it does."""
     nodes: tuple[tuple[str, int], ...] = ()
@@ -193,13 +195,18 @@ def _other_problem(job: LrmJob, now: float) -> str:
 
 def estimate(job: LrmJob, queues: Mapping[str, Queue], rules: Rules) -> int:
     """Return for how long (seconds) a job may run: its walltime, else its queue's limit, else the site's default."""
+    known = known_limit(job, queues)
+    return rules.default_walltime if known is None else known
+
+
+def known_limit(job: LrmJob, queues: Mapping[str, Queue]) -> int | None:
+    """Return for how long (seconds) a job may run by its walltime or its queue's limit; None: neither is known."""
     if job.walltime:
         return job.walltime
     if job.started_at is not None and job.ends_at is not None and job.ends_at > job.started_at:
         return max(1, round(job.ends_at - job.started_at))
     limits = [queue.walltime_limit for name, queue in queues.items() if serves(job.queue, name)]
-    known = [limit for limit in limits if limit]
-    return min(known, default=rules.default_walltime)
+    return min((limit for limit in limits if limit), default=None)
 
 
 def layout_of(job: LrmJob) -> tuple[tuple[str, int], ...]:
@@ -249,6 +256,8 @@ def shape(job: LrmJob) -> object:
         job.processors_per_task,
         job.node_bounds,
         job.tasks_per_node,
+        job.threads_per_core,
+        job.tasks_per_core,
         job.memory_per_processor_mib,
         job.memory_per_node_mib,
         job.features,
@@ -287,6 +296,8 @@ class Suitability:
                 node.state is NodeState.UP,
                 node.processors,
                 node.grain,
+                node.queue_grains,
+                node.whole_queues,
                 node.memory_mib,
                 node.features,
                 node.queues,
@@ -325,7 +336,7 @@ class Suitability:
             self._problems[wanted] = problem.removesuffix(" now").removesuffix(" for it")
             if isinstance(found, Allocation):
                 nodes = {room.node.name: room.node for room in self._rooms}
-                self._sizes[wanted] = sum(held_on(job, nodes[name], count) for name, count in found.nodes)
+                self._sizes[wanted] = sum(nodes[name].gives(job, count) for name, count in found.nodes)
         problem = self._problems[wanted]
         return f"even with nothing else running on the nodes that are up: {problem}" if problem else ""
 

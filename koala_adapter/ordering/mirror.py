@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.lrm.listing import is_another
 from koala_adapter.lrm.starts import REQUEUED, Layout, Stage, Starts, by_id, up_for_us
 from koala_adapter.model import LrmJobState
-from koala_adapter.ordering.allocation import held_on, memory_on, rooms_of
+from koala_adapter.ordering.allocation import memory_on, rooms_of
 from koala_adapter.ordering.jobs import (
     WAITING,
     Entry,
@@ -30,6 +30,7 @@ from koala_adapter.ordering.jobs import (
     difference,
     estimate,
     in_order,
+    known_limit,
     layout_of,
     turn,
 )
@@ -216,7 +217,7 @@ class Mirror:
         if found is JobCategory.OVER:
             if entry is not None:
                 self._gone(entry, now, JobEventKind.ENDED)
-            self.starts.gone(job.id)
+            self.starts.over(job, now)
             return None
         if entry is None:
             entry = self._new(job, pin)
@@ -262,6 +263,7 @@ class Mirror:
             self.dirty = True
             self._tell(JobEventKind.CHANGED, entry, now, detail=f"walltime {told} s")
         entry.estimate = told
+        entry.estimate_assumed = known_limit(job, self.listing.queues) is None
         same = (former.processors, former.queue, former.user) == (job.processors, job.queue, job.user)
         if not same and entry.local is not None and entry.phase is Phase.WAITING:
             self._withdraw(entry, now)
@@ -386,10 +388,9 @@ class Mirror:
         )
 
     def starts_to_undo(self) -> list[LrmJobId]:
-        """Return the jobs to be held and untied: they did not start in time, were queued again, or are gone."""
+        """Return the jobs to be held and untied: they did not start in time, or were queued again."""
         returning = (entry for entry in self.entries.values() if entry.phase is Phase.RETURNING)
-        found = [entry.job.id for entry in returning if entry.job.state is LrmJobState.QUEUED or self._is_tied(entry)]
-        return [*found, *self.starts.in_stage(Stage.GONE)]
+        return [entry.job.id for entry in returning if entry.job.state is LrmJobState.QUEUED or self._is_tied(entry)]
 
     def _gone(self, entry: Entry, now: float, kind: JobEventKind) -> None:
         ran = entry.phase in {Phase.RUNNING, Phase.STARTING}
@@ -450,9 +451,9 @@ class Mirror:
         for entry in self.entries.values():
             if entry.phase in {Phase.RUNNING, Phase.STARTING}:
                 for name, count in entry.nodes:
-                    held = held_on(entry.job, nodes[name], count) if name in nodes else count
-                    taken[name] = taken.get(name, 0) + held
-                    memory[name] = memory.get(name, 0) + memory_on(entry.job, count)
+                    if name in nodes:
+                        taken[name] = taken.get(name, 0) + nodes[name].gives(entry.job, count)
+                        memory[name] = memory.get(name, 0) + memory_on(entry.job, nodes[name], count)
         return rooms_of(self._nodes(), taken, memory)
 
     def next_due(self, now: float) -> float | None:

@@ -20,7 +20,6 @@ from koala_adapter.ordering.allocation import (
     asked_of_nodes,
     guard_for,
     guarded_rooms,
-    held_on,
     memory_on,
 )
 from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Phase, Start
@@ -175,7 +174,7 @@ class _Pass:
             return None
         found = allocate(entry.job, guarded_rooms(self._rooms, self._guards, ends_at).values())
         if isinstance(found, Allocation):
-            held = {name: held_on(entry.job, self._rooms[name].node, count) for name, count in found.nodes}
+            held = {name: self._rooms[name].node.gives(entry.job, count) for name, count in found.nodes}
             for guard in self._guards:
                 guard.taken(held, ends_at)
             entry.passed_over = ""
@@ -207,7 +206,7 @@ class _Pass:
     def _start(self, entry: Entry, found: Allocation) -> Start:
         for name, count in found.nodes:
             room = self._rooms[name]
-            self._rooms[name] = room.without(held_on(entry.job, room.node, count), memory_on(entry.job, count))
+            self._rooms[name] = room.without(room.node.gives(entry.job, count), memory_on(entry.job, room.node, count))
         job, former = entry.job, self._mirror.starts.pins.get(entry.job.id)
         pin = Pin(
             job_id=job.id,
@@ -233,8 +232,8 @@ class _Pass:
                     NodeRelease(
                         at=at,
                         node=name,
-                        processors=held_on(entry.job, self._rooms[name].node, count),
-                        memory_mib=memory_on(entry.job, count),
+                        processors=self._rooms[name].node.gives(entry.job, count),
+                        memory_mib=memory_on(entry.job, self._rooms[name].node, count),
                     )
                     for name, count in entry.nodes
                     if name in self._rooms

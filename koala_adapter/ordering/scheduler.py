@@ -360,6 +360,7 @@ class OutsideScheduler:
         self._observed_at = listing.read_at
         for job_id in mirror.starts_to_undo():
             await self._starter.undo_start(job_id)
+        tasks.start_soon(self._starter.give_back)
         for job_id in self._starter.to_confirm():
             tasks.start_soon(self._starter.confirm, job_id)
         starts: list[Start] = []

@@ -173,8 +173,11 @@ class Site:
 
         return Client(self.directory)
 
-    def check_in_force(self) -> None:
-        """Raise ConfigurationError if the service runs on another site file; give notice if the file has changed."""
+    def check_in_force(self, *, tell_change: bool = True) -> None:
+        """Raise ConfigurationError if the service runs on another site file.
+
+        ``tell_change``: give notice if the file has changed since the service read it.
+        """
         from koala_adapter.errors import ConfigurationError
 
         in_force = self.client.site_in_force()
@@ -184,7 +187,7 @@ class Site:
             message = f"the service in {self.directory} runs on the site file {in_force.path}, and not on {self.file}"
             way_out = f"use --site {in_force.path} or another --state directory, or end it with `koala serve --stop`"
             raise ConfigurationError(message, hint=way_out)
-        if not self._told_of_change:
+        if tell_change and not self._told_of_change:
             self._told_of_change = True
             self._notice(f"{in_force.path} has changed since the service read it; `koala serve --reload` takes it up")
 

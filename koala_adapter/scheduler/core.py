@@ -70,6 +70,7 @@ from koala_adapter.scheduler.reports import (
     last_ranks_timer,
     moves_seen,
     rank_ended,
+    suspensions_seen,
     workers_timer,
 )
 from koala_adapter.scheduler.states import Ledger, Roster
@@ -216,6 +217,8 @@ class Scheduler:
                 holds_seen(context, event)
             case ev.MovesSeen():
                 moves_seen(context, event)
+            case ev.SuspensionsSeen():
+                suspensions_seen(context, event)
             case ev.BatchSubmitted():
                 batch_submitted(context, event)
             case ev.BatchRejected():

@@ -139,6 +139,14 @@ class MovesSeen(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SuspensionsSeen(Event):
+    """All placeholders of ours that a cluster's LRM lists as suspended; those that are not named are not."""
+
+    cluster: ClusterName
+    placeholders: tuple[PlaceholderId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSubmitted(Event):
     """The LRM took a submission (or it was found there by its key)."""
 
@@ -366,6 +374,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     ClusterUnavailable,
     HoldsSeen,
     MovesSeen,
+    SuspensionsSeen,
     BatchSubmitted,
     BatchRejected,
     BatchUncertain,

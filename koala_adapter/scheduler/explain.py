@@ -80,12 +80,27 @@ def without_contact(state: State, record: JobRecord, now: float) -> str:
     """Say with how many placeholders of a launched job there is no contact, and what follows when; empty: with all."""
     silent: dict[Loss, list[PlaceholderRecord]] = {}
     for placeholder in state.placeholders_of(record):
-        if placeholder.silent_since is not None:
+        awaited = placeholder.suspended_since is not None and state.parameters.await_suspended
+        if placeholder.silent_since is not None and not awaited:
             silent.setdefault(_loss(record, placeholder), []).append(placeholder)
     workers = silent.get(Loss.WORKER, [])
     if workers and _deserted(state, record, len(workers)):
         silent.setdefault(Loss.JOB, []).extend(silent.pop(Loss.WORKER))
-    return "".join(_said(state, loss, silent[loss], now) for loss in Loss if loss in silent)
+    told = "".join(_said(state, loss, silent[loss], now) for loss in Loss if loss in silent)
+    return _suspended(state, record, now) + told
+
+
+def _suspended(state: State, record: JobRecord, now: float) -> str:
+    """Say which placeholders of a launched job its batch systems have suspended; empty: none."""
+    since: dict[ClusterName, list[float]] = {}
+    for placeholder in state.placeholders_of(record):
+        if placeholder.suspended_since is not None:
+            since.setdefault(placeholder.cluster, []).append(placeholder.suspended_since)
+    return "".join(
+        f" {len(times)} of its placeholders on {name} {'is' if len(times) == 1 else 'are'} suspended by the batch "
+        f"system for {duration(now - min(times))}."
+        for name, times in since.items()
+    )
 
 
 def _loss(record: JobRecord, placeholder: PlaceholderRecord) -> Loss:

@@ -147,6 +147,14 @@ class Parameters:
             most=86_400,
         ),
     ] = 300.0
+    await_suspended: Annotated[
+        bool,
+        Setting(
+            "A job waits for placeholders that its batch system lists as suspended, and time in which an agent is "
+            "stopped does not count for its lease. Otherwise a job is lost with an agent that is suspended for longer "
+            "than its lease."
+        ),
+    ] = False
     registration_timeout: Annotated[
         float,
         Setting(

@@ -9,9 +9,10 @@ from outside koala, clusters, tables by cluster, then placeholders, submissions,
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, Self, TypeVar
 
 from pydantic import PlainSerializer, PlainValidator
 
@@ -341,7 +342,7 @@ Record = TypeVar("Record", bound=OnCluster)
 
 
 class ClusterTable(dict[Key, Record]):
-    """A table that also knows its records by their cluster. Entries are set and deleted one by one."""
+    """A table that also knows its records by their cluster."""
 
     __slots__ = ("_clusters",)
 
@@ -370,6 +371,25 @@ class ClusterTable(dict[Key, Record]):
         if not there:
             del self._clusters[cluster]
 
+    # Those of dict would leave the records by cluster as they are; these set and delete entries one by one.
+    popitem = MutableMapping.popitem
+    clear = MutableMapping.clear
+    update = MutableMapping.update
+    setdefault = MutableMapping.setdefault
+
+    def pop(self, key: Key, *default: Any) -> Any:  # noqa: ANN401 - as of dict
+        """Remove a record and return it; where there is none, return the default or raise KeyError."""
+        if default and key not in self:
+            return default[0]
+        record = self[key]
+        del self[key]
+        return record
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc] # noqa: ANN401 - what dict takes
+        """Add or replace records."""
+        self.update(other)
+        return self
+
 
 # -- Placeholders, submissions, claims, jobs, and the whole state --------------------------------------------
 
@@ -392,6 +412,8 @@ class PlaceholderRecord:
     held_at: float | None = None
     ends_at: float | None = None
     silent_since: float | None = None
+    suspended_since: float | None = None
+    """Since when its LRM lists it as suspended; None: it does not."""
     ending_since: float | None = None
     timers: dict[TimerKind, Due] = field(default_factory=dict)
     """When it is looked at again, and what for."""

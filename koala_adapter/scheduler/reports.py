@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler import events as ev
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.events import HoldsSeen, MovesSeen
+    from koala_adapter.scheduler.events import HoldsSeen, MovesSeen, SuspensionsSeen
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
 
 
@@ -575,14 +575,37 @@ def placeholder_silent(context: Context, event: ev.PlaceholderSilent) -> None:
         placeholder.silent_since = context.now
         if placeholder.state is PlaceholderState.ENDING:
             return
-        at = context.now + context.state.parameters.lease + SILENCE_MARGIN
-        context.timetable.for_placeholder(placeholder, TimerKind.SILENCE, at)
+        _watch_silence(context, placeholder)
+
+
+def suspensions_seen(context: Context, event: SuspensionsSeen) -> None:
+    """Note which placeholders of a cluster are suspended. One that goes on has time to come into contact again."""
+    for placeholder in context.state.placeholders.on(event.cluster).values():
+        if placeholder.id in event.placeholders:
+            if placeholder.suspended_since is None:
+                placeholder.suspended_since = context.now
+        elif placeholder.suspended_since is not None:
+            placeholder.suspended_since = None
+            if context.state.parameters.await_suspended and TimerKind.SILENCE in placeholder.timers:
+                _watch_silence(context, placeholder)
+
+
+def _watch_silence(context: Context, placeholder: PlaceholderRecord) -> None:
+    at = context.now + context.state.parameters.lease + SILENCE_MARGIN
+    context.timetable.for_placeholder(placeholder, TimerKind.SILENCE, at)
 
 
 def silence_timer(context: Context, placeholder: PlaceholderRecord) -> None:
-    """Give up a placeholder whose agent's lease has run out."""
+    """Give up a placeholder whose agent's lease has run out, unless one is to wait for it while it is suspended."""
+    if placeholder.suspended_since is not None and context.state.parameters.await_suspended:
+        _watch_silence(context, placeholder)
+        return
     silent = context.now - (context.now if placeholder.silent_since is None else placeholder.silent_since)
-    detail = f"no contact with its agent for {silent:.0f} s; it has ended itself by its lease"
+    why = "it has ended itself by its lease"
+    if placeholder.suspended_since is not None:
+        suspended = context.now - placeholder.suspended_since
+        why = f"its batch system lists it as suspended, for {suspended:.0f} s (see await_suspended in the site file)"
+    detail = f"no contact with its agent for {silent:.0f} s; {why}"
     _lose(context, placeholder, TaskEnd(reason=EndReason.LOST, detail=detail))
     end_placeholder(context, placeholder, force=True)
 

@@ -60,6 +60,7 @@ POINTS_IN_TIME = frozenset(
         "smaller_since",
         "started_at",
         "submitted_at",
+        "suspended_since",
         "taken_at",
         "vain_until",
     }

@@ -89,6 +89,7 @@ class ScriptMaker:
             fingerprint=self.fingerprint,
             lease=self.site.parameters.lease,
             walltime=float(action.walltime),
+            await_suspended=self.site.parameters.await_suspended,
         )
         script = render_job_script(
             agent=agent,
@@ -481,7 +482,9 @@ class LiveEffector:
             return
         paths = words_paths(words_directory(driver.config, self._directory), action.placeholder)
         said = next(filter(None, map(last_words, paths)), "")
-        text = said or f"nothing that can be read from here (look at {paths[0]} on its node, if it has that directory)"
+        node = driver.judge.node_of(action.placeholder)
+        place = f"{node}:{paths[0]}, if that node" if node else f"{paths[0]} on its node, if it"
+        text = said or f"nothing that can be read from here (look at {place} has the directory)"
         log.warning(
             "placeholder did not report", cluster=action.cluster, placeholder=str(action.placeholder), wrote=text
         )

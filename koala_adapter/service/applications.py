@@ -363,13 +363,20 @@ class Applications:
                 return None
         return self._runners[job.id]
 
-    def _application(self, record: JobRecord) -> Application:
-        """Return a job with the ranks that it has now. Raises OSError, KoalaError."""
+    def _application(self, record: JobRecord, former: Application | None = None) -> Application:
+        """Return a job with the ranks that it has now.
+
+        ``former``: the same job with other ranks, whose files are not read again. Raises OSError, KoalaError.
+        """
         job = record.job
-        files = {c.name: self._files(job, c.name) for c in job.components}
+        if former is None:
+            files: Mapping[str, tuple[LaunchFile, ...]] = {c.name: self._files(job, c.name) for c in job.components}
+        else:
+            files = former.files
+        library = self._library(job) if former is None else former.library
         clusters = {claim.component: claim.cluster or "" for claim in record.claims}
         ranks = tuple(rank for rank in record.ranks if rank.rank not in record.departed)
-        return Application(job=job, ranks=ranks, clusters=clusters, files=files, library=self._library(job))
+        return Application(job=job, ranks=ranks, clusters=clusters, files=files, library=library)
 
     def workers(self, record: JobRecord) -> WorkersRunner | None:
         """Return the runner of a job whose workers come and go; None: it is of another kind, or does not run."""
@@ -392,7 +399,7 @@ class Applications:
         if not isinstance(runner, GrowingRunner):
             return
         try:
-            self._send(runner.grow(self._application(record), ranks))
+            self._send(runner.grow(self._application(record, runner.application), ranks))
         except (OSError, KoalaError) as error:
             self._cannot_launch(f"{record.job.id}:{min(ranks)}", str(error))
 

@@ -6,7 +6,6 @@ The first part is ``koala clean`` on a state directory, the second ``koala reap`
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import stat
@@ -14,7 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -65,11 +64,20 @@ class Cleaning:
     """One cleaning of a state directory, by the process that owns it (or by any, if it is only to be told)."""
 
     def __init__(
-        self, directory: Path, journal: Journal, state: State, *, older: float, now: float, log: Path | None = None
+        self,
+        directory: Path,
+        journal: Journal,
+        state: State,
+        *,
+        older: float,
+        now: float,
+        later: Mapping[str, str | None] | None = None,
+        log: Path | None = None,
     ) -> None:
         """``older``: seconds since the end of a job; ``now``: by the clock of the service whose journal it is.
 
-        ``log``: what no service writes to at present.
+        ``later``: jobs that ended later, with the directories of their sweeps; None: they are read here. ``log``: what
+        no service writes to at present. Raises JournalError.
         """
         self._jobs = directory / "jobs"
         self._directory = directory
@@ -80,6 +88,10 @@ class Cleaning:
         self._log = log
         self._ended_before = now - older
         self._written_before = time.time() - older
+        if later is None:
+            parts = journal.finished.sweeps_since(self._ended_before)
+            later = {id_: directory for part in parts for id_, directory in part.items()}
+        self._later = later
 
     def choose(self) -> Chosen:
         """Return what is to be removed. Raises JournalError."""
@@ -87,11 +99,10 @@ class Cleaning:
         old = {id_: None for id_, record in records.items() if self._is_over(record)}
         lengths = dict(self._journal.finished.before(self._ended_before))
         old |= {JobId(id_): None for id_ in lengths if id_ not in records}
-        reports = [json.loads(body) for body in self._journal.finished.since(self._ended_before)]
-        needed = self._needed_sweeps(old, reports)
+        needed = self._needed_sweeps(old)
         jobs = [id_ for id_ in old if id_ not in needed]
         unfinished = [id_ for id_, record in records.items() if not record.state.final or record.live]
-        known = {*records, *(str(one["id"]) for one in reports)} - {*unfinished, *old}
+        known = {*records, *self._later} - {*unfinished, *old}
         sizes = [lengths[id_] for id_ in jobs if id_ in lengths]
         chosen = Chosen(
             jobs=jobs,
@@ -113,10 +124,10 @@ class Cleaning:
         finished_at = record.finished_at
         return record.state.final and not record.live and finished_at is not None and finished_at < self._ended_before
 
-    def _needed_sweeps(self, old: Collection[str], reports: list[dict[str, Any]]) -> set[str]:
+    def _needed_sweeps(self, old: Collection[str]) -> set[str]:
         """Return the jobs in whose directories are the sweeps of jobs that are spared."""
         needed: set[str] = {first_job(one.job) for id_, one in self._state.jobs.items() if id_ not in old}
-        needed |= {Path(one["sweep"]["directory"]).parent.name for one in reports if one.get("sweep")}
+        needed |= {Path(one).parent.name for one in self._later.values() if one is not None}
         return needed
 
     def _directories(self, jobs: Collection[str], kept: Collection[str]) -> Iterator[Path]:

@@ -27,6 +27,7 @@ from koala_adapter.scheduler.events import (
     PlaceholderEnded,
     PlaceholderEnding,
     PlaceholderStarted,
+    SuspensionsSeen,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +51,21 @@ def new_moves(state: State, cluster: ClusterName, listing: Iterable[LrmJob], *, 
     return MovesSeen(time=now, cluster=cluster, moves=moves)
 
 
+# -- Suspended placeholders ----------------------------------------------------------------------------------
+
+
+def new_suspensions(
+    state: State, cluster: ClusterName, listing: Iterable[LrmJob], *, now: float
+) -> SuspensionsSeen | None:
+    """Return which placeholders a listing shows as suspended; None when that is known already."""
+    suspended = {job.id for job in listing if job.state is LrmJobState.SUSPENDED}
+    ours = state.placeholders.on(cluster).values()
+    seen = tuple(one.id for one in ours if one.lrm_id in suspended and not one.waiting)
+    if seen == tuple(one.id for one in ours if one.suspended_since is not None):
+        return None
+    return SuspensionsSeen(time=now, cluster=cluster, placeholders=seen)
+
+
 # -- Placeholders seen, gone or unknown ----------------------------------------------------------------------
 # A placeholder missing from a listing is *unknown* until a second witness agrees: a later listing while its agent is
 # out of contact, or the last message of the agent. An end that the LRM lists is believed, after the agent had one
@@ -70,6 +86,11 @@ _AGENT_ENDS = {
     127: (EndReason.LAUNCH_FAILED, "its node has no usable Python 3.6 or newer"),
 }
 """What the exit statuses of vjm/agent/holding.py and of its job script mean."""
+_BEFORE_ITS_START = {
+    EndReason.CANCELLED: "it was deleted before it was seen to run",
+    EndReason.LAUNCH_FAILED: "its batch system could not start it, as when a prolog fails",
+}
+"""What ends of placeholders mean that were still waiting at the last look."""
 _BELIEVED_AT_ONCE = frozenset({EndReason.NODE_LOST, EndReason.WALLTIME, EndReason.MEMORY, EndReason.CANCELLED})
 
 
@@ -95,6 +116,8 @@ class Reconciler:
     ended: set[PlaceholderId] = field(default_factory=set)
     _unfound: dict[BatchKey, int] = field(default_factory=dict)
     """How many listings have not shown a submission of unknown outcome since it could no longer be on its way."""
+    nodes: dict[PlaceholderId, str] = field(default_factory=dict)
+    """Where each placeholder runs, or was seen to run."""
     farewells: set[PlaceholderId] = field(default_factory=set)
     """Placeholders whose agents closed the connection after they were told to end."""
 
@@ -160,6 +183,8 @@ class Reconciler:
         if job is None:
             return self._absent(placeholder, now, in_contact=in_contact)
         self.absences.pop(placeholder.id, None)
+        if job.nodes:
+            self.nodes[placeholder.id] = job.nodes[0]
         if job.state is LrmJobState.ENDED:
             return self._ended(placeholder, job, now)
         if job.state in {LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED}:
@@ -182,6 +207,8 @@ class Reconciler:
         elif reason is EndReason.SIGNALLED and job.signal is not None:
             # Not the reason of Slurm 22.05: it shows JobLaunchFailure.
             detail = f"its agent was killed by signal {job.signal}"
+        elif placeholder.waiting and reason in _BEFORE_ITS_START:
+            detail = _BEFORE_ITS_START[reason] + (f" ({job.reason})" if job.reason else "")
         return [PlaceholderEnded(time=now, placeholder=placeholder.id, reason=reason, detail=detail)]
 
     def _absent(self, placeholder: PlaceholderRecord, now: float, *, in_contact: bool) -> list[Event]:
@@ -193,11 +220,17 @@ class Reconciler:
         if seen < needed:
             return []
         detail = "its batch system does not list it any more and its agent is out of contact"
+        if placeholder.waiting:
+            detail = (
+                "its batch system does not list it any more, and it was not seen to run: it was deleted while it was "
+                "queued, or its start failed"
+            )
         return [PlaceholderEnded(time=now, placeholder=placeholder.id, reason=EndReason.LOST, detail=detail)]
 
     def _forget(self, state: State) -> None:
         self._unfound = {key: count for key, count in self._unfound.items() if key in state.batches}
         self.absences = {id_: count for id_, count in self.absences.items() if id_ in state.placeholders}
+        self.nodes = {id_: node for id_, node in self.nodes.items() if id_ in state.placeholders}
         self.ended = {id_ for id_ in self.ended if id_ in state.placeholders}
         self.farewells = {id_ for id_ in self.farewells if id_ in state.placeholders}
 
@@ -353,6 +386,10 @@ class ListingJudge:
         """Hear that the agent of an ending placeholder has closed its connection."""
         self._reconciler.farewells.add(placeholder)
 
+    def node_of(self, placeholder: PlaceholderId) -> str:
+        """Return the node on which a placeholder was seen last; empty: on none."""
+        return self._reconciler.nodes.get(placeholder, "")
+
     # ---- looks ----------------------------------------------------------------------------------------------------
 
     def judge(
@@ -381,6 +418,9 @@ class ListingJudge:
         moves = new_moves(state, self._cluster, look.jobs, now=now)
         if moves is not None:
             events.append(moves)
+        suspensions = new_suspensions(state, self._cluster, look.jobs, now=now)
+        if suspensions is not None:
+            events.append(suspensions)
         return Judgement(
             events=tuple(events),
             lost=lost,

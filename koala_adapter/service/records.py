@@ -18,7 +18,7 @@ from koala_adapter.errors import JournalBlockedError, JournalError
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from koala_adapter.model import JobId
     from koala_adapter.negotiation.serviceside.template import Side, Template
@@ -196,6 +196,10 @@ CREATE TABLE IF NOT EXISTS cleaned (id TEXT PRIMARY KEY, cleaned_at REAL NOT NUL
 """
 
 
+AT_ONCE = 200
+"""Reports that are looked at without a pause."""
+
+
 class FinishedJobs:
     """Reports (JSON), by jobs. Each method raises JournalError when the journal cannot be used."""
 
@@ -232,9 +236,22 @@ class FinishedJobs:
         )
         return [(str(row[0]), int(row[1])) for row in rows]
 
-    def since(self, limit: float) -> list[str]:
-        """Return the reports of the jobs that finished at ``limit`` or later."""
-        return [str(row[0]) for row in self._execute("SELECT body FROM finished WHERE finished_at >= ?", (limit,))]
+    def sweeps_since(self, limit: float) -> Iterator[dict[str, str | None]]:
+        """Yield the jobs that finished at ``limit`` or later with the directories of their sweeps (None: no sweep).
+
+        Each part is read with a request of its own: between two of them others may use the journal.
+        """
+        latest = 0
+        while True:
+            found = self._execute(
+                "SELECT rowid, id, CASE WHEN json_valid(body) THEN json_extract(body, '$.sweep.directory') END"
+                " FROM finished WHERE rowid > ? AND finished_at >= ? ORDER BY rowid LIMIT ?",
+                (latest, limit, AT_ONCE),
+            ).fetchall()
+            if not found:
+                return
+            latest = found[-1][0]
+            yield {str(id_): directory for _, id_, directory in found}
 
     def clean(self, job_ids: Iterable[str], now: float) -> None:
         """Drop what is kept of finished jobs, but for the fact that it was. Raises JournalBlockedError."""

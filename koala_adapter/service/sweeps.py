@@ -11,6 +11,7 @@ import asyncio
 import errno
 import json
 import os
+import re
 import secrets
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -58,6 +59,9 @@ PROGRESS = "progress.json"
 CONTACT = "contact.json"
 IN_A_FOLDER = 1000
 """Tasks whose output is in one directory."""
+_ENTRIES = {entry.value.encode(): entry for entry in Entry if entry is not Entry.RESUMED}
+_OF_A_TASK = re.compile(rb'\{"task": ([0-9]+), "state": "(%b)", .*\}\n' % b"|".join(_ENTRIES))
+"""A line as :meth:`SweepFiles.write` writes it."""
 
 
 def first_job(job: Job) -> JobId:
@@ -112,23 +116,39 @@ class SweepFiles:
 
     # ---- what became of the tasks -----------------------------------------------------------------------------------
 
-    def open(self) -> list[tuple[int, Entry]]:
-        """Return all entries, and be ready for further ones. Raises OSError, and KoalaError for what is no entry."""
+    def entries(self) -> Iterator[tuple[int, Entry]]:
+        """Yield all entries, and remove a last line that is incomplete.
+
+        A sweep may have a million: they are read one by one, and what is not needed of one is not parsed. Raises
+        OSError, and KoalaError for what is no entry.
+        """
         path = self.directory / RESULTS
-        data = path.read_bytes() if path.exists() else b""
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            os.truncate(path, len(whole))
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield self._entry(line)
+                else:
+                    os.truncate(path, file.tell() - len(line))
+
+    def _entry(self, line: bytes) -> tuple[int, Entry]:
+        found = _OF_A_TASK.fullmatch(line)
+        if found is not None:
+            return int(found[1]), _ENTRIES[found[2]]
         try:
-            lines = [json.loads(line) for line in whole.splitlines()]
-            found = [(int(one["task"]), Entry(one["state"])) for one in lines]
+            read = json.loads(line)
+            task, entry = int(read["task"]), Entry(read["state"])
+            if entry is Entry.RESUMED:
+                self.resumed_by.add(str(read["job"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise KoalaError(
-                f"{path} has a line that is no entry: {error}", hint="move it away: all tasks are done anew"
-            ) from error
-        self.resumed_by = {str(one["job"]) for one in lines if one["state"] == Entry.RESUMED}
-        self._ledger = path.open("ab", buffering=0)
-        return found
+            message = f"{self.directory / RESULTS} has a line that is no entry: {error}"
+            raise KoalaError(message, hint="move it away: all tasks are done anew") from error
+        return task, entry
+
+    def open(self) -> None:
+        """Be ready for further entries. Raises OSError."""
+        self._ledger = (self.directory / RESULTS).open("ab", buffering=0)
 
     def write(self, task: int, entry: Entry, more: dict[str, Any]) -> None:
         """Write an entry down. Raises OSError, and nothing is written then."""
@@ -282,7 +302,8 @@ class RunningSweep:
         self._changed = changed
         self._pace = Pace()
         self._book = Book(len(expansion), job.sweep.repeats)
-        self._book.restored(files.open())
+        self._book.restored(files.entries())
+        files.open()
         if job.sweep.continues is not None and job.id not in files.resumed_by:
             self._enter(0, Entry.RESUMED, {"job": job.id, "at": now()})
         self._server: PullServer | None = None

@@ -8,7 +8,7 @@ import socket
 import stat
 import sys
 import tempfile
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
+import anyio.to_thread
 
 from koala_adapter import __version__
 from koala_adapter.api.statedirectory import socket_path
@@ -24,6 +25,7 @@ from koala_adapter.errors import KoalaError, LrmError
 from koala_adapter.lrm import CheckResult
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.rate import URGENT_SHARE, WINDOW
+from koala_adapter.outcome import JobState
 from koala_adapter.service.clusters import read_cluster
 from koala_adapter.service.opening import close_lrm, make_lrm
 from koala_adapter.sitesetup.trial import Trial, TrialCenter
@@ -209,6 +211,8 @@ UNANSWERED = (
     f"see whether the batch system is up; this check waits {REACH_TIME:.0f} s for its first answer, "
     "jobs as long as the settings of the cluster say"
 )
+MOST_JOBS = 1000
+"""Of a running service, the latest ones, whose walltimes are compared with the limits of queues."""
 STEP_TIME = 60.0 + WINDOW
 """Seconds that each step of a cluster's check may take, its wait for the bound of requests included."""
 
@@ -229,6 +233,8 @@ class ClusterCheck:
     """Seconds that a placeholder may take to report."""
     outside: bool = False
     """Look also at what an outside scheduler needs."""
+    asked: Sequence[AskedTime] = ()
+    """Walltimes that jobs of a running service wait for."""
 
     async def run(self) -> list[CheckResult]:
         """Return what was found; what builds on a failure is left out."""
@@ -336,6 +342,14 @@ class ClusterCheck:
         limit, ours = queue.walltime_limit, self.config.parameters.walltime_limit
         if limit is None:
             return f"{queue.name}, no walltime limit"
+        waiting = [one for one in self.asked if self.config.name in one.clusters or not one.clusters]
+        longest = max(waiting, key=lambda one: one.seconds, default=None)
+        if ours is None and longest is not None and longest.seconds > limit:
+            raise LrmError(
+                f"{queue.name} grants at most {limit} s; here job {longest.job_id} would ask for {longest.seconds} s, "
+                "and never start",
+                hint=f"set walltime_limit = {limit} for this cluster, so that koala places such jobs elsewhere",
+            )
         if ours is not None and ours > limit:
             raise LrmError(
                 f"{queue.name} grants at most {limit} s, the site file promises {ours} s",
@@ -386,6 +400,35 @@ def _hint(error: BaseException) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskedTime:
+    """What a job that waits asks of the batch systems, with the time for its start."""
+
+    job_id: str
+    seconds: int
+    clusters: frozenset[str]
+    """Where it is, or must be; empty: anywhere."""
+
+
+def asked_times(installation: Installation) -> list[AskedTime]:
+    """Return the walltimes of the waiting jobs of a running service; none when it does not answer."""
+    with suppress(KoalaError):
+        if installation.client.pid() is None:
+            return []
+        parameters = installation.site.parameters
+        more = int(parameters.launch_margin + parameters.placeholder_life)
+        return [
+            AskedTime(
+                job_id=job.id,
+                seconds=job.walltime + more,
+                clusters=frozenset(one.cluster for one in job.components if one.cluster is not None),
+            )
+            for job in installation.client.jobs(MOST_JOBS)
+            if job.state in {JobState.WAITING, JobState.CLAIMING}
+        ]
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
     """What a user wants to know."""
 
@@ -425,6 +468,7 @@ async def check_clusters(
         while awaited and awaited[0] in done:
             found(awaited[0], done[awaited.pop(0)])
 
+    asked = await anyio.to_thread.run_sync(asked_times, installation)
     async with AsyncExitStack() as stack:
         center_tasks = await stack.enter_async_context(anyio.create_task_group())
         center: TrialCenter | None = None
@@ -443,6 +487,7 @@ async def check_clusters(
                     center=center,
                     timeout=options.timeout or 0.0,
                     outside=options.outside,
+                    asked=asked,
                 )
                 tasks.start_soon(one, check, config.name)
         center_tasks.cancel_scope.cancel()

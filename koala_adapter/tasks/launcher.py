@@ -36,6 +36,11 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL, signal.S
 """What ends a task together with its launcher, when a batch system or somebody else wants the node."""
 SETTLING = 1.0
 """Seconds in which a signal that has ended a task must have reached the launcher, too, if it was meant for both."""
+PR_SET_CHILD_SUBREAPER = 36
+CHILDREN = "/proc/self/task/{0}/children"
+"""File of the kernel that lists the children of our only thread."""
+ENDING_TIME = 5.0
+"""Seconds in which killed processes must be gone; what a file system keeps from ending is left."""
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -48,6 +53,7 @@ class Launcher:
         self._answer: "Optional[bytes]" = None
         self._process: "Optional[subprocess.Popen[bytes]]" = None
         self._environment = environment_of_tasks()
+        self._adopts = False
         self._at_work = False
         self._leaving = False
         self._ended = False  # no task is to be begun or answered for
@@ -55,6 +61,7 @@ class Launcher:
 
     def run(self) -> int:
         """Do tasks until there are no more, or until asked to leave; return the exit status."""
+        self._adopts = adopt_orphans()
         signal.signal(signal.SIGURG, self._leave)
         signal.signal(signal.SIGALRM, self._kill)
         signal.signal(signal.SIGTERM, self._end)
@@ -196,6 +203,8 @@ class Launcher:
         self._process = None
         signal.alarm(0)
         kill_group(pid)  # what it left behind would write into nothing
+        if self._adopts:
+            end_children()
         if -status in ENDING and not self._ended:
             time.sleep(SETTLING)
         return status
@@ -204,6 +213,9 @@ class Launcher:
 def environment_of_tasks() -> "Dict[str, str]":
     """Return the environment without what was added for the launcher itself."""
     environment = dict(os.environ)
+    with open("/proc/self/environ", "rb") as begun:
+        if not any(entry.startswith(b"LC_CTYPE=") for entry in begun.read().split(b"\0")):
+            environment.pop("LC_CTYPE", None)  # Python itself has set it (PEP 538)
     paths = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one and one != HERE]
     environment.pop("PYTHONPATH", None)
     if paths:
@@ -232,6 +244,33 @@ def kill_group(pid: int) -> None:
     """Kill what is left of a task."""
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of what tasks leave behind (prctl(2)); False where the system cannot do or show that."""
+    if not os.path.exists(CHILDREN.format(os.getpid())):
+        return False
+    try:
+        import ctypes  # noqa: PLC0415 - not every Python has it
+
+        return bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    except (ImportError, OSError, AttributeError):
+        return False
+
+
+def end_children() -> None:
+    """Kill what a task has left behind in other process groups, such as daemons, until there is no more of it."""
+    until = time.monotonic() + ENDING_TIME
+    while time.monotonic() < until:
+        with open(CHILDREN.format(os.getpid())) as file:
+            left = [int(pid) for pid in file.read().split()]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
+                    time.sleep(0.001)
 
 
 def read(file: "IO[bytes]") -> bytes:

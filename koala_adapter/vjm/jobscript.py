@@ -2,7 +2,10 @@
 """The job script of a placeholder: finds a Python on the node and runs the agent, which it carries inside.
 
 Agent, configuration and token go to Python by its standard input, so that nothing of them shows in a process listing,
-in the environment of the job, or in a file on the node other than the LRM's own copy of the script.
+in the environment of the job, or in a file on the node other than the LRM's own copy of the script. Where the script
+can read that copy, it is the standard input itself: bash keeps a here-document of this size in a temporary file, and a
+node whose /tmp is full or read-only would run no agent. A script that has no file, such as one that comes through a
+pipe, uses the here-document.
 """
 
 from __future__ import annotations
@@ -78,26 +81,30 @@ OTHER_PYTHONS = ("python3", *(f"python3.{minor}" for minor in range(14, 5, -1)),
 
 _PROBE = "import sys, _ssl; sys.exit(sys.version_info < (3, 6))"
 
-_START = """\
+_START = r'''
 import os, sys
+read = r"""sys.stdin.buffer.read().rpartition(b"<<\x27{end}\x27\n")[2].partition(b"\n{end}\n")[0]"""
 try:
     import _ssl
     usable = sys.version_info >= (3, 6)
 except ImportError:
     usable = False
 if usable:
-    exec(compile(sys.stdin.buffer.read(), "koala agent", "exec"))
+    exec(compile(eval(read), "koala agent", "exec"))
 for python in sys.argv[1:]:
-    if os.system("%s -I -S -c \\"{probe}\\" </dev/null >/dev/null 2>&1" % python) == 0:
-        os.execlp(python, python, "-I", "-S", "-B", "-c", "import sys; exec(sys.stdin.buffer.read())")
-sys.stderr.write("koala agent: no usable Python 3.6 or newer on %s (PATH=%s); looked for: %s\\n" % (
+    if os.system("%s -I -S -c \"{probe}\" </dev/null >/dev/null 2>&1" % python) == 0:
+        os.execlp(python, python, "-I", "-S", "-B", "-c", "import sys; exec(%s)" % read)
+sys.stderr.write("koala agent: no usable Python 3.6 or newer on %s (PATH=%s); looked for: %s\n" % (
     os.uname()[1], os.environ.get("PATH"), " ".join(sys.argv[1:])))
-sys.exit(127)"""
-"""What the first Python that is there runs, however old it is: the agent, or another Python that can run the agent."""
+sys.exit(127)'''.lstrip()
+"""What the first Python that is there runs, however old it is: the agent, or another Python that can run the agent.
+
+Its input is either the text of the here-document or the script as a whole, of which that text is a part.
+"""
 
 _TEMPLATE = """\
 #!/bin/sh
-# koala-adapter: a placeholder of {batch}. It holds one processor and ends by itself when nobody asks for it any more.
+{title}
 {words}# What the PATH has may be a script that starts several programs: the system's own Python starts at once.
 python=
 for one in {system}; do
@@ -116,11 +123,25 @@ if [ -z "$python" ]; then
 fi
 # It looks for itself whether it can run the agent, and hands over to another one if not.
 # -I -S: nothing is imported from the directory or the environment of the job, where somebody else may have put it.
-exec "$python" -I -S -B -c '{start}' {system} {others} <<'{end}'
+start='{start}'
+# A name without a slash would be looked for in the working directory, where it may be a file of somebody else.
+case $0 in
+    */*)
+        if {{ read -r one && read -r one && [ "$one" = {quoted_title} ]; }} 2>/dev/null <"$0"; then
+            exec "$python" -I -S -B -c "$start" {system} {others} <"$0"
+        fi ;;
+esac
+# There is no file to read. Some shells keep what follows in a temporary file, which needs a place for it.
+exec "$python" -I -S -B -c "$start" {system} {others} <<'{end}'
 CONFIGURATION = {configuration!a}
 {agent}
 {end}
 """
+
+_TITLE = (
+    "# koala-adapter: a placeholder of {batch}. "
+    "It holds one processor and ends by itself when nobody asks for it any more."
+)
 
 _WORDS = """\
 # What is said here goes into a new file in a directory that only we can write to, if this node has it; else nowhere.
@@ -162,6 +183,8 @@ class AgentConfig:
     end_margin: float = END_MARGIN
     """Seconds before the end of the walltime at which an agent ends its tasks, so that their last words arrive; never
     more than half of the time that it has."""
+    await_suspended: bool = False
+    """Time in which its processes are stopped does not count for the lease."""
 
 
 def render_job_script(
@@ -184,13 +207,15 @@ def render_job_script(
         "array_index_variable": array_index_variable,
         "job_id_variable": job_id_variable,
     }
+    title = _TITLE.format(batch=agent.batch)
     return _TEMPLATE.format(
-        batch=agent.batch,
+        title=title,
+        quoted_title=shlex.quote(title),
         words="" if words_directory is None else _words(agent.batch, array_index_variable, words_directory),
         system=" ".join(SYSTEM_PYTHONS),
         others=" ".join(OTHER_PYTHONS),
         probe=_PROBE,
-        start=_START.format(probe=_PROBE),
+        start=_START.format(probe=_PROBE, end=END_OF_AGENT),
         end=END_OF_AGENT,
         configuration=json.dumps(configuration),
         agent=agent_file(),

@@ -91,7 +91,7 @@ class Host:
             disk_mib=node.disk_mib,
             features=frozenset(node.features),
             queues=frozenset(node.queues),
-            grain=node.grain,
+            grain=max(node.grain, *(grain for _, grain in node.queue_grains)) if node.queue_grains else node.grain,
         )
 
 
@@ -141,11 +141,8 @@ def offer(job: LrmJob, hosts: Sequence[Host], *, one_node: bool = False) -> Offe
     if not hosts:
         return Offer(tasks=wanted)
     usable = [host for host in hosts if not lacks(job, host)]
-    missing = set(job.requested_nodes) - {host.name for host in usable}
-    if missing:
-        why = {host.name: lacks(job, host) for host in hosts}
-        name = min(missing)
-        return Offer(tasks=wanted, obstacle=f"it must run on {name}, which {why.get(name, 'is not there')}")
+    if problem := _problem(job, hosts, usable):
+        return Offer(tasks=wanted, obstacle=problem)
     if job.exclusive:
         return _whole_nodes(job, usable, wanted, one_node=one_node)
     wanted = max((_rounded(job, host) for host in usable), default=wanted)
@@ -161,6 +158,18 @@ def offer(job: LrmJob, hosts: Sequence[Host], *, one_node: bool = False) -> Offe
     return Offer(tasks=wanted, host_list=_listed(slots, slots) if _needs_list(job, hosts, usable) else ())
 
 
+def _problem(job: LrmJob, hosts: Sequence[Host], usable: Sequence[Host]) -> str:
+    """Return why a job cannot be told at all; empty when it can."""
+    missing = set(job.requested_nodes) - {host.name for host in usable}
+    if missing:
+        why = {host.name: lacks(job, host) for host in hosts}
+        name = min(missing)
+        return f"it must run on {name}, which {why.get(name, 'is not there')}"
+    if job.processors_per_task > 1 and (job.threads_per_core or job.tasks_per_core):
+        return "it leaves threads of its cores idle, and has tasks of several processors"
+    return ""
+
+
 def _slots(job: LrmJob, host: Host, wanted: int) -> int:
     """Return how many tasks of a job a host could take."""
     tasks = min(wanted, host.processors // job.processors_per_task, job.tasks_per_node or wanted)
@@ -172,7 +181,7 @@ def _slots(job: LrmJob, host: Host, wanted: int) -> int:
 def _rounded(job: LrmJob, host: Host) -> int:
     """Return the tasks told of a job that gets whole cores: as many as it takes threads, where each task is one."""
     tasks = tasks_of(job)
-    return -(-tasks // host.grain) * host.grain if job.processors_per_task == 1 else tasks
+    return job.cores(tasks, host.grain) * host.grain if job.processors_per_task == 1 else tasks
 
 
 def _on_nodes(

@@ -391,10 +391,14 @@ class JobStore:
         path = directory / "jobs.db"
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         self._database = sqlite3.connect(path, isolation_level=None)
-        self._database.execute("PRAGMA journal_mode = WAL")
-        # Enough against the death of the daemon; a crash of the whole host ends the jobs anyway.
-        self._database.execute("PRAGMA synchronous = NORMAL")
-        self._database.executescript(SCHEMA)
+        try:
+            self._database.execute("PRAGMA journal_mode = WAL")
+            # Enough against the death of the daemon; a crash of the whole host ends the jobs anyway.
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.executescript(SCHEMA)
+        except BaseException:
+            self._database.close()
+            raise
 
     def close(self) -> None:
         """Close the database."""

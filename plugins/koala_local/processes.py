@@ -63,16 +63,22 @@ def job_mark(directory: Path, job: JobRecord) -> str:
 
 
 def job_environment(directory: Path, job: JobRecord) -> dict[str, str]:
-    """Return the whole environment of a job: nothing is inherited but the search path and the time zone."""
+    """Return the whole environment of a job: inherited are the search path, the time zone and the caller's locale.
+
+    LC_ALL is the daemon's own.
+    """
     entry = pwd.getpwuid(os.geteuid())
-    kept = {name: os.environ[name] for name in ("PATH", "TZ") if name in os.environ}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in {"PATH", "TZ", "LANG", "LANGUAGE"} or (name.startswith("LC_") and name != "LC_ALL")
+    }
     return {
         **kept,
         "HOME": entry.pw_dir,
         "USER": entry.pw_name,
         "LOGNAME": entry.pw_name,
         "SHELL": entry.pw_shell or "/bin/sh",
-        "LC_ALL": "C.UTF-8",
         JOB: str(job.number),
         TASK: str(job.index),
         NODE: job.node,

@@ -540,7 +540,7 @@ def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
         eligible_at=moment_of(value_of(attributes, "Execution_Time")),
         dependent=dependent,
         blocked=state is LrmJobState.QUEUED and _waits_for_more(value_of(attributes, "comment")),
-        kept=state is LrmJobState.QUEUED and value_of(attributes, "comment").startswith(_NEVER),
+        kept=state is LrmJobState.QUEUED and _LASTS.match(value_of(attributes, "comment")) is not None,
         hold=hold_owner(holds) if state is LrmJobState.HELD else None,
         note=note_in(value_of(attributes, "comment")),
         layout=layout if state in _HAS_PROCESSORS else (),
@@ -609,6 +609,11 @@ def _reason(letter: str, holds: str, attributes: Attributes) -> str:
 
 
 _NEVER = "Can Never Run"
+_LASTS = re.compile(
+    rf"{_NEVER}|Not Running: (?:queue not started|queue is not an execution queue|job would cross dedicated time)",
+    re.IGNORECASE,
+)
+"""What the scheduler says of a job that only the site, or another request, lets start."""
 _TAKEN = re.compile(
     r"insufficient amount of resource:|not enough free nodes|no available resources on nodes|"
     r"job would conflict with reservation or top job|job would break strict sorted order|"

@@ -36,7 +36,7 @@ from koala_pbs.client import ARGUMENTS_PER_COMMAND, Holding, PbsCommands
 from koala_pbs.jobs import INDEX_VARIABLE
 from koala_pbs.queues import ends_of, largest_array, served, walltime_limit
 from koala_pbs.settings import OPENPBS, SET_TORQUE, TORQUE, TORQUE_NAME
-from koala_pbs.starting import ByOperator, ByScheduler, OutsideChecks, Starting, TiedNotes
+from koala_pbs.starting import ByOperator, ByScheduler, PbsOutsideChecks, Starting, TiedNotes
 from koala_pbs.torque import packed
 from koala_pbs.vnodes import tied
 from koala_pbs.words import (
@@ -752,7 +752,7 @@ class PbsLrm(Lrm):
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's hook holds jobs, and that we may start them."""
-        return await OutsideChecks(self._commands, self._settings, user=self._user, uid=os.geteuid()).run()
+        return await PbsOutsideChecks(self._commands, self._settings, user=self._user, uid=os.geteuid()).run()
 
 
 # -- Jobs moved to other servers -----------------------------------------------------------------------------

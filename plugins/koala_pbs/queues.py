@@ -102,6 +102,7 @@ def _queue(name: str, attributes: Attributes, home: str) -> QueueConfig:
         max_array_size=number_of(largest) if largest else None,
         tie=QueueTie(
             resources={**mapping_of(attributes, "resources_default"), **mapping_of(attributes, "default_chunk")},
+            chunk=mapping_of(attributes, "default_chunk"),
             partition=partition_of(attributes),
         ),
         destinations=tuple(filter(None, (one.removesuffix(f"@{home}") if home else one for one in destinations))),

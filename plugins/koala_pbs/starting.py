@@ -15,7 +15,8 @@ import anyio
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnreachableError
 from koala_adapter.lrm import CheckResult
 from koala_adapter.lrm.commands import only_id
-from koala_adapter.model import HoldOwner, LrmJobState
+from koala_adapter.lrm.contract import OutsideChecks
+from koala_adapter.model import LrmJobId, LrmJobState
 from koala_pbs import client
 from koala_pbs.jobs import assign, shape_of, tied_place
 from koala_pbs.settings import TORQUE
@@ -270,8 +271,12 @@ SUBMIT_BY_HAND = (
 SCRIPT = b"#!/bin/sh\nexit 0\n"
 
 
-class OutsideChecks:
+class PbsOutsideChecks(OutsideChecks):
     """One run of the checks."""
+
+    scheduler = "PBS's own scheduler"
+    held_for_us = "yes, in an operator's hold"
+    held_otherwise = "whom koala leaves the release to"
 
     def __init__(self, commands: PbsCommands, settings: PbsSettings, *, user: str, uid: int) -> None:
         """``user`` and ``uid``: who we are for PBS."""
@@ -280,15 +285,8 @@ class OutsideChecks:
         self._user = user
         self._uid = uid
 
-    async def run(self) -> tuple[CheckResult, ...]:
-        """Return whether jobs come in held, whether we may start them, and who starts them then."""
-        try:
-            return (await self._rights(), *await self._trial())
-        except LrmError as error:
-            remedy = error.hint or "see `koala docs wiki`"
-            return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
-
-    async def _rights(self) -> CheckResult:
+    async def rights(self) -> CheckResult:
+        """See OutsideChecks."""
         config = await self._commands.server()
         subject = "who starts jobs"
         if self._settings.operator:
@@ -308,40 +306,40 @@ class OutsideChecks:
             return ("-l", "nodes=1:ppn=1")
         return ("-f", "-l", "select=1:ncpus=1")
 
-    async def _trial(self) -> tuple[CheckResult, ...]:
+    async def submit(self) -> LrmJobId:
+        """See OutsideChecks."""
         # For next week, so that it never runs if nobody holds it.
         begin = time.strftime("%Y%m%d%H%M", time.localtime(time.time() + WEEK))
         options = (*self._small, "-N", "koala-check", "-l", "walltime=60", "-o", "/dev/null")
         result = await self._commands.run(("qsub", *options, "-j", "oe", "-a", begin), stdin=SCRIPT)
         if result.returncode:
             error = submission_error(result)
-            found = f"an ordinary submission is refused: {error.message}"
-            remedy = error.hint or SUBMIT_BY_HAND
-            return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy=remedy),)
-        job = only_id(result.text, SUBMITTED)
-        try:
-            listed, _ = await self._commands.job(job)
-            return (self._held(next((one for one in listed if one.id == job), None)), await self._released(job))
-        finally:
-            await self._commands.cancel(client.cancel(job), gone=BEING_DELETED)
+            raise LrmRejectedError(error.message, hint=error.hint or SUBMIT_BY_HAND)
+        return LrmJobId(only_id(result.text, SUBMITTED))
 
-    def _held(self, seen: LrmJob | None) -> CheckResult:
-        ok = seen is not None and seen.state is LrmJobState.HELD and seen.hold is HoldOwner.OPERATOR
-        found = "yes, in an operator's hold" if ok else "no, they go to PBS's own scheduler"
-        if seen is not None and seen.state is LrmJobState.HELD and not ok:
-            found = f"held, but as by {seen.hold or 'nobody'}, whom koala leaves the release to"
-        remedy = "import what `koala conf pbs_queuejob.py` prints as a queuejob hook: its first lines say how"
-        if self._commands.dialect is TORQUE:
-            remedy = "Torque has no hook for it: an operator must hold jobs when they have come in (qhold -h o)"
-        return CheckResult(subject="jobs come in held", ok=ok, found=found, remedy=remedy)
+    async def seen(self, job: LrmJobId) -> LrmJob | None:
+        """See OutsideChecks."""
+        listed, _ = await self._commands.job(job)
+        return next((one for one in listed if one.id == job), None)
 
-    async def _released(self, job: str) -> CheckResult:
+    async def release(self, job: LrmJobId) -> LrmError | None:
+        """See OutsideChecks."""
         if self._commands.dialect is TORQUE:
             # It refuses to release what is not held.
             await self._commands.run(client.hold([job], "o"))
-        error = self._commands.changing_error(
-            await self._commands.run(client.release([job], "o")), action="releasing a job"
-        )
-        found = "yes" if error is None else error.message
-        remedy = f"qmgr -c 'set server operators += {self._user}@*'"
-        return CheckResult(subject="we may start them", ok=error is None, found=found, remedy=remedy)
+        result = await self._commands.run(client.release([job], "o"))
+        return self._commands.changing_error(result, action="releasing a job")
+
+    async def cancel(self, job: LrmJobId) -> None:
+        """See OutsideChecks."""
+        await self._commands.cancel(client.cancel(job), gone=BEING_DELETED)
+
+    def remedy_of_hold(self) -> str:
+        """See OutsideChecks."""
+        if self._commands.dialect is TORQUE:
+            return "Torque has no hook for it: an operator must hold jobs when they have come in (qhold -h o)"
+        return "import what `koala conf pbs_queuejob.py` prints as a queuejob hook: its first lines say how"
+
+    def remedy_of_release(self) -> str:
+        """See OutsideChecks."""
+        return f"qmgr -c 'set server operators += {self._user}@*'"

@@ -17,7 +17,7 @@ from koala_pbs.jobs import mapping_of, value_of
 from koala_pbs.words import mebibytes_of, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from lxml.etree import _Element
 
@@ -52,8 +52,8 @@ def packed(script: str) -> str:
 # What Torque prints: ``qstat -x`` and ``pbsnodes -x`` as XML, queues and the server as text.
 #
 # Torque 6.1 escapes values in its XML; older ones need not: an ampersand, or a ``<``, in a user's variable makes it no
-# XML then. What cannot be a tag is taken for text; a job that cannot be read even so is refused by its name, and
-# nothing of that listing is believed.
+# XML then. What cannot be a tag is taken for text. A job that cannot be read even so, or is there twice because a user
+# has written it into a variable, is listed in a state that is not known; a listing that is cut short is refused.
 
 LARGEST_DOCUMENT = 256 * 1024 * 1024
 """Characters; 100,000 jobs are about 200 MiB."""
@@ -63,6 +63,9 @@ _FORBIDDEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 _LOOSE_AMPERSAND = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#[0-9]{1,7});)")
 _LOOSE_BRACKET = re.compile(r"<(?!/?[A-Za-z_][A-Za-z0-9_.-]*/?>)")
 _DECLARATION = re.compile(r"\s*<\?xml[^>]*\?>")
+_NESTED = frozenset({"Resource_List", "resources_used", "req_information"})
+"""Attributes of jobs that have parts; a tag in the text of another one is text, too."""
+_JOB_BEGINS = re.compile(r"<Job>\s*<Job_Id>(?P<id>[^<]{1,200})</Job_Id>")
 _ENTRY = {"Jobs": ("Job", "Job_Id"), "nodes": ("Node", "name")}
 _HEADING = re.compile(r"(?P<kind>Server|Queue): (?P<name>\S+)\s*")
 _PAIR = re.compile(r" {4}(?P<name>[A-Za-z_][\w.-]*) = (?P<value>.*)")
@@ -79,8 +82,18 @@ def read_torque_entries(text: str, section: str) -> dict[str, Attributes]:
     if not text.strip():
         return {}
     tag, key = _ENTRY[section]
+    text = _document(text)
+    try:
+        return _entries(_elements(text, tag, key), tag, key)
+    except ValueError:
+        if section != "Jobs" or not text.endswith("</Data>"):
+            raise
+    return _jobs_singly(text)
+
+
+def _entries(elements: Iterable[_Element], tag: str, key: str) -> dict[str, Attributes]:
     found: dict[str, Attributes] = {}
-    for element in _elements(text, tag, key):
+    for element in elements:
         attributes = dict(_attributes(element))
         name = attributes.pop(key, "")
         if not isinstance(name, str) or not name:
@@ -91,7 +104,8 @@ def read_torque_entries(text: str, section: str) -> dict[str, Attributes]:
     return found
 
 
-def _elements(text: str, tag: str, key: str) -> list[_Element]:
+def _document(text: str) -> str:
+    """Return a document with what cannot be a tag as text. Raises ValueError when there is none."""
     if len(text) > LARGEST_DOCUMENT:
         raise ValueError(f"{len(text)} characters are more than the {LARGEST_DOCUMENT} that are read")
     # Sites' banners stand before it.
@@ -99,12 +113,45 @@ def _elements(text: str, tag: str, key: str) -> list[_Element]:
     if begin < 0:
         raise ValueError("there is no <Data>")
     text = _FORBIDDEN.sub("?", _DECLARATION.sub("", text[begin:]))
-    text = _LOOSE_BRACKET.sub("&lt;", _LOOSE_AMPERSAND.sub("&amp;", text)).strip()
+    text = _LOOSE_AMPERSAND.sub("&amp;", text).replace("]]>", "]]&gt;")
+    return _LOOSE_BRACKET.sub("&lt;", text).strip()
+
+
+def _elements(text: str, tag: str, key: str) -> list[_Element]:
     try:
         root = _parsed(text)
     except etree.XMLSyntaxError as error:
         raise ValueError(_fault(text, tag, key) or f"it is no XML: {error}") from None
     return [element for element in root if element.tag == tag]
+
+
+def _jobs_singly(text: str) -> dict[str, Attributes]:
+    """Return the jobs of a document that is no XML as a whole, or has a job twice: each is read by itself."""
+    found: dict[str, Attributes] = {}
+    heads = list(_JOB_BEGINS.finditer(text))
+    if not heads:
+        raise ValueError("there is no job that can be read")
+    for head, following in zip(heads, (*heads[1:], None), strict=True):
+        part = text[head.start() : following.start() if following else len(text) - len("</Data>")]
+        id_ = head["id"].strip()
+        if id_ in found:
+            found[id_] = _unreadable(part, "it is there twice: one of the two is what a user has written")
+            continue
+        try:
+            attributes = dict(_attributes(_parsed(part.strip())))
+        except etree.XMLSyntaxError as error:
+            found[id_] = _unreadable(part, f"its listing is no XML: {error}")
+        else:
+            attributes.pop("Job_Id", None)
+            found[id_] = attributes if attributes.get("Job_Name") else _unreadable(part, "its listing has no name")
+    return found
+
+
+def _unreadable(part: str, reason: str) -> Attributes:
+    """Return what stands for a job of which its id, and perhaps its name and owner, is all that is known."""
+    known = {name: re.search(rf"<{name}>([^<]*)</{name}>", part) for name in ("Job_Name", "Job_Owner")}
+    told = {name: match[1].strip() for name, match in known.items() if match is not None}
+    return {"Job_Name": "?", **{name: text for name, text in told.items() if text}, "job_state": "?", "comment": reason}
 
 
 def _parsed(text: str) -> _Element:
@@ -128,10 +175,10 @@ def _fault(text: str, tag: str, key: str) -> str:
 
 def _attributes(element: _Element) -> Iterator[tuple[str, str | Mapping[str, str]]]:
     for child in element:
-        if len(child):
+        if child.tag in _NESTED:
             yield str(child.tag), {str(inner.tag): (inner.text or "").strip() for inner in child}
         else:
-            yield str(child.tag), (child.text or "").strip()
+            yield str(child.tag), "".join(map(str, child.itertext())).strip()
 
 
 # ---- queues and the server ------------------------------------------------------------------------------------------
@@ -194,6 +241,15 @@ def read_torque(text: str, section: str) -> dict[str, Attributes]:
 
 
 def _job(attributes: Attributes) -> Attributes:
+    """Return a job; one with values that cannot be read in a state that is not known."""
+    try:
+        return _translated(attributes)
+    except ValueError as error:
+        kept = {name: value_of(attributes, name) for name in ("Job_Name", "Job_Owner", "euser")}
+        return {**kept, "job_state": "?", "comment": f"its listing cannot be read: {error}"}
+
+
+def _translated(attributes: Attributes) -> Attributes:
     found = {_RENAMED.get(name, name): value for name, value in attributes.items()}
     status = value_of(found, "Exit_status")
     if status:
@@ -260,7 +316,7 @@ def _slots(text: str) -> int:
 def _variables(text: str) -> dict[str, str]:
     """Return the variables of ``A=b,C=d,e``; a comma may stand in a value."""
     found = list(_VARIABLE.finditer(text))
-    ends = [match.start() for match in found[1:]] + [len(text)]
+    ends = [*(match.start() for match in found[1:]), len(text)][: len(found)]
     return {match[1]: text[match.end() : end] for match, end in zip(found, ends, strict=True)}
 
 

@@ -7,7 +7,7 @@ words, such as ``Qlist``, which must be among those of the vnode (pbs_resources(
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError
@@ -36,6 +36,10 @@ class Vnode:
     assigned: Mapping[str, str]
     partition: str = ""
 
+    def never_has(self, name: str, amount: str) -> bool:
+        """Tell whether it has less of a resource than this even when no job runs on it."""
+        return _amount(self.available.get(name, "0")) < _amount(amount)
+
     def lacks(self, name: str, value: str, *, times: int = 1) -> bool:
         """Tell whether so many chunks cannot have this much of a resource here, or a word is not among its words."""
         there = self.available.get(name, "")
@@ -56,7 +60,9 @@ class QueueTie:
     """What ties a queue to vnodes."""
 
     resources: Mapping[str, str]
-    """Of ``default_chunk`` and ``resources_default``."""
+    """Of ``default_chunk`` and ``resources_default``: words keep jobs to vnodes."""
+    chunk: Mapping[str, str] = field(default_factory=dict)
+    """Of ``default_chunk`` alone, which each chunk gets: numbers keep it to vnodes, too."""
     partition: str = ""
 
 
@@ -93,10 +99,15 @@ class Vnodes:
                 raise LrmRejectedError(message, hint="start it on vnodes that are listed for it")
 
     def serves(self, vnode: str, tie: QueueTie) -> bool:
-        """Tell whether a vnode runs jobs of a queue: it has all words that jobs get there, and its partition."""
+        """Tell whether a vnode runs jobs of a queue: it has its partition and all that jobs and chunks get there."""
         found, known = self.by_name[vnode], self.known
         words = {key: value for key, value in tie.resources.items() if key in known and not CONSUMABLE.fullmatch(value)}
-        return found.partition == tie.partition and not any(found.lacks(key, value) for key, value in words.items())
+        amounts = {key: value for key, value in tie.chunk.items() if key in known and CONSUMABLE.fullmatch(value)}
+        lacking = (
+            *(found.lacks(key, value) for key, value in words.items()),
+            *(found.never_has(key, value) for key, value in amounts.items()),
+        )
+        return found.partition == tie.partition and not any(lacking)
 
 
 def partition_of(attributes: Attributes) -> str:

@@ -208,6 +208,23 @@ def explain_jobs(settings: SgeSettings, numbers: Iterable[str]) -> tuple[str, ..
     return (settings.command("qstat"), "-xml", "-j", ",".join(numbers))
 
 
+def verify(settings: SgeSettings, number: str) -> tuple[str, ...]:
+    """Ask whether a job could run if nothing else did (qalter(1), -w); nothing is changed."""
+    return (settings.command("qalter"), "-w", "v", number)
+
+
+_VERDICT = re.compile(r"^verification: no suitable queues", re.MULTILINE)
+_OF_JOB = re.compile(r"^Job [0-9]+ (?:\([^\n]*?\) )?", re.ASCII)
+
+
+def why_never(said: str) -> str:
+    """Return why a job would never run as things are, of what `verify` printed; empty when it would, or is gone."""
+    if _VERDICT.search(said) is None:
+        return ""
+    first = said.partition("\n")[0].strip()
+    return "no suitable queues" if first.startswith("verification:") else _OF_JOB.sub("", first)
+
+
 def give_back(settings: SgeSettings, numbers: Iterable[str]) -> tuple[str, ...]:
     """Take the hold of users from these jobs, which is the only one that a submission verifier can set."""
     return (settings.command("qrls"), *numbers)

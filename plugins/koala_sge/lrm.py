@@ -230,6 +230,10 @@ GIVEN_BACK_AT_ONCE = 100
 ANNOTATED_AT_ONCE = 100
 LISTING_SERVES = 2.0
 """Seconds for which it is believed that a job is in hold: qalter refuses what is gone by then."""
+VERIFIED_AFTER = 30.0
+"""Seconds that a job of ours waits before it is asked whether it ever could run."""
+VERDICT_KEPT = 120.0
+"""Seconds for which the answer is believed."""
 HOLDERS_KEPT = 60.0
 """Seconds for which it is believed who holds the same jobs."""
 
@@ -243,8 +247,9 @@ class SgeLrm(Lrm):
     hook_removal = "set jsv_url to none (qconf -mconf), or take -h out of sge_request of the cell"
     array_index_variable = "SGE_TASK_ID"
     job_id_variable = "JOB_ID"
-    requests_per_poll = 5
-    """qhost, qstat, qstat -j when one of our jobs has got into error state, two more when some have got into hold."""
+    requests_per_poll = 6
+    """qhost, qstat, qstat -j when one of our jobs has got into error state, two more when some have got into hold, and
+    qalter -w v of one that waits."""
     requests_per_listing = 4 + heldjobs.REQUESTS_FOR_ALL
     """qhost, qstat, qstat -g t when a parallel job has started since the last time, qstat -j for errors, and what
     HeldJobs asks."""
@@ -261,6 +266,8 @@ class SgeLrm(Lrm):
         self._held: frozenset[LrmJobId] = frozenset()
         self._held_asked_at = 0.0
         self._holders: Mapping[LrmJobId, HoldOwner] = {}
+        self._verdicts: dict[str, tuple[float, str]] = {}
+        """Of jobs of ours that wait, by their numbers: when the next question is due, and why they never start."""
         self._layouts: Mapping[LrmJobId, tuple[float | None, tuple[tuple[str, int], ...] | None]] = {}
         self._listed: tuple[float, Mapping[LrmJobId, LrmJob]] = (-LISTING_SERVES, {})
         """When the last listing was asked for, and what it showed."""
@@ -296,7 +303,7 @@ class SgeLrm(Lrm):
         self.submissions.sweep({job.name for job in everything if job.user == self._user})
         jobs = oldest_first(job for job in everything if job.name.startswith(name_prefix))
         if name_prefix:
-            return await self._with_reasons(await self._with_holders(jobs))
+            return await self._with_reasons(await self._with_verdicts(await self._with_holders(jobs)))
         return await self._with_reasons(await self._held_jobs.described(document, await self._with_layouts(jobs)))
 
     async def _listing(self) -> tuple[bytes, tuple[LrmJob, ...]]:
@@ -320,6 +327,28 @@ class SgeLrm(Lrm):
             self._holders, self._held_asked_at = found, now
         self._held = held
         return [replace(job, hold=self._holders.get(job.id, job.hold)) if job.id in held else job for job in jobs]
+
+    async def _with_verdicts(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
+        """Say of jobs of ours that wait why they never start, where that is so: one is asked for with each listing.
+
+        What qstat -j tells of scheduling is off by default, and says of a full cell only that it is full.
+        """
+        waiting = [job for job in jobs if job.user == self._user and job.state is LrmJobState.QUEUED]
+        numbers = dict.fromkeys(heldjobs.job_number(job.id) for job in waiting if not job.dependent)
+        now = time.monotonic()
+        unseen = (now + VERIFIED_AFTER, "")
+        self._verdicts = {number: self._verdicts.get(number, unseen) for number in numbers}
+        due = min(self._verdicts, key=lambda number: self._verdicts[number][0], default=None)
+        if due is not None and self._verdicts[due][0] <= now:
+            said = await self._commands.run(heldjobs.verify(self._settings, due))
+            self._verdicts[due] = (now + VERDICT_KEPT, heldjobs.why_never(said.text))
+        return [self._with_verdict(job) for job in jobs]
+
+    def _with_verdict(self, job: LrmJob) -> LrmJob:
+        _, why = self._verdicts.get(heldjobs.job_number(job.id), (0.0, ""))
+        if not why or job.user != self._user or job.state is not LrmJobState.QUEUED:
+            return job
+        return replace(job, reason=why, blocked=True, kept=True)
 
     async def _with_layouts(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
         """Say where the slots of parallel jobs are; asked when one has started."""

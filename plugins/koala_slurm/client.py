@@ -11,7 +11,7 @@ from koala_slurm.listing import NODE_COMMAND, Unit, job_format, new_separator, p
 from koala_slurm.words import COMPLAINTS, checked, minutes, reading_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from koala_adapter.lrm.commands import CommandResult, CommandRunner
     from koala_adapter.model import LrmJob, Node
@@ -146,11 +146,19 @@ class CommandReader:
         self._has_default = has_default
         self.unit = Unit.CPU
         """What Slurm gives to one job alone, once the controller has said so."""
+        self.units: Mapping[str, Unit] = {}
+        """What partitions give that differ from that."""
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return all nodes, each once."""
         output = await self._commands.read(NODE_COMMAND, action="listing of nodes")
-        return parse_nodes(output, reserved_is_up=self._reserved_is_up, unit=self.unit, has_default=self._has_default)
+        return parse_nodes(
+            output,
+            reserved_is_up=self._reserved_is_up,
+            unit=self.unit,
+            units=self.units,
+            has_default=self._has_default,
+        )
 
     async def jobs(self, *, user: str = "") -> tuple[LrmJob, ...]:
         """Return all jobs, or all of one user."""

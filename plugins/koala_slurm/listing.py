@@ -11,6 +11,7 @@ import re
 import secrets
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmUnavailableError
@@ -229,21 +230,33 @@ class Unit(StrEnum):
 
 
 def parse_nodes(
-    output: str, *, reserved_is_up: bool = False, unit: Unit = Unit.CPU, has_default: bool = True
+    output: str,
+    *,
+    reserved_is_up: bool = False,
+    unit: Unit = Unit.CPU,
+    units: Mapping[str, Unit] | None = None,
+    has_default: bool = True,
 ) -> tuple[Node, ...]:
     """Return the nodes of a listing, each once with all its partitions.
 
-    ``has_default``: jobs that name no partition go to the default one. Raises LrmUnavailableError for text that is no
+    ``units``: of partitions that give others than ``unit``. ``has_default``: jobs that name no partition go to the
+    default one. Raises LrmUnavailableError for text that is no
     listing.
     """
     rows = (line.split(SEPARATOR) for line in output.splitlines() if line.strip())
     return merge_nodes(
-        parse_node(row, reserved_is_up=reserved_is_up, unit=unit, has_default=has_default) for row in rows
+        parse_node(row, reserved_is_up=reserved_is_up, unit=unit, units=units or {}, has_default=has_default)
+        for row in rows
     )
 
 
 def parse_node(
-    row: Sequence[str], *, reserved_is_up: bool = False, unit: Unit = Unit.CPU, has_default: bool = True
+    row: Sequence[str],
+    *,
+    reserved_is_up: bool = False,
+    unit: Unit = Unit.CPU,
+    units: Mapping[str, Unit] = MappingProxyType({}),
+    has_default: bool = True,
 ) -> Node:
     """Return the node of one row of values of NODE_FIELDS, and perhaps of MORE_NODE_FIELDS.
 
@@ -259,6 +272,7 @@ def parse_node(
     state = node_state(word, reserved_is_up=reserved_is_up)
     queues = (partition.removesuffix("*"),) if partition not in {"", "N/A"} else ()
     served = (*queues, *([""] if partition.endswith("*") and has_default else []))
+    own = units.get(partition.removesuffix("*"), unit)
     return Node(
         name=name,
         state=state,
@@ -272,6 +286,7 @@ def parse_node(
         features=tuple(feature for feature in features.split(",") if feature and feature != "(null)"),
         disk_mib=int(disk) if disk.isdecimal() and int(disk) else None,
         grain=_grain(total, sockets, cores, unit),
+        queue_grains=() if own is unit else tuple((name, _grain(total, sockets, cores, own)) for name in served),
         # With CR_CPU the threads are counted, but jobs do not share a core that slurm.conf describes (slurm.conf(5)).
         counts_grains=unit is not Unit.CPU,
         whole_queues=served if unit is Unit.NODE or sharing.upper().startswith("EXCL") else (),
@@ -295,6 +310,7 @@ def merge_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
         merged[node.name] = replace(
             seen,
             queues=tuple(dict.fromkeys((*seen.queues, *node.queues))),
+            queue_grains=tuple(dict.fromkeys((*seen.queue_grains, *node.queue_grains))),
             whole_queues=tuple(dict.fromkeys((*seen.whole_queues, *node.whole_queues))),
             closed_queues=tuple(dict.fromkeys((*seen.closed_queues, *node.closed_queues))),
         )
@@ -325,6 +341,18 @@ def _partition(line: str) -> Queue:
         walltime_limit=duration(values.get("MaxTime", "")),
         default=values.get("Default") == "YES",
     )
+
+
+def parse_units(output: str, unit: Unit) -> dict[str, Unit]:
+    """Return what the partitions of such a listing give that have a setting of their own (SelectTypeParameters).
+
+    Slurm heeds that only where the whole cluster gives cores or sockets: ``unit``.
+    """
+    if unit not in {Unit.CORE, Unit.SOCKET}:
+        return {}
+    found = (dict(_PAIR.findall(line)) for line in output.splitlines())
+    own = {values.get("PartitionName", ""): _unit("", values.get("SelectTypeParameters", "")) for values in found}
+    return {name: one for name, one in own.items() if name and one in {Unit.CORE, Unit.SOCKET} and one is not unit}
 
 
 def without_default_memory(output: str) -> tuple[str, ...]:

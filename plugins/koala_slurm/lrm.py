@@ -27,7 +27,7 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
 )
 from koala_adapter.lrm import NOWHERE, Capabilities, CheckResult, Lrm, RenderedSubmission, Submission
-from koala_adapter.lrm.commands import child_environment, login_name, portions
+from koala_adapter.lrm.commands import EXPORTED, child_environment, login_name, portions
 from koala_adapter.lrm.drmaa.choice import Submitter, obstacle_in, one_text
 from koala_adapter.lrm.drmaa.libraries import SLURM
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
@@ -39,10 +39,12 @@ from koala_slurm.listing import (
     PARTITION_COMMAND,
     VERSION_COMMAND,
     ControllerConfig,
+    Unit,
     all_here,
     parse_config,
     parse_history,
     parse_partitions,
+    parse_units,
     parse_version,
     release_number,
     sacct_command,
@@ -54,6 +56,7 @@ from koala_slurm.words import (
     ARGUMENTS_PER_COMMAND,
     TIME_FORMAT,
     array_ids,
+    checked,
     compacted,
     minutes,
     parse_job_id,
@@ -540,6 +543,9 @@ class SlurmLrm(Lrm):
         )
         self._config = config
         self._reader.unit = config.unit
+        if config.unit in {Unit.CORE, Unit.SOCKET}:
+            shown = await self._commands.read(PARTITION_COMMAND, action="listing of partitions")
+            self._reader.units = parse_units(shown, config.unit)
         for note in self._notes.left():
             try:
                 await self._starting(note.job, note.nodes).undo_start(note, after_kill=True)
@@ -622,7 +628,9 @@ class SlurmLrm(Lrm):
         if not self.capabilities.accounting:
             self._unsupported("history", ids)
         found: list[LrmJob] = []
-        for part in _arguments(ids):
+        # sacct takes no ranges of elements: an array's number stands for all of them.
+        numbers = dict.fromkeys(checked(job).partition("_")[0] for job in ids)
+        for part in portions(tuple(numbers), ARGUMENTS_PER_COMMAND):
             output = await self._commands.read(sacct_command(part), action="accounting", environment=TIME_FORMAT)
             found += parse_history(output)
         wanted = set(ids)
@@ -652,7 +660,7 @@ class SlurmLrm(Lrm):
             self._note_size(submission, ids[0].partition("_")[0])
             return ids
         rendered = self.render(submission)
-        result = await self._commands.run(rendered.command, stdin=rendered.script.encode())
+        result = await self._commands.run(rendered.command, stdin=rendered.script.encode(), environment=EXPORTED)
         job = parse_job_id(result.text)
         if job is None:
             raise submission_error(result)
@@ -847,9 +855,9 @@ class SlurmLrm(Lrm):
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's submission hook holds jobs, and that we may start them."""
-        from koala_slurm.outside import OutsideChecks
+        from koala_slurm.outside import SlurmOutsideChecks
 
-        return await OutsideChecks(self._commands, self._outside, user=self._user, uid=os.geteuid()).run()
+        return await SlurmOutsideChecks(self._commands, self._outside, user=self._user, uid=os.geteuid()).run()
 
 
 def _arguments(ids: Iterable[LrmJobId], sizes: Mapping[str, int] | None = None) -> Iterator[tuple[str, ...]]:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from koala_adapter.errors import LrmError, LrmNotFoundError
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError
 from koala_adapter.lrm import CheckResult
 from koala_adapter.lrm.commands import portions
-from koala_adapter.model import HoldOwner, LrmJobState
+from koala_adapter.lrm.contract import OutsideChecks
+from koala_adapter.model import LrmJobId, LrmJobState
 from koala_slurm import client
 from koala_slurm.limits import (
     ACCOUNTING_COMMAND,
@@ -59,7 +60,7 @@ from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked, parse_job_id
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from koala_adapter.model import LrmJob, LrmJobId
+    from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
     from koala_slurm.requests import Restrictions, StateKey
     from koala_slurm.starting import StartNotes
@@ -358,8 +359,12 @@ TRIAL = ("sbatch", "--parsable", "--job-name=koala-check", "--ntasks=1", "--time
 SCRIPT = b"#!/bin/sh\nexit 0\n"
 
 
-class OutsideChecks:
+class SlurmOutsideChecks(OutsideChecks):
     """One run of the checks."""
+
+    scheduler = "Slurm's own scheduler"
+    held_for_us = "yes, and marked as ours"
+    held_otherwise = "not marked as ours"
 
     def __init__(self, commands: SlurmCommands, reader: OutsideReader, *, user: str, uid: int) -> None:
         """``user`` and ``uid``: who we are for Slurm."""
@@ -368,49 +373,43 @@ class OutsideChecks:
         self._user = user
         self._uid = uid
 
-    async def run(self) -> tuple[CheckResult, ...]:
-        """Return whether jobs come in held, who may start them, and whether we are one of those."""
-        try:
-            return (await self._rights(), *await self._trial())
-        except LrmError as error:
-            remedy = error.hint or "see `koala docs wiki`"
-            return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
-
-    async def _rights(self) -> CheckResult:
+    async def rights(self) -> CheckResult:
+        """See OutsideChecks."""
         config = parse_config(await self._commands.read(CONFIG_COMMAND, action="asking the controller"))
         ok = config.may_suspend(user=self._user, uid=self._uid)
         found = f"we are {self._user}; SlurmUser is {config.slurm_user}"
         remedy = "run as root or SlurmUser; of an Operator named in slurmdbd nothing can be said here"
         return CheckResult(subject="rights of an operator", ok=ok, found=found, remedy=remedy)
 
-    async def _trial(self) -> tuple[CheckResult, ...]:
+    async def submit(self) -> LrmJobId:
+        """See OutsideChecks."""
         result = await self._commands.run((*TRIAL, "--begin=now+7days"), stdin=SCRIPT)
         job = parse_job_id(result.text)
         if job is None:
-            found = f"an ordinary submission is refused: {result.complaint}"
             remedy = "submit such a job by hand (sbatch --wrap=true -n1 -t1), and mend what it complains about"
-            return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy=remedy),)
-        try:
-            seen = next((one for one in await self._reader.jobs() if one.id == job), None)
-            return (self._held(seen), await self._released(job))
-        finally:
-            await self._commands.run(client.cancel_command((job,)), urgent=True)
+            raise LrmRejectedError(result.complaint, hint=remedy)
+        return LrmJobId(job)
 
-    def _held(self, seen: LrmJob | None) -> CheckResult:
-        ok = seen is not None and seen.state is LrmJobState.HELD and seen.hold is HoldOwner.OPERATOR
-        found = "yes, and marked as ours" if ok else "no, they go to Slurm's own scheduler"
-        if seen is not None and seen.state is LrmJobState.HELD and not ok:
-            found = f"held, but as by {seen.hold or 'nobody'}, not marked as ours"
-        remedy = (
+    async def seen(self, job: LrmJobId) -> LrmJob | None:
+        """See OutsideChecks."""
+        return next((one for one in await self._reader.jobs() if one.id == job), None)
+
+    async def release(self, job: LrmJobId) -> LrmError | None:
+        """See OutsideChecks."""
+        result = await self._commands.run(client.job_command("release", (job,)))
+        return client.control_error(result, action="releasing a job")
+
+    async def cancel(self, job: LrmJobId) -> None:
+        """See OutsideChecks."""
+        await self._commands.run(client.cancel_command((job,)), urgent=True)
+
+    def remedy_of_hold(self) -> str:
+        """See OutsideChecks."""
+        return (
             "install what `koala conf job_submit.lua` prints: JobSubmitPlugins=lua in slurm.conf, then scontrol "
             "reconfigure"
         )
-        return CheckResult(subject="jobs come in held", ok=ok, found=found, remedy=remedy)
 
-    async def _released(self, job: str) -> CheckResult:
-        error = client.control_error(
-            await self._commands.run(client.job_command("release", (job,))), action="releasing a job"
-        )
-        found = "yes" if error is None else error.message
-        remedy = f"add the user id {self._uid} to OPERATORS in job_submit.lua"
-        return CheckResult(subject="we may start them", ok=error is None, found=found, remedy=remedy)
+    def remedy_of_release(self) -> str:
+        """See OutsideChecks."""
+        return f"add the user id {self._uid} to OPERATORS in job_submit.lua"

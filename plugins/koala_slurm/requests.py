@@ -86,6 +86,8 @@ class Restrictions:
     """Likewise (sbatch --mem-per-gpu)."""
     licenses: tuple[tuple[str, int], ...] = ()
     disk_mib: int | None = None
+    threads_per_core: int | None = None
+    tasks_per_core: int | None = None
     throttle: int = 0
     """Elements of its array that may run at the same time; 0: any number."""
     qos: str = ""
@@ -117,6 +119,8 @@ def restrictions(values: Mapping[str, str]) -> Restrictions:
         memory_by_gres_mib=_by_gres(gres, _of_each(asked.get("MemPerTres", ""))),
         licenses=_numbers(asked.get("Licenses", "")),
         disk_mib=_disk_mebibytes(disk),
+        threads_per_core=_last_number(asked.get("ReqB:S:C:T", "")),
+        tasks_per_core=_last_number(asked.get("NtasksPerN:B:S:C", "")),
         throttle=int(throttle) if throttle.isdecimal() else 0,
         qos=asked.get("QOS", ""),
         obstacle=_obstacle(asked),
@@ -125,8 +129,9 @@ def restrictions(values: Mapping[str, str]) -> Restrictions:
 
 def _obstacle(asked: Mapping[str, str]) -> str:
     reservation = asked.get("Reservation", "")
-    tasks = asked.get("NtasksPerN:B:S:C", "").split(":")[1:]
-    layout = asked.get("ReqB:S:C:T", "").split(":")
+    # The last of each is by core, and respected; the first of the tasks is by node, and told by squeue.
+    tasks = asked.get("NtasksPerN:B:S:C", "").split(":")[1:-1]
+    layout = asked.get("ReqB:S:C:T", "").split(":")[:-1]
     trackable = [name for name in ("TresPerJob", "TresPerTask", "TresPerSocket") if name in asked]
     problems = (
         ("HetJobId" in asked, HETEROGENEOUS),
@@ -137,11 +142,17 @@ def _obstacle(asked: Mapping[str, str]) -> str:
         ("CoreSpec" in asked or "ThreadSpec" in asked, "it leaves cores to the system (--core-spec, --thread-spec)"),
         (
             any(part not in _NO_RESTRICTION for part in (*tasks, *layout)),
-            "it asks for sockets, cores or threads of its nodes",
+            "it asks for sockets, or cores of sockets, of its nodes",
         ),
         ("|" in asked.get("Licenses", ""), f"it asks for any of the licences {asked.get('Licenses', '')}"),
     )
     return next((text for so, text in problems if so), "")
+
+
+def _last_number(text: str) -> int | None:
+    """Return the number behind the last colon of ``0:0:*:1``; None for any."""
+    last = text.rpartition(":")[2]
+    return int(last) if last.isdecimal() and int(last) else None
 
 
 def _numbers(text: str) -> tuple[tuple[str, int], ...]:
@@ -535,6 +546,8 @@ def with_details(job: LrmJob, details: JobDetails | None) -> LrmJob:
         nodes_least=known.nodes_least,
         nodes_most=known.nodes_most,
         excluded_nodes=known.excluded_nodes,
+        threads_per_core=known.restrictions.threads_per_core if job.state in _WAITING else None,
+        tasks_per_core=known.restrictions.tasks_per_core if job.state in _WAITING else None,
         memory_per_processor_mib=known.memory_per_processor_mib,
         memory_per_node_mib=known.memory_per_node_mib or known.restrictions.memory_by_gres_mib or None,
         disk_per_node_mib=known.restrictions.disk_mib,

@@ -10,6 +10,7 @@ import pwd
 import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -26,11 +27,12 @@ from koala_slurm.requests import (
     everything_format,
     parse_everything,
     parse_one_detailed,
+    with_details,
 )
 from koala_slurm.words import checked, minutes, waiting_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from koala_adapter.model import LrmJob
@@ -437,13 +439,15 @@ class CoreReservation:
         """
         self._commands = commands
         self._threads = threads or {}
-        cores = {node: -(-count // self._threads.get(node, 1)) for node, count in pin.counts.items()}
-        self._pin = replace(pin, counts=cores)
+        self._pin = pin
         self._reserved = reserved
         self._numbers_by_node = numbers_by_node
 
     async def make(self, job: LrmJob) -> None:
         """Reserve the cores of the pin. Raises LrmError, with nothing reserved."""
+        threads = {node: self._threads.get(node, 1) for node in self._pin.counts}
+        cores = {node: job.cores(count, threads[node]) for node, count in self._pin.counts.items()}
+        self._pin = replace(self._pin, counts=cores)
         async with self._reserved.lock:
             try:
                 await (self._make_by_node(job) if self._numbers_by_node else self._make_from_idle(job))
@@ -470,15 +474,18 @@ class CoreReservation:
         self._reserved.natural = False
 
     async def _make_by_node(self, job: LrmJob) -> None:
+        await self._until_idle(partial(self._try_by_node, job))
+
+    async def _try_by_node(self, job: LrmJob) -> bool:
         order = natural_order(tuple(self._pin.counts))
         for _ in range(2):
             await self._reserve(self._pin.reservation, order, [self._pin.counts[node] for node in order], job)
             if self._reserved.natural:
-                return
+                return True
             seen = reserved_order(await self._show())
             if seen == tuple(order):
                 self._reserved.natural = order == natural_order(seen)
-                return
+                return True
             await self._delete(self._pin.reservation)
             if set(seen) != set(order):
                 break
@@ -489,9 +496,13 @@ class CoreReservation:
         )
 
     async def _make_from_idle(self, job: LrmJob) -> None:
+        await self._until_idle(partial(self._try_from_idle, job))
+
+    async def _until_idle(self, attempt: Callable[[], Awaitable[bool]]) -> None:
+        """Try to reserve a few times: cores of a job that has just ended, or just left its reservation, seem busy."""
         for _ in range(TRIES):
             try:
-                if await self._try_from_idle(job):
+                if await attempt():
                     return
             except LrmUnavailableError as error:
                 if NODES_BUSY not in error.message.lower():
@@ -594,7 +605,7 @@ class Starting:
         self._notes.write(self._pin, before, job)
         try:
             if not self._pin.is_even:
-                await self._reservation.make(job)
+                await self._reservation.make(with_details(job, shown))
             # What it says of its place is over with the start.
             noted = (comment_change(job.comment, ""),) if job.note else ()
             for command in pin_commands(self._pin, before, *noted):

@@ -76,6 +76,8 @@ class SimulatedAgent:
         self.tasks: dict[int, Task] = {}
         self.job = ""
         self._unsaid: deque[Callable[[], None]] = deque()
+        self.at_break: list[Callable[[], object]] = []
+        """Called when the connection is lost."""
         self._contact = clock.now
         clock.after(1.0, self.dial)
         clock.after(lease, self._check_lease)
@@ -105,6 +107,8 @@ class SimulatedAgent:
         self.connection.open = False
         self.connection = None
         self._contact = self.clock.now
+        for tell in self.at_break:
+            tell()
         self.center.hung_up(self)
         if self.alive:
             self.clock.after(REDIAL, self.dial)

@@ -109,6 +109,7 @@ class Program:
             clock.after(self.traits.dies_after, lambda: self.end(self.chance.choice(DEATHS)))
         if self.traits.joins:
             self._say(self.process.connected())
+            self.agent.at_break.append(lambda: self.heard(b"away"))
         self._later(self.pace)
 
     def _function(self, size: int, offered: int) -> int:

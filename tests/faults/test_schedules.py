@@ -194,7 +194,7 @@ def test_when_nothing_goes_wrong_every_job_runs_to_its_end(seed: int) -> None:
 def test_schedules_contain_what_they_are_for() -> None:
     """Over some seeds every kind of event occurs, jobs end in most ways, and processors are handed back."""
     stories = [story(seed) for seed in range(RIGID)]
-    of_others = {ev.HoldsSeen, ev.MovesSeen} | OF_MALLEABLE_JOBS | OF_ADAPTIVE_JOBS
+    of_others = {ev.HoldsSeen, ev.MovesSeen, ev.SuspensionsSeen} | OF_MALLEABLE_JOBS | OF_ADAPTIVE_JOBS
     assert {kind for one in stories for kind in one.kinds} >= set(ev.EVENT_TYPES) - of_others
     expected = {JobState.COMPLETED, JobState.FAILED, JobState.LOST, JobState.CANCELLED, JobState.REFUSED}
     assert {state for one in stories for state in one.states} >= expected

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -312,6 +313,48 @@ async def test_nothing_of_a_task_outlives_it(site: Site) -> None:
         await nothing_left("sleep\x0061235", site)
 
 
+async def test_a_daemon_without_the_environment_of_its_task_does_not_outlive_it(site: Site, tmp_path: Path) -> None:
+    """The agent is its parent by then. What another task runs meanwhile is spared, and ends with the last of them."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        begun = tmp_path / "begun"
+        daemon = f"setsid env -i /bin/sh -c '>{begun}; exec /bin/sleep 61245' >/dev/null 2>&1 &"
+        until = f"until [ -e {begun} ]; do sleep 0.02; done"
+        site.center.launch(placeholder(), shell("other", f"until [ -e {tmp_path}/go ]; do sleep 0.02; done"))
+        await site.wait_for(AgentTaskStarted)
+        assert await run(site, shell("t", f"{daemon} {until}")) == EXITED
+        assert len(processes_with("sleep\x0061245", site)) == 1
+        (tmp_path / "go").touch()
+        assert await end_of(site, "other") == EXITED
+        await nothing_left("sleep\x0061245", site)
+
+
+SPEAKER = """
+import os, socket, sys
+koala = socket.socket(socket.AF_UNIX)
+directory, name = os.path.split(os.environ["KOALA_APP_SOCKET"])
+os.chdir(directory)  # the whole path may be too long for an address
+koala.connect(name)
+koala.sendall(b"00000022\\nhello version=1 away=1")
+print("said", flush=True)
+print(koala.recv(13), flush=True)
+"""
+
+
+async def test_a_process_hears_that_its_agent_has_lost_koala(site: Site) -> None:
+    """At once, so that it does not stop for a change that nobody can make for now."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        order = Launch(task="t", argv=(sys.executable, "-c", SPEAKER), application=True)
+        site.center.launch(placeholder(), order)
+        await site.wait_for_output("t", b"said\n")
+    async with site.serving():
+        assert await end_of(site, "t") == EXITED
+        assert site.output("t") == b"said\nb'00000004\\naway'\n"
+
+
 async def test_release_reaches_ranks_in_sessions_of_their_own(site: Site) -> None:
     """A starter that ignores SIGTERM, as hydra's proxy does, does not keep its rank from hearing of the end."""
     async with site.serving():
@@ -432,7 +475,7 @@ async def test_time_limit_of_a_task(site: Site) -> None:
         (signal.SIGTERM, 600.0, EndReason.CANCELLED),
         (signal.SIGTERM, 25.0, EndReason.WALLTIME),
         (signal.SIGINT, 600.0, EndReason.CANCELLED),
-        (signal.SIGUSR1, 600.0, EndReason.WALLTIME),
+        (signal.SIGUSR1, 25.0, EndReason.WALLTIME),
         (signal.SIGXCPU, 600.0, EndReason.WALLTIME),
     ],
 )
@@ -454,6 +497,44 @@ async def test_a_signal_from_the_batch_system(
         assert code == 5
         assert number.name in errors
         await nothing_left("sleep\x0061237", site)
+
+
+async def test_a_notice_far_from_the_end_of_the_walltime_ends_nothing(site: Site) -> None:
+    """Grid Engine announces a suspension by SIGUSR1 (-notify)."""
+    async with site.serving():
+        process = site.start_agent(script=site.script(walltime=600.0))
+        await site.wait_for(AgentRegistered)
+        process.send_signal(signal.SIGUSR1)
+        assert process.stderr is not None
+        assert b"got SIGUSR1" in await anyio.to_thread.run_sync(process.stderr.readline)
+        assert await run(site, shell("t", "true")) == EXITED
+        assert not [event for event in site.events if isinstance(event, AgentEnding)]
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+async def test_an_agent_that_was_stopped_for_longer_than_its_lease(tmp_path: Path, *, awaited: bool) -> None:
+    """It comes back and its task goes on, if that is wanted; else it ends itself."""
+    site = Site(tmp_path, lease=4.0, heartbeat=1.0)
+    try:
+        async with site.serving():
+            process = site.start_agent(script=site.script(await_suspended=awaited))
+            await site.wait_for(AgentRegistered)
+            site.center.launch(placeholder(), shell("t", f"until [ -e '{tmp_path}/go' ]; do sleep 0.1; done"))
+            await site.wait_for(AgentTaskStarted)
+            process.send_signal(signal.SIGSTOP)
+            await site.wait_for(AgentDisconnected)
+            await anyio.sleep(2 * site.lease)  # that is how long it is to be stopped
+            before = len(site.events)
+            process.send_signal(signal.SIGCONT)
+            if awaited:
+                await site.wait_for(AgentRegistered, after=before)
+                (tmp_path / "go").touch()
+                assert (await site.wait_for(AgentTaskEnded, after=before)).end == EXITED
+            else:
+                code, _ = await site.ended(process)
+                assert code == 4
+    finally:
+        site.close()
 
 
 @pytest.mark.parametrize("end_margin", [2.0, 20.0])

@@ -134,6 +134,11 @@ def test_without_a_word_in_a_site_file(slurm_a: SlurmCluster, sge_cell: GridEngi
     assert done.returncode == 0, done.stderr
     assert log.read_text().splitlines(), "nothing went through the library"
 
+    done = koala(tmp_path, variables, "check", "--no-submit")
+    assert done.returncode == 0, done.stdout
+    assert f"OK   placeholders: submitted through DRMAA, {library}" in done.stdout
+    assert "[info" not in done.stdout + done.stderr, "a person is shown what is for the log of a service"
+
     shown = koala(tmp_path, variables, "clusters").stdout
     assert f"through DRMAA, {library}" in shown.replace("\n", " ")
     job = tmp_path / "job.toml"

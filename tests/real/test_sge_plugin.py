@@ -15,9 +15,9 @@ from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch, Loading
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
-from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState, NodeState
+from koala_adapter.model import BatchKey, EndReason, LrmJob, LrmJobId, LrmJobState, NodeState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, eventually, new_context
-from koala_sge import PLUGIN, SgeLrm, SgeSettings
+from koala_sge import PLUGIN, SgeLrm, SgeSettings, lrm
 from tests.real.systems.processes import GRID_ENGINE_PROGRAMS, run_command, wait_until
 
 if TYPE_CHECKING:
@@ -452,3 +452,40 @@ async def test_lost_host(new_grid_engine: NewGridEngine, tmp_path: Path) -> None
     await eventually(node, lambda seen: seen is NodeState.DOWN, what="node is DOWN", seconds=90)
     assert await state() == [LrmJobState.RUNNING]
     await lrm.close()
+
+
+async def test_a_placeholder_that_never_starts_is_kept(
+    new_grid_engine: NewGridEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of its queue has come below its walltime; one that waits in a full cell is not kept."""
+    monkeypatch.setattr(lrm, "VERIFIED_AFTER", 0.0)
+    monkeypatch.setattr(lrm, "VERDICT_KEPT", 0.0)
+    cell = new_grid_engine("kept", slots=1)
+    (queue,) = cell.run("qconf", "-sql").split()
+    plugin = SgeLrm(new_context(tmp_path), settings_of(cell))
+    await plugin.start()
+    script = "#!/bin/sh\nexec sleep 600\n"
+    try:
+        fits = await plugin.submit(Submission(key=BatchKey("koala-fits"), count=2, script=script, walltime=600))
+        long = await plugin.submit(Submission(key=BatchKey("koala-long"), count=2, script=script, walltime=7200))
+        # What no queue takes is refused at once.
+        cell.run("qconf", "-rattr", "queue", "h_rt", "0:30:0", queue)
+
+        async def listed() -> dict[LrmJobId, LrmJob]:
+            return {job.id: job for job in await plugin.jobs(name_prefix="koala-")}
+
+        def settled(found: dict[LrmJobId, LrmJob]) -> bool:
+            states = {found[id_].state for id_ in fits if id_ in found}
+            known = all(id_ in found and found[id_].kept for id_ in long)
+            return states == {LrmJobState.RUNNING, LrmJobState.QUEUED} and known
+
+        await eventually(listed, settled, what="one runs, and those that never do are known", seconds=90)
+        for _ in range(3):
+            found = await listed()
+            for id_ in long:
+                assert (found[id_].kept, found[id_].blocked, found[id_].state) == (True, True, LrmJobState.QUEUED)
+                assert "cannot run in queue" in found[id_].reason
+            assert not any(found[id_].kept for id_ in fits)
+        await plugin.cancel([*fits, *long])
+    finally:
+        await plugin.close()

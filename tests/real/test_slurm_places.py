@@ -32,8 +32,9 @@ THREADS = "Sockets=1 CoresPerSocket=4 ThreadsPerCore=2"
         ("CR_CPU", ("", ""), 8),
         ("CR_Socket", ("Sockets=2 CoresPerSocket=4 ThreadsPerCore=1", ""), 2),
         ("CR_Core", ("", "OverSubscribe=EXCLUSIVE"), 1),
+        ("CR_Core", ("Sockets=2 CoresPerSocket=4 ThreadsPerCore=1", "SelectTypeParameters=CR_Socket"), 2),
     ],
-    ids=["cores", "threads", "processors", "sockets", "nodes"],
+    ids=["cores", "threads", "processors", "sockets", "nodes", "sockets of a partition"],
 )
 async def test_as_many_jobs_run_as_there_are_places(
     new_slurm: NewSlurm, tmp_path: Path, select: str, options: tuple[str, str], places: int

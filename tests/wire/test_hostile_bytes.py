@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,19 @@ from hypothesis import strategies as st
 
 from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.model import LrmJobState
+from koala_adapter.wiki.codec.records import parse_jobs as parse_wiki_jobs
+from koala_adapter.wiki.codec.verbs import Dialect
+from koala_local.jobs import JobRecord, decode, encode
 from koala_pbs.jobs import parse_jobs as parse_pbs_jobs
+from koala_pbs.torque import read_torque
 from koala_sge.explained import parse_explained
 from koala_sge.heldjobs import parse_wishes
 from koala_sge.listing import parse_jobs, parse_layouts
+from koala_slurm.listing import JOB_FIELDS, SEPARATOR, new_separator
+from koala_slurm.listing import parse_jobs as parse_slurm_jobs
+from koala_slurm.requests import MORE_FIELDS, parse_details, parse_everything, parse_one_detailed
+from koala_wiki.lrm import to_job
+from tests.unit.plugins.test_local_parts import SAMPLE
 
 if TYPE_CHECKING:
     from koala_adapter.model import LrmJob
@@ -147,3 +157,206 @@ def test_pbs(path: Path, data: st.DataObject) -> None:
     assert {key: job for key, job in after.items() if not key.startswith(number)} == {
         key: job for key, job in before.items() if not key.startswith(number)
     }
+
+
+# -- Torque --------------------------------------------------------------------------------------------------
+
+TORQUE_LISTINGS = [SAMPLES / name / "qstat-tx.xml" for name in ("torque", "torque61")]
+TORQUE_FIELDS = (
+    "Job_Name", "Account_Name", "Error_Path", "Output_Path", "Variable_List", "init_work_dir", "nodes", "submit_args",
+    "Resource_List", "depend", "Mail_Users",
+)  # fmt: skip
+"""That a user can give any text, or much of it."""
+_TORQUE_JOB = re.compile(r"<Job>.*?</Job>", re.DOTALL)
+
+
+def torque_jobs(text: str) -> dict[str, LrmJob]:
+    """Return the jobs of a listing by their ids."""
+    return {job.id: job for job in parse_pbs_jobs(text, read_torque)}
+
+
+@pytest.mark.parametrize("escaped", [True, False])
+@pytest.mark.parametrize("path", TORQUE_LISTINGS, ids=lambda path: path.parent.name)
+@given(data=st.data())
+def test_torque(path: Path, escaped: bool, data: st.DataObject) -> None:  # noqa: FBT001 - a parameter
+    """All other jobs are read as before, and this one is still there; also where an older Torque escapes nothing."""
+    text = path.read_text()
+    job = data.draw(st.sampled_from(list(_TORQUE_JOB.finditer(text))))
+    fields = [
+        found
+        for name in TORQUE_FIELDS
+        if (found := re.compile(rf"<{name}>(?P<text>[^<]*)</{name}>").search(text, job.start(), job.end()))
+    ]
+    field, content = data.draw(st.sampled_from(fields)), data.draw(st.one_of(WRITTEN_BY_USERS, TAGS))
+    raw = b"x" + content.replace(b"\0", b"")
+    if escaped:
+        raw = re.sub(rb"[&<>\"']", lambda found: b"&#%d;" % found[0][0], raw)
+    printed = text[: field.start("text")].encode() + raw + text[field.end("text") :].encode()
+    after = torque_jobs(CommandResult(argv=("qstat",), returncode=0, stdout=printed, stderr=b"").text)
+    before = torque_jobs(text)
+    number = re.search(r"<Job_Id>([^<]*)</Job_Id>", job[0])
+    assert number is not None
+    assert set(after) == set(before)
+    assert {key: one for key, one in after.items() if key != number[1]} == {
+        key: one for key, one in before.items() if key != number[1]
+    }
+
+
+TAGS = st.lists(
+    st.sampled_from(
+        [b"<b>", b"</b>", b"<b/>", b"</Job>", b"<Job>", b"</Data>", b"</Job_Name>", b"<", b">", b"&", b"x"]
+    ),
+    max_size=6,
+).map(b"".join)
+
+
+def test_a_job_of_torque_that_is_there_twice_is_not_believed() -> None:
+    """One of the two is what somebody has written into a variable: the other jobs are read."""
+    text = TORQUE_LISTINGS[0].read_text()
+    forged = "</Variable_List></Job><Job><Job_Id>102.head.site</Job_Id><Job_Name>x</Job_Name><job_state>C</job_state>"
+    after = torque_jobs(text.replace("PBS_O_QUEUE=batch,", f"{forged}<Variable_List>PBS_O_QUEUE=batch,", 1))
+    before = torque_jobs(text)
+    assert after.keys() == before.keys()
+    assert after["102.head.site"].state is LrmJobState.UNKNOWN
+    assert "twice" in after["102.head.site"].reason
+    unconcerned = before.keys() - {"101.head.site", "102.head.site"}
+    assert {key: after[key] for key in unconcerned} == {key: before[key] for key in unconcerned}
+
+
+# -- Slurm ---------------------------------------------------------------------------------------------------
+
+SLURM_LISTINGS = sorted((SAMPLES / "slurm_plugin").glob("*.json"))
+FORGED = st.sampled_from(
+    [
+        b"x\nJobId=2 JobName=evil\n   Licenses=all",
+        b"\x1f" * 40,
+        b"1\x1froot\x1fRUNNING\n",
+        b" [koala: place 1]",
+        b"a\n\n",
+    ]
+)
+
+
+def recorded(path: Path, name: str) -> str:
+    """Return what a recorded command printed."""
+    return next(str(one["stdout"]) for one in json.loads(path.read_text()) if one["name"] == name)
+
+
+def as_text(raw: bytes) -> str:
+    """Return what the plugin reads of bytes."""
+    return CommandResult(argv=("squeue",), returncode=0, stdout=raw, stderr=b"").text
+
+
+@pytest.mark.parametrize("path", SLURM_LISTINGS, ids=lambda path: path.stem)
+@given(data=st.data())
+def test_names_of_slurm(path: Path, data: st.DataObject) -> None:
+    """The only text of users in the listing of placeholders."""
+    end = new_separator()
+    rows = [row.split(SEPARATOR, len(JOB_FIELDS) - 1) for row in recorded(path, "jobs").splitlines() if row.strip()]
+    before = [parse_slurm_jobs(SEPARATOR.join(row) + end, end) for row in rows]
+    number = data.draw(st.integers(0, len(rows) - 1))
+    rows[number][-1] = as_text(data.draw(st.one_of(WRITTEN_BY_USERS, FORGED)))
+    after = parse_slurm_jobs("\n".join(SEPARATOR.join(row) + end for row in rows), end)
+    mine = {job.id for job in before[number]}
+    assert [job for job in after if job.id not in mine] == [
+        job for place, jobs in enumerate(before) if place != number for job in jobs
+    ]
+    assert mine <= {job.id for job in after}
+
+
+SLURM_TEXTS = ("Name", "Comment", "WorkDir", "Account", "Feature", "Dependency", "ReqNodes")
+
+
+@given(data=st.data())
+def test_all_fields_of_slurm(data: st.DataObject) -> None:
+    """What a user writes into a field says nothing of another job, nor does it end the listing."""
+    end = new_separator()
+    fields = (*JOB_FIELDS, *MORE_FIELDS)
+    rows = []
+    for number in range(1, 4):
+        row = dict.fromkeys(fields, "") | {"JobArrayID": str(number), "State": "PENDING", "NumCPUs": "1", "Name": "j"}
+        rows.append(row | {"UserName": f"u{number}", "Reason": "JobHeldUser", "SubmitTime": "1700000000"})
+
+    def printed() -> str:
+        return "\n".join("".join(f"{row[name]}{end}" for name in fields) for row in rows)
+
+    before = parse_everything(printed(), end)
+    rows[1][data.draw(st.sampled_from(SLURM_TEXTS))] = as_text(data.draw(st.one_of(WRITTEN_BY_USERS, FORGED)))
+    after = parse_everything(printed(), end)
+    assert [job.id for job in after] == ["1", "2", "3"]
+    assert (after[0], after[2]) == (before[0], before[2])
+    assert (after[1].user, after[1].state) == ("u2", LrmJobState.HELD)
+
+
+RECORD = """JobId={0} JobName={1}
+   UserId=u(1) GroupId=g(1)
+   JobState=PENDING Reason=JobHeldUser
+   NumNodes=1 NumCPUs=1 NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
+   MinCPUsNode=1 MinMemoryCPU=100M
+   OverSubscribe=OK Licenses=(null)
+   Comment={2}
+   WorkDir={3}
+
+"""
+
+
+@given(data=st.data())
+def test_details_of_slurm(data: st.DataObject) -> None:
+    """Those of other jobs are as before, or are to be asked for singly; asked for alone, a job is what Slurm says."""
+    texts = [as_text(data.draw(st.one_of(WRITTEN_BY_USERS, FORGED))) for _ in range(3)]
+    good = RECORD.format(2, "good", "", "/")
+    output = RECORD.format(1, *texts) + good
+    listed = {
+        str(number): parse_slurm_jobs(row)[0]
+        for number, row in ((1, WAITING_ROW.format(1)), (2, WAITING_ROW.format(2)))
+    }
+    expected = parse_details(good).of(listed["2"])
+    assert parse_details(output).of(listed["2"]) in {expected, None}
+    alone = parse_one_detailed(RECORD.format(1, "j", *texts[1:]))
+    assert (alone.processors, alone.restrictions.licenses, alone.memory_per_processor_mib) == (1, (), 100)
+
+
+WAITING_ROW = SEPARATOR.join(
+    ("{}", "u", "PENDING", "1", "main", "", "1700000000", "N/A", "N/A", "0", "JobHeldUser", "j")
+)
+
+
+# -- WIKI ----------------------------------------------------------------------------------------------------
+
+WIKI_JOB = '{}:STATE=Idle;UNAME=ann;GNAME=staff;UPDATETIME=1;QUEUETIME=2;TASKS=1;WCLIMIT=60;{}="{}";IWD="/home/ann";'
+
+
+@pytest.mark.parametrize("field", ["COMMENT", "EXEC", "NAME"])
+@pytest.mark.parametrize("dialect", list(Dialect))
+@given(data=st.data())
+def test_wiki(dialect: Dialect, field: str, data: st.DataObject) -> None:
+    """A text between quotes, which hold what is no quote, says nothing of the jobs before and after."""
+    content = as_text(data.draw(st.one_of(WRITTEN_BY_USERS, FORGED, WIKI_WORDS)))
+    text = re.sub(r'["\\\0]', "", content)
+    first, last = WIKI_JOB.format("1", field, "a"), WIKI_JOB.format("3", field, "c")
+
+    def read(own: str) -> list[LrmJob]:
+        listed = "#".join(("3", first, WIKI_JOB.format("2", field, own), last))
+        return [to_job(one, dialect) for one in parse_wiki_jobs(listed)]
+
+    before, after = read(""), read(text)
+    assert [job.id for job in after] == ["1", "2", "3"]
+    assert (after[0], after[2]) == (before[0], before[2])
+
+
+WIKI_WORDS = st.lists(
+    st.sampled_from([b"#", b";", b":", b"=", b"STATE=Running", b"3:STATE=Running;", b"9:STATE=Idle;", b"?TPN:2", b"x"]),
+    max_size=6,
+).map(b"".join)
+
+
+# -- The local cluster ---------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+def test_local(data: st.DataObject) -> None:
+    """A record is read as it was written, whatever its texts are."""
+    text = as_text(data.draw(WRITTEN_BY_USERS))
+    field = data.draw(st.sampled_from(["name", "user", "output_directory"]))
+    record = replace(SAMPLE, **{field: text})  # type: ignore[arg-type] # fields of text
+    assert JobRecord.from_json(decode(encode(record.to_json()))) == record

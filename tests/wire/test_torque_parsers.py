@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
-from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobState, NodeState
+from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, NodeState
 from koala_pbs.jobs import parse_jobs, parse_nodes
 from koala_pbs.queues import largest_array, parse_queues, parse_server, served, walltime_limit
 from koala_pbs.torque import read_torque
@@ -147,16 +147,23 @@ class TestDamage:
         text = JOBS.replace("PBS_O_SHELL=/bin/bash", f"PBS_O_SHELL=/bin/bash,ODD={value}")
         assert [job.id for job in parse_jobs(text, read_torque)] == [job.id for job in parse_jobs(JOBS, read_torque)]
 
-    def test_a_job_that_cannot_be_read_is_named(self) -> None:
-        """A tag in a value is more than can be guessed."""
+    def test_a_job_that_cannot_be_read_is_not_known(self) -> None:
+        """A tag in a value is more than can be guessed; all other jobs are read."""
         text = JOBS.replace("<Job_Name>killed<", "<Job_Name><b>killed<")
-        with pytest.raises(ValueError, match=r"111\.head\.site cannot be read"):
-            parse_jobs(text, read_torque)
+        read = {job.id: job for job in parse_jobs(text, read_torque)}
+        assert read.keys() == {job.id for job in parse_jobs(JOBS, read_torque)}
+        assert [id_ for id_, job in read.items() if job.state is LrmJobState.UNKNOWN] == ["111.head.site"]
+        assert "no XML" in read[LrmJobId("111.head.site")].reason
 
-    def test_a_job_twice(self) -> None:
-        """One of the two is not what it says, such as one that somebody has made up in a variable."""
-        with pytest.raises(ValueError, match=r"101\.head\.site is there twice"):
-            parse_jobs(JOBS.replace("103.head", "101.head"), read_torque)
+    def test_a_node_twice(self) -> None:
+        """No user has a say in these."""
+        name = NODES.partition("<name>")[2].partition("</name>")[0]
+        with pytest.raises(ValueError, match=f"{name} is there twice"):
+            parse_nodes(
+                NODES.replace("<name>", f"<name>{name}</name><name>", 1).replace("</Data>", "", 1)
+                + NODES.partition("<Data>")[2],
+                read=read_torque,
+            )
 
     @pytest.mark.parametrize("cut", [10, 700, 5000])
     def test_what_is_cut_short_is_refused(self, cut: int) -> None:

@@ -474,7 +474,7 @@ static void say_count(koala_app *app) {
 static void say_hello(koala_app *app) {
     char contact[3 * LARGEST_CONTACT + 8];
     encode(contact, sizeof contact, app->contact);
-    say(app, "hello version=1 state=%s change=%ld at=%ld reached=%ld contact=%s sizes=%s pid=%ld ends=1%s", STATE[app->state],
+    say(app, "hello version=1 state=%s change=%ld at=%ld reached=%ld contact=%s sizes=%s pid=%ld ends=1 away=1%s", STATE[app->state],
         app->number, app->at, count_of(app), contact, app->sizes, (long)getpid(), app->mpi);
     if (app->state == RUNNING && app->said) say_count(app);
     if (app->leaving) say(app, "leaving");
@@ -553,6 +553,13 @@ static int heard_abandon(koala_app *app, const Note *note) {
     if (number == app->agreement) app->said = NULL;
     if ((app->state == ARMED || app->state == WAITING) && number == app->number) run(app);
     return 0;
+}
+
+/* Koala is out of contact: a change for which not all stand cannot be made for now. A process that has said that it
+ * stands at the point stays, because all may have said so; another one is agreed upon with the others. */
+static void out_of_contact(koala_app *app) {
+    app->said = NULL;
+    if (app->state == ARMED) run(app);
 }
 
 /* The parts of a change while it is read. */
@@ -727,6 +734,10 @@ static int heard(koala_app *app, const Note *note) {
     if (!strcmp(note->verb, "change")) return heard_change(app, note);
     if (!strcmp(note->verb, "resume")) return heard_resume(app, note);
     if (!strcmp(note->verb, "ends")) return heard_ends(app, note);
+    if (!strcmp(note->verb, "away")) {
+        out_of_contact(app);
+        return 0;
+    }
     if (!strcmp(note->verb, "error")) { /* for people, and never answered */
         const char *text = word(note, "text");
         if (text && *text) show(app, text);
@@ -1111,6 +1122,7 @@ static void *connect_again_and_again(void *of) {
         if (stream >= 0) {
             if (speak(app, stream)) pause = FIRST_PAUSE;
             close(stream);
+            out_of_contact(app);
             since = milliseconds();
             patience = LONGEST_SEPARATION;
             for (NT_Negotiation *lost; (lost = NT_Lose(&app->endpoint));) negotiation_ended(app, lost);

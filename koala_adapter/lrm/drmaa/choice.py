@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import structlog
 from pydantic import BaseModel, Field
 
-from koala_adapter.errors import LrmError, LrmRejectedError
+from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.contract import CheckResult
 from koala_adapter.lrm.drmaa.libraries import OTHER, Library, library_of
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore, script_folder
@@ -307,6 +307,9 @@ class Submitter:
                 return error.message
             if patient:
                 return None
+            if isinstance(error, LrmUnavailableError):
+                # Nothing was submitted, so nothing has to be looked for.
+                raise LrmUnreachableError(error.message, hint=error.hint) from error
             raise
         return self._problem_of(opened) if automatic else ""
 

@@ -56,8 +56,9 @@ if TYPE_CHECKING:
 # The library is imported when the session is opened, not with this module: it loads libdrmaa at import, and may fail
 # there.
 
-LOADER_VARIABLES = ("GLIBC_TUNABLES", "LD_PRELOAD", "DRMAA_LIBRARY_PATH", "PYTHONPATH")
-"""Needed to load libdrmaa into Python, and of no use to any job: slurm-drmaa, and Grid Engine's `-V`, pass them on."""
+LOADER_VARIABLES = ("GLIBC_TUNABLES", "LD_PRELOAD", "DRMAA_LIBRARY_PATH", "PYTHONPATH", "LC_ALL")
+"""Needed to load libdrmaa into Python, which takes its encoding from LC_ALL, and of no use to any job: slurm-drmaa, and
+Grid Engine's `-V`, pass them on."""
 
 NOT_YET = frozenset(
     {

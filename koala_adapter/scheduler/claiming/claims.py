@@ -225,12 +225,21 @@ def watch_kept(context: Context, placeholder: PlaceholderRecord) -> None:
 
 
 def kept_timer(context: Context, placeholder: PlaceholderRecord) -> None:
-    """Place a claim elsewhere whose placeholder is kept waiting, if it fits elsewhere; else it stays in that queue."""
+    """Place a claim elsewhere whose placeholder is kept waiting, if it fits elsewhere; else it stays in that queue.
+
+    The growth of a running job is given up, so that it can grow elsewhere.
+    """
     record = context.state.jobs[placeholder.job_id]
-    claim = next((one for one in record.claims if placeholder.id in one.placeholders), None)
-    if record.state is not JobState.CLAIMING or claim is None or not (placeholder.waiting and placeholder.hold_lasts):
+    if not (placeholder.waiting and placeholder.hold_lasts):
         return
     reason = f"its batch system keeps placeholders waiting: {placeholder.hold_reason}"
+    if record.state is JobState.RUNNING and placeholder.stub:
+        _exclude_from_growth(context, record, placeholder.cluster, {placeholder.id}, reason)
+        end_placeholder(context, placeholder)
+        return
+    claim = next((one for one in record.claims if placeholder.id in one.placeholders), None)
+    if record.state is not JobState.CLAIMING or claim is None:
+        return
     claim.excluded[placeholder.cluster] = reason
     if infeasibility(context.requests(record), context.views()) is not None:
         del claim.excluded[placeholder.cluster]
@@ -312,7 +321,7 @@ def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool
     missed = {placeholder.id for placeholder in gone}
     claim = next((one for one in record.claims if missed.intersection(one.placeholders)), None)
     if rejected and record.state is JobState.RUNNING:
-        _exclude_from_growth(context, record, batch, missed, reason)
+        _exclude_from_growth(context, record, batch.cluster, missed, reason)
     record.unclaim(missed)
     for placeholder in gone:
         forget_placeholder(context, placeholder)
@@ -340,12 +349,15 @@ def _exclude(context: Context, record: JobRecord, claim: Claim, batch: BatchReco
 
 
 def _exclude_from_growth(
-    context: Context, record: JobRecord, batch: BatchRecord, missed: set[PlaceholderId], reason: str
+    context: Context, record: JobRecord, cluster: ClusterName, missed: set[PlaceholderId], reason: str
 ) -> None:
-    """Have a running job grow no more on a cluster that rejects what it was offered, unless its owner asks for that."""
+    """Have a running job grow no more on a cluster that rejects what it was offered, or keeps it waiting.
+
+    Unless its owner asks for that.
+    """
     for claim in record.claims:
         if claim.change is not None and missed.intersection(claim.change.stubs):
-            claim.excluded[batch.cluster] = reason
+            claim.excluded[cluster] = reason
     context.roster.update(record)
 
 

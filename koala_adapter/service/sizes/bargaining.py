@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from koala_adapter.errors import NegotiationError, UnreadableTemplateError
@@ -96,6 +96,7 @@ class Course:
         return self.status in _ENDS or self.status is Status.CONSUMED
 
 
+@lru_cache(maxsize=1000)  # each reply of a watch tells of the same few
 def course(kept: KeptNegotiation) -> Course | None:
     """Return how far a negotiation came; None: none of its messages is there."""
     found: Course | None = None
@@ -567,6 +568,8 @@ class _Agreement:
     key: NegotiationKey
     moved: bool = False
     """Its change is being carried out."""
+    came: set[int] = field(default_factory=set)
+    """Ranks that were added by it, whether they are there any more or not."""
     trouble: str = ""
     """What is wrong with the rule that decided how much was asked for."""
 
@@ -613,12 +616,16 @@ class Negotiations:
         for number, agreement in list(agreements.items()):
             if number not in open_ and not self._waits(record.job.id, agreement):
                 del agreements[number]
+                for other in agreements.values():  # on other clusters: what is said of the last is said of all
+                    if other.key == agreement.key:
+                        other.came |= agreement.came
                 self._over(record, agreement)  # before anything new is offered, which would be counted on top
         for number, (claim, change) in open_.items():
             self._follow_change(record, party, claim, change)
             known = agreements.get(number)
             if known is not None:
                 known.moved = known.moved or party.carries_out(change)
+                known.came.update(change.ranks if change.phase is ChangePhase.TAKING else ())
         self._flush(record.job.id)
 
     def _follow_change(self, record: JobRecord, party: Party, claim: Claim, change: Change) -> None:
@@ -672,8 +679,9 @@ class Negotiations:
         standing, state = endpoint.standing(agreement.key), endpoint.state(agreement.key)
         if standing is None or any(one.key == agreement.key for one in self._agreements[record.job.id].values()):
             return
-        if state is State.AGREED and agreement.moved:
-            endpoint.send(consumed(standing), self._clock())
+        lost = len(agreement.came & record.departed)
+        if state is State.AGREED and agreement.moved and (not lost or lost < len(agreement.came)):
+            endpoint.send(replace(consumed(standing), reason=_loss(lost, len(agreement.came))), self._clock())
         elif state in {State.OFFERED, State.ACCEPTED, State.AGREED}:
             endpoint.send(withdrawn(standing, record.last_trouble or "it is over"), self._clock())
 
@@ -906,6 +914,11 @@ class Negotiations:
         for rank, endpoint in self._endpoints.get(job_id, {}).items():
             for payload in FrameBuffer().feed(endpoint.data_to_send()):
                 self._say(job_id, rank, frame(payload))
+
+
+def _loss(lost: int, of: int) -> str:
+    """Say that some of the processors that were agreed on are gone already; empty when none is."""
+    return f"{lost} of the {of} {'was' if lost == 1 else 'were'} lost before all processes had begun" if lost else ""
 
 
 def _changes(record: JobRecord, party: Party) -> Iterator[tuple[Claim, Change]]:

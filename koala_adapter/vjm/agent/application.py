@@ -29,6 +29,9 @@ BACKLOG = 8  # connections that may wait to be taken
 NAME = "application"
 
 
+AWAY = b"away"  # the note by which a process learns that koala is out of contact
+
+
 class ApplicationSocket:
     """Listens for the process of one task. The first that connects is it for as long as its connection lasts."""
 
@@ -41,6 +44,7 @@ class ApplicationSocket:
         self._size = 0
         self._peer: "Optional[Peer]" = None
         self._turned_away: "Set[Peer]" = set()  # those that still read why
+        self._hears_away = False  # its library knows what AWAY means
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.setblocking(False)  # noqa: FBT003 - the library's own way
         try:
@@ -69,6 +73,11 @@ class ApplicationSocket:
         if self._peer is not None:
             self._peer.send(frame)
 
+    def out_of_contact(self) -> None:
+        """Tell the process that koala cannot hear it for now, so that it does not stop for a change to come."""
+        if self._hears_away:
+            self.tell(b"%08d\n" % len(AWAY) + AWAY)
+
     def finish(self) -> None:
         """Keep what the process had said when it ended, whatever of that was read by then."""
         for _ in range(BACKLOG + 1):
@@ -90,6 +99,8 @@ class ApplicationSocket:
 
     def take(self, frame: bytes) -> bool:
         """Keep a frame for the control center; False: nothing more is to be read for now."""
+        if frame[HEADER:].startswith(b"hello "):
+            self._hears_away = b" away=1" in frame
         self._said.append(frame)
         self._size += len(frame)
         return self._size < SAID

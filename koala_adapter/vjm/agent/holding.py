@@ -53,7 +53,8 @@ STEADY = 30.0  # seconds after which a connection counts as good, and the pauses
 PREPARE = 2.0  # seconds after which one that is held prepares for tasks, give or take half
 FLUSH = 10.0  # seconds for the last output after the tasks are gone
 FAREWELL = 2.0  # seconds for the control center to see the end of the connection
-NEAR = 30.0  # a SIGTERM so many seconds before the end of the walltime is taken for that end
+NEAR = 30.0  # a signal so many seconds before the end of the walltime is taken for that end
+STOPPED = 2.0  # a wait that lasts so many seconds longer than asked for: the processes of the placeholder were stopped
 
 EXIT_RELEASED, EXIT_UNUSABLE, EXIT_REFUSED, EXIT_LEASE, EXIT_ENDED = 0, 1, 3, 4, 5
 
@@ -101,7 +102,7 @@ class Agent:
         self._tasks: "Optional[TaskList]" = None  # what they need is not even compiled before the first
         self._lease = settings.lease
         self._heartbeat = CONNECT_TIME
-        self._contact = clock()
+        self._contact = self._awake = clock()
         self._attempt = 0
         self._opened = 0.0
         self._failures = 0
@@ -126,11 +127,26 @@ class Agent:
                 self._advance()
                 if self._exit is not None:
                     return self._exit
-                for key, mask in self.selector.select(self.timers.wait()):
+                wait = self.timers.wait()
+                ready = self.selector.select(wait)
+                self._see_stop(wait or 0.0)
+                for key, mask in ready:
                     key.data(mask)
         finally:
             if self._tasks:
                 self._tasks.finish()
+
+    def _see_stop(self, waited: float) -> None:
+        """Leave out of the lease, if that is wanted, time in which we were stopped; ``waited``: seconds that were not.
+
+        It may have passed anywhere since this was called last.
+        """
+        now = clock()
+        stopped, self._awake = now - self._awake - waited, now
+        if stopped > STOPPED and self.settings.await_suspended:
+            say(f"goes on after about {stopped:.0f} s in which it was stopped")
+            # There must be time to connect again, whatever passed before.
+            self._contact = max(self._contact + stopped, now - self._lease + CONNECT_TIME)
 
     @property
     def heard(self) -> bool:
@@ -168,6 +184,8 @@ class Agent:
 
     def closed(self, reason: str) -> None:
         """The connection is gone, or could not be made: try again after a while."""
+        if self._welcomed and self._tasks:
+            self._tasks.out_of_contact()
         good = self._welcomed and clock() - self._opened > STEADY
         self._failures = 1 if good else self._failures + 1
         self._attempt += 1
@@ -224,10 +242,12 @@ class Agent:
 
     def _on_launch(self, message: "Dict[str, Any]") -> None:
         if self._tasks is None:
+            from koala_adapter.vjm.agent.orphans import adopt_orphans
             from koala_adapter.vjm.agent.place import Workplace
             from koala_adapter.vjm.agent.task import TaskList
 
             place = Workplace(self.selector, self.timers, self.settings.batch, self.ending)
+            place.adopts = adopt_orphans()
             self._tasks = TaskList(self._channel, place)
         self._tasks.on_launch(message)
 
@@ -265,7 +285,8 @@ class Agent:
     # Ends
 
     def _watch_lease(self) -> None:
-        left = self._contact + self._lease - clock()
+        self._see_stop(0.0)
+        left = self._contact + self._lease - self._awake
         if left > 0:
             self.timers.after(min(left, 30.0), self._watch_lease)
             return
@@ -279,9 +300,13 @@ class Agent:
 
     def _stopped_by(self, number: int) -> None:
         left = self._ends_in()
+        name = signal.Signals(number).name
+        if number == signal.SIGUSR1 and left is not None and left > NEAR:
+            # Also Grid Engine's notice of a suspension (-notify); the end of the walltime needs no signal.
+            say(f"got {name}, {left:.0f} s before the end of the walltime; goes on")
+            return
         # SIGUSR1 and SIGXCPU announce a limit (Slurm --signal, Grid Engine s_rt and s_cpu); the others say only: go.
         limit = number in (signal.SIGUSR1, signal.SIGXCPU) or (left is not None and left < NEAR)
-        name = signal.Signals(number).name
         self._leave(EXIT_ENDED, "walltime" if limit else "cancelled", f"the placeholder got {name}", GRACE)
 
     def _leave(self, code: int, reason: str, detail: str, grace: float, *, mute: bool = False) -> None:

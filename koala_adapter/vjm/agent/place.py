@@ -17,6 +17,7 @@ import socket
 import stat
 
 from koala_adapter.vjm.agent.node import Timers, clock, own_output, random_name, raw, remove_output
+from koala_adapter.vjm.agent.orphans import kill_orphans, reap_orphans
 from koala_adapter.vjm.agent.processes import NO_SESSION, kill_all, read_bytes
 
 TYPE_CHECKING = False
@@ -176,11 +177,13 @@ class Guard:
     def __init__(self, batch: str) -> None:
         self._batch = batch
         self._pipe = -1
+        self.pid = -1
 
     def start(self, directory: str, lock: "Optional[int]") -> None:
         """Begin to watch over the tasks whose named pipes are below ``directory``, and to hold its lock."""
         reader, self._pipe = os.pipe()
-        if os.fork() == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             try:
                 self._be_guard(reader, lock, directory, own_output(self._batch))
             finally:
@@ -239,6 +242,23 @@ class Guard:
 SLICE = 0.05  # seconds
 
 
+OTHER_PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - for new directories with random names and mode 0700
+"""Where directories are made on a node that has no TMPDIR, or none that can be written to."""
+
+
+def make_private_directory() -> str:
+    """Make a directory that only we can enter, in the first of the usual places that can be written to."""
+    faults: "List[OSError]" = []
+    for place in filter(None, (os.environ.get("TMPDIR"), *OTHER_PLACES)):
+        directory = os.path.join(place, "koala-" + random_name())
+        try:
+            os.mkdir(directory, 0o700)
+            return directory
+        except OSError as error:
+            faults.append(OSError(error.errno, error.strerror, place))
+    raise faults[0]
+
+
 class Workplace:
     """Makes directories for tasks, and removes them little by little."""
 
@@ -249,19 +269,18 @@ class Workplace:
         self.timers = timers
         self.guard = Guard(batch)
         self.ending = ending  # reason and detail, once the placeholder must go
+        self.adopts = False  # what tasks leave behind becomes a child of ours
+        self._running: "Set[int]" = set()  # the first processes of tasks, which these reap themselves
         self._directory: "Optional[str]" = None
         self._directories = 0
         self._lock: "Optional[int]" = None
-        self._removals: "Deque[Iterator[None]]" = collections.deque()
+        self._works: "Deque[Iterator[None]]" = collections.deque()
         self._cleared = False
 
     def new_directory(self) -> str:
         """Return a new private directory for a task."""
         if self._directory is None:
-            place = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - a new directory with a random name and mode 0700
-            directory = os.path.join(place, "koala-" + random_name())
-            os.mkdir(directory, 0o700)
-            self._directory = directory
+            self._directory = directory = make_private_directory()
             self._lock = claim_directory(directory)
             self.guard.start(directory, self._lock)
         self._directories += 1
@@ -269,11 +288,34 @@ class Workplace:
         os.mkdir(path, 0o700)
         return path
 
+    def begun(self, pid: int) -> None:
+        """Know of the first process of a task."""
+        self._running.add(pid)
+        self.guard.watch(pid)
+
+    def over(self, pid: int) -> None:
+        """Know that the first process of a task was reaped. With the last task all ends that any of them left."""
+        self._running.discard(pid)
+        self.guard.forget(pid)
+        self.see_to_orphans()
+
+    def see_to_orphans(self) -> None:
+        """Reap adopted processes that have ended, and end all others while no task runs to which they may belong."""
+        if self.adopts:
+            kept = self._running | {self.guard.pid}
+            if not self._running:
+                kill_orphans(kept)
+            reap_orphans(kept)
+
     def remove(self, directory: str) -> None:
         """Remove a directory little by little: it may hold so much that nobody would hear of us meanwhile."""
-        self._removals.append(Removal(directory).steps())
-        if len(self._removals) == 1:
-            self._remove_some()
+        self.work(Removal(directory).steps())
+
+    def work(self, steps: "Iterator[None]") -> None:
+        """Do something in short steps, after what was begun before, while all else goes on."""
+        self._works.append(steps)
+        if len(self._works) == 1:
+            self._work_on()
 
     def clear(self) -> None:
         """Begin to remove all directories."""
@@ -282,8 +324,9 @@ class Workplace:
             self.remove(self._directory)
 
     def finish(self) -> None:
-        """Remove what is left of all directories."""
-        for steps in self._removals:
+        """Do what was begun, and remove what is left of all directories."""
+        self.see_to_orphans()
+        for steps in self._works:
             for _ in steps:
                 pass
         if self._directory:
@@ -291,11 +334,11 @@ class Workplace:
             if not os.path.lexists(self._directory):
                 self.guard.dismiss()
 
-    def _remove_some(self) -> None:
+    def _work_on(self) -> None:
         until = clock() + SLICE
-        while self._removals:
-            for _ in self._removals[0]:
+        while self._works:
+            for _ in self._works[0]:
                 if clock() > until:
-                    self.timers.after(SLICE / 4, self._remove_some)
+                    self.timers.after(SLICE / 4, self._work_on)
                     return
-            self._removals.popleft()
+            self._works.popleft()

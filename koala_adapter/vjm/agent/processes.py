@@ -149,6 +149,16 @@ class LaunchError(Exception):
         self.code = code
 
 
+def node_environment() -> "Dict[str, str]":
+    """Return the environment that the batch system gave to us: Python itself sets LC_CTYPE where it is C (PEP 538)."""
+    environment = dict(os.environ)
+    environment.pop("LC_CTYPE", None)
+    name = b"LC_CTYPE="
+    given = [entry for entry in environment_of(os.getpid()).split(b"\0") if entry.startswith(name)]
+    environment.update(("LC_CTYPE", os.fsdecode(entry[len(name) :])) for entry in given)
+    return environment
+
+
 def task_environment(base: "Dict[str, str]", added: "List[List[str]]") -> "Dict[str, str]":
     """Return the node's environment without the traces of its batch system, with ``added`` on top."""
     environment = {

@@ -14,7 +14,7 @@ from koala_adapter.vjm.agent.processes import CHUNK, base64, file_identity
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Set, Tuple
+    from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 
 # -- Patterns ------------------------------------------------------------------------------------------------
@@ -113,6 +113,7 @@ class Patterns:
 
 FILES = 10000  # most files of a task that are sent
 LARGEST = 2**50  # most bytes of one of them, however few a sparse file occupies
+STEP = 10  # entries that are looked at in one step
 SEEN = 100000  # most entries of its directory that are looked at for them
 LONGEST_PATH = 3500  # bytes of a path below it; what is deeper is not looked at
 NAMED = 20  # most files that are named among those which do not arrive
@@ -161,15 +162,16 @@ class Results:
 
     @property
     def has_files(self) -> bool:
-        """Whether files have not arrived yet."""
-        return bool(self._files)
+        """Whether files have not arrived yet, or it is not known whether there are any."""
+        return bool(self._files) or not self._collected
 
-    def collect(self) -> None:
-        """Look, when the task is over, for what it left."""
+    def collect(self) -> "Iterator[None]":
+        """Look, when the task is over, for what it left: a few files at each step, as a file system may be slow."""
         try:
             top = os.open(raw(self._directory), os.O_RDONLY | os.O_DIRECTORY)
             try:
-                self._walk(top)
+                for _ in self._walk(top):
+                    yield
             finally:
                 os.close(top)
         except OSError as error:
@@ -190,7 +192,7 @@ class Results:
 
     def next(self) -> "Optional[Dict[str, Any]]":
         """Return the next message that can be sent now."""
-        while self._turn:
+        while self._turn and self._collected:
             file = self._turn[0]
             try:
                 data = self._read(file)
@@ -250,7 +252,7 @@ class Results:
         if len(self._omissions) < NAMED:
             self._omissions.append({"path": speakable(path), "reason": reason[:500]})
 
-    def _walk(self, top: int) -> None:
+    def _walk(self, top: int) -> "Iterator[None]":
         seen = 0
         # Level by level, so that what is named and granted first is near the top.
         directories: "collections.deque[Tuple[str, Optional[Set[Tuple[int, int]]]]]" = collections.deque()
@@ -270,6 +272,8 @@ class Results:
                         if self._wanted:
                             self._omit(path or ".", f"not all looked at: there are more than {SEEN} files")
                         return
+                    if seen % STEP == 0:
+                        yield
                     with contextlib.suppress(OSError):  # it is gone: somebody else works in the same directory
                         status = os.stat(name, dir_fd=place, follow_symlinks=False)
                         directories += self._look(

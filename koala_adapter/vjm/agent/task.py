@@ -17,6 +17,7 @@ from koala_adapter.vjm.agent.processes import (
     base64,
     keep_descriptors,
     kill_all,
+    node_environment,
     oom_kills,
     signal_all,
     start,
@@ -108,7 +109,9 @@ class Task:
         except LaunchError as error:
             self.fail(str(error), error.code)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            self.fail(f"cannot start: {getattr(error, 'strerror', None) or error}", 126)
+            named = getattr(error, "filename", None)
+            where = "" if named is None else f"{os.fsdecode(named)} on {socket.gethostname()}: "
+            self.fail(f"cannot start: {where}{getattr(error, 'strerror', None) or error}", 126)
 
     def fail(self, detail: str, code: "Optional[int]" = None, reason: str = "launch failed") -> None:
         """End a task that never ran."""
@@ -164,6 +167,7 @@ class Task:
             self._sources = []
             if self._collect is not None:
                 self.results = self._collect()
+                self._workplace.work(self.results.collect())
         if self.complete and not self.keeps_files:
             self._tidy()
 
@@ -184,7 +188,7 @@ class Task:
         process.wait()
         if self.application is not None:
             self.application.finish()
-        self._workplace.guard.forget(process.pid)
+        self._workplace.over(process.pid)
         self.end = self._describe(code, number)
         for source in self._sources:
             source.finish()
@@ -219,7 +223,7 @@ class Task:
             message.get("output_files") is not None and not message["working_directory"]
         ):
             self._collect = lambda: collected(self.name, working_directory, message, inputs)
-        environment = task_environment(dict(os.environ), message["environment"])
+        environment = task_environment(node_environment(), message["environment"])
         environment["PWD"] = working_directory
         self._serve_application(directory, message, environment)
         self._mark = raw(f"KOALA_STDOUT={directory}/out\0")
@@ -231,7 +235,7 @@ class Task:
                 writers.append(writer)
                 self._sources.append(Source(self._workplace.selector, reader, self.outputs[name], fifo=False))
             self._process = start(message["argv"], working_directory, environment, writers)
-            self._workplace.guard.watch(self._process.pid)
+            self._workplace.begun(self._process.pid)
         finally:
             for writer in writers:
                 os.close(writer)
@@ -280,9 +284,7 @@ def collected(
     """Return the files that a task left. What that needs is imported when it is, or before, in an idle moment."""
     from koala_adapter.vjm.agent.results import Results
 
-    results = Results(task, directory, message, inputs)
-    results.collect()
-    return results
+    return Results(task, directory, message, inputs)
 
 
 # -- All tasks: orders of the control center, and reports to it ----------------------------------------------
@@ -322,6 +324,12 @@ class TaskList:
         """Whether the process of a task may be waiting for what the control center says to it."""
         return any(task.application is not None and not task.complete for task in self._tasks.values())
 
+    def out_of_contact(self) -> None:
+        """Tell the processes that speak with koala that it cannot hear them for now."""
+        for task in self._tasks.values():
+            if task.application is not None:
+                task.application.out_of_contact()
+
     def reports(self) -> "List[Dict[str, Any]]":
         """Return what a Hello says of each task; what was not acknowledged is sent again after it."""
         return [self._report(task) for task in self._tasks.values()]
@@ -342,6 +350,7 @@ class TaskList:
         """See which processes have ended."""
         for task in self._tasks.values():
             task.look()
+        self._workplace.see_to_orphans()
 
     def stop(self, reason: str, detail: str, grace: float) -> None:
         """Ask all processes to end, and make them end ``grace`` seconds later: the placeholder must go."""

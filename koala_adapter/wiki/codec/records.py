@@ -505,6 +505,7 @@ _NODES.update({wrong: _NODES[right] for wrong, right in NODE_SYNONYMS.items()})
 _JOBS.update({wrong: _JOBS[right] for wrong, right in DOCUMENT_SYNONYMS.items()})
 
 _NEXT_RECORD: Final = re.compile(r"(?<!\\)#(?=[^\s:;#\"=]{1,256}:[A-Z][A-Z0-9_]*=|\(null\)|\Z)")
+_OUTSIDE_QUOTES: Final = re.compile(r'(?:[^#"\\]|\\.|"(?:[^"\\]|\\.)*")+', re.DOTALL)
 _ATTRIBUTE: Final = re.compile(
     r'(?P<name>[A-Z][A-Z0-9_]*)=(?:"(?P<quoted>.*?)"(?=;+(?:[A-Z][A-Z0-9_]*=|\Z)|\Z)'
     r"|(?P<bare>(?:\\.|[^\\])*?)(?=;+(?:[A-Z][A-Z0-9_]*=|\Z)|\Z));*",
@@ -614,8 +615,8 @@ def _read(texts: Sequence[str], kind: type[Record], key: str, table: Mapping[str
 def split_records(argument: str) -> list[str]:
     """Return the texts between the ``#``, at most as many as announced. Raises WikiError without a number of records.
 
-    When the number does not agree, a comment may contain ``#``: then only what is followed by the beginning of a
-    record separates.
+    When the number does not agree, a comment may contain ``#``: then only what is outside of quotes separates, or, if
+    that does not agree either, what is followed by the beginning of a record.
     """
     count_text, _, rest = argument.partition("#")
     count = read_number(count_text)
@@ -624,6 +625,8 @@ def split_records(argument: str) -> list[str]:
     if count <= 0 or not rest:
         return []
     texts = rest.split("#")
+    if len(texts) != count:
+        texts = [text for text in _OUTSIDE_QUOTES.findall(rest) if text]
     if len(texts) != count:
         texts = [text for text in _NEXT_RECORD.split(rest) if text]
     return [text for text in texts[:count] if text and text != NO_RECORD]

@@ -45,6 +45,8 @@ def _answer(name: str, options: list[str], state: State) -> tuple[str, str]:
             return _accounted(state, number)
         case ["qalter", ("-ac" | "-dc") as option, word, *numbers]:
             return _noted(state, option, word, numbers)
+        case ["qalter", "-w", "v", _number]:
+            return "verification: found suitable queue(s)\n", ""
         case ["qalter", "-q", _queue, *_others, _number]:
             return "", ""
         case ["qselect", *_requests]:

@@ -173,6 +173,8 @@ def sacct(store: Store, arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if not store.settings["accounting"]:
         raise Refusal("Slurm accounting storage is disabled")
+    if "[" in options.jobs:
+        raise Refusal(f"sacct: fatal: Bad job array element specified: {options.jobs.partition('_')[0]}")
     with store.locked() as state:
         for text in split_jobs(options.jobs):
             for job in selected(state, text):

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
+from koala_adapter.api.statedirectory import JOURNAL_NAME, socket_path
 from koala_adapter.outcome import LAUNCHED_STATES
+from koala_adapter.service.journal import Journal
 from tests.real.chaos.plan import Deed
 from tests.real.chaos.processes import agents, ranks
 from tests.real.chaos.results import Consequence
@@ -32,6 +35,18 @@ LOOKS = 0.5
 YOUNG = 15.0
 """Seconds for which a Slurm controller may forget, when it is killed, that a job was submitted or started."""
 NOBODY = "nobody"
+NONSENSE = (
+    b"\n",
+    b"{}\n",
+    b'{"operation": "submit", "job": {"components": 7}}\n',
+    b'{"operation": "resize", "job_id": "1", "processors": -9}\n',
+    b'{"operation": "watch", "job_id": "none"}\n',
+    b"[" * 100_000 + b"\n",
+    b"\xff\xfe" * 1000,
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+)
+"""What no peer of ours says."""
 
 
 def act(plan: Plan, stage: Stage, *, mpi_program: Path, tell: Callable[[str], None]) -> None:
@@ -68,6 +83,8 @@ class Actors:
             Deed.LOCAL_JOB: self._local_job,
             Deed.KILL_SERVICE: self._kill_service,
             Deed.STOP_SERVICE: self._stop_service,
+            Deed.END_SERVICE: self._end_service,
+            Deed.NONSENSE: self._nonsense,
             Deed.KILL_CONTROLLER: self._kill_controller,
             Deed.STOP_CONTROLLER: self._stop_controller,
             Deed.KILL_NODE_DAEMON: self._kill_node,
@@ -154,6 +171,34 @@ class Actors:
             return "goes on"
         self._stage.stop_service()
         return "stopped"
+
+    def _end_service(self, step: Step) -> str:
+        """Law: it ends with code 0, whatever it is at, and nothing in its log is an error of its own."""
+        if step.undo:
+            self._stage.user.serve()
+            return "started"
+        self._stage.wait_submitted()
+        self._stage.user.stop()
+        return "ended"
+
+    def _nonsense(self, step: Step) -> str:
+        """Law: what a peer says costs that connection, and the same service answers afterwards."""
+        client = self._stage.user.client
+        before = client.pid()
+        said = NONSENSE[int(step.choice * len(NONSENSE)) % len(NONSENSE)]
+        with Journal(client.directory / JOURNAL_NAME, read_only=True) as journal:
+            port = int(journal.value("port") or "0")
+        own: tuple[int, str] = (socket.AF_UNIX, str(socket_path(client.directory)))
+        center: tuple[int, tuple[str, int]] = (socket.AF_INET, ("127.0.0.1", port))
+        for family, address in (own, center):
+            with socket.socket(family, socket.SOCK_STREAM) as peer, suppress(OSError):
+                peer.settimeout(LOOKS)
+                peer.connect(address)
+                peer.sendall(said)
+                peer.recv(65_536)
+        if before is None or client.pid() != before:
+            self._stage.troubles.append(f"after {said[:60]!r} service {before} does not answer any more")
+        return f"{said[:60]!r}"
 
     # -- batch systems -----------------------------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ class Deed(StrEnum):
     LOCAL_JOB = "a local user's job"
     KILL_SERVICE = "kill -9 the service"
     STOP_SERVICE = "SIGSTOP the service"
+    END_SERVICE = "an orderly stop of the service"
+    NONSENSE = "nonsense at the sockets of the service"
     KILL_CONTROLLER = "kill -9 the controller"
     STOP_CONTROLLER = "SIGSTOP the controller"
     KILL_NODE_DAEMON = "kill -9 the daemon of a node"
@@ -59,6 +61,8 @@ KINDS = {
     Deed.LOCAL_JOB: Kind(weight=10),
     Deed.KILL_SERVICE: Kind(weight=9, away=(0.1, 6.0)),
     Deed.STOP_SERVICE: Kind(weight=5, away=(0.5, 6.0)),
+    Deed.END_SERVICE: Kind(weight=4, away=(0.1, 4.0)),
+    Deed.NONSENSE: Kind(weight=4),
     Deed.KILL_CONTROLLER: Kind(weight=4, away=(0.1, 8.0)),
     Deed.STOP_CONTROLLER: Kind(weight=5, away=(0.5, 8.0)),
     Deed.KILL_NODE_DAEMON: Kind(weight=4, away=(0.1, 4.0)),
@@ -69,9 +73,9 @@ KINDS = {
     Deed.KILL_RANK: Kind(weight=5),
     Deed.STOP_RANK: Kind(weight=5, away=(0.5, 5.0)),
 }
-NEED_SERVICE = frozenset({Deed.SUBMIT, Deed.CANCEL})
+NEED_SERVICE = frozenset({Deed.SUBMIT, Deed.CANCEL, Deed.NONSENSE})
 NEED_CONTROLLER = frozenset({Deed.CANCEL_BEHIND, Deed.CANCEL_BATCH_BEHIND, Deed.LOCAL_JOB})
-OF_SERVICE = frozenset({Deed.KILL_SERVICE, Deed.STOP_SERVICE})
+OF_SERVICE = frozenset({Deed.KILL_SERVICE, Deed.STOP_SERVICE, Deed.END_SERVICE})
 OF_CONTROLLER = frozenset({Deed.KILL_CONTROLLER, Deed.STOP_CONTROLLER})
 OF_NODE = frozenset({Deed.KILL_NODE_DAEMON, Deed.STOP_NODE_DAEMON, Deed.KILL_NODE})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.model import JobId, JobKind, Launcher
 from tests.real.chaos.jobs import End
-from tests.real.chaos.plan import KINDS, OF_CONTROLLER, OF_SERVICE, Deed, Plan, Step, make_plan
+from tests.real.chaos.plan import KINDS, NEED_SERVICE, OF_CONTROLLER, OF_SERVICE, Deed, Plan, Step, make_plan
 
 SECONDS = 120.0
 PLANS = [make_plan(seed, SECONDS) for seed in range(40)]
@@ -52,7 +52,7 @@ def test_nobody_is_asked_who_is_away() -> None:
             part = "service" if step.deed in OF_SERVICE else step.cluster if step.deed in OF_CONTROLLER else ""
             if part:
                 (away.discard if step.undo else away.add)(part)
-            elif step.deed in {Deed.SUBMIT, Deed.CANCEL}:
+            elif step.deed in NEED_SERVICE:
                 assert "service" not in away, step
             elif step.deed in {Deed.LOCAL_JOB, Deed.CANCEL_BEHIND, Deed.CANCEL_BATCH_BEHIND}:
                 assert step.cluster not in away, step

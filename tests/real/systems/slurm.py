@@ -368,7 +368,14 @@ class SlurmCluster:
         if self._gres is not None:
             name, count = self._gres
             gres = f" Gres={name}:{count}"
-            (self.directory / "gres.conf").write_text(f"Name={name} Count={count}\n")
+            # slurmd takes a number without devices for any resource but GPUs.
+            devices = [self.directory / f"{name}{number}" for number in range(count)]
+            for device in devices:
+                device.touch()
+            files = ",".join(map(str, devices))
+            (self.directory / "gres.conf").write_text(
+                f"Name={name} File={files}\n" if name == "gpu" else f"Name={name} Count={count}\n"
+            )
         # Without NodeHostname, which a Slurm that was not built for several slurmd on a host takes once for each host.
         lines += [
             f"NodeName={node} NodeAddr=127.0.0.1 Port={self._ports[number]} CPUs={self.cpus} RealMemory=4000"

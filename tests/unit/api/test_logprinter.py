@@ -148,6 +148,67 @@ def test_following_prints_only_whole_new_lines(tmp_path: Path) -> None:
     assert b"".join(pieces) == b"one\ntwo\nthr"
 
 
+class Follower:
+    """A printer that does not hold unfinished lines back, with a clock that is set."""
+
+    def __init__(self, directory: Path, *, marked: bool) -> None:
+        log_files(directory, a_0="")
+        self.now = 0.0
+        self._file = directory / "a" / "0.out"
+        self._marked = marked
+        self._pieces: list[bytes] = []
+        self._printer = LogPrinter(directory, write=self._pieces.append, unfinished=True, clock=lambda: self.now)
+
+    def after(self, seconds: float, data: bytes = b"", *, rest: bool = False) -> bytes:
+        """Return what is printed then, when that much more was written."""
+        self.now += seconds
+        with self._file.open("ab") as file:
+            file.write(data)
+        self._pieces.clear()
+        self._printer.print_new(marked=self._marked, rest=rest)
+        return b"".join(self._pieces)
+
+
+def test_a_line_without_an_end_is_printed_after_a_second(tmp_path: Path) -> None:
+    """A question, or dots that show progress, are seen while the program runs; more of them begins a new second."""
+    follower = Follower(tmp_path, marked=False)
+    assert follower.after(0.0, b"one\nwork") == b"one\n"
+    assert follower.after(0.9, b"ing") == b""
+    assert follower.after(0.9) == b""
+    assert follower.after(0.2) == b"working"
+    assert follower.after(5.0) == b""
+    assert follower.after(0.0, b" done\n") == b" done\n"
+
+
+@pytest.mark.parametrize(
+    ("marked", "expected"),
+    [
+        (False, [b"\r", b"step 1\r", b"", b"step 2\r\nend\r\n"]),
+        (True, [b"", b"a/0: step 1\n", b"", b"a/0: step 2\r\na/0: end\r\n"]),
+    ],
+)
+def test_a_carriage_return_ends_a_piece(tmp_path: Path, *, marked: bool, expected: list[bytes]) -> None:
+    """What is written over the same line again is seen when the next begins; CR LF is an end of line as ever."""
+    follower = Follower(tmp_path, marked=marked)
+    written = (b"\rstep 1", b"\rstep 2", b"\r", b"\nend\r\n")
+    assert [follower.after(0.0, data) for data in written] == expected
+
+
+def test_the_file_is_printed_byte_for_byte_whatever_its_pieces(tmp_path: Path) -> None:
+    """Empty lines, carriage returns in a row and at the end."""
+    for number, text in enumerate((b"a\r\rb\r", b"\r\n\n\rc\n", b"\n\r", b"x" * 70_000 + b"\ry")):
+        (tmp_path / str(number)).mkdir()
+        follower = Follower(tmp_path / str(number), marked=False)
+        seen = b"".join(follower.after(0.5, bytes([byte])) for byte in text[:40]) + follower.after(0.0, text[40:])
+        assert seen + follower.after(0.0, rest=True) == text
+
+
+def test_64_kib_of_an_unfinished_line_are_enough(tmp_path: Path) -> None:
+    """They are printed at once."""
+    follower = Follower(tmp_path, marked=False)
+    assert follower.after(0.0, b"x" * 65_537) == b"x" * 65_537
+
+
 @pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize("line", [b"some text" * 9 + b"\n", b"x" * 1000], ids=["lines", "no end of line"])
 def test_output_of_any_size_is_printed_in_pieces(tmp_path: Path, line: bytes, *, marked: bool) -> None:

@@ -128,6 +128,9 @@ class Coordinator:
         return self.plan.concerned if self.plan is not None else (self.members or self.first)
 
     def _greeted(self, rank: int) -> Said:
+        if self.phase != "forming" and rank not in self._expected() and self.hellos[rank].text("state") == "done":
+            number = self.hellos.pop(rank).number("change")  # it was taken out, and lacks the word that all are done
+            return [(rank, note_payload("resume", change=number))]
         if self.phase == "forming" and all(one in self.hellos for one in self.first):
             self.members, self.phase = list(self.first), "idle"
             return [(one, self._welcome(one)) for one in self.first]

@@ -113,6 +113,22 @@ def test_explanations_in_words(phase: str, values: dict[str, object], said: str)
     assert any(line.startswith(said) for line in lines[1:])
 
 
+def test_an_assumed_run_time_in_words() -> None:
+    """A job without a limit is not said to have one."""
+    found = Explanation(
+        job_id="7",
+        user="kim",
+        name="",
+        processors=4,
+        phase="left out",
+        reason="",
+        estimate=86400,
+        estimate_assumed=True,
+    )
+    (first, *_) = ordertext.explanation(found, "a")
+    assert first.endswith("for at most 24:00:00 (assumed: no limit of its run time is known)")
+
+
 def test_the_status_in_one_line() -> None:
     """With what is unusual only when it is so."""
     found = Overview(read_at=0.0, processors=32, free=8, waiting=3, running=2, starting=1, left_out=4)

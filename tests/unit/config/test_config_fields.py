@@ -120,11 +120,17 @@ def test_what_is_no_host_is_refused(host: str) -> None:
         HOST.validate_python(host)
 
 
-@pytest.mark.parametrize("name", ["", "1A", "A-B", "A B", "A=B", "é", "KOALA_RANK", "A\n"])
+@pytest.mark.parametrize("name", ["", "1A", "A B", "A=B", "é", "KOALA_RANK", "A\n"])
 def test_names_that_no_variable_can_have_are_refused(name: str) -> None:
     """So are those that koala sets itself."""
     with pytest.raises(ValidationError):
         ENVIRONMENT.validate_python({name: "x"})
+
+
+@pytest.mark.parametrize("name", ["BASH_FUNC_module%%", "BASH_FUNC_ml()", "my.option", "A-B"])
+def test_names_of_exported_functions_and_other_programs_are_taken(name: str) -> None:
+    """The environment modules are shell functions, and not every program keeps to the names of a shell."""
+    assert ENVIRONMENT.validate_python({name: "x"}) == {name: "x"}
 
 
 def test_variables() -> None:

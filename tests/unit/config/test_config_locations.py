@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,14 @@ def test_state_directory(home: Path) -> None:
     assert state_directory(None, environment) == Path.cwd() / "relative"
     assert state_directory(Path("given"), environment) == Path.cwd() / "given"
     assert not home.exists()
+
+
+@pytest.mark.parametrize("home", [None, "", "rel", "./rel", "~"])
+def test_a_home_that_is_no_absolute_path_is_not_taken(home: str | None) -> None:
+    """That of the password file is: else each directory would have a state of its own, or the root directory."""
+    environment = {} if home is None else {"HOME": home}
+    expected = Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".local" / "state" / "koala"
+    assert state_directory(None, environment) == expected
 
 
 def test_a_user_without_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -333,6 +333,10 @@ SMALLEST = (
     ("maui-backfill", {"jobs": "4000", "traces": "/nowhere"}),
     ("placement", {"jobs": "1"}),
     ("placement", {"jobs": "3"}),
+    ("koala-pra", {"background": "0.95", "threshold": "30"}),
+    ("koala-pra", {"delay": "3600", "cost": "3600", "poll": "3600"}),
+    ("koala-pwa", {"background": "0.95", "threshold": "30"}),
+    ("koala-pwa", {"delay": "3600", "cost": "3600", "poll": "3600"}),
     ("vjm-deadlock", {"run": "1", "life": "1"}),
     ("vjm-selection", {"jobs": "1"}),
 )

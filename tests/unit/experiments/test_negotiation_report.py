@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from koala_adapter.errors import SimulationError
-from koala_adapter.model import JobKind
+from koala_adapter.errors import ServiceUnavailableError, SimulationError
+from koala_adapter.model import EndReason, JobKind
+from koala_adapter.outcome import JobOutcome, JobState
 from koala_experiments.framework import (
     COUNTERED,
     DECLINING,
@@ -23,7 +25,14 @@ from koala_experiments.framework import (
     load_experiment,
 )
 from koala_experiments.negotiation import as_published, findings, timeline
-from koala_experiments.stage import application, played, rigid, steps_done
+from koala_experiments.stage import Places, Stage, application, played, rigid, steps_done
+from tests.unit.api.jobreports import job_report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from koala_adapter.api.client import Client
+    from koala_adapter.report.values import JobReport
 
 
 def said(at: float, sender: str, status: str, processors: int) -> Said:
@@ -161,3 +170,37 @@ def test_the_experiment_plays_all_scenarios() -> None:
     assert [one.name for one in result.listings] == [f"templates-{one.name}" for one in SCENARIOS]
     assert result.listings[0].text.startswith("2.100 s, application says:\n<NT/>")
     assert len(result.tables[0].rows) == 4 * len(DIALOGUE)
+
+
+class Refusing:
+    """In the place of a service that takes one job only; those that it is told to cancel are over at once."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+        self._taken: list[str] = []
+
+    def submit(self, _job: object) -> str:
+        """Take the first job."""
+        if self._taken:
+            raise ServiceUnavailableError("it has gone")
+        self._taken.append("1")
+        return "1"
+
+    def cancel(self, job_id: str) -> None:
+        """Take note."""
+        self.cancelled.append(job_id)
+
+    def job(self, job_id: str) -> JobReport:
+        """Return the report of a job."""
+        ended = JobOutcome(state=JobState.CANCELLED, reason=EndReason.CANCELLED, exit_code=243)
+        return job_report(id=job_id, state=JobState.CANCELLED, outcome=ended)
+
+
+def test_a_scenario_that_cannot_be_set_up_leaves_no_job(tmp_path: Path) -> None:
+    """What was submitted before a submission fails is cancelled: on a site's clusters it would run for an hour."""
+    client = Refusing()
+    stage = Stage(cast("Client", client), tmp_path, Places(home="a", other="a"))
+    scenario = next(one for one in SCENARIOS if len(one.beside) > 1)
+    with pytest.raises(ServiceUnavailableError):
+        stage.play(scenario, Pace(steps=6, work=0.1))
+    assert client.cancelled == ["1"]

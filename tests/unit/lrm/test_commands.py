@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmUnavailableError
-from koala_adapter.lrm.commands import CommandResult, CommandRunner, child_environment, login_name
+from koala_adapter.lrm.commands import EXPORTED, CommandResult, CommandRunner, child_environment, login_name
 from koala_adapter.testing import eventually
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-ALLOWED = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LC_ALL", "TZ"}
+ALLOWED = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LC_ALL", "TZ", "LANG"}
 LEAKS = ("SLURM_CPU_BIND", "SBATCH_ACCOUNT", "SGE_ROOT", "PBS_JOBID", "PMI_RANK", "LD_PRELOAD", "MY_SECRET")
 
 names = st.text(st.characters(categories=["Lu", "Nd"], include_characters="_"), min_size=1, max_size=20)
@@ -57,6 +57,28 @@ async def test_home_is_that_of_the_password_file(monkeypatch: pytest.MonkeyPatch
     result = await CommandRunner().run(["sh", "-c", 'echo "$HOME $USER $LOGNAME $LC_ALL"'])
     assert result.text == f"{entry.pw_dir} {entry.pw_name} {entry.pw_name} C.UTF-8\n"
     assert login_name() == entry.pw_name
+
+
+@pytest.mark.parametrize(
+    ("ours", "exported"),
+    [
+        ({"LC_ALL": "de_DE.UTF-8", "LANG": "fr_FR", "LC_TIME": "C"}, {"LANG": "de_DE.UTF-8"}),
+        ({"LC_ALL": "", "LANG": "fr_FR", "LC_TIME": "C"}, {"LANG": "fr_FR", "LC_TIME": "C"}),
+        ({"LC_ALL": ""}, {}),
+    ],
+)
+async def test_what_is_exported_to_jobs_has_the_locale_of_the_caller(
+    ours: Mapping[str, str], exported: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LC_ALL, in which commands print what can be read, stays with these commands; LANG can be replaced by a job."""
+    for name in [name for name in os.environ if name in {"LANG", "LANGUAGE"} or name.startswith("LC_")]:
+        monkeypatch.delenv(name)
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
+    for added, own in ((EXPORTED, {}), ({}, {"LC_ALL": "C.UTF-8"})):
+        lines = (await CommandRunner().run(["env"], environment=added)).text.splitlines()
+        seen = dict(line.split("=", 1) for line in lines)
+        assert {name: value for name, value in seen.items() if name.startswith(("LC_", "LANG"))} == {**exported, **own}
 
 
 async def test_runner_and_call_add_to_the_environment() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from koala_adapter.lrm.listing import Listing, processors_wanted
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
-from koala_adapter.ordering.allocation import Allocation, allocate, held_on, rooms_of
+from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
 from koala_adapter.service.listings import processors_held
 from koala_adapter.wiki.reporting import Host, dealt, offer
-from koala_slurm.listing import Unit, parse_config, parse_nodes, without_default_memory
+from koala_slurm.listing import Unit, parse_config, parse_nodes, parse_units, without_default_memory
 
 THREADS = ("n1", "n2")
 
@@ -100,12 +100,60 @@ def start(wanted: LrmJob, used: int = 0) -> tuple[tuple[str, int], ...]:
 def test_room_for_jobs_from_outside() -> None:
     """A job asks for threads and takes cores; one that has its nodes for itself takes only idle ones, as a whole."""
     assert start(job(3)) == (("n1", 3),)
-    assert held_on(job(3), node(), 3) == 4
+    assert node().gives(job(3), 3) == 4
     assert start(job(1, exclusive=True)) == (("n1", 1),)
-    assert held_on(job(1, exclusive=True), node(), 1) == 8
+    assert node().gives(job(1, exclusive=True), 1) == 8
     assert start(job(1, exclusive=True), used=2) == ()
     assert start(job(1), used=7) == ()
     assert start(job(2), used=6) == (("n1", 2),)
+
+
+def test_a_job_in_a_queue_that_gives_whole_nodes_takes_them() -> None:
+    """As if it had asked for them itself; also where it may run in another queue."""
+    for queue in ("whole", "main,whole"):
+        assert node().gives(job(1, queue=queue), 1) == 8
+        assert start(job(1, queue=queue), used=2) == ()
+        assert start(job(1, queue=queue)) == (("n1", 1),)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "processors", "held", "most"),
+    [
+        ({}, 3, 4, 8),
+        ({"threads_per_core": 1}, 3, 6, 4),
+        ({"threads_per_core": 2}, 3, 4, 8),
+        ({"threads_per_core": 1, "processors_per_task": 2}, 2, 4, 4),
+        ({"threads_per_core": 1, "processors_per_task": 3}, 3, 6, 3),
+        ({"tasks_per_core": 1}, 3, 6, 4),
+        ({"tasks_per_core": 2}, 3, 4, 8),
+        ({"tasks_per_core": 1, "processors_per_task": 2}, 4, 4, 8),
+        ({"tasks_per_core": 1, "processors_per_task": 3}, 3, 4, 6),
+    ],
+)
+def test_jobs_that_leave_threads_of_their_cores_idle(
+    wishes: dict[str, object], processors: int, held: int, most: int
+) -> None:
+    """They take more than they ask for: a node has room for fewer of their processors."""
+    wanted = job(processors, **wishes)
+    assert node().gives(wanted, processors) == held
+    per_task = wanted.processors_per_task
+    fits = [count for count in range(per_task, 9, per_task) if start(job(count, nodes_wanted=1, **wishes))]
+    assert max(fits) == most
+    assert all(node().gives(job(count, **wishes), count) <= 8 for count in fits)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "memory"),
+    [({}, 2000), ({"threads_per_core": 1}, 1000), ({"tasks_per_core": 1}, 2000)],
+)
+def test_memory_by_processor_is_had_for_each_thread_of_its_cores(wishes: dict[str, object], memory: int) -> None:
+    """But for threads that a job does not use; a node has room for no more of it."""
+    wanted = job(1, memory_per_processor_mib=1000, **wishes)
+    assert memory_on(wanted, node(), 1) == memory
+    assert memory_on(wanted, node(counts_grains=False), 1) == 1000
+    for size in (memory, memory - 1):
+        found = allocate(wanted, rooms_of([node(memory_mib=size)], {}, {}).values())
+        assert isinstance(found, Allocation) is (size >= memory)
 
 
 def test_what_waits_is_told_rounded_up_by_wiki() -> None:
@@ -117,6 +165,9 @@ def test_what_waits_is_told_rounded_up_by_wiki() -> None:
     assert (two.tasks, two.nodes, two.tasks_per_node) == (4, 2, 2)
     assert dealt(job(3), ["n1"] * 4) == ("n1",) * 3
     assert offer(job(4, processors_per_task=2), hosts).tasks == 2
+    assert offer(job(3, threads_per_core=1), hosts).tasks == 6
+    assert offer(job(3, tasks_per_core=1), hosts).tasks == 6
+    assert "threads of its cores" in offer(job(4, processors_per_task=2, threads_per_core=1), hosts).obstacle
 
 
 @pytest.mark.parametrize(
@@ -134,6 +185,42 @@ def test_what_slurm_gives_to_one_job(select: str, unit: Unit, grain: int, whole:
     assert parse_config(f"SelectType = {select}\n").unit is unit
     (found,) = parse_nodes("n1|main*|idle|0/8/0/8|4000|0.1|(null)|0|2|2|up|NO".replace("|", "\x1f"), unit=unit)
     assert (found.grain, found.whole_queues, found.closed_queues) == (grain, whole, ())
+
+
+PARTITIONS = (
+    "PartitionName=main State=UP SelectTypeParameters=NONE\n"
+    "PartitionName=sockets State=UP SelectTypeParameters=CR_SOCKET_MEMORY\n"
+    "PartitionName=cores State=UP SelectTypeParameters=CR_CORE\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("unit", "units"),
+    [
+        (Unit.CORE, {"sockets": Unit.SOCKET}),
+        (Unit.SOCKET, {"cores": Unit.CORE}),
+        (Unit.CPU, {}),
+        (Unit.NODE, {}),
+    ],
+)
+def test_partitions_that_give_something_else(unit: Unit, units: dict[str, Unit]) -> None:
+    """Their own setting counts where the whole cluster gives cores or sockets (slurm.conf(5))."""
+    assert parse_units(PARTITIONS, unit) == units
+
+
+def test_places_of_a_node_in_partitions_that_give_different_things() -> None:
+    """Each queue has its own number of them; a job that may run in both is counted with the larger part."""
+    row = "n1|{}|idle|0/8/0/8|4000|0.1|(null)|0|2|2|up|NO".replace("|", "\x1f")
+    text = "\n".join(row.format(name) for name in ("main*", "sockets"))
+    (found,) = parse_nodes(text, unit=Unit.CORE, units={"sockets": Unit.SOCKET})
+    assert [found.places(queue) for queue in ("main", "sockets", None)] == [4, 2, 4]
+    assert [found.places_idle(queue) for queue in ("main", "sockets", None)] == [4, 2, 4]
+    assert [found.gives(job(1, queue=queue), 1) for queue in ("main", "sockets", "main,sockets")] == [2, 4, 4]
+    (found,) = parse_nodes(text.replace("sockets", "sockets*"), unit=Unit.CORE, units={"sockets": Unit.SOCKET})
+    assert found.places(None) == 2
+    rooms = tuple(rooms_of([found], {}, {}).values())
+    assert isinstance(allocate(job(5, queue="sockets"), rooms), Allocation)
+    assert Host.of("n1", found).grain == 4
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,8 @@ def test_queue_features_and_memory_choose_nodes() -> None:
     assert given_to(job(4, memory_per_processor_mib=2000), rooms) == {"day": 2, "night": 2}
     assert "memory" in refused(job(5, memory_per_processor_mib=2000), rooms)
     assert "memory" in refused(job(1, memory_per_node_mib=4001), rooms)
-    assert memory_on(job(4, memory_per_processor_mib=2000), 2) == 4000
-    assert memory_on(job(4, memory_per_node_mib=500), 2) == 500
+    assert memory_on(job(4, memory_per_processor_mib=2000), room("n1", 8).node, 2) == 4000
+    assert memory_on(job(4, memory_per_node_mib=500), room("n1", 8).node, 2) == 500
 
 
 def test_rooms_believe_the_greater_count() -> None:
@@ -193,7 +193,7 @@ def test_it_fits_exactly_when_it_can(wanted: LrmJob, rooms: list[NodeRoom]) -> N
     assert dict(found.nodes) == counts
     for name, count in counts.items():
         assert 0 < count <= by_name[name].processors
-        assert memory_on(wanted, count) <= (by_name[name].memory_mib or 10**6)
+        assert memory_on(wanted, by_name[name].node, count) <= (by_name[name].memory_mib or 10**6)
     assert not counts.keys() & set(wanted.excluded_nodes)
     assert set(wanted.requested_nodes) <= counts.keys()
 

@@ -9,6 +9,7 @@ import socket
 import stat
 import sys
 from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -19,8 +20,10 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from click.testing import CliRunner
 
 from koala_adapter.cli.koala import koala
+from koala_adapter.cli.schedule import explanation
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceRunningError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
+from koala_adapter.host.privatedirectory import user_name
 from koala_adapter.lrm.starts import Patience, Starts
 from koala_adapter.ordering.asking import (
     BUSY,
@@ -34,6 +37,7 @@ from koala_adapter.ordering.asking import (
     explain_as_noted,
     explained_as_noted,
     job_asked_for,
+    told_to,
 )
 from koala_adapter.ordering.jobs import Rules
 from koala_adapter.ordering.mirror import Mirror
@@ -194,6 +198,19 @@ async def test_any_job_is_asked_for(tmp_path: Path) -> None:
         ask_in_public(path, "a", "1")
 
 
+def test_names_and_nodes_are_told_to_the_owner_alone() -> None:
+    """Root and the user of the scheduler are told them, too; what others are told can be shown."""
+    found = replace(explain_as_noted(busy_site().mirror, "1"), name="secret", nodes=(("n7", 4),), user="owner")
+    assert [told_to(user, found) for user in (0, os.geteuid())] == [found] * 2
+    own = replace(found, user=user_name(NOBODY))
+    assert told_to(NOBODY, own) == own
+    told = told_to(NOBODY, found)
+    assert told == replace(found, name="", nodes=(), user="")
+    shown = "\n".join(explanation(told, "a"))
+    assert "job 1 of another user on a" in shown
+    assert "It is being started.\n" in f"{shown}\n"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -290,7 +307,8 @@ async def test_another_user_may_ask(tmp_path: Path) -> None:
     await anyio.Path(tmp_path).chmod(0o755)
     async with asked(tmp_path / "ask.sock"):
         done = await anyio.run_process([sys.executable, "-c", ASK, str(tmp_path)])
-    assert json.loads(done.stdout)["phase"] == "starting"
+    told = json.loads(done.stdout)
+    assert (told["phase"], told["user"], told["nodes"]) == ("starting", "", [])
 
 
 @AS_ROOT

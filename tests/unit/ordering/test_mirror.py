@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm.listing import Listing
 from koala_adapter.lrm.starts import Stage
 from koala_adapter.model import HoldOwner, LrmJobState, NodeState, Queue
 from koala_adapter.ordering.jobs import JobEventKind, Phase, Rules
@@ -335,10 +337,29 @@ def test_a_job_that_goes_before_it_shows_gives_back_what_was_reserved(ended: boo
     else:
         site.end("1")
     site.look()
-    assert (site.mirror.starts_to_undo(), site.mirror.starts.pins) == (["1"], {})
+    assert (site.mirror.starts.in_stage(Stage.GONE), site.mirror.starts.pins) == (["1"], {})
     site.start_undone(start.job_id)
     site.look()
-    assert (site.mirror.starts_to_undo(), site.mirror.starts.attempts) == ([], {})
+    assert site.mirror.starts.attempts == {}
+
+
+@pytest.mark.parametrize("shown_running", [False, True])
+def test_the_start_of_a_job_that_has_run_is_confirmed(shown_running: bool) -> None:  # noqa: FBT001 - a parameter
+    """It ended between two looks, or before its start was confirmed: it is not to be taken back."""
+    site = Listed()
+    site.submit("1", 4)
+    (start,) = site.look()
+    site.accept(start.job_id)
+    if shown_running:
+        site.mirror.starts.shown(replace(site.jobs["1"], state=LrmJobState.RUNNING), site.now)
+    site.change("1", state=LrmJobState.ENDED, hold=None, started_at=site.time_of_day)
+    starts = site.mirror.starts
+    site.mirror.observe(Listing(read_at=site.now + 1, jobs=tuple(site.jobs.values()), nodes=tuple(site.nodes.values())))
+    assert (starts.in_stage(Stage.RUNS), starts.in_stage(Stage.GONE)) == (["1"], [])
+    starts.advance(start.job_id, Stage.CONFIRMED, site.now)
+    site.look()
+    assert (starts.attempts, starts.pins) == ({}, {})
+    assert [one.kind for one in site.mirror.happened if one.job_id == "1"][-1] is JobEventKind.ENDED
 
 
 @pytest.mark.parametrize("shown", ["held", "queued", "running", "gone"])

@@ -260,6 +260,39 @@ async def test_a_start_that_shows_is_confirmed_once(tmp_path: Path) -> None:
     assert [job for job, _ in driven.lrm.started] == ["1"]
 
 
+async def test_a_job_that_has_run_when_it_shows_is_confirmed(tmp_path: Path) -> None:
+    """It is not put in hold, as one that did not start is."""
+    driven = Driven(tmp_path)
+    driven.lrm.add("1")
+    driven.lrm.becomes = LrmJobState.ENDED
+    driven.lrm.all_jobs = tuple(replace(job, started_at=1.0) for job in driven.lrm.all_jobs)
+    async with driven.running():
+        await driven.until(lambda: JobEventKind.ENDED in driven.kinds("1"))
+        await driven.until(lambda: bool(driven.lrm.confirmed))
+        await driven.until(lambda: not driven.mirror.starts.attempts)
+    assert (driven.lrm.confirmed, driven.lrm.held) == (["1"], [])
+
+
+async def test_what_a_job_that_is_gone_has_left_keeps_no_look_waiting(tmp_path: Path) -> None:
+    """A batch system that is slow to give back a start costs other jobs nothing."""
+    driven = Driven(tmp_path)
+    slow, never = anyio.Event(), anyio.Event()
+
+    async def undo(job: LrmJobId) -> None:
+        slow.set()
+        await never.wait()
+
+    driven.lrm.add("1")
+    driven.lrm.becomes = LrmJobState.ENDED
+    driven.lrm.undo_start = undo  # type: ignore[method-assign] # as slow as it gets
+    async with driven.running():
+        await driven.until(slow.is_set)
+        driven.lrm.becomes = LrmJobState.RUNNING
+        driven.lrm.add("2")
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("2"))
+        never.set()
+
+
 async def test_a_job_that_runs_elsewhere_is_queued_again(tmp_path: Path) -> None:
     """Then it is started anew after a pause, where it should."""
     driven = Driven(tmp_path)
@@ -322,6 +355,7 @@ def test_explanations_name_place_reason_and_promise() -> None:
     assert told["2"].promised_at == site.now + 100
     assert (told["3"].position, told["3"].reserved_at) == (2, None)
     assert "its user holds it" in told["4"].reason
+    assert not any(one.estimate_assumed for one in told.values())
     assert told["5"].phase == "starting"
     site.run(starting)
     site.look()
@@ -332,6 +366,16 @@ def test_explanations_name_place_reason_and_promise() -> None:
     )  # fmt: skip
     with pytest.raises(JobNotFoundError):
         explain(site.mirror, "6", site.now)
+
+
+def test_an_assumed_run_time_is_told_as_such() -> None:
+    """Of a job without a limit in a queue without one."""
+    site = Listed()
+    site.submit("1", 1)
+    site.change("1", walltime=None)
+    site.look()
+    found = explain(site.mirror, "1", site.now)
+    assert (found.estimate, found.estimate_assumed) == (86_400, True)
 
 
 def test_asked_for_an_array_it_names_elements() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.drmaa.choice import (
     TRIES,
     FoundLibrary,
@@ -210,7 +210,7 @@ class TestVerified:
         self.answers(monkeypatch, silent, silent, opened("DRMAA for Slurm 1.1.6"))
         one = submitter()
         await one.start(nodes_are_here=self.here)
-        with pytest.raises(LrmUnavailableError):
+        with pytest.raises(LrmUnreachableError):
             await one.settle()
         await one.settle()
         assert one.drmaa is not None
@@ -221,7 +221,7 @@ class TestVerified:
         one = submitter()
         await one.start(nodes_are_here=self.here)
         for _ in range(TRIES - 2):
-            with pytest.raises(LrmUnavailableError):
+            with pytest.raises(LrmUnreachableError):
                 await one.settle()
         await one.settle()
         assert one.drmaa is None

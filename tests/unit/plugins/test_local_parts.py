@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ from koala_local.jobs import (
     Ending,
     Fields,
     JobRecord,
+    JobStore,
     Layout,
     NodeSlots,
     decode,
@@ -39,9 +41,6 @@ from koala_local.jobs import (
 )
 from koala_local.lrm import LocalSettings
 from koala_local.processes import Supervisor, since_boot
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SAMPLE = JobRecord(
     number=7,
@@ -132,6 +131,16 @@ def test_impossible_settings_are_refused(settings: dict[str, object], complaint:
 def test_records_survive_the_store(record: JobRecord) -> None:
     """A record read back from its bytes is the record."""
     assert JobRecord.from_json(decode(encode(record.to_json()))) == record
+
+
+def test_a_store_that_cannot_be_used_is_closed(tmp_path: Path) -> None:
+    """Also while the error, which refers to it, is handled."""
+    path = tmp_path / "jobs.db"
+    path.write_bytes(b"no database" * 100)
+    with pytest.raises(sqlite3.DatabaseError) as raised:
+        JobStore(tmp_path)
+    assert raised.tb is not None
+    assert str(path) not in {os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()}
 
 
 @pytest.mark.parametrize("limit", [None, 3600])

@@ -75,6 +75,23 @@ def test_queues_are_served_by_vnodes_with_their_words_and_partition() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("chunk", "serving"),
+    [
+        ({"ngpus": 2}, {"gpu"}),
+        ({"ngpus": 5}, set()),
+        ({"scratch": "50gb"}, {"big"}),
+        ({"ngpus": 0}, {"plain", "gpu", "big"}),
+        ({"ncpus": 4, "mem": "64gb", "unheard_of": 1}, {"plain", "gpu", "big"}),
+    ],
+)
+def test_a_queue_whose_chunks_get_an_amount_is_served_where_it_is(chunk: dict[str, object], serving: set[str]) -> None:
+    """Also while jobs have it; processors, memory and what no vnode has tie nothing."""
+    (one,) = parse_queues(json.dumps({"Queue": {"gpuq": queue(default_chunk=chunk)}}))
+    found = tied(parse_nodes(VNODES, queues=("gpuq",)), parse_vnodes(VNODES), {"gpuq": one.tie}, default=())
+    assert {node.name for node in found} == serving
+
+
 def test_jobs_of_the_default_queue_do_not_count_on_others_vnodes() -> None:
     """Those that name no queue."""
     idle = {name: (node.places_idle(None), node.places_idle("partq")) for name, node in nodes().items()}
@@ -161,3 +178,22 @@ def test_what_blocks_a_job(comment: str, *, blocked: bool) -> None:
     """Limits and what can never be; that others have the processors, or come first, does not."""
     (found,) = parse_jobs(job("1:ncpus=1", comment=comment, state="Q"))
     assert found.blocked is blocked
+
+
+@pytest.mark.parametrize(
+    ("comment", "kept"),
+    [
+        ("Can Never Run: Insufficient amount of resource: ncpus (R: 80 A: 8 T: 8)", True),
+        ("Not Running: Queue not started.", True),
+        ("Not Running: Job would cross dedicated time boundary", True),
+        ("Not Running: User has reached server running job limit.", False),
+        ("Not Running: Insufficient amount of server resource: matlab (R: 1 A: 0 T: 4)", False),
+        ("Not Running: Not enough free nodes available", False),
+        ("", False),
+    ],
+)
+def test_what_keeps_a_job_for_good(comment: str, *, kept: bool) -> None:
+    """What only the site, or another request, changes; the ends of other jobs change the rest."""
+    (found,) = parse_jobs(job("1:ncpus=1", comment=comment, state="Q"))
+    assert found.kept is kept
+    assert found.blocked or not kept

@@ -194,3 +194,28 @@ def test_what_is_no_job_number(id_: str) -> None:
     """Nothing that is no number ever reaches a command line as a job id."""
     with pytest.raises(LrmNotFoundError):
         sge_requests.job_number(LrmJobId(id_))
+
+
+NEVER = "verification: no suitable queues\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("verification: found suitable queue(s)\n", ""),
+        ('denied: job "999" does not exist\n', ""),
+        ("", ""),
+        (NEVER, "no suitable queues"),
+        (
+            f'Job 2 (-l h_rt=7200) cannot run in queue "all.q" because of cluster queue\n{NEVER}',
+            'cannot run in queue "all.q" because of cluster queue',
+        ),
+        (
+            f'Job 3 (-l arch=no,h_rt=600) cannot run at host "h" because it offers only hl:arch=lx-amd64\n{NEVER}',
+            'cannot run at host "h" because it offers only hl:arch=lx-amd64',
+        ),
+    ],
+)
+def test_why_a_job_never_runs(said: str, why: str) -> None:
+    """As qalter -w v of 8.1.9 says it."""
+    assert sge_requests.why_never(said) == why

@@ -17,7 +17,7 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
 )
 from koala_adapter.lrm import Submission
-from koala_adapter.lrm.commands import CommandResult
+from koala_adapter.lrm.commands import CommandResult, child_environment
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
 from koala_adapter.testing import RecordingRunner, eventually, new_context
@@ -79,6 +79,19 @@ async def test_too_large_a_submission_is_refused_unsent(fake: FakeSlurm, context
     assert "MaxArraySize" in caught.value.hint
     assert sent(context, "sbatch") == []
     assert len(await lrm.submit(replace(HELD, count=100))) == 100
+
+
+async def test_jobs_get_the_locale_of_the_caller(
+    fake: FakeSlurm, context: ClusterContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sbatch exports its environment: what is meant for the listing of jobs stays out of it."""
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    lrm = await started(fake, context)
+    await lrm.submit(HELD)
+    assert isinstance(context.commands, RecordingRunner)
+    (submission,) = [command for command in context.commands.commands if command.argv[0].endswith("/sbatch")]
+    seen = child_environment(dict(submission.environment))
+    assert {name: value for name, value in seen.items() if name.startswith(("LC_", "LANG"))} == {"LANG": "de_DE.UTF-8"}
 
 
 async def test_slurm_refuses_what_is_not_known_to_be_too_large(fake: FakeSlurm, context: ClusterContext) -> None:

@@ -94,6 +94,8 @@ def test_features_that_cannot_be_told(text: str) -> None:
         ({"Licenses": "matlab:2,abaqus"}, Restrictions(licenses=(("matlab", 2), ("abaqus", 1)))),
         ({"MinTmpDiskNode": "2G", "ArrayTaskThrottle": "2"}, Restrictions(disk_mib=2048, throttle=2)),
         ({"NtasksPerN:B:S:C": "2:0:*:*", "ReqB:S:C:T": "0:0:*:*", "CoreSpec": "*"}, Restrictions()),
+        ({"ReqB:S:C:T": "0:0:*:1"}, Restrictions(threads_per_core=1)),
+        ({"NtasksPerN:B:S:C": "0:0:*:1"}, Restrictions(tasks_per_core=1)),
     ],
 )
 def test_what_a_job_asks_for(values: dict[str, str], expected: Restrictions) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from koala_adapter.model import ClusterName, HoldOwner, LrmJob, LrmJobId, LrmJobState
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import WithdrawOffer
 from koala_adapter.scheduler.claiming.claims import KEPT_PATIENCE
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.service.listings import new_holds
-from tests.unit.scheduler.scheduler_site import Site, component, job
+from tests.unit.scheduler.scheduler_site import A, B, Site, component, job, of_kind
+from tests.unit.scheduler.test_joint_growth import JointSite
 
-A = ClusterName("a")
 LIMIT = "PartitionTimeLimit"
 
 
@@ -100,3 +101,35 @@ def test_what_a_listing_says_of_our_placeholders() -> None:
     ]
     site.post(seen)
     assert new_holds(site.state, A, jobs, now=site.now, told=True) is None
+
+
+def test_a_growth_that_is_kept_is_met_elsewhere() -> None:
+    """After a while it is given up; the next one asks for nothing on that cluster."""
+    site = JointSite()
+    site.want(6)
+    site.take_all()
+    kept = [one for one in site.stubs() if site.state.placeholders[one].cluster == B]
+    holds = tuple(ev.Hold(placeholder=id_, reason=LIMIT, in_hold=False, lasts=True) for id_ in kept)
+    site.post(ev.HoldsSeen(time=site.now, cluster=B, holds=holds))
+    site.pass_time(KEPT_PATIENCE / 2)
+    assert len(site.changes) == 2
+    actions = site.pass_time(KEPT_PATIENCE)
+    assert len(of_kind(WithdrawOffer, actions)) == 1
+    site.idle_again()
+    assert LIMIT in explain(site.state, None, site.record("1"), site.now)
+    site.pass_time(3600)
+    answer = site.want(6, 2)
+    assert (answer.processors, [one.cluster for one in site.record("1").claims if one.change is not None]) == (3, [A])
+
+
+def test_a_growth_that_is_kept_for_a_while_goes_on() -> None:
+    """The limit was lifted in time."""
+    site = JointSite()
+    site.want(6)
+    site.take_all()
+    holds = tuple(ev.Hold(placeholder=id_, reason=LIMIT, in_hold=False, lasts=True) for id_ in site.stubs())
+    site.post(ev.HoldsSeen(time=site.now, cluster=A, holds=holds))
+    site.pass_time(KEPT_PATIENCE / 2)
+    site.post(ev.HoldsSeen(time=site.now, cluster=A))
+    site.pass_time(KEPT_PATIENCE)
+    assert len(site.changes) == 2

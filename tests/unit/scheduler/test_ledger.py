@@ -4,15 +4,23 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.scheduler import records
+from koala_adapter.scheduler.records import ClusterTable
 from koala_adapter.scheduler.states import Ledger
 from tests.unit.scheduler import test_malleability_state
 from tests.unit.scheduler.scheduler_site import A, B, Site, copied, job
 from tests.unit.scheduler.test_state import eventful
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from koala_adapter.model import ClusterName
 
 SCHEDULER = Path(records.__file__).parent
 KEPT = frozenset(
@@ -131,3 +139,31 @@ def test_placeholders_and_submissions_are_found_by_cluster() -> None:
     for placeholder in list(site.state.placeholders.values()):
         site.ended(placeholder.id)
     assert not [id_ for id_ in site.state.placeholders.on(A) if id_ not in site.state.placeholders]
+
+
+@dataclass(frozen=True)
+class Somewhere:
+    """A record of nothing else."""
+
+    cluster: ClusterName
+
+
+def test_records_by_cluster_follow_every_change_of_their_table() -> None:
+    """Whatever dict can do: what is not in the table is on no cluster, and the other way round."""
+    table = ClusterTable((n, Somewhere(A if n % 2 else B)) for n in range(8))
+    changes: list[Callable[[], object]] = [
+        lambda: table.pop(3),
+        lambda: table.pop(3, None),
+        lambda: table.setdefault(8, Somewhere(A)),
+        lambda: table.setdefault(8, Somewhere(B)),
+        lambda: table.update({9: Somewhere(B), 1: Somewhere(A)}),
+        lambda: table.__ior__({10: Somewhere(A)}),
+        table.popitem,
+        table.clear,
+    ]
+    for change in changes:
+        before = dict(table)
+        change()
+        for name in (A, B):
+            assert dict(table.on(name)) == {key: one for key, one in table.items() if one.cluster == name}, before
+    assert not table

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from koala_adapter.errors import EXIT_NOT_PLACED
-from koala_adapter.model import EndReason, JobId
+from koala_adapter.model import EndReason, JobId, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import ReadPlaceholderOutput
 from koala_adapter.scheduler.context import backoff, grace, life
+from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.records import JobRecord
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, ends, job, launches, submissions
@@ -420,6 +421,57 @@ def test_silent_agent_that_comes_back_is_not_lost() -> None:
         site.hold(site.claimed("1")[0].id)
     assert site.pass_time(1000.0) == []
     assert site.record("1").state is JobState.RUNNING
+
+
+def told(site: Site) -> str:
+    """Explain job 1."""
+    return explain(site.state, None, site.record("1"), site.now)
+
+
+def suspended(site: Site, *placeholders: PlaceholderId) -> None:
+    """Report all that the batch system lists as suspended."""
+    site.post(ev.SuspensionsSeen(time=site.now, cluster=A, placeholders=placeholders))
+
+
+def test_a_suspended_agent_is_said_to_be_suspended() -> None:
+    """Since when, by whom, and why the job is lost: not by an agent that has ended itself."""
+    site = Site({"a": 4}, Parameters(lease=300.0))
+    site.submit(job("1", 2, walltime=9000))
+    site.run("1")
+    one = site.claimed("1")[0].id
+    suspended(site, one)
+    silent(site, "1")
+    site.pass_time(10.0)
+    suspended(site, one)
+    text = told(site)
+    assert "1 of its placeholders on a is suspended by the batch system for 10 s." in text
+    assert "if that lasts another" in text
+    site.pass_time(306.0)
+    assert "its batch system lists it as suspended, for 315 s" in site.outcome("1").detail
+
+
+def test_a_site_can_have_jobs_wait_for_what_is_suspended() -> None:
+    """As long as the batch system says so, and as long as an agent has to come back after that."""
+    site = Site({"a": 4}, Parameters(lease=300.0, await_suspended=True))
+    site.submit(job("1", 2, walltime=90_000))
+    site.run("1")
+    one = site.claimed("1")[0].id
+    suspended(site, one)
+    silent(site, "1")
+    site.pass_time(2000.0)
+    assert "if that lasts" not in told(site)
+    suspended(site)
+    site.pass_time(310.0)
+    assert site.record("1").state is JobState.RUNNING
+    site.hold(one)
+    site.pass_time(1000.0)
+    assert site.record("1").state is JobState.RUNNING
+    suspended(site, one)
+    silent(site, "1")
+    site.pass_time(1000.0)
+    suspended(site)
+    site.pass_time(316.0)
+    assert "ended itself by its lease" in site.outcome("1").detail
 
 
 def test_silence_beyond_the_lease_loses_a_running_job() -> None:

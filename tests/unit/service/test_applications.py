@@ -11,7 +11,7 @@ import pytest
 
 from koala_adapter.config.jobfile import LARGEST_SUM
 from koala_adapter.errors import JobRefusedError, ProtocolError
-from koala_adapter.model import EndReason, InputFile, PlaceholderId, TaskEnd
+from koala_adapter.model import EndReason, InputFile, JobKind, PlaceholderId, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.service.applications import Applications
@@ -193,6 +193,21 @@ def test_input_files_are_those_of_the_submission(tmp_path: Path) -> None:
     assert (file.target, file.mode, file.content) == ("run", 0o700, b"before")
     launched.applications.forget(launched.site.record("1").job.id)
     assert list((tmp_path / "jobs" / "1").iterdir()) == []
+
+
+def test_a_growth_does_not_read_input_files_again(tmp_path: Path) -> None:
+    """They are those of the submission, and in memory."""
+    source = tmp_path / "program"
+    source.write_text("before")
+    part = replace(component("x", 1, cluster="a"), input_files=(InputFile(source=str(source), target="run"),))
+    launched = Launched(tmp_path / "jobs", replace(job("1", part), kind=JobKind.MALLEABLE, runner=RunnerName.WORKERS))
+    for kept in (tmp_path / "jobs" / "1" / "input").rglob("*"):
+        if kept.is_file():
+            kept.write_text("after")
+    launched.applications.started(launched.ranks[0], "1:0")
+    launched.applications.grow(launched.site.record("1"), [0])
+    assert launched.orders.tasks == ["1:0", "1:0"]
+    assert [launch.files[0].content for _, launch in launched.orders.sent] == [b"before"] * 2
 
 
 @pytest.mark.parametrize("change", ["gone", "grown", "pipe"])

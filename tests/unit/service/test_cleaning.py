@@ -19,6 +19,7 @@ from koala_adapter.errors import EXIT_REFUSED, EXIT_SERVICE
 from koala_adapter.model import JobId, Sweep
 from koala_adapter.report.values import SweepProgress
 from koala_adapter.scheduler.knownpolicies import OWN
+from koala_adapter.service import records
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.leftovers import CLEANED
 from koala_adapter.service.records import KeptNegotiation, Message
@@ -71,6 +72,25 @@ def lived_in(directory: Path) -> Path:
 def state(tmp_path: Path) -> Path:
     """Give such a directory."""
     return lived_in(tmp_path / "state")
+
+
+def test_later_jobs_are_read_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the directories of their sweeps; what cannot be read is no sweep."""
+    monkeypatch.setattr(records, "AT_ONCE", 2)
+    progress = SweepProgress(total=1, done=1, failed=0, running=0, directory="/s/jobs/3/sweep")
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        for number in range(5):
+            journal.finished.keep(str(number), float(number), job_report(id=str(number)).to_json())
+        journal.finished.keep("3", 3.0, replace(job_report(id="3"), sweep=progress).to_json())
+        journal.finished.keep("4", 4.0, "{")
+        parts = list(journal.finished.sweeps_since(1.0))
+    assert [len(part) for part in parts] == [2, 2]
+    assert {id_: one for part in parts for id_, one in part.items()} == {
+        "1": None,
+        "2": None,
+        "3": "/s/jobs/3/sweep",
+        "4": None,
+    }
 
 
 def invoke(state: Path, *arguments: str) -> Result:

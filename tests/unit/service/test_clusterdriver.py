@@ -199,6 +199,29 @@ async def test_what_was_moved_to_another_lrm_is_not_lost(*, answers: bool) -> No
     assert [event.moves[0].elsewhere for event in driven.heard if isinstance(event, ev.MovesSeen)] == ["workq@other"]
 
 
+async def test_suspensions_are_told_once() -> None:
+    """Which placeholders are suspended, and that none is any more."""
+    driven = Driven()
+    key = next(iter(driven.site.state.batches))
+    driven.site.take_all()
+    driven.site.hold_all("1")
+    ours = [p.lrm_id or LrmJobId("") for p in driven.site.claimed("1")]
+
+    def listing(state: LrmJobState) -> tuple[LrmJob, ...]:
+        return tuple(
+            LrmJob(id=id_, name=key, state=state, user="alice", processors=1, array_index=n)
+            for n, id_ in enumerate(ours, start=1)
+        )
+
+    driven.lrm.all_jobs = listing(LrmJobState.RUNNING)
+    async with driven.running():
+        for state in (LrmJobState.SUSPENDED, LrmJobState.RUNNING):
+            driven.lrm.all_jobs = listing(state)
+            polls = driven.lrm.polls
+            await driven.until(lambda seen=polls: driven.lrm.polls >= seen + 3)  # type: ignore[misc]
+    assert [len(one.placeholders) for one in driven.heard if isinstance(one, ev.SuspensionsSeen)] == [len(ours), 0]
+
+
 @pytest.mark.parametrize("told", [True, False])
 async def test_holds_are_told_once(*, told: bool) -> None:
     """Whose they are, where the plugin can tell; that they are over, too; jobs that only have our name do not count."""

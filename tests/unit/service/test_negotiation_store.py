@@ -32,6 +32,7 @@ from koala_adapter.scheduler.records import State
 from koala_adapter.service import records as negotiationstore
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.records import NegotiationKeeper
+from koala_adapter.service.sizes.bargaining import course
 from tests.unit.scheduler.test_adapting import AdaptiveSite
 
 if TYPE_CHECKING:
@@ -170,6 +171,9 @@ def test_the_explanation_of_a_job(journal: Journal) -> None:
     assert "Negotiation 1: it asked for 1 more; there is no answer yet (12 s ago)." in told
     (one, _) = journal.negotiations.latest(limit=2)
     assert one.component == "m"
+    read = course.cache_info().misses
+    assert job_negotiations(journal.negotiations, record, 12.0) == told
+    assert course.cache_info().misses == read  # of what nobody has said anything in meanwhile, nothing is parsed again
 
 
 def test_a_journal_that_cannot_be_written_for_a_while(journal: Journal) -> None:

@@ -8,22 +8,24 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter import negotiation as nt
-from koala_adapter.model import JobId
+from koala_adapter.model import EndReason, JobId
 from koala_adapter.negotiation.serviceside.document import build, parse
 from koala_adapter.negotiation.serviceside.template import Side, Status, Template
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.coordinator import note
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import Action, GrantProcessors, WithdrawOffer
+from koala_adapter.scheduler.actions import Action, GrantProcessors, TakeProcessors, WithdrawOffer
 from koala_adapter.scheduler.events import SizeWanted
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.service.records import KeptNegotiation, Message
-from koala_adapter.service.sizes.bargaining import AdaptiveParty, Negotiations
-from tests.unit.scheduler.scheduler_site import of_kind
+from koala_adapter.service.sizes.bargaining import NEGOTIATOR, AdaptiveParty, Negotiations, WorkersParty
+from tests.unit.scheduler.malleable_site import MalleableSite, part
+from tests.unit.scheduler.scheduler_site import component, of_kind
 from tests.unit.scheduler.test_adapting import AdaptiveSite
 from tests.unit.scheduler.test_joint_growth import JointSite
+from tests.unit.scheduler.test_workers import workers
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.parameters import ClusterParameters
@@ -169,6 +171,49 @@ def test_an_offer_is_accepted_gathered_and_consumed() -> None:
         (Side.RMS, Status.COMMITTED),
         (Side.RMS, Status.CONSUMED),
     ]
+
+
+@pytest.mark.parametrize(
+    ("lost", "kind", "reason"),
+    [
+        (0, "consumed", ""),
+        (1, "consumed", "1 of the 3 was lost before all processes had begun"),
+        (2, "consumed", "2 of the 3 were lost before all processes had begun"),
+        (3, "ended", "worker 4 on a was lost (node lost)"),
+    ],
+)
+def test_what_was_lost_before_it_was_taken_in_is_told(lost: int, kind: str, reason: str) -> None:
+    """An agreement says what was promised, and its end what came of that: workers may be lost before they begin."""
+    site = MalleableSite({"a": 5}, Approach.PRA)
+    site.start(workers("1", component("head", 1, cluster="a"), part(1, 4)))
+    record = site.record("1")
+    party = WorkersParty(record, represented=True)
+    heard: list[nt.Event] = []
+    application = nt.Endpoint("APPLICATION", "node")
+    manager = Negotiations(
+        clock=lambda: site.now,
+        report=lambda event: [site.post(event)].clear(),
+        say=lambda _job, _rank, data: heard.extend(application.receive(data, site.now)),
+        keep=lambda *_: None,
+        answer_timeout=lambda: 60.0,
+        recalled=lambda *_: None,
+    )
+    manager.follow(record, party)
+    offer = heard[-1].template
+    assert offer is not None
+    assert offer.quantity("CPU") == 3
+    application.send(nt.accepted(offer), site.now)
+    manager.heard(record, party, NEGOTIATOR, application.data_to_send())
+    (taking,) = of_kind(TakeProcessors, site.hold_stubs())
+    manager.follow(record, party)
+    for rank in taking.ranks[:lost]:
+        site.post(ev.PlaceholderEnded(time=site.now, placeholder=rank.placeholder, reason=EndReason.NODE_LOST))
+        manager.follow(record, party)
+    for rank in taking.ranks[lost:]:
+        site.post(ev.RankStarted(time=site.now, job_id=ID, rank=rank.rank))
+    manager.follow(record, party)
+    said = [one for one in heard if one.key == offer.key]
+    assert (said[-1].kind, said[-1].reason or (said[-1].template and said[-1].template.reason)) == (kind, reason)
 
 
 @pytest.mark.parametrize("wanted", [2, 4])

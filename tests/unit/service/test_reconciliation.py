@@ -174,6 +174,42 @@ def test_a_placeholder_told_to_end_is_gone_when_it_is_listed_as_ended() -> None:
     assert event.placeholder == placeholder(1)
 
 
+@pytest.mark.parametrize(
+    ("end", "reason", "told"),
+    [
+        (EndReason.CANCELLED, "", "it was deleted before it was seen to run"),
+        (EndReason.CANCELLED, "by uid 0", "it was deleted before it was seen to run (by uid 0)"),
+        (
+            EndReason.LAUNCH_FAILED,
+            "JobLaunchFailure",
+            "its batch system could not start it, as when a prolog fails (JobLaunchFailure)",
+        ),
+    ],
+)
+def test_an_end_before_the_start_is_told_as_such(end: EndReason, reason: str, told: str) -> None:
+    """Not only by a word of the batch system, which says as much of one that has run."""
+    watched = Watched()
+    over = replace(listed(1, LrmJobState.ENDED), end=end, reason=reason)
+    events = [event for _ in range(2) for event in watched.events([over, listed(2)])]
+    assert {event.detail for event in events if isinstance(event, ev.PlaceholderEnded)} == {told}
+
+
+def test_one_that_vanishes_from_its_queue_is_told_as_such() -> None:
+    """Grid Engine forgets what is deleted."""
+    watched = Watched()
+    events = [event for _ in range(3) for event in watched.events([listed(2)])]
+    ended = next(event for event in events if isinstance(event, ev.PlaceholderEnded))
+    assert "it was not seen to run: it was deleted while it was queued" in ended.detail
+
+
+def test_where_a_placeholder_runs_is_remembered() -> None:
+    """Its own words may lie there alone, and are looked for when it is gone."""
+    watched = Watched()
+    watched.events([replace(listed(1), nodes=("n7",)), listed(2)])
+    watched.events([listed(1), listed(2)])
+    assert [watched.witness.nodes.get(placeholder(index)) for index in (1, 2)] == ["n7", None]
+
+
 def test_a_job_in_error_state_will_never_start() -> None:
     """Grid Engine holds a job whose start failed for ever: it is given up, with what Grid Engine says."""
     watched = Watched()

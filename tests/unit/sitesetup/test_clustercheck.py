@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 from pydantic import BaseModel
 
+from koala_adapter.config.sitefile import SiteConfig
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.lrm import Capabilities, CheckResult, PluginDefinition
+from koala_adapter.model import Queue
+from koala_adapter.outcome import JobState
 from koala_adapter.sitesetup import checks as clustercheck
 from koala_adapter.sitesetup import checks as progress
-from koala_adapter.sitesetup.checks import ClusterCheck
-from tests.unit.service.scripted_lrm import ScriptedLrm, config
+from koala_adapter.sitesetup.checks import AskedTime, ClusterCheck, asked_times
+from tests.unit.api.jobreports import job_report
+from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
 
     from koala_adapter.lrm import ClusterContext, Lrm
     from koala_adapter.lrm.commands import CommandRunner
+    from koala_adapter.model import Node
+    from koala_adapter.report.values import JobReport
 
 pytestmark = pytest.mark.anyio
 
@@ -137,3 +144,79 @@ async def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         assert all(one.ok for one in await check.run())
     assert told[:2] == ["starting", "starting: no answer of scontrol for 0 s"]
     assert commands[0].awaited is None
+
+
+class LimitedLrm(ScriptedLrm):
+    """An LRM whose default queue grants an hour."""
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """See Lrm."""
+        return (node(),)
+
+    async def queues(self) -> tuple[Queue, ...]:
+        """See Lrm."""
+        return (Queue(name="main", up=True, processors=4, walltime_limit=3600, default=True),)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "clusters", "limit", "ok"),
+    [
+        (7200, {"a"}, None, False),
+        (7200, set(), None, False),
+        (7200, {"b"}, None, True),
+        (7200, {"a"}, 3600, True),
+        (3600, {"a"}, None, True),
+    ],
+)
+async def test_a_queue_that_grants_less_than_waiting_jobs_ask_for(
+    tmp_path: Path,
+    seconds: int,
+    clusters: set[str],
+    limit: int | None,
+    ok: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """Their placeholders would wait there for ever, unless the site file says the limit."""
+    check, _ = new_check(tmp_path, lambda _: LimitedLrm(), lambda _: None)
+    asked = [
+        AskedTime(job_id="3", seconds=60, clusters=frozenset()),
+        AskedTime(job_id="4", seconds=seconds, clusters=frozenset(clusters)),
+    ]
+    (queue,) = [
+        one
+        for one in await replace(check, config=config(walltime_limit=limit), asked=asked).run()
+        if one.subject == "queue"
+    ]
+    assert queue.ok is ok
+    if not ok:
+        assert queue.found == "main grants at most 3600 s; here job 4 would ask for 7200 s, and never start"
+        assert "walltime_limit = 3600" in queue.remedy
+
+
+class Asked:
+    """An installation whose service has some jobs, or does not run."""
+
+    def __init__(self, *jobs: JobReport, runs: bool = True) -> None:
+        self.site = SiteConfig(clusters=(config(),))
+        self.client = self
+        self._jobs, self._runs = jobs, runs
+
+    def pid(self) -> int | None:
+        """See Client."""
+        return 1 if self._runs else None
+
+    def jobs(self, _limit: int) -> list[JobReport]:
+        """See Client."""
+        if not self._runs:
+            raise AssertionError("a service that does not run is not asked")
+        return list(self._jobs)
+
+
+async def test_walltimes_of_waiting_jobs_are_taken_from_the_service() -> None:
+    """With the time that placeholders have for the start; of jobs that run or are over nothing is to come."""
+    jobs = [job_report(id=str(number), state=state, walltime=600) for number, state in enumerate(JobState)]
+    asked = asked_times(Asked(*jobs))  # type: ignore[arg-type] # all that is used of one
+    parameters = SiteConfig(clusters=(config(),)).parameters
+    whole = 600 + int(parameters.launch_margin + parameters.placeholder_life)
+    waiting = [str(number) for number, state in enumerate(JobState) if state in {JobState.WAITING, JobState.CLAIMING}]
+    assert [(one.job_id, one.seconds) for one in asked] == [(number, whole) for number in waiting]
+    assert asked_times(Asked(*jobs, runs=False)) == []  # type: ignore[arg-type]

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import selectors
 import signal
 import socket
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -161,6 +163,18 @@ def test_task_environment_is_free_of_the_batch_system() -> None:
         "PATH": "/bin", "HOME": "/home/u", "TMPDIR": "/scratch", "JAVA_HOME": "/opt/java", "KOALA_RANK": "3",
         "LANG": "de_DE.UTF-8",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [{}, {"LC_CTYPE": "C", "LANG": "C"}, {"LANG": "de_DE.UTF-8", "LC_TIME": "C"}])
+def test_tasks_get_no_locale_that_python_has_chosen(given: dict[str, str]) -> None:
+    """Python sets LC_CTYPE for itself where the locale is that of C; the node may not even have what it sets."""
+    program = "from koala_adapter.vjm.agent.processes import node_environment; print(node_environment())"
+    roots = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**given, "PYTHONPATH": roots}, capture_output=True, check=True, timeout=90
+    )
+    seen = ast.literal_eval(done.stdout.decode())
+    assert {name: value for name, value in seen.items() if name.startswith(("LC_", "LANG"))} == given
 
 
 def test_input_files_are_written(tmp_path: Path) -> None:

@@ -99,6 +99,21 @@ def test_frames_go_both_ways_in_whatever_pieces_they_come(node: Node) -> None:
     assert client.recv(100) == frame(b"who")
 
 
+@pytest.mark.parametrize(
+    ("hello", "told"), [(b"hello version=1 ends=1 away=1", True), (b"hello version=1 ends=1", False)]
+)
+def test_a_process_hears_that_koala_is_away_if_it_knows_the_word(node: Node, hello: bytes, *, told: bool) -> None:
+    """A library of an earlier version would tell people that it cannot follow it."""
+    client = node.connect()
+    node.socket.out_of_contact()
+    client.sendall(frame(hello))
+    node.turn()
+    node.socket.out_of_contact()
+    node.socket.tell(frame(b"who"))
+    node.turn()
+    assert client.recv(100) == (frame(b"away") if told else b"") + frame(b"who")
+
+
 def test_the_socket_is_its_owners(node: Node) -> None:
     """Its mode lets nobody else connect, whatever the directory's."""
     assert stat.S_IMODE(Path(node.socket.path).stat().st_mode) == 0o600

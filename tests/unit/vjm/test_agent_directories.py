@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.vjm.agent.place import claim_directory, remove_stale, remove_tree
+from koala_adapter.vjm.agent import place
+from koala_adapter.vjm.agent.place import claim_directory, make_private_directory, remove_stale, remove_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -36,6 +37,20 @@ def deep(top: Path, depth: int) -> None:
         place = inner
     os.close(os.open("bottom", os.O_CREAT | os.O_WRONLY, dir_fd=place))
     os.close(place)
+
+
+def test_a_place_that_cannot_be_written_to_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory is private wherever it is; where none can be made, the refusal names the first place."""
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    monkeypatch.setattr(place, "OTHER_PLACES", (str(tmp_path / "neither"), str(other)))
+    made = Path(make_private_directory())
+    assert (made.parent, made.stat().st_mode & 0o777) == (other, 0o700)
+    monkeypatch.setattr(place, "OTHER_PLACES", (str(tmp_path / "neither"),))
+    with pytest.raises(FileNotFoundError) as refused:
+        make_private_directory()
+    assert refused.value.filename == str(tmp_path / "none")
 
 
 def test_any_tree_is_removed(tmp_path: Path, top: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import stat
 import subprocess
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.vjm.jobscript import OTHER_PYTHONS, SYSTEM_PYTHONS, AgentConfig, render_job_script
+from koala_adapter.vjm.jobscript import END_OF_AGENT, OTHER_PYTHONS, SYSTEM_PYTHONS, AgentConfig, render_job_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -220,6 +221,59 @@ def test_a_python_that_is_not_enough_hands_over_to_another(shell: str, tmp_path:
     assert done.stdout == ""
     assert starts(system) == 2  # it tries itself, too, as one of those that are looked for
     assert starts(good) == 2  # tried, then taken
+
+
+def no_files() -> None:
+    """Let the process write no regular file, as where all file systems are full; pipes are left."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def run_file(
+    script: str, path: str, tmp_path: Path, shell: Sequence[str], *, name: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script by its file, where no other file can be written."""
+    file = tmp_path / "spool" / "script"
+    file.parent.mkdir()
+    file.write_text(script)
+    return subprocess.run(
+        [*shell, name or str(file)], env={"PATH": path}, cwd=file.parent, capture_output=True, stdin=subprocess.DEVNULL,
+        text=True, check=False, timeout=90, preexec_fn=no_files,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [None, "./script"], ids=["absolute", "relative"])
+@pytest.mark.parametrize("batch", [AGENT.batch, "it's\\$(exit)`exit`\"", "koala-'%s"])
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda path: Path(path).name)
+def test_a_script_with_a_file_needs_no_other_file(shell: str, batch: str, name: str | None, tmp_path: Path) -> None:
+    """A full or read-only /tmp, where bash keeps here-documents, keeps no agent from starting."""
+    script = render(replace(AGENT, batch=batch))
+    done = run_file(script, "/usr/bin:/bin", tmp_path, as_sh(shell), name=name)
+    assert done.returncode == 4, done.stderr
+    assert "no contact to the control center for 1 s" in done.stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda path: Path(path).name)
+def test_a_python_hands_over_what_a_file_holds(shell: str, tmp_path: Path) -> None:
+    """The second Python reads the script from its beginning."""
+    system = executable(tmp_path / "system" / "python3", WITHOUT_SSL.format(python=sys.executable).replace(">>", "#"))
+    script = looking_for(render(), system=str(system), others=f"nowhere {sys.executable}")
+    done = run_file(script, only(tmp_path / "bin"), tmp_path, as_sh(shell))
+    assert done.returncode == 4, done.stderr
+    assert "no contact to the control center for 1 s" in done.stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda path: Path(path).name)
+def test_a_file_that_has_the_name_of_the_shell_is_not_read(shell: str, tmp_path: Path) -> None:
+    """A script that comes through a pipe is called by the name of its shell, which may be a file in the directory."""
+    lure = f"{render().splitlines()[0]}\n{render().splitlines()[1]}\n<<'{END_OF_AGENT}'\nopen('pwned', 'w')\n"
+    for name in {Path(shell).name, "sh", "bash", "dash", "-sh"}:
+        (tmp_path / name).write_text(lure)
+    done = subprocess.run(
+        [Path(shell).name, *as_sh(shell)[1:]], executable=shell, input=render(), cwd=tmp_path, capture_output=True,
+        env={"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)}, text=True, check=False, timeout=90,
+    )  # fmt: skip
+    assert done.returncode == 4, done.stderr
+    assert not (tmp_path / "pwned").exists()
 
 
 def test_a_python_that_is_not_enough_says_so_when_there_is_no_other(tmp_path: Path) -> None:

@@ -271,25 +271,21 @@ class Stage:
         """Submit the jobs, the application first; it begins when all others run."""
         apart, wait = self._places.apart, "runs"
         seconds = pace.rest if len(scenario.beside) == 1 else LONG
-        beside = [
-            self._client.submit(rigid(many, seconds, user=self._user, cluster=self._places.other))
-            for many in scenario.beside
-        ]
-        # So that it begins where it is to: on the cluster on which most is idle.
-        rest = ALL - scenario.initial
-        filler = [
-            self._client.submit(rigid(rest, LONG, user=self._user, cluster=self._places.other))
-            for _ in range(apart and not scenario.beside)
-        ]
-        submitted.extend(beside + filler)
+        rest, filler = ALL - scenario.initial, list[str]()
+        for many in scenario.beside:
+            job = rigid(many, seconds, user=self._user, cluster=self._places.other)
+            submitted.append(self._client.submit(job))  # known at once: whatever comes, it is cancelled
+        if apart and not scenario.beside:
+            # So that it begins where it is to: on the cluster on which most is idle.
+            filler.append(self._client.submit(rigid(rest, LONG, user=self._user, cluster=self._places.other)))
+            submitted.extend(filler)
         for one in submitted:
             self._wait(one, lambda report: report.state is JobState.RUNNING, wait)
         if self._gate is not None:
             self._gate.unlink(missing_ok=True)
         told = application(scenario, pace, user=self._user, anywhere=apart, gate=self._gate)
-        job = self._client.submit(told)
-        submitted.insert(0, job)
-        self._wait(job, lambda report: report.state is JobState.RUNNING, wait)
+        submitted.insert(0, self._client.submit(told))
+        self._wait(submitted[0], lambda report: report.state is JobState.RUNNING, wait)
         for one in filler:
             self._client.cancel(one)
             submitted.remove(one)
