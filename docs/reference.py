@@ -259,14 +259,18 @@ def _yes(value: object) -> str:
 
 
 def _keys(model: type[BaseModel] | None) -> str:
-    """Return the keys of a table as a definition list."""
+    """Return the keys of a table of a TOML file as a table of the page."""
     if model is None:
         return "The plugin is not installed.\n"
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})
     required = schema.get("required", [])
     entries = [_entry(key, value, definitions, key in required) for key, value in schema["properties"].items()]
-    return "\n" + "\n".join(entries) + "\n" if entries else "It has no keys.\n"
+    return (
+        "\n".join(["", "| key | value | meaning |", "|---|---|---|", *entries, "", ""])
+        if entries
+        else "It has no keys.\n"
+    )
 
 
 def _entry(key: str, value: Mapping[str, object], definitions: Mapping[str, object], required: bool) -> str:  # noqa: FBT001
@@ -276,7 +280,7 @@ def _entry(key: str, value: Mapping[str, object], definitions: Mapping[str, obje
     elif (default := value.get("default")) not in (None, "", [], {}) and not isinstance(default, dict):
         facts.append(f"default `{_toml(default)}`")
     description = value.get("description") or _described(value.get("$ref"), definitions)
-    return f"`{key}`\n: *{facts[0]}{''.join(f', {fact}' for fact in facts[1:])}.* {description}\n"
+    return f"| `{key}` | {', '.join(facts)} | {description} |".replace("\n", " ")
 
 
 def _described(reference: object, definitions: Mapping[str, object]) -> object:
