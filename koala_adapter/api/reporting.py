@@ -110,6 +110,7 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
     trouble: str = "",
     negotiated: str = "",
     warned: str = "",
+    put_off: str = "",
     files: Mapping[str, TaskFiles] = MappingProxyType({}),
     sweep: SweepProgress | None = None,
     concluded: bool = False,
@@ -117,8 +118,9 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
     """Return the report of a job of the scheduler.
 
     ``wall_offset``: seconds to add to its times for those that people's clocks show now. ``negotiated``: what came of
-    its negotiations, in words. ``warned``: who knows that its time is nearly over. ``files``: what is known of those of
-    its ranks. ``sweep``: how far its tasks are. ``concluded``: nothing more comes from its processes.
+    its negotiations, in words. ``warned``: who knows that its time is nearly over. ``put_off``: which of its
+    submissions wait for the bound of requests. ``files``: what is known of those of its ranks. ``sweep``: how far its
+    tasks are. ``concluded``: nothing more comes from its processes.
     """
     job = record.job
 
@@ -150,7 +152,7 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
             if claim.processors or (claim.component, claim.cluster) in former or not record.ranks
         ),
         outcome=record.outcome,
-        explanation=" ".join(filter(None, (explained, warned, negotiated, trouble))),
+        explanation=" ".join(filter(None, (explained, put_off, warned, negotiated, trouble))),
         placeholders_left=record.live,
         output_directory=output_directory,
         trouble=trouble,
@@ -255,11 +257,31 @@ def live_report(service: Service, job_id: JobId, *, to_keep: bool = False) -> Jo
         wall_offset=service.clock.offset,
         output_directory=str(directory),
         warned=service.sizes.warned(job_id),
+        put_off=_put_off(service, job_id),
         trouble=_trouble(service, job_id, journal="" if to_keep else service.trouble),
         negotiated=negotiated(service.journal.negotiations, record, service.now()),
         files=service.applications.results.concluded(directory),
         sweep=service.sweeps.progress(record.job),
         concluded=record.state in BY_THEMSELVES and not (record.live and _in_contact(service, record)),
+    )
+
+
+SHORTEST_TOLD = 2.0
+"""Seconds for which a submission has to wait for the bound of requests, at least, where it is told."""
+
+
+def _put_off(service: Service, job_id: JobId) -> str:
+    """Say which clusters cannot be asked for placeholders of a job yet, because they have been asked so often."""
+    unsent = {
+        batch.cluster
+        for batch in service.state.batches.values()
+        if batch.job_id == job_id and batch.lrm_ids is None and batch.uncertain is None
+    }
+    return " ".join(
+        f"{name} has been asked {driver.config.requests_per_minute} times a minute, its bound (requests_per_minute): "
+        f"the submission goes in {driver.commands.waits:.0f} s."
+        for name, driver in service.clusters.items()
+        if name in unsent and driver.commands.waits >= SHORTEST_TOLD
     )
 
 

@@ -129,6 +129,8 @@ class CommandRunner:
         self.window = SharedWindow(per_minute, shared)
         self.put_off = 0.0
         """Seconds for which requests have waited for the bound, all in all."""
+        self._next_at: float | None = None
+        """When a request that waits for the bound may go; None: none waits. On the monotonic clock."""
         self._environment = dict(environment or {})
         self.patience: float | None = None
         """Seconds that a request may take at most, whatever whoever makes it allows; None: as long as that."""
@@ -145,10 +147,19 @@ class CommandRunner:
         """
         while (wait := self.window.take(urgent=urgent)) > 0:
             begun = anyio.current_time()
+            if not urgent:
+                self._next_at = time.monotonic() + wait
             try:
                 await anyio.sleep(wait)
             finally:
                 self.put_off += anyio.current_time() - begun
+                if not urgent:
+                    self._next_at = None
+
+    @property
+    def waits(self) -> float:
+        """Seconds until a request that waits for the bound may go; 0: none waits."""
+        return 0.0 if self._next_at is None else max(0.0, self._next_at - time.monotonic())
 
     def bounded(self, timeout: float) -> float:
         """Return how long a request may take that is given so many seconds; ``run`` does it by itself."""

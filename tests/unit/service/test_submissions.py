@@ -16,6 +16,7 @@ from koala_adapter.api import client as clients
 from koala_adapter.api import protocol
 from koala_adapter.api.asyncclient import AsyncClient
 from koala_adapter.api.client import Client
+from koala_adapter.api.reporting import live_report
 from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import SOCKET_NAME
 from koala_adapter.driver.loop import EventLoop
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import SocketStream, TaskStatus
 
-    from koala_adapter.model import JobId
+    from koala_adapter.lrm import Submission
+    from koala_adapter.model import JobId, LrmJobId
     from koala_adapter.service.service import Service
 
 pytestmark = pytest.mark.anyio
@@ -161,3 +163,22 @@ async def test_who_cannot_know_is_told_so(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(ServiceUnavailableError, match="not known whether"):
             await to_thread.run_sync(partial(Client(tmp_path).submit, job("0", component("x", 1))))
         tasks.cancel_scope.cancel()
+
+
+async def test_a_submission_that_waits_for_the_bound_of_requests_says_so(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user who starts many short jobs learns why the next one is not queued yet."""
+    async with served.running() as service:
+        (driver, *_) = service.clusters.values()
+        while not driver.commands.window.take():
+            pass  # until the minute is full
+
+        async def asks(_: Submission) -> tuple[LrmJobId, ...]:
+            await driver.commands.admit()
+            return ()
+
+        for each in service.clusters.values():
+            monkeypatch.setattr(each.lrm, "submit", asks)
+        id_ = submit(service, "one")
+        await until(lambda: "its bound (requests_per_minute)" in live_report(service, id_).explanation, service)
