@@ -52,7 +52,7 @@ $(VENV)/.made: .ci/make_venv
 	@.ci/make_venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.made setup.cfg pyproject.toml plugins/koala-experiments/pyproject.toml
+$(VENV)/.installed: $(VENV)/.made setup.cfg setup.py koala_adapter/__init__.py plugins/koala-experiments/pyproject.toml
 	@echo "Installing koala-adapter and its experiments into $(VENV)"
 	@$(PIP) install --use-pep517 --editable . --editable plugins/koala-experiments
 	@touch $@

@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the wheel carry what messages refer to: the manual, examples/ and conf/. All else: setup.cfg."""
+"""Finds the packages under their two roots, and copies the manual, examples/ and conf/ into the wheel.
+
+Metadata, dependencies and entry points are in setup.cfg.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
+PLUGINS = find_packages("plugins", include=["koala_*"])
 SHIPPED = {"conf": ("*",), "docs": ("*.md", "*.schema.json"), "examples": ("**/*",)}
 MADE_HERE = ("__pycache__", ".pytest_cache")
 INCLUDED = re.compile(r"\{literalinclude\} \.\./(\S+)")
 
 
 class BuildWithManual(build_py):
-    """Copies them into ``koala_adapter/shipped``; an editable installation reads them where they are."""
+    """Copies the manual into ``koala_adapter/shipped``; an editable installation reads it where it is."""
 
     def run(self) -> None:
-        """Build as ever, and copy."""
+        """Build the packages, and copy the manual."""
         super().run()
         if not self.editable_mode:
             for source, target in self._shipped().items():
@@ -26,16 +30,12 @@ class BuildWithManual(build_py):
                 self.copy_file(source, target)
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:  # noqa: FBT001, FBT002 - the signature of setuptools
-        """Name what was copied, too: what is not named gets into no wheel."""
+        """Return all files of the wheel, with those of the manual."""
         copied = [] if self.editable_mode else [*self._shipped().values()]
         return [*super().get_outputs(include_bytecode), *copied]
 
-    def get_source_files(self) -> list[str]:
-        """Name what is copied, so that a source distribution has it."""
-        return [*super().get_source_files(), *self._shipped()]
-
     def _shipped(self) -> dict[str, str]:
-        """Return where each file goes."""
+        """Return the target of each file of the manual."""
         files = {
             file
             for directory, patterns in SHIPPED.items()
@@ -48,4 +48,8 @@ class BuildWithManual(build_py):
         return {str(file): str(Path(self.build_lib, "koala_adapter", "shipped", file)) for file in sorted(files)}
 
 
-setup(cmdclass={"build_py": BuildWithManual})
+setup(
+    packages=[*find_packages(include=["koala_adapter", "koala_adapter.*"]), *PLUGINS],
+    package_dir={name: f"plugins/{name}" for name in PLUGINS if "." not in name},
+    cmdclass={"build_py": BuildWithManual},
+)

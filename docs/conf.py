@@ -3,29 +3,21 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-PACKAGE = Path(__file__).parent.parent / "koala_adapter" / "__init__.py"
+from koala_adapter import __version__
+from koala_adapter.cli.manual import with_help_texts
 
-
-def _version() -> str:
-    """Return the version that the package states, read without importing it."""
-    for node in ast.parse(PACKAGE.read_text(encoding="utf-8")).body:
-        match node:
-            case ast.Assign(targets=[ast.Name(id="__version__")], value=ast.Constant(value=str(version))):
-                return version
-    message = f"{PACKAGE} has no line __version__ = '...'"
-    raise ValueError(message)
-
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 project = "koala-adapter"
 author = "The koala-adapter maintainers"
 project_copyright = author
-release = version = _version()
+release = version = __version__
 
 extensions = ["myst_parser"]
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
 nitpicky = True
@@ -33,3 +25,12 @@ nitpicky = True
 html_theme = "furo"
 html_title = f"koala-adapter {release}"
 html_copy_source = False
+
+
+def setup(app: Sphinx) -> None:
+    """Put the help texts of the commands into the pages that ask for them."""
+    app.connect("source-read", _insert_help)
+
+
+def _insert_help(_app: Sphinx, _name: str, source: list[str]) -> None:
+    source[0] = with_help_texts(source[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what is made from the program: JSON Schemas, keys, help texts and tables of states in pages, manual pages.
+"""Writes what is made from the program: JSON Schemas, keys and tables in pages, manual pages, completions.
 
 Run it after a change of a model or a command: ``python docs/reference.py``. A test fails while a file is out of date.
 """
@@ -12,8 +12,6 @@ from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-
-import click
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -59,7 +57,6 @@ MAN = DOCS.parent / "man"
 COMPLETIONS = DOCS.parent / "koala_adapter" / "cli" / "completions"
 OURS = ("drmaa", "local", "pbs", "sge", "slurm", "wiki")
 MARKED = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-HELP = re.compile(r"(<!-- help: ([\w -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 NEGOTIATION = re.compile(r"(<!-- negotiation: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DRMAA = re.compile(r"(<!-- drmaa: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CAPABILITIES = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -112,8 +109,6 @@ def generated() -> dict[Path, str]:
         contents[page] = MARKED.sub(
             lambda mark: f"{mark[1]}{_keys(models.get(mark[2]))}{mark[3]}", page.read_text(encoding="utf-8")
         )
-    page = DOCS / "cli.md"
-    contents[page] = HELP.sub(lambda mark: f"{mark[1]}{_help(mark[2])}{mark[3]}", page.read_text(encoding="utf-8"))
     page = DOCS / "architecture.md"
     tables = {"jobs": _transitions(JOB_TRANSITIONS), "placeholders": _transitions(PLACEHOLDER_TRANSITIONS)}
     contents[page] = STATES.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", page.read_text(encoding="utf-8"))
@@ -263,32 +258,19 @@ def _yes(value: object) -> str:
     return "yes" if value else "no"
 
 
-def _help(name: str) -> str:
-    """Return the help text of one command, or of ``koala`` itself, as a user sees it on a terminal of 80 columns."""
-    command: click.Command = import_module("koala_adapter.cli.koala").koala
-    context = _help_context(command, "koala", None)
-    for word in name.split() if name != "koala" else ():
-        if isinstance(command, click.Group):
-            command = command.resolve_command(context, [word])[1] or command
-        context = _help_context(command, word, context)
-    return f"```text\n{command.get_help(context)}\n```\n"
-
-
-def _help_context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
-    """Return the context of a command below its group's, from which it has settings such as the names of --help."""
-    settings = {**command.context_settings, "terminal_width": 80, "max_content_width": 80}
-    return click.Context(command, info_name=name, parent=parent, **settings)
-
-
 def _keys(model: type[BaseModel] | None) -> str:
-    """Return the keys of a table as a definition list."""
+    """Return the keys of a table of a TOML file as a table of the page."""
     if model is None:
         return "The plugin is not installed.\n"
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})
     required = schema.get("required", [])
     entries = [_entry(key, value, definitions, key in required) for key, value in schema["properties"].items()]
-    return "\n" + "\n".join(entries) + "\n" if entries else "It has no keys.\n"
+    return (
+        "\n".join(["", "| key | value | meaning |", "|---|---|---|", *entries, "", ""])
+        if entries
+        else "It has no keys.\n"
+    )
 
 
 def _entry(key: str, value: Mapping[str, object], definitions: Mapping[str, object], required: bool) -> str:  # noqa: FBT001
@@ -298,7 +280,7 @@ def _entry(key: str, value: Mapping[str, object], definitions: Mapping[str, obje
     elif (default := value.get("default")) not in (None, "", [], {}) and not isinstance(default, dict):
         facts.append(f"default `{_toml(default)}`")
     description = value.get("description") or _described(value.get("$ref"), definitions)
-    return f"`{key}`\n: *{facts[0]}{''.join(f', {fact}' for fact in facts[1:])}.* {description}\n"
+    return f"| `{key}` | {', '.join(facts)} | {description} |".replace("\n", " ")
 
 
 def _described(reference: object, definitions: Mapping[str, object]) -> object:

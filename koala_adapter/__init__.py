@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # importing typing would take longer than all the rest
     from koala_adapter.report.sitevalues import ClusterReport
     from koala_adapter.report.values import ComponentReport, JobReport
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ClusterReport",

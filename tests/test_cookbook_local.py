@@ -123,4 +123,4 @@ def test_every_recipe_is_one_of_ten() -> None:
     """Those that nothing runs here are job and site files, which are read by the tests of the manual, and programs."""
     assert len(RECIPES) == 10
     rest = {title for title, body in RECIPES.items() if "<!-- run" not in body}
-    assert rest == {"MPI over two clusters", "GPU nodes", "Containers", "My site forbids arrays"}
+    assert rest == {"MPI over three clusters", "GPU nodes", "Containers", "My site forbids arrays"}

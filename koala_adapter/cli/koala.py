@@ -19,6 +19,7 @@ from koala_adapter.cli.session import Session
 from koala_adapter.cli.terminal import hangup_once
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from types import FrameType
 
 
@@ -58,11 +59,21 @@ class InstalledCommand(OnDemandCommand):
 
 
 class OnDemandGroup(click.Group):
-    """Lists its commands in the order in which they were added, and imports the one that is called."""
+    """Lists its commands by sections, in the order in which they were added, and imports the one that is called."""
+
+    sections: Mapping[str, Sequence[str]]
+    """Names of the commands by the title of their section."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature of click
         """Return the names of the commands."""
         return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - likewise
+        """Write a list of the commands for each section, with names in one column throughout."""
+        width = max(map(len, self.commands))
+        for title, names in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), self.commands[name].help or "") for name in names])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -82,40 +93,50 @@ def as_written(command: click.Command) -> None:
 # -- The group and its commands ------------------------------------------------------------------------------
 
 PATH = click.Path(path_type=Path)
-COMMANDS = (
-    ("init", "site", "Find the batch systems of this host and write a site file that uses them."),
-    ("run", "run", "Run a job to its end and exit with its exit code."),
-    ("submit", "run", "Hand a job to the service, and start one if none runs."),
-    ("sweep", "run", "Run a program with many parameters, each combination once."),
-    ("status", "jobs", "Show the jobs, or one job in detail."),
-    ("cancel", "jobs", "End a job and everything of it in all batch systems."),
-    ("resize", "jobs", "Bring a running malleable job to another size."),
-    ("logs", "jobs", "Print what the processes of a job wrote."),
-    ("explain", "jobs", "Say why a job waits, what it holds, and what would let it start."),
-    ("plan", "run", "Show where a job would go now."),
-    ("script", "run", "Show exactly what would be submitted to a cluster."),
-    ("clusters", "jobs", "Show the clusters: what is idle, what we hold, how often we ask."),
-    ("metrics", "jobs", "Print what a service counts, in the form of OpenMetrics."),
-    ("top", "top", "Watch clusters, jobs, changes of size and negotiations on one screen."),
-    ("report", "simulate", "Draw what a job, or all jobs of some time, had where and when."),
-    ("check", "site", "Check this host, the site file and each cluster."),
-    ("reap", "site", "Find placeholders that no job owns any more, and cancel them."),
-    ("clean", "site", "Remove what is left of jobs that ended long ago."),
-    ("serve", "serve", "Run the service in the foreground until it is stopped."),
-    ("schedule", "schedule", "Schedule one cluster's whole queue in the place of its own scheduler."),
-    ("demo", "demo", "See it work: one job on three clusters at once, in ten seconds."),
-    ("simulate", "simulate", "Replay workloads under the policies of real clusters."),
-    ("experiment", "simulate", "Repeat the published evaluations."),
-    ("negotiations", "negotiation", "Show who offered what when in the negotiations of jobs, and how each ended."),
-    ("negotiation", "negotiation", "Show and check templates of negotiations, and let a program negotiate for a job."),
-    ("app", "manual", "Write the library for programs that change their size while they run, in Python and in C."),
-    ("conf", "manual", "Print an example of a site file, or what an administrator installs."),
-    ("schema", "manual", "Print the JSON Schema of site files, of job files, or of what a command prints with --json."),
-    ("docs", "manual", "Show a page of the manual."),
-    ("completion", "manual", "Print what completes commands and options in bash, zsh or fish."),
-    ("wiki", "wiki", "Let a scheduler that speaks WIKI (Maui, Moab) own the order of a batch system's jobs."),
-)
-"""Name, module and first sentence of each, in the order in which a person comes to need them."""
+SECTIONS = {
+    "Run and watch": (
+        ("run", "run", "Run a job to its end and exit with its exit code."),
+        ("submit", "run", "Hand a job to the service, and start one if none runs."),
+        ("sweep", "run", "Run a program with many parameters, each combination once."),
+        ("plan", "run", "Show where a job would go now."),
+        ("script", "run", "Show exactly what would be submitted to a cluster."),
+        ("status", "jobs", "Show the jobs, or one job in detail."),
+        ("top", "top", "Watch clusters, jobs, changes of size and negotiations on one screen."),
+        ("explain", "jobs", "Say why a job waits, what it holds, and what would let it start."),
+        ("logs", "jobs", "Print what the processes of a job wrote."),
+        ("resize", "jobs", "Bring a running malleable job to another size."),
+        ("cancel", "jobs", "End a job and everything of it in all batch systems."),
+        ("clusters", "jobs", "Show the clusters: what is idle, what we hold, how often we ask."),
+        ("report", "simulate", "Draw what a job, or all jobs of some time, had where and when."),
+        ("negotiations", "negotiation", "Show who offered what when in the negotiations of jobs, and how each ended."),
+    ),
+    "Set up and check": (
+        ("demo", "demo", "See it work: one job on three clusters at once, in ten seconds."),
+        ("init", "site", "Find the batch systems of this host and write a site file that uses them."),
+        ("check", "site", "Check this host, the site file and each cluster."),
+        ("conf", "manual", "Print an example of a site file, or what an administrator installs."),
+        ("docs", "manual", "Show a page of the manual."),
+        ("completion", "manual", "Print what completes commands and options in bash, zsh or fish."),
+    ),
+    "Administer": (
+        ("serve", "serve", "Run the service in the foreground until it is stopped."),
+        ("schedule", "schedule", "Schedule one cluster's whole queue in the place of its own scheduler."),
+        ("wiki", "wiki", "Let a scheduler that speaks WIKI (Maui, Moab) own the order of a batch system's jobs."),
+        ("metrics", "jobs", "Print what a service counts, in the form of OpenMetrics."),
+        ("reap", "site", "Find placeholders that no job owns any more, and cancel them."),
+        ("clean", "site", "Remove what is left of jobs that ended long ago."),
+    ),
+    "Study": (
+        ("simulate", "simulate", "Replay workloads under the policies of real clusters."),
+        ("experiment", "simulate", "Repeat the published evaluations."),
+    ),
+    "Program": (
+        ("app", "manual", "Write the library for programs that change their size while they run, in Python and in C."),
+        ("negotiation", "negotiation", "Show and check negotiation templates, and let a program negotiate for a job."),
+        ("schema", "manual", "Print the JSON Schema of site files, job files, or what a command prints with --json."),
+    ),
+}
+"""Name, module and first sentence of each command, by sections, in the order of use."""
 INSTALLED = frozenset({"experiment"})
 """Commands of distributions of their own; the module has what is said where it is missing."""
 
@@ -159,7 +180,9 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-for name, module, sentence in COMMANDS:
-    kind = InstalledCommand if name in INSTALLED else OnDemandCommand
-    koala.add_command(kind(name, f"koala_adapter.cli.{module}", sentence))
+for section in SECTIONS.values():
+    for name, module, sentence in section:
+        kind = InstalledCommand if name in INSTALLED else OnDemandCommand
+        koala.add_command(kind(name, f"koala_adapter.cli.{module}", sentence))
+koala.sections = {title: [name for name, _, _ in section] for title, section in SECTIONS.items()}
 as_written(koala)

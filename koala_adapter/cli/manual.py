@@ -17,27 +17,53 @@ from typing import TYPE_CHECKING
 
 import click
 
+from koala_adapter.cli.koala import koala
 from koala_adapter.cli.session import command_body, pass_session
 from koala_adapter.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from koala_adapter.cli.session import Session
 
 
 # -- Pages of the manual as text -----------------------------------------------------------------------------
-# Files that a page includes stand in it, as they do in the rendered manual.
+# Files that a page includes and help texts of commands stand in it, as they do in the rendered manual.
 
 INCLUSION = re.compile(
     r"^(?P<indent> *)```\{literalinclude\} (?P<path>\S+)\n(?P<options>(?: *:\w+:.*\n)*) *```$", re.MULTILINE
 )
+HELP_TEXT = re.compile(r"^<!-- help: ([\w -]+?) -->$", re.MULTILINE)
 _OPTION = re.compile(r":(\w+): *(.*)")
 
 
 def page_text(file: Path) -> str:
     """Return the text of a page. Raises OSError when a file that it includes is not there."""
-    return INCLUSION.sub(lambda found: _included(found, file.parent), file.read_text(encoding="utf-8"))
+    text = INCLUSION.sub(lambda found: _included(found, file.parent), file.read_text(encoding="utf-8"))
+    return with_help_texts(text)
+
+
+def with_help_texts(text: str) -> str:
+    """Return a page with the help text of a command, for 80 columns, in the place of each mark that names one."""
+    return HELP_TEXT.sub(lambda found: _help_text(found[1].split()), text)
+
+
+def _help_text(words: Sequence[str]) -> str:
+    """Return the fenced help text of ``koala`` or a command; "" for one of a distribution that is not installed."""
+    command: click.Command = koala
+    context = _help_context(command, "koala", None)
+    for word in words[1:]:
+        if not isinstance(command, click.Group):
+            return ""
+        command = command.resolve_command(context, [word])[1] or command
+        context = _help_context(command, word, context)
+    return f"```text\n{command.get_help(context)}\n```"
+
+
+def _help_context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
+    """Return the context of a command below its group's, from which it has settings such as the names of --help."""
+    settings = {**command.context_settings, "terminal_width": 80, "max_content_width": 80}
+    return click.Context(command, info_name=name, parent=parent, **settings)
 
 
 def _included(found: re.Match[str], directory: Path) -> str:
@@ -205,7 +231,7 @@ def docs(name: str | None, examples: Path | None) -> None:
 @pass_session
 @command_body
 def schema(session: Session, kind: str) -> None:
-    r"""Print the JSON Schema of site files, of job files, or of what a command prints with --json.
+    r"""Print the JSON Schema of site files, job files, or what a command prints with --json.
 
     NAME is site, job, or a name in `koala docs json`. The first two are for editors that check and complete TOML. That
     of site files has the settings of all plugins that are

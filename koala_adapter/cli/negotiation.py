@@ -137,7 +137,7 @@ def _time(at: float) -> str:
 
 @click.group()
 def negotiation() -> None:
-    r"""Show and check templates of negotiations, and let a program negotiate for a job.
+    r"""Show and check negotiation templates, and let a program negotiate for a job.
 
     \b
     Examples:

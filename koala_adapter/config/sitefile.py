@@ -408,7 +408,7 @@ class MetricsConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     listen: Host = Field(
         default="127.0.0.1",
         description="Address on which `koala serve`, `koala schedule` and `koala wiki serve` tell their metrics to "
-        "whoever asks: there is no password. By default only this host can.",
+        "every client: there is no password. By default only this host can.",
     )
     port: Whole | None = Field(
         default=None,

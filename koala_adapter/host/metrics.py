@@ -129,7 +129,7 @@ DEFECTS = _counter("defects", "Events on which the scheduler itself failed and w
 
 # ---- koala schedule ------------------------------------------------------------------------------------------------
 
-QUEUE_JOBS = _gauge("queue_jobs", "Jobs of the batch system, whoever's.", "cluster", "state")
+QUEUE_JOBS = _gauge("queue_jobs", "Jobs of the batch system, of all users.", "cluster", "state")
 QUEUE_PROCESSORS = _gauge("queue_processors", "Processors that the scheduler of this queue may use.", "cluster")
 QUEUE_FREE = _gauge("queue_free_processors", "Those of them that are free.", "cluster")
 QUEUE_EVENTS = _counter(

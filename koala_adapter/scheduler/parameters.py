@@ -208,7 +208,7 @@ class Parameters:
         Approach,
         Setting(
             "Who comes first when processors are free. pra: running malleable jobs are offered them before the "
-            "placement queue is scanned, and nobody is shrunk for a waiting job. pwa: the queue is scanned first, and "
+            "placement queue is scanned, and none is shrunk for a waiting job. pwa: the queue is scanned first, and "
             "running malleable jobs are shrunk for its head. none: malleable jobs keep their size, unless they ask for "
             "more themselves."
         ),

@@ -239,6 +239,23 @@ def test_paths_in_our_repository_exist() -> None:
     assert {(page, path) for page, path in named if not (ROOT / path).exists()} == set()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_name_whom_they_mean(page: Path) -> None:
+    """A client, a user, a job or a peer is called so; no page cites a document that readers do not have."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    vague = re.compile(r"\b(?:[Ww]hoever|[Nn]obody|[Ss]omebody|[Aa]nybody)\b|\bDESIGN section\b|\bWIKI\.md\b")
+    assert vague.findall(text) == []
+
+
+def test_the_readme_is_a_front_page() -> None:
+    """It is short, says in its first paragraph how koala submits, and sends the reader to every other page but one."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 160
+    assert "DRMAA" in text.split("\n\n")[1]
+    pages = {page.name for page in PAGES if page.parent.name == "docs"}
+    assert pages - set(re.findall(r"\(docs/([\w-]+\.md)", text)) == {"index.md"}
+
+
 def test_make_targets_exist() -> None:
     """Every `make` command of the README is in the Makefile."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))

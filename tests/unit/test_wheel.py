@@ -15,6 +15,7 @@ import koala_adapter
 from koala_adapter.cli.manual import page_text, shipped
 
 ROOT = Path(__file__).parents[2]
+SLURM = ROOT / "plugins" / "koala_slurm"
 
 
 def test_a_wheel_has_what_messages_refer_to(tmp_path: Path) -> None:
@@ -41,6 +42,9 @@ def test_a_wheel_has_what_messages_refer_to(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     check_metadata(tmp_path / "built" / "koala_adapter.egg-info" / "PKG-INFO")
     package = tmp_path / "built" / "koala_adapter"
+    for top, sources in ((package, ROOT / "koala_adapter"), (tmp_path / "built" / "koala_slurm", SLURM)):
+        modules = {file.relative_to(sources) for file in sources.rglob("*.py")}
+        assert {file.relative_to(top) for file in top.rglob("*.py") if "shipped" not in file.parts} == modules
     for kind, pattern in (("conf", "*"), ("docs", "*.md"), ("docs", "*.schema.json")):
         files = {file.name: file.read_bytes() for file in shipped(kind, pattern)}
         assert files

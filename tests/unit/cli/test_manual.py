@@ -109,6 +109,16 @@ def test_pages_show_what_they_include() -> None:
     assert "```c\n    connection = NT_Connect(" in pages["negotiation"]
 
 
+def test_the_page_on_the_command_line_has_every_help_text() -> None:
+    """Each as `--help` prints it on 80 columns, those of commands in groups, too."""
+    text = invoke("docs", "cli")
+    assert "<!-- help" not in text
+    for words in (["run"], ["wiki", "serve"], ["negotiation", "check"]):
+        shown = CliRunner().invoke(koala, [*words, "--help"], prog_name="koala", terminal_width=80).stdout
+        assert shown in text
+    assert "Usage: koala [OPTIONS] COMMAND [ARGS]..." in text
+
+
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
     """And nothing outside is ever read."""
     for name in ("../setup", "nothing"):

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -55,6 +57,18 @@ def test_listed_sentence_is_the_first_of_the_help_text(name: str) -> None:
         assert listed.get_short_help_str(width) == real.get_short_help_str(width)
 
 
+def test_help_groups_the_commands_by_what_they_are_for() -> None:
+    """Each command stands in one section with its whole first sentence; the sections are in the order of use."""
+    text = CliRunner().invoke(koala, ["--help"], terminal_width=60).stdout
+    _, *sections = re.split(r"^(Run and watch|Set up and check|Administer|Study|Program):$", text, flags=re.MULTILINE)
+    assert sections[::2] == ["Run and watch", "Set up and check", "Administer", "Study", "Program"]
+    listed = [re.findall(r"^  (\w+) ", section, re.MULTILINE) for section in sections[1::2]]
+    assert [names[0] for names in listed] == ["run", "demo", "serve", "simulate", "app"]
+    assert Counter(name for names in listed for name in names) == Counter(list(koala.commands))
+    words = " ".join(text.split())
+    assert [name for name, command in koala.commands.items() if f"{name} {command.help}" not in words] == []
+
+
 @pytest.mark.parametrize("option", ["--version", "--help"])
 def test_top_of_the_command_line_imports_click_alone(option: str) -> None:
     """Neither the list of the commands nor the version waits for what the commands need."""
@@ -65,7 +79,7 @@ def test_top_of_the_command_line_imports_click_alone(option: str) -> None:
 @pytest.mark.parametrize(
     ("words", "incomplete", "expected"),
     [
-        ([], "s", ["submit", "sweep", "status", "script", "serve", "schedule", "simulate", "schema"]),
+        ([], "s", ["submit", "sweep", "script", "status", "serve", "schedule", "simulate", "schema"]),
         ([], "--si", ["--site"]),
         (["run"], "--q", ["--quiet"]),
         (["wiki"], "", ["ask", "serve"]),

@@ -93,7 +93,7 @@ def test_every_setting_is_a_key_of_one_table(kind: Kind, name: str) -> None:
     section = {"ControlCenterConfig": "control_center", "SchedulerConfig": "scheduler", "ClusterConfig": "clusters"}
     page = (DOCS / "site-file.md").read_text(encoding="utf-8")
     (keys,) = re.findall(rf"<!-- keys: {section[title]} -->\n(.*?)<!-- end -->", page, re.DOTALL)
-    assert re.search(rf"^`{key}`\n: \*.*\* {re.escape(setting.meaning)}$", keys, re.MULTILINE)
+    assert re.search(rf"^\| `{key}` \| .* \| {re.escape(setting.meaning)} \|$", keys, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("kind", "name"), KEYS)
