@@ -4,16 +4,22 @@
 from __future__ import annotations
 
 import json
+import random
+import time
 
 import pytest
 
 from koala_adapter.host.sockets import free_port
-from tests.local_koala import Koala, eventually
+from tests.local_koala import Koala, eventually, kill_and_wait
 from tests.nbody import ALONE, sizes_and_digest, write_nbody
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MANY = 600
 """Steps of a program that is to be there when something else has happened, whatever the machine does meanwhile."""
+
+
+KILLS = 12
+"""How often the service is killed while a program runs."""
 
 
 def printed(koala: Koala, job: str) -> str:
@@ -83,3 +89,26 @@ def test_a_malleable_program_takes_what_makes_a_power_of_two(koala: Koala, libra
     assert sizes[0] == 2
     assert sizes[-1] == 8
     assert set(sizes) <= {2, 4, 8}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_services_change_no_bit_of_the_result(koala: Koala, seed: int) -> None:
+    """Sizes are asked for, and the service is killed at any moment of a change and started again, a dozen times."""
+    chance = random.Random(seed)
+    service = koala.serve()
+    file = write_nbody(koala.directory, "malleable", rest=0.1, steps=MANY)
+    koala.inside("submit", file)
+    eventually(lambda: koala.state_of("1") == "running")
+    kills = 0
+    while kills < KILLS and koala.state_of("1") == "running":
+        koala.inside("resize", "1", str(chance.choice((2, 4, 8))), check=None)
+        time.sleep(chance.uniform(0.0, 1.5))  # the moment of the kill
+        kill_and_wait(service.pid)
+        service = koala.serve()
+        kills += 1
+    eventually(lambda: koala.state_of("1") in {"completed", "failed"})
+    assert koala.state_of("1") == "completed", printed(koala, "1")
+    koala.run("run", write_nbody(koala.directory, "rigid", ("28790", str(free_port())), rest=0, steps=MANY))
+    sizes, digest = sizes_and_digest(printed(koala, "1"))
+    assert digest == sizes_and_digest(printed(koala, "2"))[1], f"sizes {sizes}, {kills} kills"
