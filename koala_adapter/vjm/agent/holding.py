@@ -50,6 +50,7 @@ SPEAKING_PAUSE = 1.0  # likewise while a process speaks with koala, whose whole 
 SPEAKING_TIME = 60.0  # seconds without contact after which it is tried no more often than otherwise
 LEAVING_PAUSE = 0.5  # likewise, once the agent must go: it has GRACE and FLUSH for its last words
 STEADY = 30.0  # seconds after which a connection counts as good, and the pauses start small again
+MOST_IN_VAIN = 8  # messages of one kind in a row on which an agent cannot act, before it ends
 PREPARE = 2.0  # seconds after which one that is held prepares for tasks, give or take half
 FLUSH = 10.0  # seconds for the last output after the tasks are gone
 FAREWELL = 2.0  # seconds for the control center to see the end of the connection
@@ -107,6 +108,7 @@ class Agent:
         self._opened = 0.0
         self._failures = 0
         self._last_failure = ""
+        self._in_vain: "Dict[str, int]" = {}  # how often each kind of message could not be acted on in a row
         self._welcomed = False
         self._leaving: "Optional[int]" = None  # the exit status to come
         self._mute = False  # nobody listens any more: do not wait for acknowledgements
@@ -171,14 +173,23 @@ class Agent:
         self._contact = clock()
 
     def received(self, line: bytes) -> None:
-        """Act on a line from the control center."""
+        """Act on a line from the control center.
+
+        What makes no sense ends the connection, and the next one may be better. A message that cannot be acted on
+        time after time ends the agent: the fault may be its own, and would never be seen.
+        """
+        kind = ""
         try:
             message = json.loads(line.decode())
             kind = message["kind"].replace("-", "_")
             act = getattr(self, "_on_" + kind, None) or getattr(self._tasks, "on_" + kind, None)
             if act is not None:
                 act(message)
+            self._in_vain.pop(kind, None)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self._in_vain[kind] = self._in_vain.get(kind, 0) + 1
+            if self._in_vain[kind] >= MOST_IN_VAIN:
+                raise FatalError(f"cannot act on {kind!r} of the control center: {error!r}") from error
             raise OSError(errno.EPROTO, f"the control center sent what makes no sense: {error!r}") from error
         self.in_contact()
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.vjm.agent import task as tasks
-from koala_adapter.vjm.agent.holding import pause_before_dialling
+from koala_adapter.vjm.agent.holding import MOST_IN_VAIN, Agent, pause_before_dialling
 from koala_adapter.vjm.agent.node import FatalError, Settings, Timers, clock, read_token
 from koala_adapter.vjm.agent.place import Workplace
 from koala_adapter.vjm.agent.processes import (
@@ -73,6 +73,17 @@ def test_walltime_ends_at_the_earlier_of_two_ends() -> None:
         assert end is not None
         assert end - clock() == pytest.approx(expected, abs=5)
     assert settings(walltime=None).ends_at is None
+
+
+def test_an_agent_that_can_never_act_on_a_message_ends_with_its_words() -> None:
+    """It connects anew a few times, for it may have been a garbled line; a fault of its own it does not hide."""
+    agent = Agent(settings())
+    for _ in range(MOST_IN_VAIN - 1):
+        with pytest.raises(OSError, match="makes no sense"):
+            agent.received(b'{"kind": "welcome"}')
+        agent.received(b'{"kind": "pong"}')
+    with pytest.raises(FatalError, match="cannot act on 'welcome'"):
+        agent.received(b'{"kind": "welcome"}')
 
 
 @pytest.mark.parametrize("wrong", [-7200, 7200])
