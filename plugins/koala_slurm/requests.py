@@ -45,6 +45,7 @@ NAMES = (
     "ReqB:S:C:T",
     "NtasksPerN:B:S:C",
     "ReqSwitch",
+    "Switches",
     "MinTmpDiskNode",
     "QOS",
 )
@@ -63,6 +64,7 @@ _WORD = r"[A-Za-z0-9_.-]+"
 _EVERY = re.compile(rf"{_WORD}(?:&{_WORD})*")
 _SOME = re.compile(rf"{_WORD}(?:\|{_WORD})+")
 _LICENSE = re.compile(r"LicenseName=(?P<name>\S+)\s+Total=[0-9]+\s+Used=[0-9]+\s+Free=(?P<free>[0-9]+)")
+_PROCESSORS_OF_TASK = re.compile(r"cpu[:=][0-9]+", re.ASCII)
 _AMOUNT = re.compile(r"(?P<number>[0-9]+)(?P<unit>[kKmMgGtTpP]?)", re.ASCII)
 _GRES_PREFIX = re.compile(r"\bgres[:/]")
 _UNITS_OF_COUNTS = ("", "K", "M", "G", "T", "P")
@@ -132,13 +134,16 @@ def _obstacle(asked: Mapping[str, str]) -> str:
     # The last of each is by core, and respected; the first of the tasks is by node, and told by squeue.
     tasks = asked.get("NtasksPerN:B:S:C", "").split(":")[1:-1]
     layout = asked.get("ReqB:S:C:T", "").split(":")[:-1]
-    trackable = [name for name in ("TresPerJob", "TresPerTask", "TresPerSocket") if name in asked]
+    trackable = [name for name in ("TresPerJob", "TresPerSocket") if name in asked]
+    # Newer releases show --cpus-per-task there, too, which squeue tells.
+    if not all(_PROCESSORS_OF_TASK.fullmatch(part) for part in asked.get("TresPerTask", "cpu:1").split(",")):
+        trackable.append("TresPerTask")
     problems = (
         ("HetJobId" in asked, HETEROGENEOUS),
         (bool(trackable), f"it asks for {' and '.join(asked[name] for name in trackable)}, not by node"),
         (reservation and not reservation.startswith(OURS), f"it runs in reservation {reservation} only"),
         (asked.get("Contiguous") == "1", "it wants nodes that are next to each other (--contiguous)"),
-        ("ReqSwitch" in asked, "it wants nodes on few switches (--switches)"),
+        ("ReqSwitch" in asked or "Switches" in asked, "it wants nodes on few switches (--switches)"),
         ("CoreSpec" in asked or "ThreadSpec" in asked, "it leaves cores to the system (--core-spec, --thread-spec)"),
         (
             any(part not in _NO_RESTRICTION for part in (*tasks, *layout)),
