@@ -356,6 +356,11 @@ def parse_everything(output: str, separator: str) -> tuple[LrmJob, ...]:
     return tuple(job for row in _rows(output, separator) for job in _parse_wide(row))
 
 
+def parse_wide_row(row: Sequence[str]) -> tuple[LrmJob, ...]:
+    """Return the job, or the waiting elements of an array, of one row of values of JOB_FIELDS and MORE_FIELDS."""
+    return tuple(_parse_wide(row))
+
+
 def parse_held_by_hook(output: str, separator: str) -> tuple[LrmJob, ...]:
     """Return of the same listing the jobs that the site's hook marked: those it holds, and those that run.
 
@@ -472,10 +477,22 @@ def _details(text: str) -> JobDetails:
     # The first of a name is Slurm's: texts of users come after them, but for the job's name.
     values = {match["name"]: match["value"] for match in reversed(list(_VALUE.finditer(text)))}
     places = {node: _count(match["cpus"]) for match in _PLACE.finditer(text) for node in expand(match["nodes"])}
-    node_range = _node_range(values, any_number=_ANY_NODES.search(text) is not None and USER_NODES_MARK not in text)
+    return _of_values(values, places, any_number=_ANY_NODES.search(text) is not None and USER_NODES_MARK not in text)
+
+
+def job_details(
+    values: Mapping[str, str], places: Mapping[str, str], *, comment: str, admin_comment: str
+) -> JobDetails:
+    """Return the details of a job by the values that scontrol shows, and its processors (``0-2,5``) by node."""
+    mark = _mark(admin_comment.strip())
+    any_number = mark is not None and ANY_NODES in mark and USER_NODES_MARK not in comment
+    return _of_values(values, {node: _count(cpus) for node, cpus in places.items()}, any_number=any_number)
+
+
+def _of_values(values: Mapping[str, str], places: Mapping[str, int], *, any_number: bool) -> JobDetails:
     return JobDetails(
         layout=tuple(places.items()),
-        node_range=node_range,
+        node_range=_node_range(values, any_number=any_number),
         processors=_number(values.get("NumCPUs", "").partition("-")[0]),
         requested_nodes=expand(values.get("ReqNodeList", "")),
         excluded_nodes=expand(values.get("ExcNodeList", "")),
