@@ -78,13 +78,16 @@ class LibraryClient(HelperClient[Request, Result]):
             await self._ready()
             return self.version
 
-    async def ask(self, request: Request, *, action: str) -> Result:
-        """Send one request. Raises LrmError, a complaint of Slurm's as its commands do."""
+    async def ask(self, request: Request, *, action: str, otherwise: type[LrmError] = LrmUnavailableError) -> Result:
+        """Send one request. Raises LrmError, a complaint of Slurm's as its commands do.
+
+        ``otherwise``: the error of a complaint whose meaning is not known.
+        """
         await self._commands.admit()
         async with self._turn():
             await self._ready()
             with self._commands.timed(f"pyslurm {self._operation(request)}"):
-                return _expect(await self._exchange(request), action=action)
+                return _expect(await self._exchange(request), action=action, otherwise=otherwise)
 
     async def _ready(self) -> None:
         await self._running()
@@ -120,14 +123,14 @@ class LibraryClient(HelperClient[Request, Result]):
         return str(request.get("change") or request["op"])
 
 
-def _expect(answer: Result, *, action: str) -> Result:
+def _expect(answer: Result, *, action: str, otherwise: type[LrmError] = LrmUnavailableError) -> Result:
     error = answer.get("error")
     if error is None:
         result: Result = answer["result"]
         return result
     if error["kind"] == "library":
         raise LibraryError(error["message"], hint="access = 'commands' does without pyslurm")
-    raise COMPLAINTS.error(error["message"], action=action, otherwise=LrmUnavailableError)
+    raise COMPLAINTS.error(error["message"], action=action, otherwise=otherwise)
 
 
 # -- The picture of all jobs ---------------------------------------------------------------------------------
@@ -255,6 +258,9 @@ class LibraryAccess:
         """A site wants pyslurm, or has it."""
         self.choice = self._choose(settings)
         self._opened = False
+        self._changes = True
+        if self.choice.by == "commands":
+            log.info("how jobs of all users are read", cluster=context.cluster, how=str(self.choice))
         self.client = LibraryClient(context, settings, config)
         self.reader = LibraryReader(self.client)
 
@@ -297,12 +303,24 @@ class LibraryAccess:
 
     async def change(self, verb: str, ids: Sequence[str], value: object = None) -> bool:
         """Make a change of whole jobs; return False, with nothing done, where it is for commands. Raises LrmError."""
-        if not self._opened or self.choice.by == "commands" or verb not in BY_LIBRARY:
+        usable = self._opened and self._changes and self.choice.by == "pyslurm"
+        if not usable or verb not in BY_LIBRARY:
             return False
         if not all(job.isascii() and job.isdecimal() for job in ids):
             return False
         for job in ids:
-            await self.client.ask({"op": "change", "change": verb, "job": job, "value": value}, action=verb)
+            request = {"op": "change", "change": verb, "job": job, "value": value}
+            try:
+                await self.client.ask(request, action=verb, otherwise=LrmRejectedError)
+            except HelperDiedError as error:
+                # Whether this one was made is not known. Others are made by commands.
+                self._changes = False
+                log.warning("pyslurm changes no more jobs", cluster=self._context.cluster, reason=error.message)
+                raise
+            except LibraryError as error:
+                # It was not asked of Slurm; what was made for other jobs may be asked for again.
+                log.warning("pyslurm cannot change a job", cluster=self._context.cluster, reason=error.message)
+                return False
         return True
 
     async def check(self) -> tuple[CheckResult, ...]:

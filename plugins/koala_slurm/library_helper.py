@@ -225,8 +225,9 @@ class Picture:
             except UnicodeDecodeError:
                 watched = ()
             if not watched:
-                changed.append({"number": number, "asked": str(number), "untold": "text that is no UTF-8"})
-                ranks.append((0, number, 0, number))
+                array = job.array_id or number
+                changed.append({"number": number, "asked": str(array), "untold": "text that is no UTF-8"})
+                ranks.append((-(job.priority or 0), array, job.array_task_id or 0, number))
                 continue
             if watched[STATE] == "PENDING":
                 watched = tuple(None if place in ESTIMATES else value for place, value in enumerate(watched))

@@ -64,6 +64,8 @@ WAITING: Mapping[str, tuple[str, ...]] = {
     "comment": ("-n1", "--comment=two\nlines [koala: place 3]"),
     "comment None": ("-n1", "--comment=None"),
     "letters": ("-n1", "--job-name=Größe", "--comment=é"),
+    "no UTF-8": ("-n1", "--comment=caf\udce9"),
+    "no UTF-8 in an array": ("-n1", "--comment=caf\udce9", "--array=1-2"),
     "no dependency": ("-n1", "--nice=50"),
     "array": ("-n1", "--array=1-40:3%2"),
     "array from 0": ("-n2", "--array=0-3"),
@@ -73,17 +75,22 @@ WAITING: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def releases(cluster: SlurmCluster) -> tuple[str, str]:
+    """Return the release of a cluster, and that of pyslurm; empty where it is not installed."""
+    found = release_of(cluster.run("scontrol", "--version").split()[-1])
+    try:
+        return found, release_of(version("pyslurm"))
+    except PackageNotFoundError:
+        return found, ""
+
+
 @pytest.fixture(scope="module")
 def module_cluster() -> Iterator[SlurmCluster]:
     """Run two nodes of four processors with features, two GPUs and licences; tests take `cluster`."""
     require(missing_for_slurm())
     cluster = SlurmCluster("library", nodes=2, cpus=4, settings=SETTINGS, node_options="Feature=fast,big TmpDisk=5000")
     with cluster:
-        found = release_of(cluster.run("scontrol", "--version").split()[-1])
-        try:
-            installed = release_of(version("pyslurm"))
-        except PackageNotFoundError:
-            installed = ""
+        found, installed = releases(cluster)
         require([] if installed == found else [f"pyslurm of Slurm {found}"])
         yield cluster
 
@@ -305,4 +312,44 @@ async def test_controller_that_does_not_answer(cluster: SlurmCluster, tmp_path: 
     )
     assert lrm.library is not None
     assert lrm.library.choice.by == "pyslurm"
+    await lrm.close()
+
+
+@pytest.fixture
+def gpu_cluster() -> Iterator[SlurmCluster]:
+    """Run a node with two GPUs."""
+    require(missing_for_slurm())
+    with SlurmCluster("gpus", nodes=1, cpus=4, settings={"GresTypes": "gpu"}, gres=("gpu", 2)) as cluster:
+        yield cluster
+
+
+async def test_generic_resources(gpu_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Where there are any, scontrol tells the details of all jobs: pyslurm does not show that a job asks for them."""
+    cluster = gpu_cluster
+    found, installed = releases(cluster)
+    require([] if installed == found else [f"pyslurm of Slurm {found}"])
+    for options in (("-n1",), ("-n1", "--gres=gpu:1"), ("-n1", "--gpus=2"), ("--gpus-per-node=1", "--cpus-per-gpu=2")):
+        cluster.submit(SLEEP, "--hold", "--output=/dev/null", *options)
+    commands, library = new_lrm(cluster, tmp_path / "c", "commands"), new_lrm(cluster, tmp_path / "l", "pyslurm")
+    for lrm in (commands, library):
+        await lrm.start()
+    told = await same(commands, library)
+    assert [bool(job.possible_nodes) for job in told] == [False, True, False, True]
+    assert "not by node" in told[2].obstacle
+    assert library.library is not None
+    assert library.library.choice.by == "pyslurm"
+    for lrm in (commands, library):
+        await lrm.close()
+
+
+async def test_library_of_another_release(slurm_a: SlurmCluster, tmp_path: Path) -> None:
+    """It is not used, and the reason is told."""
+    found, installed = releases(slurm_a)
+    require([] if installed not in {"", found} else [f"pyslurm of another release than Slurm {found}"])
+    lrm = new_lrm(slurm_a, tmp_path / "other", "auto")
+    await lrm.start()
+    await lrm.jobs()
+    assert lrm.library is not None
+    reason = f"pyslurm is for Slurm {installed}, and the controller runs {found}"
+    assert str(lrm.library.choice) == f"by commands: pyslurm cannot be used: {reason}"
     await lrm.close()

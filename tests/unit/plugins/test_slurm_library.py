@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.lrm.helper import HelperDiedError
 from koala_adapter.testing import eventually, new_context
 from koala_slurm import SlurmSettings
 from koala_slurm.library import CHANGES, DEATHS
@@ -313,6 +314,32 @@ async def test_changes_by_the_library(fake: FakeSlurm, tmp_path: Path) -> None:
     await lrm.requeue([held])
     await lrm.hold([held])
     assert made == ["pyslurm signal", "pyslurm requeue", "scontrol"]
+    await lrm.close()
+
+
+async def test_change_that_ends_the_helper(fake: FakeSlurm, tmp_path: Path) -> None:
+    """It fails, its outcome is not known; later changes are made by commands, and listings still by pyslurm."""
+    lrm = await started(fake, tmp_path / "l", "auto")
+    held = next(job.id for job in await lrm.jobs() if job.name == "held")
+    (fake.conf.parent / "library-aborts").touch()
+    with pytest.raises(HelperDiedError):
+        await lrm.modify(held, walltime=3600)
+    await lrm.modify(held, walltime=7200)
+    (fake.conf.parent / "library-aborts").unlink()
+    assert [job.walltime for job in await lrm.jobs() if job.id == held] == [7200]
+    assert way(lrm).startswith("by pyslurm")
+    await lrm.close()
+
+
+async def test_change_that_the_library_cannot_make(
+    fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands make it: nothing was asked of Slurm."""
+    lrm = await started(fake, tmp_path / "l", "auto")
+    held = next(job.id for job in await lrm.jobs() if job.name == "held")
+    monkeypatch.setattr("koala_slurm.lrm.minutes", lambda _: {"no": "number"})
+    await lrm.modify(held, walltime=7200)
+    assert [job.walltime for job in await lrm.jobs() if job.id == held] == [7200]
     await lrm.close()
 
 

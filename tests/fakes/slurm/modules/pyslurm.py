@@ -2,7 +2,7 @@
 """The fake pyslurm: as much of 25.11.2 as the helper uses, with what that leaves out or gets wrong.
 
 Files in the directory of the fake cluster make it fail: ``library-release`` holds the release that it is for, with
-``library-aborts`` each listing ends the process, with ``library-hangs`` no listing ends.
+``library-aborts`` each listing and each change ends the process, with ``library-hangs`` no listing ends.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class Job:
 
     def _run(self, program: str, *arguments: str) -> None:
         store = _store()
+        if (store.directory / "library-aborts").exists():
+            os.abort()
         with store.locked() as state:
             identity = next((job.identity for job in state.jobs if job.id == self.id), str(self.id))
         try:
