@@ -59,6 +59,7 @@ OURS = ("drmaa", "local", "pbs", "sge", "slurm", "wiki")
 MARKED = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NEGOTIATION = re.compile(r"(<!-- negotiation: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DRMAA = re.compile(r"(<!-- drmaa: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PYSLURM = re.compile(r"(<!-- pyslurm -->\n).*?(<!-- end -->)", re.DOTALL)
 CAPABILITIES = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end -->)", re.DOTALL)
 VARIABLES = re.compile(r"(<!-- variables: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 JSON = re.compile(r"(<!-- json -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -131,6 +132,8 @@ def generated() -> dict[Path, str]:
     page = DOCS / "drmaa.md"
     tables = {"libraries": _libraries(), "division": _division(ours)}
     contents[page] = DRMAA.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", page.read_text(encoding="utf-8"))
+    page = DOCS / "schedule.md"
+    contents[page] = PYSLURM.sub(lambda mark: f"{mark[1]}{_pyslurm()}{mark[2]}", page.read_text(encoding="utf-8"))
     page = DOCS / "plugins.md"
     contents[page] = CAPABILITIES.sub(
         lambda mark: f"{mark[1]}{_capabilities(ours)}{mark[2]}", page.read_text(encoding="utf-8")
@@ -225,6 +228,13 @@ def _division(plugins: Mapping[str, PluginDefinition]) -> str:
             cells.append("DRMAA" if name in library.used_for else "commands" if stated else "not at all")
         rows.append(f"| {what} | {' | '.join(cells)} |")
     return "\n".join(["", f"| | {' | '.join(f'`{name}`' for name in known)} |", "|---|---|---|---|", *rows, "", ""])
+
+
+def _pyslurm() -> str:
+    """Return the table of the changes of Slurm's jobs, and by what they are made where pyslurm is in use."""
+    changes = import_module("koala_slurm.library").CHANGES
+    rows = [f"| {change.what} | {'pyslurm' if change.verb else f'commands: {change.why}'} |" for change in changes]
+    return "\n".join(["", "| | by |", "|---|---|", *rows, "", ""])
 
 
 def _libraries() -> str:

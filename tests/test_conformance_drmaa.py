@@ -171,7 +171,7 @@ async def test_helper_that_dies_again_and_again_is_given_a_pause(
     lrm: DrmaaLrm, cell: FakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the second death in a row a request fails at once and says when the helper is started again."""
-    monkeypatch.setattr("koala_adapter.lrm.drmaa.client.FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr("koala_adapter.lrm.helper.FIRST_PAUSE", 3600.0)
     cell.misbehave("crash-after-submission")
     for number in range(2):
         with pytest.raises(LrmUnavailableError, match="died"):

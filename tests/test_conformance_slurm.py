@@ -12,7 +12,7 @@ import pytest
 from koala_adapter.model import LrmJobId
 from koala_adapter.testing import LrmConformance, LrmUnderTest, new_context
 from koala_slurm import PLUGIN, SlurmSettings
-from tests.fakes.slurm import FakeSlurm
+from tests.fakes.slurm import PYSLURM, FakeSlurm
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -53,12 +53,20 @@ class TestFakeSlurm(LrmConformance):
     """The conformance kit on a fake with accounting, of the release that the parameter says."""
 
     # With the older one the kit runs on real daemons, too.
-    @pytest.fixture(params=["25.11.7", pytest.param("22.05.8", marks=pytest.mark.nightly)])
-    async def under_test(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
+    @pytest.fixture(params=["25.11.7", "25.11.7 with pyslurm", pytest.param("22.05.8", marks=pytest.mark.nightly)])
+    async def under_test(
+        self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on a fake cluster of its own."""
-        fake = FakeSlurm(tmp_path / "fake", accounting=True, release=str(request.param))
+        release, _, library = str(request.param).partition(" with ")
+        fake = FakeSlurm(tmp_path / "fake", accounting=True, release=release)
+        monkeypatch.syspath_prepend(PYSLURM)
         settings = SlurmSettings(
-            conf=fake.conf, bin_directory=fake.bin_directory, submit_by="commands", command_timeout=40
+            conf=fake.conf,
+            bin_directory=fake.bin_directory,
+            submit_by="commands",
+            access="pyslurm" if library else "commands",
+            command_timeout=40,
         )
         context = new_context(tmp_path)
         lrm = PLUGIN.factory(context, settings)
@@ -70,6 +78,10 @@ class TestFakeSlurm(LrmConformance):
         async def start() -> None:
             fake.start_controller()
 
+        if library:
+            # Then changes of single jobs go through it, too.
+            await lrm.jobs()
+            assert "by pyslurm" in [result.found for result in await lrm.check()][-1]
         yield LrmUnderTest(
             definition=PLUGIN,
             settings=settings,

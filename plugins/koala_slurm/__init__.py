@@ -2,7 +2,7 @@
 """Plugin ``slurm``: Slurm, 20.11 to 25.11, through its commands, as an ordinary user.
 
 The door is PLUGIN. Every command is a pair of functions without I/O: one builds its command line, one parses what it
-prints.
+prints. For an outside scheduler's listing pyslurm takes the place of some of them, where it is installed.
 """
 
 from __future__ import annotations

@@ -55,8 +55,12 @@ def walltime_command(job: str, walltime: int) -> tuple[str, ...]:
 
 def notify_command(job: str, text: str) -> tuple[str, ...]:
     """Return the command line that passes a message to a job, as one line of printable text."""
-    line = "".join(character if character.isprintable() else " " for character in text).strip() or "(no text)"
-    return ("scontrol", "notify", checked(job), line)
+    return ("scontrol", "notify", checked(job), message_line(text))
+
+
+def message_line(text: str) -> str:
+    """Return a message to a job as one line of printable text."""
+    return "".join(character if character.isprintable() else " " for character in text).strip() or "(no text)"
 
 
 def show_command(job: str) -> tuple[str, ...]:
@@ -123,8 +127,9 @@ class SlurmCommands(CommandSystem):
 ASKED_SINGLY = 5
 """Jobs of one listing of all users that scontrol is asked for each by itself."""
 
-LISTING_REQUESTS = 6 + ASKED_SINGLY
-"""At most, of a listing of all users: jobs, details, partitions, licences, generic resources, limits of accounts."""
+LISTING_REQUESTS = 7 + ASKED_SINGLY
+"""At most, of a listing of all users: jobs (by pyslurm, and by squeue what that does not tell), details, partitions,
+licences, generic resources, limits of accounts."""
 
 # -- Reading nodes and jobs ----------------------------------------------------------------------------------
 # With sinfo and squeue.

@@ -445,6 +445,8 @@ class ControllerConfig:
     """What is given to one job alone."""
     whole_memory: bool = False
     """Memory is counted, and a job that asks for none gets that of a whole node, unless its partition has a default."""
+    has_gres: bool = False
+    """There are generic resources for jobs to ask for (GresTypes)."""
     limits_enforced: bool = False
     """Jobs are kept within the limits of their associations and QOS."""
 
@@ -474,6 +476,7 @@ def parse_config(output: str) -> ControllerConfig:
         whole_memory="MEMORY" in values.get("SelectTypeParameters", "").upper()
         and not any(_is_default(values.get(name, "")) for name in DEFAULT_MEMORY),
         unit=_unit(values.get("SelectType", ""), values.get("SelectTypeParameters", "")),
+        has_gres=values.get("GresTypes", "") not in {"", "(null)"},
         limits_enforced=bool(_LIMITS & set(values.get("AccountingStorageEnforce", "").split(","))),
     )
 

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import ClusterContext
     from koala_adapter.lrm.contract import Directives
     from koala_adapter.model import LrmJob, Node, Queue
+    from koala_slurm.library import LibraryAccess
     from koala_slurm.outside import OutsideReader
     from koala_slurm.settings import SlurmSettings
     from koala_slurm.starting import Reserved, Starting
@@ -511,6 +512,8 @@ class SlurmLrm(Lrm):
         """Their ids, by key."""
         self._threads: dict[str, int] = {}
         """Processors of a core, by node, where they are given together."""
+        self.library: LibraryAccess | None = None
+        """pyslurm, and whether it is used; None where it is not, or all users' jobs were not asked for yet."""
         self._submitter = Submitter(
             settings,
             context,
@@ -565,15 +568,32 @@ class SlurmLrm(Lrm):
 
         return OutsideReader(self._commands, self._notes)
 
+    def _access(self) -> LibraryAccess | None:
+        """Return pyslurm for an outside scheduler's listing, or why not; None where it is not to be used.
+
+        Nor is it before the controller has told its release.
+        """
+        if self.library is None and self._config is not None and self._settings.access != "commands":
+            from koala_slurm.library import LibraryAccess
+
+            self.library = LibraryAccess(self._context, self._settings, self._config)
+        return self.library
+
     @cached_property
     def _reserved(self) -> Reserved:
         from koala_slurm.starting import Reserved
 
         return Reserved()
 
+    async def _by_library(self, verb: str, ids: Sequence[LrmJobId], value: object = None) -> bool:
+        """Make a change through pyslurm where it is in use and can; False: the commands must."""
+        return self.library is not None and await self.library.change(verb, ids, value)
+
     async def close(self) -> None:
-        """End the DRMAA helper, where there is one."""
+        """End the helpers, where there are any."""
         await self._submitter.close()
+        if self.library is not None:
+            await self.library.close()
 
     async def _nodes_are_here(self) -> bool:
         output = await self._commands.read(ADDRESS_COMMAND, action="listing of the nodes' addresses")
@@ -614,6 +634,7 @@ class SlurmLrm(Lrm):
         """
         if not name_prefix:
             self._outside.limits_enforced = self._config is not None and self._config.limits_enforced
+            self._outside.access = self._access()
             return await self._outside.jobs()
         jobs = await self._reader.jobs(user=self._user)
         self._submitter.sweep({job.name for job in jobs if job.state is not LrmJobState.ENDED})
@@ -710,6 +731,8 @@ class SlurmLrm(Lrm):
 
     async def release(self, ids: Sequence[LrmJobId]) -> None:
         """Release held jobs."""
+        if await self._by_library("release", ids):
+            return
         await self._control("release", ids)
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
@@ -738,22 +761,28 @@ class SlurmLrm(Lrm):
 
     async def requeue(self, ids: Sequence[LrmJobId]) -> None:
         """Stop running jobs and queue them again; first allows it, because we submit with --no-requeue."""
+        if await self._by_library("requeue", ids):
+            return
         for part in _arguments(ids):
             await self._commands.change(client.requeueable_command(part), action="requeue")
         await self._control("requeue", ids)
 
     async def signal(self, ids: Sequence[LrmJobId], signal: int) -> None:
         """Send a signal to the scripts of running jobs and all their processes."""
+        if await self._by_library("signal", ids, int(signal)):
+            return
         for part in _arguments(ids):
             await self._commands.change(client.signal_command(part, signal), action="signal")
 
     async def modify(self, job: LrmJobId, *, walltime: int) -> None:
         """Change the walltime; that of a running job can be made longer by operators only."""
-        await self._commands.change(client.walltime_command(job, walltime), action="modify")
+        if not await self._by_library("walltime", [job], minutes(walltime)):
+            await self._commands.change(client.walltime_command(job, walltime), action="modify")
 
     async def notify(self, job: LrmJobId, text: str) -> None:
         """Write a line to where the job's standard error goes (scontrol notify)."""
-        await self._commands.change(client.notify_command(job, text), action="notify")
+        if not await self._by_library("notify", [job], client.message_line(text)):
+            await self._commands.change(client.notify_command(job, text), action="notify")
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Tie a held job to nodes, with one entry for each of its processors, and release it.
@@ -821,7 +850,7 @@ class SlurmLrm(Lrm):
         reservation = CoreReservation(
             self._commands, pin, self._reserved, numbers_by_node=numbers_by_node, threads=self._threads
         )
-        return Starting(self._commands, pin, self._notes, reservation=reservation)
+        return Starting(self._commands, pin, self._notes, reservation=reservation, library=self.library)
 
     async def _control(self, verb: str, ids: Sequence[LrmJobId]) -> None:
         for part in _arguments(ids):
@@ -851,13 +880,20 @@ class SlurmLrm(Lrm):
             unanswered=self._unanswered,
         )
         found = await checks.run()
-        return found if self._unanswered is not None else (*found, *await self._submitter.check())
+        if self._unanswered is not None:
+            return found
+        # Where pyslurm is neither there nor wanted, nothing need be said of it.
+        access = self._access()
+        told = await access.check() if access is not None and access.matters else ()
+        return (*found, *await self._submitter.check(), *told)
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's submission hook holds jobs, and that we may start them."""
         from koala_slurm.outside import SlurmOutsideChecks
 
-        return await SlurmOutsideChecks(self._commands, self._outside, user=self._user, uid=os.geteuid()).run()
+        checks = SlurmOutsideChecks(self._commands, self._outside, user=self._user, uid=os.geteuid())
+        access = self._access()
+        return (*(await access.check() if access is not None else ()), *await checks.run())
 
 
 def _arguments(ids: Iterable[LrmJobId], sizes: Mapping[str, int] | None = None) -> Iterator[tuple[str, ...]]:

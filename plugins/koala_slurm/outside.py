@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
+    from koala_slurm.library import LibraryAccess, ToldJob
     from koala_slurm.requests import Restrictions, StateKey
     from koala_slurm.starting import StartNotes
 
@@ -83,6 +84,10 @@ class OutsideReader:
     def __init__(self, commands: SlurmCommands, notes: StartNotes) -> None:
         """Nothing is known yet. ``notes``: of the jobs that we have started."""
         self._commands = commands
+        self.access: LibraryAccess | None = None
+        """pyslurm, and whether it is used; None: it is not."""
+        self._asked: dict[str, tuple[LrmJob, ...]] = {}
+        """Jobs that pyslurm does not tell as they are, by the id by which squeue was asked for them."""
         self._notes = notes
         self._known: dict[StateKey, JobDetails] = {}
         self._latest: dict[str, LrmJob] = {}
@@ -125,14 +130,14 @@ class OutsideReader:
         listed = self._latest.pop(job, None)
         if listed is not None:
             self._known.pop(state_key(listed), None)
+        if self.access is not None:
+            self.access.reader.forget(job)
 
     async def jobs(self) -> tuple[LrmJob, ...]:
         """Return all jobs, array elements singly. Raises LrmError."""
-        separator = new_separator()
-        output = await self._commands.read(
-            EVERY_JOB, action="listing of jobs", environment=everything_format(separator)
-        )
-        jobs = parse_everything(output, separator)
+        jobs = await self._by_library()
+        if jobs is None:
+            jobs = await self._by_commands()
         wanting = [job for job in jobs if worth_asking(job)]
         self._latest = {str(job.id): job for job in wanting}
         for key in forgotten(self._known, wanting):
@@ -158,6 +163,56 @@ class OutsideReader:
                 for job in detailed
             ]
         return tuple(await self._with_obstacles(detailed))
+
+    async def _by_commands(self) -> Sequence[LrmJob]:
+        separator = new_separator()
+        output = await self._commands.read(
+            EVERY_JOB, action="listing of jobs", environment=everything_format(separator)
+        )
+        return parse_everything(output, separator)
+
+    async def _by_library(self) -> Sequence[LrmJob] | None:
+        """Return all jobs by pyslurm, and note the details of those that have changed; None where it is not used."""
+        access = self.access
+        if access is None or not await access.is_used():
+            return None
+        try:
+            told, changed = await access.reader.jobs()
+        except LrmError as error:
+            if await access.failed(error):
+                return None
+            raise
+        for record in changed:
+            if record.details is not None:
+                self._known.update(dict.fromkeys(map(state_key, record.jobs), record.details))
+        try:
+            await self._ask_untold(told, changed)
+        except BaseException:
+            access.reader.repeat()
+            raise
+        found = {job.id: job for record in told for job in record.jobs}
+        # A dictionary keeps the place of what is replaced: what pyslurm tells of an element counts.
+        placed = [job for record in told for job in record.jobs or self._asked.get(record.asked, ())]
+        return list({job.id: found.get(job.id, job) for job in placed}.values())
+
+    async def _ask_untold(self, told: Sequence[ToldJob], changed: Sequence[ToldJob]) -> None:
+        """Ask squeue for the changed jobs that pyslurm does not tell as they are; for all jobs where they are many."""
+        there = {record.asked for record in told if record.asked}
+        wanted = list(dict.fromkeys(record.asked for record in changed if record.asked))
+        self._asked = {asked: jobs for asked, jobs in self._asked.items() if asked in there}
+        if not wanted:
+            return
+        if len(wanted) > ARGUMENTS_PER_COMMAND:
+            shown = await self._by_commands()
+        else:
+            try:
+                shown = await self._look([LrmJobId(asked) for asked in wanted])
+            except LrmNotFoundError:  # squeue of some releases complains of the only one that has gone meanwhile
+                shown = ()
+        by_id: dict[str, list[LrmJob]] = {}
+        for job in shown:
+            by_id.setdefault(str(job.id).partition("_")[0].partition("+")[0], []).append(job)
+        self._asked.update({asked: tuple(by_id.get(asked, ())) for asked in wanted})
 
     async def _ask_details(self, missing: Sequence[LrmJob]) -> None:
         """Read the details of jobs; those that others' texts make ambiguous are asked for singly, some each time."""

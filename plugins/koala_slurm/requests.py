@@ -45,6 +45,7 @@ NAMES = (
     "ReqB:S:C:T",
     "NtasksPerN:B:S:C",
     "ReqSwitch",
+    "Switches",
     "MinTmpDiskNode",
     "QOS",
 )
@@ -63,6 +64,7 @@ _WORD = r"[A-Za-z0-9_.-]+"
 _EVERY = re.compile(rf"{_WORD}(?:&{_WORD})*")
 _SOME = re.compile(rf"{_WORD}(?:\|{_WORD})+")
 _LICENSE = re.compile(r"LicenseName=(?P<name>\S+)\s+Total=[0-9]+\s+Used=[0-9]+\s+Free=(?P<free>[0-9]+)")
+_PROCESSORS_OF_TASK = re.compile(r"cpu[:=][0-9]+", re.ASCII)
 _AMOUNT = re.compile(r"(?P<number>[0-9]+)(?P<unit>[kKmMgGtTpP]?)", re.ASCII)
 _GRES_PREFIX = re.compile(r"\bgres[:/]")
 _UNITS_OF_COUNTS = ("", "K", "M", "G", "T", "P")
@@ -132,13 +134,16 @@ def _obstacle(asked: Mapping[str, str]) -> str:
     # The last of each is by core, and respected; the first of the tasks is by node, and told by squeue.
     tasks = asked.get("NtasksPerN:B:S:C", "").split(":")[1:-1]
     layout = asked.get("ReqB:S:C:T", "").split(":")[:-1]
-    trackable = [name for name in ("TresPerJob", "TresPerTask", "TresPerSocket") if name in asked]
+    trackable = [name for name in ("TresPerJob", "TresPerSocket") if name in asked]
+    # Newer releases show --cpus-per-task there, too, which squeue tells.
+    if not all(_PROCESSORS_OF_TASK.fullmatch(part) for part in asked.get("TresPerTask", "cpu:1").split(",")):
+        trackable.append("TresPerTask")
     problems = (
         ("HetJobId" in asked, HETEROGENEOUS),
         (bool(trackable), f"it asks for {' and '.join(asked[name] for name in trackable)}, not by node"),
         (reservation and not reservation.startswith(OURS), f"it runs in reservation {reservation} only"),
         (asked.get("Contiguous") == "1", "it wants nodes that are next to each other (--contiguous)"),
-        ("ReqSwitch" in asked, "it wants nodes on few switches (--switches)"),
+        ("ReqSwitch" in asked or "Switches" in asked, "it wants nodes on few switches (--switches)"),
         ("CoreSpec" in asked or "ThreadSpec" in asked, "it leaves cores to the system (--core-spec, --thread-spec)"),
         (
             any(part not in _NO_RESTRICTION for part in (*tasks, *layout)),
@@ -351,6 +356,11 @@ def parse_everything(output: str, separator: str) -> tuple[LrmJob, ...]:
     return tuple(job for row in _rows(output, separator) for job in _parse_wide(row))
 
 
+def parse_wide_row(row: Sequence[str]) -> tuple[LrmJob, ...]:
+    """Return the job, or the waiting elements of an array, of one row of values of JOB_FIELDS and MORE_FIELDS."""
+    return tuple(_parse_wide(row))
+
+
 def parse_held_by_hook(output: str, separator: str) -> tuple[LrmJob, ...]:
     """Return of the same listing the jobs that the site's hook marked: those it holds, and those that run.
 
@@ -467,10 +477,22 @@ def _details(text: str) -> JobDetails:
     # The first of a name is Slurm's: texts of users come after them, but for the job's name.
     values = {match["name"]: match["value"] for match in reversed(list(_VALUE.finditer(text)))}
     places = {node: _count(match["cpus"]) for match in _PLACE.finditer(text) for node in expand(match["nodes"])}
-    node_range = _node_range(values, any_number=_ANY_NODES.search(text) is not None and USER_NODES_MARK not in text)
+    return _of_values(values, places, any_number=_ANY_NODES.search(text) is not None and USER_NODES_MARK not in text)
+
+
+def job_details(
+    values: Mapping[str, str], places: Mapping[str, str], *, comment: str, admin_comment: str
+) -> JobDetails:
+    """Return the details of a job by the values that scontrol shows, and its processors (``0-2,5``) by node."""
+    mark = _mark(admin_comment.strip())
+    any_number = mark is not None and ANY_NODES in mark and USER_NODES_MARK not in comment
+    return _of_values(values, {node: _count(cpus) for node, cpus in places.items()}, any_number=any_number)
+
+
+def _of_values(values: Mapping[str, str], places: Mapping[str, int], *, any_number: bool) -> JobDetails:
     return JobDetails(
         layout=tuple(places.items()),
-        node_range=node_range,
+        node_range=_node_range(values, any_number=any_number),
         processors=_number(values.get("NumCPUs", "").partition("-")[0]),
         requested_nodes=expand(values.get("ReqNodeList", "")),
         excluded_nodes=expand(values.get("ExcNodeList", "")),

@@ -63,11 +63,13 @@ class SlurmSettings(SubmissionSettings):
             "--export=NONE), which costs time for each placeholder, minutes when home directories are slow."
         ),
     )
-    use_pyslurm: Literal["auto", "never"] = Field(
-        default="never",
+    access: Literal["auto", "commands", "pyslurm"] = Field(
+        default="auto",
         description=(
-            "Without effect, kept for site files that have it: everything is read with squeue and sinfo, which are "
-            "faster than pyslurm."
+            "How the jobs of all users are read for an outside scheduler (`koala schedule`, `koala wiki serve`): "
+            "'commands', with squeue and scontrol; 'pyslurm', through that library in a helper process, which `koala "
+            "check` then demands; 'auto', through pyslurm where it is installed, opens, and is of the controller's "
+            "release, else with commands."
         ),
     )
     command_timeout: float = Field(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
+    from koala_slurm.library import LibraryAccess
 
 
 # -- Pins ----------------------------------------------------------------------------------------------------
@@ -582,8 +583,17 @@ def hold_verb(before: JobDetails) -> str:
 class Starting:
     """One start of a job on chosen nodes."""
 
-    def __init__(self, commands: SlurmCommands, pin: Pin, notes: StartNotes, *, reservation: CoreReservation) -> None:
-        """Nothing is asked yet. ``reservation``: for an uneven pin."""
+    def __init__(
+        self,
+        commands: SlurmCommands,
+        pin: Pin,
+        notes: StartNotes,
+        *,
+        reservation: CoreReservation,
+        library: LibraryAccess | None = None,
+    ) -> None:
+        """Nothing is asked yet. ``reservation``: for an uneven pin. ``library``: pyslurm, for what it can change."""
+        self._library = library
         self._commands = commands
         self._pin = pin
         self._notes = notes
@@ -608,10 +618,13 @@ class Starting:
                 await self._reservation.make(with_details(job, shown))
             # What it says of its place is over with the start.
             noted = (comment_change(job.comment, ""),) if job.note else ()
-            for command in pin_commands(self._pin, before, *noted):
-                await self._change(command)
+            # pyslurm cannot change a comment with that, and no more than the list of nodes.
+            if noted or self._pin.processors > 1 or not await self._by_library("pin", next(iter(self._pin.counts))):
+                for command in pin_commands(self._pin, before, *noted):
+                    await self._change(command)
             # Not with the last of these: Slurm does not take a priority for a job in hold.
-            await self._change(client.job_command("release", [self._pin.job]))
+            if not await self._by_library("release"):
+                await self._change(client.job_command("release", [self._pin.job]))
         except (LrmRejectedError, LrmNotFoundError):
             with anyio.CancelScope(shield=True):
                 await self._undo(before, ran_before=ran_before)
@@ -702,6 +715,9 @@ class Starting:
 
     async def _read(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
         return await self._commands.read(command, action="looking at a job", environment=environment)
+
+    async def _by_library(self, verb: str, value: object = None) -> bool:
+        return self._library is not None and await self._library.change(verb, [self._pin.job], value)
 
     async def _change(self, command: Sequence[str]) -> None:
         await self._commands.change(command, action="start_on")

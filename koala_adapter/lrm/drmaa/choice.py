@@ -294,7 +294,7 @@ class Submitter:
 
     async def _verify(self, drmaa: DrmaaTransport, *, patient: bool) -> str | None:
         """Return what is wrong with the library; None where that is not known yet. Raises LrmError as `settle`."""
-        from koala_adapter.lrm.drmaa.client import HelperDiedError
+        from koala_adapter.lrm.helper import HelperDiedError
 
         automatic = self._settings.submit_by == "auto"
         try:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Client of a DRMAA helper process: typed requests, one at a time, to the helper of one cluster.
 
-The helper is started when needed and again when it dies. The bound of requests is kept here (each request counts as
-one, a submission of several jobs too), and so is the bound in time: a call may hang in the library, so a helper that
-does not answer is killed. In order: reading results, how to start a helper, the process, the client.
+The bound of requests is kept here: each request counts as one, a submission of several jobs too. In order: reading
+results, how to start a helper, the client.
 """
 
 from __future__ import annotations
@@ -11,24 +10,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
 import sys
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import anyio
-from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import BaseModel, Field, ValidationError
 
 import koala_adapter
-from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError, ProtocolError
+from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm.commands import child_environment
 from koala_adapter.lrm.drmaa.libraries import FailureKind, error_of, library_of
 from koala_adapter.lrm.drmaa.protocol import (
-    LONGEST_LINE,
     AbandonBatches,
     ControlAction,
     ControlJobs,
@@ -49,12 +44,11 @@ from koala_adapter.lrm.drmaa.protocol import (
     encode,
     not_understood,
 )
+from koala_adapter.lrm.helper import HelperClient, HelperDiedError
 from koala_adapter.model import LrmJobId
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-
-    from anyio.abc import Process
+    from collections.abc import Mapping, Sequence
 
     from koala_adapter.lrm import ClusterContext
     from koala_adapter.lrm.drmaa.protocol import ListedBatch, Request, Template
@@ -154,117 +148,10 @@ def _module_roots() -> list[str]:
     return [str(Path(koala_adapter.__file__).resolve().parents[1])]
 
 
-# -- The helper process seen from its parent -----------------------------------------------------------------
-# Lines go in, lines come out, and it can be killed at any moment. There are no background tasks: each caller waits for
-# its own answer, one at a time.
-
-FAREWELL_SECONDS = 5.0
-"""How long a helper may take to end its session when its stdin is closed."""
-
-BURIAL_SECONDS = 0.1
-"""How long asyncio may take to notice that a process has died."""
-
-LOG_TAIL = 2000
-"""Bytes of the helper's stderr that go into an error message, at most."""
-
-
-class HelperProcess:
-    """One running helper."""
-
-    def __init__(self, process: Process, log: Path) -> None:
-        """Take over a process; use :meth:`start`."""
-        self._process = process
-        self._log = log
-        if process.stdin is None or process.stdout is None:
-            message = "a helper needs pipes for its stdin and stdout"
-            raise ValueError(message)
-        self._stdin = process.stdin
-        self._lines = BufferedByteReceiveStream(process.stdout)
-
-    @classmethod
-    async def start(cls, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> HelperProcess:
-        """Start a helper; its stderr goes to ``log``, which begins anew. Raises LrmUnavailableError."""
-        try:
-            with log.open("wb") as stderr:
-                process = await anyio.open_process(
-                    list(argv),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    env=dict(environment),
-                    cwd="/",
-                    start_new_session=True,
-                )
-        except OSError as error:
-            message = f"cannot start the DRMAA helper: {error.strerror or error}"
-            raise LrmUnavailableError(message, hint=f"look at {log}") from error
-        return cls(process, log)
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
-    def is_running(self) -> bool:
-        """Tell whether it has not ended."""
-        return self._process.returncode is None
-
-    async def send(self, line: bytes) -> None:
-        """Write one line. Raises LrmUnavailableError when the helper has died."""
-        try:
-            await self._stdin.send(line)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            raise self._died() from None
-
-    async def receive(self) -> bytes:
-        """Return the next line. Raises LrmUnavailableError when the helper has died."""
-        try:
-            return await self._lines.receive_until(b"\n", LONGEST_LINE)
-        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise self._died() from None
-
-    async def stop(self) -> None:
-        """Close its stdin, wait a little, kill it if need be; return when it is gone."""
-        with anyio.CancelScope(shield=True):
-            with contextlib.suppress(anyio.BrokenResourceError, OSError):
-                await self._stdin.aclose()
-            with anyio.move_on_after(FAREWELL_SECONDS):
-                await self._process.wait()
-            await self.kill()
-
-    async def kill(self) -> None:
-        """Kill it at once; return when it is gone. It may hang in a library call, so nothing else is sure."""
-        with anyio.CancelScope(shield=True):
-            # If it has just died, it must not be buried twice: by asyncio's watcher, and on the way of a signal to it.
-            with anyio.move_on_after(BURIAL_SECONDS):
-                await self._process.wait()
-            if self.is_running():
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-            await self._process.wait()
-            await self._process.aclose()
-
-    def _died(self) -> LrmUnavailableError:
-        said = self.last_words()
-        message = "the DRMAA helper died" + (f": {said}" if said else "")
-        return LrmUnavailableError(message, hint=f"it is started again; its log is {self._log}")
-
-    def last_words(self) -> str:
-        """Return the last line that it wrote to stderr."""
-        try:
-            text = self._log.read_bytes()[-LOG_TAIL:].decode("utf-8", "replace")
-        except OSError:
-            return ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1] if lines else ""
-
-
 # -- The client ----------------------------------------------------------------------------------------------
 
 R = TypeVar("R", Opened, Submitted, Controlled, Listed, Done)
 
-FIRST_PAUSE = 1.0
-LONGEST_PAUSE = 60.0
 SINGLE_SECONDS = 0.5
 """How much longer a request may take for each of several jobs that are submitted one by one."""
 SINGLE_AT_ONCE = 10
@@ -272,12 +159,10 @@ SINGLE_AT_ONCE = 10
 LOG_NAME = "drmaa-helper.log"
 
 
-class HelperDiedError(LrmUnavailableError):
-    """The helper process ended while a request was with it."""
+class DrmaaClient(HelperClient["Request", "Result"]):
+    """The DRMAA helper of one cluster. Requests go one after another."""
 
-
-class DrmaaClient:
-    """The helper of one cluster. Requests go one after another."""
+    called = "DRMAA"
 
     def __init__(
         self,
@@ -289,29 +174,14 @@ class DrmaaClient:
         request_timeout: float = 20.0,
     ) -> None:
         """Nothing is started yet."""
-        self._commands = context.commands
-        self._log = context.state_directory / LOG_NAME
+        super().__init__(context, log=LOG_NAME, request_timeout=request_timeout)
         self._launch = launch
         self._open_request = OpenSession(contact=contact, ledger=str(ledger) if ledger else None)
-        self._timeout = request_timeout
-        self._lock = anyio.Lock()
-        self._helper: HelperProcess | None = None
         self._opened: Opened | None = None
         self.library = library_of(str(launch.library or ""))
         """Which library it is: by what it says of itself, and by where it lies until it was loaded."""
-        self._number = 0
-        self._deaths = 0
-        self._retry_at = 0.0
         self.unloadable = False
         """Whether the last helper said that it cannot load the library."""
-        self._silent_at = 0.0
-        self._silence = ""
-        """When it was last found that there is no answer, and in what words."""
-
-    @property
-    def helper_pid(self) -> int | None:
-        """Process id of the helper, while one runs."""
-        return self._helper.pid if self._helper is not None else None
 
     @property
     def launch(self) -> HelperLaunch:
@@ -379,13 +249,6 @@ class DrmaaClient:
         """Stop reporting batches of unknown outcome."""
         await self._ask(AbandonBatches(keys=tuple(keys)), Done, urgent=True)
 
-    async def close(self) -> None:
-        """End the helper; jobs go on."""
-        async with self._lock:
-            helper, self._helper, self._opened = self._helper, None, None
-            if helper is not None:
-                await helper.stop()
-
     # -- the helper ----------------------------------------------------------------------------------------------
 
     async def _ask(self, request: Request, wanted: type[R], *, urgent: bool = False, admitted: bool = False) -> R:
@@ -396,44 +259,14 @@ class DrmaaClient:
             with self._commands.timed(type(request).__name__):
                 return _expect(await self._exchange(request), wanted)
 
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Have the helper to oneself.
-
-        A library may take 18 s to find that its system does not answer. Who waited for his turn meanwhile is told what
-        was found, with LrmUnreachableError because nothing was sent, instead of waiting as long again.
-        """
-        waiting_since = anyio.current_time()
-        async with self._lock:
-            if self._silent_at > waiting_since:
-                raise LrmUnreachableError(self._silence, hint="it is asked again later")
-            try:
-                yield
-            except HelperDiedError:
-                raise
-            except LrmUnavailableError as error:
-                self._silent_at, self._silence = anyio.current_time(), error.message
-                raise
-
     async def _ready(self, *, urgent: bool = False) -> Opened:
-        if self._helper is not None and not self._helper.is_running():
-            await self._give_up()
-        if self._helper is None:
-            await self._start()
+        await self._running()
         if self._opened is None:
             await self._commands.admit(urgent=urgent)
             with self._commands.timed(type(self._open_request).__name__):
                 self._opened = await self._open()
             self.library = library_of(self._opened.system, self._opened.implementation)
         return self._opened
-
-    async def _start(self) -> None:
-        wait = self._retry_at - anyio.current_time()
-        if wait > 0:
-            message = f"the DRMAA helper died {self._deaths} times in a row; it is started again in {wait:.0f} s"
-            raise LrmUnavailableError(message, hint=f"its log is {self._log}")
-        launch = self._launch
-        self._helper = await HelperProcess.start(launch.argv(), launch.environment(), self._log)
 
     async def _open(self) -> Opened:
         result = await self._exchange(self._open_request)
@@ -448,53 +281,31 @@ class DrmaaClient:
         self.unloadable = isinstance(result, Failure) and result.kind is FailureKind.LIBRARY
         return _expect(result, Opened)
 
-    async def _exchange(self, request: Request) -> Result:
-        """Send one request and return its result. A helper that dies or stays silent is given up."""
-        helper = self._helper
-        if helper is None:
-            message = "the DRMAA helper does not run"
-            raise LrmUnavailableError(message)
-        self._number += 1
-        number = self._number
-        patience = self._commands.bounded(self._timeout + _further_seconds(request))
-        try:
-            with anyio.fail_after(patience):
-                await helper.send(encode(NumberedRequest(number=number, request=request)))
-                while True:
-                    answer = decode_result(await helper.receive())
-                    # Answers to requests whose asker was cancelled come first.
-                    if answer.number == number:
-                        break
-        except TimeoutError:
-            self._commands.unanswered += 1
-            await self._give_up()
-            message = f"the DRMAA library did not answer {request.op} within {patience:g} s"
-            raise LrmUnavailableError(message, hint="its helper was killed; it is started again") from None
-        except (LrmUnavailableError, ProtocolError) as error:
-            await self._give_up()
-            raise HelperDiedError(error.message, hint=error.hint) from None
-        if not isinstance(request, OpenSession):
-            self._deaths = 0
-        return answer.result
+    # -- what HelperClient asks of its subclasses ----------------------------------------------------------------
 
-    async def _give_up(self) -> None:
-        """End a helper that failed. The first may be followed by another at once, later ones after growing pauses."""
-        await self._stop()
-        self._deaths += 1
-        if self._deaths > 1:
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._deaths - 2, 10))
-            self._retry_at = anyio.current_time() + pause
+    def _launched(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        return self._launch.argv(), self._launch.environment()
 
-    async def _stop(self) -> None:
-        helper, self._helper, self._opened = self._helper, None, None
-        if helper is not None:
-            await helper.kill()
+    def _encode(self, number: int, request: Request) -> bytes:
+        return encode(NumberedRequest(number=number, request=request))
 
+    def _decode(self, line: bytes) -> tuple[int, Result]:
+        answer = decode_result(line)
+        return answer.number, answer.result
 
-def _further_seconds(request: Request) -> float:
-    if isinstance(request, SubmitJobs) and request.index_variable is not None:
-        return SINGLE_SECONDS * request.count
-    return 0.0
+    def _forget_session(self) -> None:
+        self._opened = None
+
+    def _opens(self, request: Request) -> bool:
+        return isinstance(request, OpenSession)
+
+    def _operation(self, request: Request) -> str:
+        return request.op
+
+    def _further_seconds(self, request: Request) -> float:
+        if isinstance(request, SubmitJobs) and request.index_variable is not None:
+            return SINGLE_SECONDS * request.count
+        return 0.0
 
 
 def _expect(result: Result, wanted: type[R]) -> R:

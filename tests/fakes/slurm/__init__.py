@@ -7,6 +7,11 @@ look at the real system first.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.fakes.slurm.cluster import FakeSlurm
 
-__all__ = ["FakeSlurm"]
+__all__ = ["PYSLURM", "FakeSlurm"]
+
+PYSLURM = str(Path(__file__).parent / "modules")
+"""Directory in which a fake pyslurm is found, as an entry of sys.path."""

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import re
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,14 @@ def squeue(store: Store, arguments: list[str]) -> None:
 def _asked_for(state: State, text: str) -> list[Job]:
     """Return the jobs that a list names; other than scontrol and scancel, squeue shows no ranges of elements."""
     return [job for one in split_jobs(text) if "[" not in one for job in selected(state, one)]
+
+
+def _group(user: str) -> str:
+    """Return the group of a user; for one that is not known here a group of his name."""
+    try:
+        return grp.getgrgid(pwd.getpwnam(user).pw_gid).gr_name
+    except KeyError:
+        return user
 
 
 def _waiting_together(rows: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -87,7 +97,7 @@ def _job_values(store: Store, job: Job) -> dict[str, str]:
         "NTPerNode": "0",
         "Feature": "(null)",
         "ReqNodes": ",".join(job.wanted),
-        "GroupName": job.user,
+        "GroupName": _group(job.user),
         "Account": "(null)",
         "RestartCnt": "0",
         "WorkDir": "/",

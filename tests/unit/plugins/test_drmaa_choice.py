@@ -19,9 +19,10 @@ from koala_adapter.lrm.drmaa.choice import (
     find_libraries,
     is_shared,
 )
-from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperDiedError
+from koala_adapter.lrm.drmaa.client import DrmaaClient
 from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, PBS, SLURM, Library
 from koala_adapter.lrm.drmaa.protocol import Opened
+from koala_adapter.lrm.helper import HelperDiedError
 from koala_adapter.testing import new_context
 from koala_slurm.listing import SEPARATOR, all_here
 

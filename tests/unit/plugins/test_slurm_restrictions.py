@@ -88,6 +88,8 @@ def test_features_that_cannot_be_told(text: str) -> None:
     ("values", "expected"),
     [
         ({"OverSubscribe": "NO"}, Restrictions(exclusive=True)),
+        ({"TresPerTask": "cpu=2"}, Restrictions()),
+        ({"TresPerTask": "cpu:2"}, Restrictions()),
         ({"OverSubscribe": "OK", "Contiguous": "0", "Reservation": "koala_start_5"}, Restrictions()),
         ({"TresPerNode": "gres:gpu:a100:2,gres:fpga"}, Restrictions(gres=(("gpu:a100", 2), ("fpga", 1)))),
         ({"TresPerNode": "gres/gpu:2"}, Restrictions(gres=(("gpu", 2),))),
@@ -107,6 +109,8 @@ def test_what_a_job_asks_for(values: dict[str, str], expected: Restrictions) -> 
     ("values", "words"),
     [
         ({"HetJobId": "7"}, "heterogeneous"),
+        ({"Switches": "1@00:05:00"}, "switches"),
+        ({"TresPerTask": "cpu=2,gres/gpu=1"}, "cpu=2,gres/gpu=1, not by node"),
         ({"TresPerJob": "gres:gpu:4"}, "gres:gpu:4"),
         ({"Reservation": "maintenance"}, "maintenance"),
         ({"Contiguous": "1"}, "contiguous"),

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an outside scheduler's listing of all jobs costs on Slurm: by squeue and scontrol, and by pyslurm, in one run.
+
+On a real Slurm with so many held jobs, of which a few change before each listing. Processor time of this process with
+the commands or the helper, and of slurmctld; requests; and what the first listing takes. The ways take turns, and
+medians are printed with their ratio. Then 500 short jobs are listed until all have ended.
+
+    KOALA_TEST_SLURM=/opt/slurm python -m benchmarks.slurmlisting [--jobs 1000 20000] [--repeat 9] [--json]
+
+Needs a Slurm, root, and pyslurm of its release.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from koala_adapter.model import LrmJobId, LrmJobState
+from koala_adapter.testing import new_context
+from koala_slurm import SlurmSettings
+from koala_slurm.lrm import SlurmLrm
+from tests.real.systems import SlurmCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+TICKS = os.sysconf("SC_CLK_TCK")
+WAYS = ("commands", "pyslurm")
+SHORT_JOBS = 500
+CHANGED = 10
+"""Jobs that change before each listing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Medians of one measure, in seconds of processor time unless it says otherwise."""
+
+    what: str
+    commands: float
+    pyslurm: float
+
+    @property
+    def ratio(self) -> float:
+        """Pyslurm by commands."""
+        return self.pyslurm / self.commands if self.commands else float("nan")
+
+
+@dataclass(slots=True)
+class Cost:
+    """Processor time here with all children, at slurmctld, and requests."""
+
+    here: float
+    controller: float
+    requests: int
+
+
+class Side:
+    """One way to the jobs."""
+
+    def __init__(self, cluster: SlurmCluster, access: str, directory: Path) -> None:
+        """Nothing is asked yet."""
+        self.access = access
+        self._cluster = cluster
+        self._requests = 0
+        context = new_context(directory)
+        context.commands.observer = self._count
+        settings = SlurmSettings.model_validate({**cluster.plugin_settings, "access": access})
+        self.lrm = SlurmLrm(context, settings)
+
+    def _count(self, _name: str, _seconds: float, _failure: str) -> None:
+        self._requests += 1
+
+    async def measured(self, what: Callable[[], Awaitable[object]]) -> Cost:
+        """Do something, and return what it cost."""
+        before = (self._here(), _ticks(self._controller()), self._requests)
+        await what()
+        after = (self._here(), _ticks(self._controller()), self._requests)
+        return Cost(after[0] - before[0], after[1] - before[1], after[2] - before[2])
+
+    def _here(self) -> float:
+        own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+        library = self.lrm.library
+        helper = _ticks(library.client.helper_pid) if library and library.client.helper_pid else 0.0
+        return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime + helper
+
+    def _controller(self) -> int:
+        return int((self._cluster.directory / "slurmctld.pid").read_text())
+
+
+def _ticks(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+async def listings(cluster: SlurmCluster, sides: Sequence[Side], jobs: int, repeat: int) -> list[Row]:
+    """Return what the first listing costs, and one with a few changes."""
+    ids = [job.id for job in await sides[0].lrm.jobs() if job.state is LrmJobState.HELD][:CHANGED]
+    costs: dict[str, list[Cost]] = {side.access: [] for side in sides}
+    for turn in range(repeat):
+        cluster.run("scontrol", "update", f"JobId={','.join(ids)}", f"TimeLimit={turn + 20}")
+        for side in sides:
+            costs[side.access].append(await side.measured(side.lrm.jobs))
+    return [_row(f"{jobs:,} jobs: {name}", costs, name) for name in ("here", "controller", "requests")]
+
+
+def _row(what: str, costs: dict[str, list[Cost]], name: str) -> Row:
+    found = {way: statistics.median(getattr(cost, name) for cost in all_) for way, all_ in costs.items()}
+    return Row(what=what, commands=found["commands"], pyslurm=found["pyslurm"])
+
+
+async def first_listings(sides: Sequence[Side], jobs: int) -> list[Row]:
+    """Return what the first listing costs: of pyslurm with the start of its helper."""
+    costs = {side.access: [await side.measured(side.lrm.jobs)] for side in sides}
+    return [_row(f"{jobs:,} jobs, first listing: {name}", costs, name) for name in ("here", "controller", "requests")]
+
+
+async def starts(cluster: SlurmCluster, sides: Sequence[Side], repeat: int) -> list[Row]:
+    """Return what a start of a held job of one processor costs."""
+    costs: dict[str, list[Cost]] = {side.access: [] for side in sides}
+    for _ in range(repeat):
+        for side in sides:
+            job = LrmJobId(cluster.submit("#!/bin/sh\n", "--hold", "-n1", "--output=/dev/null"))
+            await side.lrm.jobs()
+            costs[side.access].append(await side.measured(partial(side.lrm.start_on, job, ["n1"])))
+    return [_row(f"a start: {name}", costs, name) for name in ("here", "controller", "requests")]
+
+
+async def short_jobs(cluster: SlurmCluster, sides: Sequence[Side]) -> list[Row]:
+    """Return what listing so many short jobs costs, every half second until all have ended."""
+    costs: dict[str, list[Cost]] = {}
+    for side in sides:
+        array = cluster.submit("#!/bin/sh\n", "-n1", "--output=/dev/null", f"--array=1-{SHORT_JOBS}")
+
+        async def until_all_have_ended(side: Side = side, array: str = array) -> None:
+            while any(  # noqa: ASYNC110 - Slurm tells nobody
+                job.id.startswith(f"{array}_") and job.state is not LrmJobState.ENDED for job in await side.lrm.jobs()
+            ):
+                await anyio.sleep(0.5)
+
+        begun = time.monotonic()
+        cost = await side.measured(until_all_have_ended)
+        # How long the jobs take is not the listing's affair.
+        seconds = time.monotonic() - begun
+        costs[side.access] = [Cost(cost.here / seconds, cost.controller / seconds, cost.requests)]
+    names = ("here", "controller")
+    return [_row(f"{SHORT_JOBS} short jobs, each second: {name}", costs, name) for name in names]
+
+
+FILL = """
+import sys, pyslurm
+pyslurm.slurm_init(sys.argv[1])
+for index in range(int(sys.argv[2]), int(sys.argv[3])):
+    pyslurm.JobSubmitDescription(
+        name=f"job{index}", script="#!/bin/sh\\n", ntasks=1 + index % 3, priority=0, time_limit=10,
+        environment={"A": "b"}, working_directory="/", standard_output="/dev/null", comment=f"comment {index}",
+    ).submit()
+"""
+
+
+def fill(cluster: SlurmCluster, first: int, last: int) -> None:
+    """Submit held jobs with these indices; 20,000 sbatch would take many minutes."""
+    argv = [sys.executable, "-c", FILL, str(cluster.conf), str(first), str(last)]
+    subprocess.run(argv, check=True, env={**os.environ, "PYSLURM_DISABLE_AUTO_INIT": "1"})
+
+
+async def measure(numbers: Sequence[int], repeat: int) -> list[Row]:
+    """Return all rows."""
+    rows: list[Row] = []
+    settings = {"MaxJobCount": str(2 * max(numbers) + 5000)}
+    with tempfile.TemporaryDirectory() as directory, SlurmCluster("listing", settings=settings) as cluster:
+        there = 0
+        for number in numbers:
+            fill(cluster, there, number)
+            there = number
+            sides = [Side(cluster, way, Path(directory) / f"{way}{number}") for way in WAYS]
+            for side in sides:
+                await side.lrm.start()
+            rows += await first_listings(sides, number)
+            rows += await listings(cluster, sides, number, repeat)
+            if number == numbers[0]:
+                rows += await starts(cluster, sides, repeat)
+                rows += await short_jobs(cluster, sides)
+            for side in sides:
+                await side.lrm.close()
+    return rows
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, nargs="+", default=[1000, 20000])
+    parser.add_argument("--repeat", type=int, default=9)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = anyio.run(measure, options.jobs, options.repeat)
+    if options.json:
+        sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        return
+    for row in rows:
+        sys.stdout.write(f"{row.what:45} {row.commands:8.3f} {row.pyslurm:8.3f} {row.ratio:6.2f}\n")
+
+
+if __name__ == "__main__":
+    main()

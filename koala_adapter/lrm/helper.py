@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helper processes: a library that may abort, hang or be of another licence runs in a process of its own.
+
+One request is one line, its result is one line with the same number. In order: the process seen from its parent, and
+the client that asks it: one request at a time, each with a limit in time, with pauses between starts of a helper that
+keeps dying. What the lines say is the business of a client's subclass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from abc import ABC, abstractmethod
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import anyio
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
+
+    from anyio.abc import Process
+
+    from koala_adapter.lrm import ClusterContext
+
+LONGEST_LINE = 64 * 1024 * 1024
+"""Bytes of one request or result."""
+
+# -- The process, seen from its parent -----------------------------------------------------------------------
+# Lines go in, lines come out, and it can be killed at any moment. There are no background tasks: each caller waits for
+# its own answer, one at a time.
+
+FAREWELL_SECONDS = 5.0
+"""How long a helper may take to end its session when its stdin is closed."""
+
+BURIAL_SECONDS = 0.1
+"""How long asyncio may take to notice that a process has died."""
+
+LOG_TAIL = 2000
+"""Bytes of the helper's stderr that go into an error message, at most."""
+
+
+class HelperProcess:
+    """One running helper."""
+
+    def __init__(self, process: Process, log: Path, *, called: str) -> None:
+        """Take over a process; use :meth:`start`. ``called``: its name in messages."""
+        self._called = called
+        self._process = process
+        self._log = log
+        if process.stdin is None or process.stdout is None:
+            message = "a helper needs pipes for its stdin and stdout"
+            raise ValueError(message)
+        self._stdin = process.stdin
+        self._lines = BufferedByteReceiveStream(process.stdout)
+
+    @classmethod
+    async def start(
+        cls, argv: Sequence[str], environment: Mapping[str, str], log: Path, *, called: str
+    ) -> HelperProcess:
+        """Start a helper; its stderr goes to ``log``, which begins anew. Raises LrmUnavailableError."""
+        try:
+            with log.open("wb") as stderr:
+                process = await anyio.open_process(
+                    list(argv),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    env=dict(environment),
+                    cwd="/",
+                    start_new_session=True,
+                )
+        except OSError as error:
+            message = f"cannot start the {called} helper: {error.strerror or error}"
+            raise LrmUnavailableError(message, hint=f"look at {log}") from error
+        return cls(process, log, called=called)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        """Tell whether it has not ended."""
+        return self._process.returncode is None
+
+    async def send(self, line: bytes) -> None:
+        """Write one line. Raises LrmUnavailableError when the helper has died."""
+        try:
+            await self._stdin.send(line)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            raise self._died() from None
+
+    async def receive(self) -> bytes:
+        """Return the next line. Raises LrmUnavailableError when the helper has died."""
+        try:
+            return await self._lines.receive_until(b"\n", LONGEST_LINE)
+        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise self._died() from None
+
+    async def stop(self) -> None:
+        """Close its stdin, wait a little, kill it if need be; return when it is gone."""
+        with anyio.CancelScope(shield=True):
+            with contextlib.suppress(anyio.BrokenResourceError, OSError):
+                await self._stdin.aclose()
+            with anyio.move_on_after(FAREWELL_SECONDS):
+                await self._process.wait()
+            await self.kill()
+
+    async def kill(self) -> None:
+        """Kill it at once; return when it is gone. It may hang in a library call, so nothing else is sure."""
+        with anyio.CancelScope(shield=True):
+            # If it has just died, it must not be buried twice: by asyncio's watcher, and on the way of a signal to it.
+            with anyio.move_on_after(BURIAL_SECONDS):
+                await self._process.wait()
+            if self.is_running():
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+            await self._process.wait()
+            await self._process.aclose()
+
+    def _died(self) -> LrmUnavailableError:
+        said = self.last_words()
+        message = f"the {self._called} helper died" + (f": {said}" if said else "")
+        return LrmUnavailableError(message, hint=f"it is started again; its log is {self._log}")
+
+    def last_words(self) -> str:
+        """Return the last line that it wrote to stderr."""
+        try:
+            text = self._log.read_bytes()[-LOG_TAIL:].decode("utf-8", "replace")
+        except OSError:
+            return ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+# -- The client ----------------------------------------------------------------------------------------------
+
+RequestT = TypeVar("RequestT")
+ResultT = TypeVar("ResultT")
+
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+
+
+class HelperDiedError(LrmUnavailableError):
+    """The helper process ended while a request was with it."""
+
+
+class HelperClient(ABC, Generic[RequestT, ResultT]):
+    """The helper of one cluster, started when needed and again when it dies. Requests go one after another."""
+
+    called = ""
+    """What its messages call the helper: ``DRMAA``."""
+
+    def __init__(self, context: ClusterContext, *, log: str, request_timeout: float) -> None:
+        """Nothing is started yet. ``log``: name of the file in the state directory that gets the helper's stderr."""
+        self._commands = context.commands
+        self._log = context.state_directory / log
+        self._timeout = request_timeout
+        self._lock = anyio.Lock()
+        self._helper: HelperProcess | None = None
+        self._number = 0
+        self._deaths = 0
+        self._retry_at = 0.0
+        self._silent_at = 0.0
+        self._silence = ""
+        """When it was last found that there is no answer, and in what words."""
+
+    @property
+    def helper_pid(self) -> int | None:
+        """Process id of the helper, while one runs."""
+        return self._helper.pid if self._helper is not None else None
+
+    @property
+    def deaths(self) -> int:
+        """Helpers that died or were given up, one after another, since a request was last answered."""
+        return self._deaths
+
+    async def close(self) -> None:
+        """End the helper."""
+        async with self._lock:
+            helper, self._helper = self._helper, None
+            self._forget_session()
+            if helper is not None:
+                await helper.stop()
+
+    # -- what a subclass says ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _launched(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        """Return the command line of the helper and its whole environment."""
+
+    @abstractmethod
+    def _encode(self, number: int, request: RequestT) -> bytes:
+        """Return a request as one line."""
+
+    @abstractmethod
+    def _decode(self, line: bytes) -> tuple[int, ResultT]:
+        """Return the number and the result of one line. Raises ProtocolError."""
+
+    @abstractmethod
+    def _forget_session(self) -> None:
+        """Drop what was true of the helper that has just ended."""
+
+    @abstractmethod
+    def _opens(self, request: RequestT) -> bool:
+        """Tell whether a request only opens the library; its success does not show that a helper lives."""
+
+    @abstractmethod
+    def _operation(self, request: RequestT) -> str:
+        """Return what a request asks for, in a word for messages."""
+
+    def _further_seconds(self, request: RequestT) -> float:  # noqa: ARG002 - subclasses look at it
+        """Return by how much longer than others a request may take."""
+        return 0.0
+
+    # -- asking --------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Have the helper to oneself.
+
+        A library may take 18 s to find that its system does not answer. Who waited for his turn meanwhile is told what
+        was found, with LrmUnreachableError because nothing was sent, instead of waiting as long again.
+        """
+        waiting_since = anyio.current_time()
+        async with self._lock:
+            if self._silent_at > waiting_since:
+                raise LrmUnreachableError(self._silence, hint="it is asked again later")
+            try:
+                yield
+            except HelperDiedError:
+                raise
+            except LrmUnavailableError as error:
+                self._silent_at, self._silence = anyio.current_time(), error.message
+                raise
+
+    async def _running(self) -> None:
+        """Return when a helper runs. Raises LrmUnavailableError during the pause after several have died."""
+        if self._helper is not None and not self._helper.is_running():
+            await self._give_up()
+        if self._helper is None:
+            await self._start()
+
+    async def _start(self) -> None:
+        wait = self._retry_at - anyio.current_time()
+        if wait > 0:
+            message = (
+                f"the {self.called} helper died {self._deaths} times in a row; it is started again in {wait:.0f} s"
+            )
+            raise LrmUnavailableError(message, hint=f"its log is {self._log}")
+        argv, environment = self._launched()
+        self._helper = await HelperProcess.start(argv, environment, self._log, called=self.called)
+
+    async def _exchange(self, request: RequestT) -> ResultT:
+        """Send one request and return its result. A helper that dies or stays silent is given up."""
+        helper = self._helper
+        if helper is None:
+            message = f"the {self.called} helper does not run"
+            raise LrmUnavailableError(message)
+        self._number += 1
+        number = self._number
+        patience = self._commands.bounded(self._timeout + self._further_seconds(request))
+        try:
+            with anyio.fail_after(patience):
+                await helper.send(self._encode(number, request))
+                while True:
+                    answered, result = self._decode(await helper.receive())
+                    # Answers to requests whose asker was cancelled come first.
+                    if answered == number:
+                        break
+        except TimeoutError:
+            self._commands.unanswered += 1
+            await self._give_up()
+            message = f"the {self.called} library did not answer {self._operation(request)} within {patience:g} s"
+            raise LrmUnavailableError(message, hint="its helper was killed; it is started again") from None
+        except (LrmUnavailableError, ProtocolError) as error:
+            await self._give_up()
+            raise HelperDiedError(error.message, hint=error.hint) from None
+        if not self._opens(request):
+            self._deaths = 0
+        return result
+
+    async def _give_up(self) -> None:
+        """End a helper that failed. The first may be followed by another at once, later ones after growing pauses."""
+        await self._stop()
+        self._deaths += 1
+        if self._deaths > 1:
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._deaths - 2, 10))
+            self._retry_at = anyio.current_time() + pause
+
+    async def _stop(self) -> None:
+        helper, self._helper = self._helper, None
+        self._forget_session()
+        if helper is not None:
+            await helper.kill()
