@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 NAMES = (
     "Features",
     "OverSubscribe",
+    "Exclusive",
     "Contiguous",
     "Licenses",
     "TresPerNode",
@@ -113,7 +114,7 @@ def restrictions(values: Mapping[str, str]) -> Restrictions:
     disk = asked.get("MinTmpDiskNode", "")
     throttle = asked.get("ArrayTaskThrottle", "")
     return Restrictions(
-        exclusive=asked.get("OverSubscribe", "OK").split("(")[0] in {"NO", "USER", "MCS"},
+        exclusive=_exclusive(asked),
         gres=gres,
         processors_by_gres=_by_gres(gres, _of_each(asked.get("CpusPerTres", ""))),
         memory_by_gres_mib=_by_gres(gres, _of_each(asked.get("MemPerTres", ""))),
@@ -125,6 +126,13 @@ def restrictions(values: Mapping[str, str]) -> Restrictions:
         qos=asked.get("QOS", ""),
         obstacle=_obstacle(asked),
     )
+
+
+def _exclusive(asked: Mapping[str, str]) -> bool:
+    """Tell whether a job has its nodes for itself: see EXCLUSIVE_APART of the table of releases."""
+    if apart := asked.get("Exclusive"):
+        return apart != "NO"
+    return asked.get("OverSubscribe", "OK").split("(")[0] in {"NO", "USER", "MCS"}
 
 
 def _obstacle(asked: Mapping[str, str]) -> str:
@@ -484,15 +492,20 @@ def _details(text: str) -> JobDetails:
 def _node_range(values: Mapping[str, str], *, any_number: bool) -> str:
     """Return the number of nodes that a waiting job insists on: ``2-3``; without a dash it may have more.
 
-    From 23.11 on Slurm shows ``2-2`` also for a job that cannot do with one node, because of its processors alone; then
-    the nodes of its TRES are the one that it asked for. ``1-1`` may be either; unless the site's hook has said that it
-    is not (``any_number``), it is taken for the user's wish.
+    Slurm shows ``2-2`` also for a job that cannot do with one node, because of its processors alone (RELATED_NODES of
+    the table of releases); then the nodes of its TRES are the one that it asked for. ``1-1`` may be either; unless the
+    site's hook has said that it is not (``any_number``), it is taken for the user's wish.
+
+    Where Slurm bounds the nodes by the tasks (BOUNDED_BY_TASKS) the upper bound holds for each job, and the lower one
+    is that of its TRES. Nothing is left to guess then. A job shows its exclusiveness apart from that release on.
     """
     shown = values.get("NumNodes", "")
     low, dash, high = shown.partition("-")
-    asked = _NODES_ASKED.search(values.get("ReqTRES") or values.get("TRES", ""))
-    fewer = asked is not None and _number(asked["nodes"]) < _number(low)
-    return low if dash and low == high and (any_number or fewer) else shown
+    found = _NODES_ASKED.search(values.get("ReqTRES") or values.get("TRES", ""))
+    asked = _number(found["nodes"]) if found else _number(low)
+    if dash and "Exclusive" in values:
+        return f"{min(asked, _number(low))}-{high}"
+    return low if dash and low == high and (any_number or asked < _number(low)) else shown
 
 
 def _count(text: str) -> int:

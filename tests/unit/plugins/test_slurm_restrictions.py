@@ -89,6 +89,10 @@ def test_features_that_cannot_be_told(text: str) -> None:
     [
         ({"OverSubscribe": "NO"}, Restrictions(exclusive=True)),
         ({"OverSubscribe": "OK", "Contiguous": "0", "Reservation": "koala_start_5"}, Restrictions()),
+        ({"OverSubscribe": "NO", "Exclusive": "NO"}, Restrictions()),
+        ({"OverSubscribe": "YES", "Exclusive": "NO"}, Restrictions()),
+        ({"OverSubscribe": "NO", "Exclusive": "NODE"}, Restrictions(exclusive=True)),
+        ({"OverSubscribe": "NO", "Exclusive": "USER"}, Restrictions(exclusive=True)),
         ({"TresPerNode": "gres:gpu:a100:2,gres:fpga"}, Restrictions(gres=(("gpu:a100", 2), ("fpga", 1)))),
         ({"TresPerNode": "gres/gpu:2"}, Restrictions(gres=(("gpu", 2),))),
         ({"Licenses": "matlab:2,abaqus"}, Restrictions(licenses=(("matlab", 2), ("abaqus", 1)))),
