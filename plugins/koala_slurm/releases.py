@@ -85,7 +85,6 @@ DIFFERENCES: tuple[Difference, ...] = (
     EXCLUSIVE_APART,
     EXCLUSIVE_PARTITIONS,
     BOUNDED_BY_TASKS,
-    Difference((26, 5), "squeue of a user whom the directory does not know", "fails", "lists nothing, with status 0"),
 )
 """By release. What commands print as JSON differs in nearly each one; none of it is used."""
 

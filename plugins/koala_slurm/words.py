@@ -503,8 +503,8 @@ def reading_error(result: CommandResult, *, action: str) -> LrmError | None:
 
 
 _FAILED_LISTING = re.compile(r"slurm_load_\w+|unable to contact|socket timed out|error: invalid", re.IGNORECASE)
-"""Among them "Invalid user", when the directory of users does not answer: squeue of 26.05 then lists nothing and ends
-with status 0."""
+"""Among them "Invalid user", when the directory of users does not answer: squeue then lists nothing and ends with
+status 0."""
 
 
 _PARSABLE = re.compile(r"(?P<id>[0-9]{1,10})(?:;[A-Za-z0-9._-]+)?", re.ASCII)
