@@ -530,7 +530,10 @@ class SlurmLrm(Lrm):
         except LrmUnavailableError as error:
             self._unanswered = error
             raise
-        await self._submitter.start(nodes_are_here=self._nodes_are_here)
+        await self._submitter.start(
+            nodes_are_here=self._nodes_are_here,
+            misfit=lambda library: releases.misfit(library, release_number(config.version)),
+        )
         self.capabilities = replace(
             CAPABILITIES,
             suspend=config.may_suspend(user=self._user, uid=os.geteuid()),

@@ -7,11 +7,13 @@ nothing shows it does the code compare the controller's release with the one nam
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 Release: TypeAlias = "tuple[int, int]"
 """Year and month, such as (26, 5)."""
@@ -64,6 +66,13 @@ CORES_SPREAD = Difference(
     "one number that Slurm spreads over the nodes as it likes",
 )
 
+SERVES_OLDER = Difference(
+    (24, 11),
+    "how much older than slurmctld what asks it may be: commands, and a DRMAA library by the libslurm that it uses",
+    "two releases",
+    "three releases",
+)
+
 DIFFERENCES: tuple[Difference, ...] = (
     Difference((23, 2), "exit status in squeue", "a wait status, `768`", "exit code and signal, `3:0`"),
     Difference((23, 2), "`TRES` in `scontrol show job`", "`TRES=`", "`ReqTRES=` and `AllocTRES=`"),
@@ -75,6 +84,13 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     RELATED_NODES,
     CORES_SPREAD,
+    Difference(
+        (23, 11),
+        "PriorityType, where slurm.conf does not say it",
+        "`priority/basic`: later jobs have lower priorities, from which `--nice` takes",
+        "`priority/multifactor`: without weights all jobs have the same, and `--nice` changes nothing",
+    ),
+    SERVES_OLDER,
     Difference(
         (25, 5),
         "a second change of the nodes of a running job without slurmdbd",
@@ -102,6 +118,44 @@ NEW_WORDS: Mapping[str, Release] = {
     "EXPEDITING": (25, 11),
 }
 """Words for states of jobs and nodes that the oldest release does not have (`koala_slurm.words` has what all mean)."""
+
+
+LIBRARIES: Mapping[int, Release] = {
+    36: (20, 11),
+    37: (21, 8),
+    38: (22, 5),
+    39: (23, 2),
+    40: (23, 11),
+    41: (24, 5),
+    42: (24, 11),
+    43: (25, 5),
+    44: (25, 11),
+    45: (26, 5),
+}
+"""Releases by the number of their library: programs ask for it as ``libslurm.so.44``."""
+
+_LIBRARY = re.compile(rb"\0libslurm(?:full)?\.so\.([0-9]{1,4})\0")
+
+
+def misfit(library: Path, controller: tuple[int, ...]) -> str:
+    """Return why slurmctld of a release does not understand a DRMAA library; nothing where that is not known.
+
+    The library opens its session all the same: it asks slurmctld only when it submits.
+    """
+    try:
+        found = _LIBRARY.search(library.read_bytes())
+    except OSError:
+        return ""
+    releases = list(LIBRARIES.values())
+    release = LIBRARIES.get(int(found[1])) if found else None
+    if release is None or controller not in releases:
+        return ""
+    at = releases.index(controller)
+    most = 3 if controller >= SERVES_OLDER.since else 2
+    if release in releases[max(0, at - most) : at + 1]:
+        return ""
+    served = name_of(releases[at])
+    return f"it uses libslurm of Slurm {name_of(release)}, which slurmctld of {served} does not understand"
 
 
 def name_of(release: Release) -> str:

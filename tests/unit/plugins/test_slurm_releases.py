@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from koala_slurm import releases
 from koala_slurm.listing import parse_config
 from koala_slurm.releases import DIFFERENCES, NEW_WORDS
 from koala_slurm.words import JOB_STATES, NODE_FLAGS, NODE_STATES
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_the_table_is_in_order() -> None:
@@ -41,6 +46,37 @@ def test_a_controller_of_a_release(version: str, by_node: bool, tells: bool) -> 
     """What it can be asked for follows from the table."""
     config = parse_config(f"SLURM_VERSION           = {version}\n")
     assert (config.takes_cores_by_node, config.partitions_tell_more) == (by_node, tells)
+
+
+@pytest.mark.parametrize(
+    ("number", "controller", "fits"),
+    [
+        (38, (22, 5), True),
+        (38, (23, 11), True),
+        (38, (24, 5), False),
+        (39, (24, 11), True),
+        (38, (25, 11), False),
+        (44, (25, 11), True),
+        (45, (25, 11), False),
+        (99, (25, 11), True),
+        (38, (30, 5), True),
+        (38, (), True),
+    ],
+)
+def test_a_library_of_another_release(tmp_path: Path, number: int, controller: tuple[int, ...], *, fits: bool) -> None:
+    """As far as slurmctld serves older ones; what is not known is tried."""
+    library = tmp_path / "libdrmaa.so"
+    library.write_bytes(b"\x7fELF..\0libc.so.6\0" + f"libslurm.so.{number}\0".encode() + b"drmaa_init\0")
+    told = releases.misfit(library, controller)
+    assert (told == "") == fits
+    assert fits or f"libslurm of Slurm {releases.name_of(releases.LIBRARIES[number])}" in told
+
+
+def test_a_library_that_tells_nothing(tmp_path: Path) -> None:
+    """One that is not there, or names no libslurm, is tried."""
+    (tmp_path / "libdrmaa.so").write_bytes(b"\x7fELF")
+    assert releases.misfit(tmp_path / "libdrmaa.so", (25, 11)) == ""
+    assert releases.misfit(tmp_path / "missing", (25, 11)) == ""
 
 
 def test_name_of_a_release() -> None:
