@@ -124,7 +124,8 @@ class Release:
             ready.touch()
         self._copy_from_the_host()
         self._copy_source()
-        self._do(*self._inside("env", "--unset=KOALA_REQUIRE_REAL", ".ci/install_debian"))
+        # A folder that was made by an earlier list of packages gets what is new in it.
+        self._do(*self._inside("env", "--unset=KOALA_REQUIRE_REAL", ".ci/install_debian", *PACKAGES))
         self._do(*self._inside(".ci/make_venv", "/opt/venv"))
         pip = ("/opt/venv/bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install")
         self._do(*self._inside(*pip, "--editable", ".[test]", "--editable", "plugins/koala-experiments"))
