@@ -50,7 +50,9 @@ ON_SLURM: tuple[str, ...] = (
     "tests/real/test_slurm_behaviour.py",
     "tests/real/test_slurm_places.py",
     "tests/real/test_schedule_slurm.py",
+    "tests/real/test_schedule_slurm_needs.py",
     "tests/real/test_wiki_slurm.py",
+    "tests/real/test_wiki_maui.py",
 )
 ON_GRID_ENGINE = (
     "tests/real/test_sge_plugin.py",

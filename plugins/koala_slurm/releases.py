@@ -82,6 +82,12 @@ DIFFERENCES: tuple[Difference, ...] = (
         "has slurmd run the user's login shell and wait for it",
         "has it not; `ALL`, which never did, is used for all releases",
     ),
+    Difference(
+        (23, 11),
+        "`sbatch --cpus-per-task=3` in `scontrol show job`",
+        "`CPUs/Task=3`",
+        "`TresPerTask=cpu=3` (or `cpu:3`) as well, where GPUs by task stand, too",
+    ),
     RELATED_NODES,
     CORES_SPREAD,
     Difference(

@@ -65,6 +65,7 @@ _EVERY = re.compile(rf"{_WORD}(?:&{_WORD})*")
 _SOME = re.compile(rf"{_WORD}(?:\|{_WORD})+")
 _LICENSE = re.compile(r"LicenseName=(?P<name>\S+)\s+Total=[0-9]+\s+Used=[0-9]+\s+Free=(?P<free>[0-9]+)")
 _AMOUNT = re.compile(r"(?P<number>[0-9]+)(?P<unit>[kKmMgGtTpP]?)", re.ASCII)
+_PROCESSORS_OF_TASK = re.compile(r"(?:^|,)cpu[:=][0-9]+(?=,|$)")
 _GRES_PREFIX = re.compile(r"\bgres[:/]")
 _UNITS_OF_COUNTS = ("", "K", "M", "G", "T", "P")
 NOT_CONSUMED = "no_consume"
@@ -109,6 +110,8 @@ def parse_features(text: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
 def restrictions(values: Mapping[str, str]) -> Restrictions:
     """Return what the values of a job say."""
     given = {name: values.get(name, "") for name in NAMES}
+    # The processors of a task are told by squeue, too (sbatch --cpus-per-task).
+    given["TresPerTask"] = _PROCESSORS_OF_TASK.sub("", given["TresPerTask"]).strip(",")
     asked = {name: value for name, value in given.items() if value not in _NO_RESTRICTION}
     gres = _numbers(_GRES_PREFIX.sub("", asked.get("TresPerNode", "")))
     disk = asked.get("MinTmpDiskNode", "")

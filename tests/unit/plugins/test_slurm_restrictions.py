@@ -100,6 +100,8 @@ def test_features_that_cannot_be_told(text: str) -> None:
         ({"NtasksPerN:B:S:C": "2:0:*:*", "ReqB:S:C:T": "0:0:*:*", "CoreSpec": "*"}, Restrictions()),
         ({"ReqB:S:C:T": "0:0:*:1"}, Restrictions(threads_per_core=1)),
         ({"NtasksPerN:B:S:C": "0:0:*:1"}, Restrictions(tasks_per_core=1)),
+        ({"TresPerTask": "cpu=3"}, Restrictions()),
+        ({"TresPerTask": "cpu:3"}, Restrictions()),
     ],
 )
 def test_what_a_job_asks_for(values: dict[str, str], expected: Restrictions) -> None:
@@ -112,6 +114,7 @@ def test_what_a_job_asks_for(values: dict[str, str], expected: Restrictions) -> 
     [
         ({"HetJobId": "7"}, "heterogeneous"),
         ({"TresPerJob": "gres:gpu:4"}, "gres:gpu:4"),
+        ({"TresPerTask": "cpu=3,gres/gpu:1"}, "asks for gres/gpu:1, not"),
         ({"Reservation": "maintenance"}, "maintenance"),
         ({"Contiguous": "1"}, "contiguous"),
         ({"CoreSpec": "2"}, "core-spec"),
