@@ -32,10 +32,10 @@ test: $(VENV)/.tox-installed
 	@echo "Running the parts of the tests (.venv/bin/tox list), two at a time; this takes some minutes"
 	@status=0; $(VENV)/bin/tox run-parallel --parallel 2 --runner $(RUNNER) || status=$$?; $(VENV)/bin/python .ci/summary.py .tox/reports; exit $$status
 
-# Another Debian has another Slurm and another Python; each is made in .tox/debian, and made once.
+# Another Debian has another Slurm and another Python; each is made in .tox/debian, and made once. The summary is that of
+# the latest `make test`, too.
 test-versions: $(VENV)/.made
 	@.ci/install_debian debootstrap
-	@rm -rf .tox/reports
 	@status=0; $(VENV)/bin/python .ci/test_versions.py || status=$$?; $(VENV)/bin/python .ci/summary.py .tox/reports; exit $$status
 
 lint: $(VENV)/.tox-installed

@@ -61,6 +61,7 @@ NEGOTIATION = re.compile(r"(<!-- negotiation: (\w+) -->\n).*?(<!-- end -->)", re
 DRMAA = re.compile(r"(<!-- drmaa: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PYSLURM = re.compile(r"(<!-- pyslurm -->\n).*?(<!-- end -->)", re.DOTALL)
 CAPABILITIES = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end -->)", re.DOTALL)
+SLURM = re.compile(r"(<!-- slurm: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VARIABLES = re.compile(r"(<!-- variables: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 JSON = re.compile(r"(<!-- json -->\n).*?(<!-- end -->)", re.DOTALL)
 METRICS = re.compile(r"(<!-- metrics: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -135,8 +136,10 @@ def generated() -> dict[Path, str]:
     page = DOCS / "schedule.md"
     contents[page] = PYSLURM.sub(lambda mark: f"{mark[1]}{_pyslurm()}{mark[2]}", page.read_text(encoding="utf-8"))
     page = DOCS / "plugins.md"
-    contents[page] = CAPABILITIES.sub(
-        lambda mark: f"{mark[1]}{_capabilities(ours)}{mark[2]}", page.read_text(encoding="utf-8")
+    tables = {"differences": _differences(), "words": _new_words()}
+    contents[page] = SLURM.sub(
+        lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}",
+        CAPABILITIES.sub(lambda mark: f"{mark[1]}{_capabilities(ours)}{mark[2]}", page.read_text(encoding="utf-8")),
     )
     tree = command_tree()
     contents |= {MAN / name: text for name, text in man_pages(tree).items()}
@@ -175,6 +178,25 @@ def _capabilities(plugins: Mapping[str, PluginDefinition]) -> str:
 def _states(capabilities: Capabilities, name: str) -> bool:
     """Tell whether a capability is stated; those that say how jobs are pinned mean nothing without ``pin``."""
     return bool(getattr(capabilities, name)) and (capabilities.pin or not name.startswith("pin_"))
+
+
+def _differences() -> str:
+    """Return the table of what differs between releases of Slurm."""
+    releases = import_module("koala_slurm.releases")
+    rows = [
+        f"| {releases.name_of(one.since)} | {one.subject} | {one.before} | {one.then} |" for one in releases.DIFFERENCES
+    ]
+    return "\n".join(["", "| since | what | before | from then on |", "|---|---|---|---|", *rows, "", ""])
+
+
+def _new_words() -> str:
+    """Return the table of words for states that came with a release of Slurm."""
+    releases = import_module("koala_slurm.releases")
+    by_release: dict[str, list[str]] = {}
+    for word, since in releases.NEW_WORDS.items():
+        by_release.setdefault(releases.name_of(since), []).append(f"`{word}`")
+    rows = [f"| {since} | {', '.join(words)} |" for since, words in by_release.items()]
+    return "\n".join(["", "| since | words |", "|---|---|", *rows, "", ""])
 
 
 def _said() -> str:

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 SLOTS = 3
 
 
+def settings_of(cell: FakeCell) -> SgeSettings:
+    """Choose the fake, and its library, whether or not this machine has a real one."""
+    return SgeSettings(
+        root=cell.root,
+        bin_directory=cell.bin,
+        environment=cell.helper_variables,
+        request_timeout=60,
+        submit_by="drmaa",
+    )
+
+
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeCell]:
     """Give a fake cell for all tests of this module."""
@@ -35,9 +46,7 @@ class TestSgeOnFake(LrmConformance):
     @pytest.fixture
     async def under_test(self, cell: FakeCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the fake cell."""
-        settings = SgeSettings(
-            root=cell.root, bin_directory=cell.bin, environment=cell.helper_variables, request_timeout=60
-        )
+        settings = settings_of(cell)
         context = new_context(tmp_path)
         lrm = PLUGIN.factory(context, settings)
         await lrm.start()
@@ -87,9 +96,7 @@ async def test_a_qmaster_that_does_not_answer_is_asked_once(tmp_path: Path) -> N
     """``check`` leaves out what would wait for it again: queues, the library, and the user's id."""
     cell = FakeCell(tmp_path / "cell", slots=1)
     try:
-        settings = SgeSettings(
-            root=cell.root, bin_directory=cell.bin, environment=cell.helper_variables, request_timeout=60
-        )
+        settings = settings_of(cell)
         lrm = PLUGIN.factory(new_context(tmp_path), settings)
         await cell.stop()
         found = {result.subject: result for result in await lrm.check()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugin ``slurm``: Slurm, 20.11 to 25.11, through its commands, as an ordinary user.
+"""Plugin ``slurm``: Slurm, 20.11 to 26.05, through its commands, as an ordinary user.
 
 The door is PLUGIN. Every command is a pair of functions without I/O: one builds its command line, one parses what it
 prints. For an outside scheduler's listing pyslurm takes the place of some of them, where it is installed.
@@ -15,7 +15,7 @@ __all__ = ["PLUGIN", "SlurmSettings"]
 
 PLUGIN = PluginDefinition(
     name="slurm",
-    summary="Slurm 20.11 to 25.11, through sbatch, squeue, sinfo, scontrol and scancel",
+    summary="Slurm 20.11 to 26.05, through sbatch, squeue, sinfo, scontrol and scancel",
     settings=SlurmSettings,
     capabilities=CAPABILITIES,
     factory=make_lrm,

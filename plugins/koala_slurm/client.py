@@ -3,11 +3,23 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm.commands import CommandSystem
-from koala_slurm.listing import NODE_COMMAND, Unit, job_format, new_separator, parse_jobs, parse_nodes, squeue_command
+from koala_slurm.listing import (
+    NODE_COMMAND,
+    PARTITION_COMMAND,
+    Unit,
+    job_format,
+    new_separator,
+    parse_jobs,
+    parse_nodes,
+    parse_units,
+    parse_whole,
+    squeue_command,
+)
 from koala_slurm.words import COMPLAINTS, checked, minutes, reading_error
 
 if TYPE_CHECKING:
@@ -15,6 +27,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.lrm.commands import CommandResult, CommandRunner
     from koala_adapter.model import LrmJob, Node
+    from koala_slurm.listing import ControllerConfig
     from koala_slurm.settings import SlurmSettings
 
 
@@ -131,6 +144,9 @@ LISTING_REQUESTS = 7 + ASKED_SINGLY
 """At most, of a listing of all users: jobs (by pyslurm, and by squeue what that does not tell), details, partitions,
 licences, generic resources, limits of accounts."""
 
+PARTITIONS_KEPT = 300.0
+"""Seconds after which partitions are read again: sites change them seldom."""
+
 # -- Reading nodes and jobs ----------------------------------------------------------------------------------
 # With sinfo and squeue.
 
@@ -149,19 +165,35 @@ class CommandReader:
         self._commands = commands
         self._reserved_is_up = reserved_is_up
         self._has_default = has_default
-        self.unit = Unit.CPU
-        """What Slurm gives to one job alone, once the controller has said so."""
-        self.units: Mapping[str, Unit] = {}
-        """What partitions give that differ from that."""
+        self._unit = Unit.CPU
+        self._units: Mapping[str, Unit] = {}
+        self._whole: frozenset[str] = frozenset()
+        self._partitions_read_at: float | None = None
+
+    async def start(self, config: ControllerConfig) -> None:
+        """Learn what Slurm gives to one job alone, and from the partitions what differs in them."""
+        self._unit = config.unit
+        self._partitions_read_at = None
+        if config.partitions_tell_more:
+            await self._read_partitions()
+
+    async def _read_partitions(self) -> None:
+        shown = await self._commands.read(PARTITION_COMMAND, action="listing of partitions")
+        self._units, self._whole = parse_units(shown, self._unit), parse_whole(shown)
+        self._partitions_read_at = time.monotonic()
 
     async def nodes(self) -> tuple[Node, ...]:
-        """Return all nodes, each once."""
+        """Return all nodes, each once; now and then what their partitions tell is read again."""
+        read_at = self._partitions_read_at
+        if read_at is not None and time.monotonic() > read_at + PARTITIONS_KEPT:
+            await self._read_partitions()
         output = await self._commands.read(NODE_COMMAND, action="listing of nodes")
         return parse_nodes(
             output,
             reserved_is_up=self._reserved_is_up,
-            unit=self.unit,
-            units=self.units,
+            unit=self._unit,
+            units=self._units,
+            whole=self._whole,
             has_default=self._has_default,
         )
 

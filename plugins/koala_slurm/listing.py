@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.wire.hostlists import expand
+from koala_slurm import releases
 from koala_slurm.words import (
     LASTS,
     START_MAY_SHOW,
@@ -34,7 +35,7 @@ from koala_slurm.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
 
 # -- Jobs ----------------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def parse_job(row: Sequence[str]) -> LrmJob:
 
 
 def parse_exit(text: str) -> tuple[int, int]:
-    """Return exit code and signal: ``3:0`` (since 23.02), or a wait status such as 768 (before)."""
+    """Return exit code and signal: ``3:0``, or in older releases a wait status such as 768."""
     match = _EXIT.fullmatch(text)
     if match:
         return int(match["code"]), int(match["signal"])
@@ -235,17 +236,20 @@ def parse_nodes(
     reserved_is_up: bool = False,
     unit: Unit = Unit.CPU,
     units: Mapping[str, Unit] | None = None,
+    whole: Container[str] = (),
     has_default: bool = True,
 ) -> tuple[Node, ...]:
     """Return the nodes of a listing, each once with all its partitions.
 
-    ``units``: of partitions that give others than ``unit``. ``has_default``: jobs that name no partition go to the
-    default one. Raises LrmUnavailableError for text that is no
-    listing.
+    ``units``: of partitions that give others than ``unit``. ``whole``: partitions that give whole nodes, beside those
+    of which the listing tells it. ``has_default``: jobs that name no partition go to the default one. Raises
+    LrmUnavailableError for text that is no listing.
     """
     rows = (line.split(SEPARATOR) for line in output.splitlines() if line.strip())
     return merge_nodes(
-        parse_node(row, reserved_is_up=reserved_is_up, unit=unit, units=units or {}, has_default=has_default)
+        parse_node(
+            row, reserved_is_up=reserved_is_up, unit=unit, units=units or {}, whole=whole, has_default=has_default
+        )
         for row in rows
     )
 
@@ -256,6 +260,7 @@ def parse_node(
     reserved_is_up: bool = False,
     unit: Unit = Unit.CPU,
     units: Mapping[str, Unit] = MappingProxyType({}),
+    whole: Container[str] = (),
     has_default: bool = True,
 ) -> Node:
     """Return the node of one row of values of NODE_FIELDS, and perhaps of MORE_NODE_FIELDS.
@@ -273,6 +278,7 @@ def parse_node(
     queues = (partition.removesuffix("*"),) if partition not in {"", "N/A"} else ()
     served = (*queues, *([""] if partition.endswith("*") and has_default else []))
     own = units.get(partition.removesuffix("*"), unit)
+    whole_nodes = sharing.upper().startswith("EXCL") or partition.removesuffix("*") in whole
     return Node(
         name=name,
         state=state,
@@ -289,7 +295,7 @@ def parse_node(
         queue_grains=() if own is unit else tuple((name, _grain(total, sockets, cores, own)) for name in served),
         # With CR_CPU the threads are counted, but jobs do not share a core that slurm.conf describes (slurm.conf(5)).
         counts_grains=unit is not Unit.CPU,
-        whole_queues=served if unit is Unit.NODE or sharing.upper().startswith("EXCL") else (),
+        whole_queues=served if unit is Unit.NODE or whole_nodes else (),
         closed_queues=served if available not in {"", "up"} else (),
     )
 
@@ -353,6 +359,12 @@ def parse_units(output: str, unit: Unit) -> dict[str, Unit]:
     found = (dict(_PAIR.findall(line)) for line in output.splitlines())
     own = {values.get("PartitionName", ""): _unit("", values.get("SelectTypeParameters", "")) for values in found}
     return {name: one for name, one in own.items() if name and one in {Unit.CORE, Unit.SOCKET} and one is not unit}
+
+
+def parse_whole(output: str) -> frozenset[str]:
+    """Return the partitions of such a listing whose jobs get all of each node; of older releases, sinfo tells."""
+    found = (dict(_PAIR.findall(line)) for line in output.splitlines())
+    return frozenset(values.get("PartitionName", "") for values in found if values.get("Exclusive") == "NODE")
 
 
 def without_default_memory(output: str) -> tuple[str, ...]:
@@ -420,9 +432,6 @@ VERSION_COMMAND = ("sinfo", "--version")
 DEFAULT_MAX_ARRAY_SIZE = 1001
 """slurm.conf(5), MaxArraySize."""
 
-CORES_SPREAD_SINCE = (23, 11)
-"""From this release on a reservation takes one number of cores, which Slurm spreads over its nodes."""
-
 _LINE = re.compile(r"^(?P<name>\w[\w()]*)\s*=\s?(?P<value>.*?)\s*$", re.MULTILINE)
 _VERSION = re.compile(r"\b(?P<version>[0-9]{2}\.[0-9]{2}(?:\.[0-9]+)?(?:[.-][0-9a-z]+)*)")
 _LIMITS = frozenset({"limits", "safe", "all"})
@@ -452,8 +461,14 @@ class ControllerConfig:
 
     @property
     def takes_cores_by_node(self) -> bool:
-        """A reservation may be given a number of cores for each node: until 23.02."""
-        return release_number(self.version) < CORES_SPREAD_SINCE
+        """A reservation may be given a number of cores for each node."""
+        return release_number(self.version) < releases.CORES_SPREAD.since
+
+    @property
+    def partitions_tell_more(self) -> bool:
+        """Partitions say what sinfo does not: what they give to one job alone, or that it has nodes for itself."""
+        apart = release_number(self.version) >= releases.EXCLUSIVE_PARTITIONS.since
+        return apart or self.unit in {Unit.CORE, Unit.SOCKET}
 
     def may_suspend(self, *, user: str, uid: int) -> bool:
         """Tell whether a user may suspend jobs: operators only, be the jobs their own (scontrol(1)).

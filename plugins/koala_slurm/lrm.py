@@ -31,7 +31,7 @@ from koala_adapter.lrm.commands import EXPORTED, child_environment, login_name, 
 from koala_adapter.lrm.drmaa.choice import Submitter, obstacle_in, one_text
 from koala_adapter.lrm.drmaa.libraries import SLURM
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
-from koala_slurm import client
+from koala_slurm import client, releases
 from koala_slurm.client import LISTING_REQUESTS, CommandReader, SlurmCommands
 from koala_slurm.listing import (
     ADDRESS_COMMAND,
@@ -39,12 +39,10 @@ from koala_slurm.listing import (
     PARTITION_COMMAND,
     VERSION_COMMAND,
     ControllerConfig,
-    Unit,
     all_here,
     parse_config,
     parse_history,
     parse_partitions,
-    parse_units,
     parse_version,
     release_number,
     sacct_command,
@@ -325,9 +323,6 @@ def _is_path(text: str) -> bool:
 
 PROGRAMS = ("sbatch", "squeue", "sinfo", "scontrol", "scancel")
 
-OLDEST_RELEASE = (20, 11)
-"""The listings of older releases were never seen."""
-
 _GIVEN = re.compile(r"using ([0-9]+) processors", re.ASCII)
 """What ``sbatch --test-only`` says of what a job would get."""
 
@@ -380,8 +375,8 @@ class Checks:
         version = parse_version(output)
         if version is None:
             return _bad("version", f"no version in {output.strip()[:100]!r}", "check what sinfo --version prints")
-        if release_number(version) < OLDEST_RELEASE:
-            return _bad("version", version, "Slurm 20.11 or later is needed")
+        if release_number(version) < releases.OLDEST:
+            return _bad("version", version, f"Slurm {releases.name_of(releases.OLDEST)} or later is needed")
         return _good("version", version)
 
     async def _controller(self) -> CheckResult:
@@ -538,17 +533,17 @@ class SlurmLrm(Lrm):
         except LrmUnavailableError as error:
             self._unanswered = error
             raise
-        await self._submitter.start(nodes_are_here=self._nodes_are_here)
+        await self._submitter.start(
+            nodes_are_here=self._nodes_are_here,
+            misfit=lambda library: releases.misfit(library, release_number(config.version)),
+        )
         self.capabilities = replace(
             CAPABILITIES,
             suspend=config.may_suspend(user=self._user, uid=os.geteuid()),
             accounting=config.accounting and await self._accounting_works(),
         )
         self._config = config
-        self._reader.unit = config.unit
-        if config.unit in {Unit.CORE, Unit.SOCKET}:
-            shown = await self._commands.read(PARTITION_COMMAND, action="listing of partitions")
-            self._reader.units = parse_units(shown, config.unit)
+        await self._reader.start(config)
         for note in self._notes.left():
             try:
                 await self._starting(note.job, note.nodes).undo_start(note, after_kill=True)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 NAMES = (
     "Features",
     "OverSubscribe",
+    "Exclusive",
     "Contiguous",
     "Licenses",
     "TresPerNode",
@@ -66,6 +67,7 @@ _SOME = re.compile(rf"{_WORD}(?:\|{_WORD})+")
 _LICENSE = re.compile(r"LicenseName=(?P<name>\S+)\s+Total=[0-9]+\s+Used=[0-9]+\s+Free=(?P<free>[0-9]+)")
 _PROCESSORS_OF_TASK = re.compile(r"cpu[:=][0-9]+", re.ASCII)
 _AMOUNT = re.compile(r"(?P<number>[0-9]+)(?P<unit>[kKmMgGtTpP]?)", re.ASCII)
+_PROCESSORS_OF_TASK = re.compile(r"(?:^|,)cpu[:=][0-9]+(?=,|$)")
 _GRES_PREFIX = re.compile(r"\bgres[:/]")
 _UNITS_OF_COUNTS = ("", "K", "M", "G", "T", "P")
 NOT_CONSUMED = "no_consume"
@@ -110,12 +112,14 @@ def parse_features(text: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
 def restrictions(values: Mapping[str, str]) -> Restrictions:
     """Return what the values of a job say."""
     given = {name: values.get(name, "") for name in NAMES}
+    # The processors of a task are told by squeue, too (sbatch --cpus-per-task).
+    given["TresPerTask"] = _PROCESSORS_OF_TASK.sub("", given["TresPerTask"]).strip(",")
     asked = {name: value for name, value in given.items() if value not in _NO_RESTRICTION}
     gres = _numbers(_GRES_PREFIX.sub("", asked.get("TresPerNode", "")))
     disk = asked.get("MinTmpDiskNode", "")
     throttle = asked.get("ArrayTaskThrottle", "")
     return Restrictions(
-        exclusive=asked.get("OverSubscribe", "OK").split("(")[0] in {"NO", "USER", "MCS"},
+        exclusive=_exclusive(asked),
         gres=gres,
         processors_by_gres=_by_gres(gres, _of_each(asked.get("CpusPerTres", ""))),
         memory_by_gres_mib=_by_gres(gres, _of_each(asked.get("MemPerTres", ""))),
@@ -127,6 +131,13 @@ def restrictions(values: Mapping[str, str]) -> Restrictions:
         qos=asked.get("QOS", ""),
         obstacle=_obstacle(asked),
     )
+
+
+def _exclusive(asked: Mapping[str, str]) -> bool:
+    """Tell whether a job has its nodes for itself: see EXCLUSIVE_APART of the table of releases."""
+    if apart := asked.get("Exclusive"):
+        return apart != "NO"
+    return asked.get("OverSubscribe", "OK").split("(")[0] in {"NO", "USER", "MCS"}
 
 
 def _obstacle(asked: Mapping[str, str]) -> str:
@@ -506,15 +517,20 @@ def _of_values(values: Mapping[str, str], places: Mapping[str, int], *, any_numb
 def _node_range(values: Mapping[str, str], *, any_number: bool) -> str:
     """Return the number of nodes that a waiting job insists on: ``2-3``; without a dash it may have more.
 
-    From 23.11 on Slurm shows ``2-2`` also for a job that cannot do with one node, because of its processors alone; then
-    the nodes of its TRES are the one that it asked for. ``1-1`` may be either; unless the site's hook has said that it
-    is not (``any_number``), it is taken for the user's wish.
+    Slurm shows ``2-2`` also for a job that cannot do with one node, because of its processors alone (RELATED_NODES of
+    the table of releases); then the nodes of its TRES are the one that it asked for. ``1-1`` may be either; unless the
+    site's hook has said that it is not (``any_number``), it is taken for the user's wish.
+
+    Where Slurm bounds the nodes by the tasks (BOUNDED_BY_TASKS) the upper bound holds for each job, and the lower one
+    is that of its TRES. Nothing is left to guess then. A job shows its exclusiveness apart from that release on.
     """
     shown = values.get("NumNodes", "")
     low, dash, high = shown.partition("-")
-    asked = _NODES_ASKED.search(values.get("ReqTRES") or values.get("TRES", ""))
-    fewer = asked is not None and _number(asked["nodes"]) < _number(low)
-    return low if dash and low == high and (any_number or fewer) else shown
+    found = _NODES_ASKED.search(values.get("ReqTRES") or values.get("TRES", ""))
+    asked = _number(found["nodes"]) if found else _number(low)
+    if dash and "Exclusive" in values:
+        return f"{min(asked, _number(low))}-{high}"
+    return low if dash and low == high and (any_number or asked < _number(low)) else shown
 
 
 def _count(text: str) -> int:

@@ -165,7 +165,7 @@ def turn(job: LrmJob) -> tuple[int, int]:
 
 
 # -- States of jobs and nodes --------------------------------------------------------------------------------
-# Slurm's words of all releases from 20.11 to 25.11, and what they mean to us.
+# Slurm's words of all releases from 20.11 to 26.05, and what they mean to us (new ones: NEW_WORDS in releases.py).
 #
 # Sources: squeue(1) "JOB STATE CODES", sinfo(1) "NODE STATE CODES". A word that is not in a table is UNKNOWN, never a
 # guess: new releases add words.
@@ -391,7 +391,7 @@ def wait_kind(reason: str) -> WaitKind:
 
 # -- Complaints ----------------------------------------------------------------------------------------------
 # What each means: try again later, never, or no such job. One table, searched from the top. The texts are those of
-# slurm_strerror(3) and of the commands themselves, the same from 20.11 to 25.11 unless noted.
+# slurm_strerror(3) and of the commands themselves, the same from 20.11 to 26.05 unless noted.
 
 _NO_CONTROLLER = "slurmctld does not answer; it is asked again later"
 _LIMIT = "a limit on jobs, size or time of your account or QOS; lower the threshold of this cluster, or wait"
@@ -455,7 +455,7 @@ _KNOWN: tuple[Complaint, ...] = (
             "job is not suspended": "",
             "job is pending execution": "the job has not started",
             "operation is presently disabled": "the job does not allow it in its present state",
-            # "try again" notwithstanding: without slurmdbd it never changes, before Slurm 25.05.
+            # "try again" notwithstanding: where a release says this, it never changes without slurmdbd.
             "db index is being set": "Slurm allows this change only to jobs that have not started",
         },
     ),
@@ -503,8 +503,8 @@ def reading_error(result: CommandResult, *, action: str) -> LrmError | None:
 
 
 _FAILED_LISTING = re.compile(r"slurm_load_\w+|unable to contact|socket timed out|error: invalid", re.IGNORECASE)
-"""Among them "Invalid user", when the directory of users does not answer: squeue of 26.05 then lists nothing and ends
-with status 0."""
+"""Among them "Invalid user", when the directory of users does not answer: squeue then lists nothing and ends with
+status 0."""
 
 
 _PARSABLE = re.compile(r"(?P<id>[0-9]{1,10})(?:;[A-Za-z0-9._-]+)?", re.ASCII)

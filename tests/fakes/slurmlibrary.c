@@ -7,6 +7,7 @@
  * -DSYSTEM="\"Slurm 22.05\"": which batch system it says it is for.
  * -DABORT: it ends the process where a session begins, as pbs-drmaa does without its server.
  * -DLOG="\"/path\"": each call that submits leaves a line there.
+ * -DSBATCH="\"/path/sbatch\"": the command by which it submits.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -20,6 +21,10 @@
 #endif
 #ifndef SYSTEM
 #define SYSTEM "Slurm 22.05"
+#endif
+
+#ifndef SBATCH
+#define SBATCH "sbatch"
 #endif
 
 #define OK 0
@@ -94,7 +99,7 @@ static int words_of(job_template *t, int first, int last, char **words)
 {
 	int n = 0;
 	char *mark, *word;
-	words[n++] = "sbatch";
+	words[n++] = SBATCH;
 	words[n++] = "--parsable";
 	words[n++] = "--ignore-pbs";
 	words[n++] = "--export=ALL";

@@ -18,7 +18,7 @@ from koala_adapter.model import BatchKey, LrmJobState
 from koala_adapter.testing import eventually, new_context
 from koala_slurm import PLUGIN, SlurmSettings
 from koala_slurm.lrm import SlurmLrm
-from tests.real.systems.processes import USERS_PATH
+from tests.real.systems.processes import OTHER_SLURM, USERS_PATH
 from tests.real.systems.requirements import require
 from tests.real.test_init import koala
 
@@ -37,6 +37,8 @@ def compile_library(directory: Path, **defined: str) -> Path:
     """Compile the library with these definitions; skip the test where there is no compiler."""
     require([] if shutil.which("gcc", path=USERS_PATH) else ["gcc"])
     path = directory / "libdrmaa.so"
+    if OTHER_SLURM is not None:
+        defined["SBATCH"] = f'"{OTHER_SLURM}/bin/sbatch"'
     definitions = [f"-D{name}={text}" if text else f"-D{name}" for name, text in defined.items()]
     subprocess.run(["gcc", "-shared", "-fPIC", "-w", *definitions, "-o", path, SOURCE], check=True)
     return path

@@ -45,7 +45,10 @@ until [ -e {directory}/direct-a ] && [ -e {directory}/direct-b ]; do sleep 0.2; 
 @pytest.fixture
 def clusters(new_slurm: NewSlurm) -> tuple[SlurmCluster, SlurmCluster]:
     """Two clusters of three processors."""
-    return new_slurm("a", nodes=NODES, cpus=1), new_slurm("b", nodes=NODES, cpus=1)
+    # By itself a newer Slurm gives all jobs one priority, from which --nice takes nothing.
+    settings = {"PriorityType": "priority/basic"}
+    first, second = (new_slurm(name, nodes=NODES, cpus=1, settings=settings) for name in ("a", "b"))
+    return first, second
 
 
 @pytest.fixture

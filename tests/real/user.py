@@ -94,7 +94,7 @@ def cluster_table(system: Served, values: Values) -> str:
     settings: dict[str, str | int]
     if isinstance(system, SlurmCluster):
         # By commands, whatever library this machine has: tests stop them, and look at what they say.
-        plugin, settings = "slurm", {"conf": str(system.conf), "submit_by": "commands"}
+        plugin, settings = "slurm", {name: str(value) for name, value in system.plugin_settings.items()}
     elif isinstance(system, PbsServer):
         plugin, settings = "pbs", {"conf": str(system.conf), "bin_directory": str(system.bin_directory)}
     else:

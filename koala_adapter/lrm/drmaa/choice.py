@@ -235,6 +235,7 @@ class Submitter:
         self._settled = self.choice.by == "commands"
         self._tries = 0
         self._drmaa: DrmaaTransport | None = None
+        self._misfit: Callable[[Path], str] | None = None
         self._scripts = ScriptStore(script_folder(settings.script_directory, context))
         if not self._settled:
             self._drmaa = self._transport(self.choice.library)
@@ -260,12 +261,19 @@ class Submitter:
         """The library, where placeholders go through one."""
         return self._drmaa if self.choice.by == "drmaa" else None
 
-    async def start(self, *, nodes_are_here: Callable[[], Awaitable[bool]] | None = None) -> None:
+    async def start(
+        self,
+        *,
+        nodes_are_here: Callable[[], Awaitable[bool]] | None = None,
+        misfit: Callable[[Path], str] | None = None,
+    ) -> None:
         """Verify the choice, as far as the batch system answers.
 
         ``nodes_are_here`` tells whether this host is all nodes; None: it makes no difference, because without DRMAA
-        the nodes would have to see the same file.
+        the nodes would have to see the same file. ``misfit`` tells why the batch system would not understand a library,
+        if that can be seen in its file.
         """
+        self._misfit = misfit
         if self.drmaa is None:
             log.info("how placeholders are submitted", cluster=self._context.cluster, how=str(self.choice))
             return
@@ -297,6 +305,8 @@ class Submitter:
         from koala_adapter.lrm.helper import HelperDiedError
 
         automatic = self._settings.submit_by == "auto"
+        if automatic and self._misfit and self.choice.library and (problem := self._misfit(self.choice.library)):
+            return problem
         try:
             opened = await drmaa.client.open()
             drmaa.require(opened)

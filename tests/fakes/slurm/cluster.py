@@ -31,8 +31,9 @@ class FakeSlurm:
         max_array_size: int = 1001,
         accounting: bool = False,
         site_hook: bool = False,
+        whole_nodes: bool = False,
     ) -> None:
-        """Make the cluster in ``directory``, which must not exist."""
+        """Make the cluster in ``directory``, which must not exist. ``whole_nodes``: see Settings."""
         self.conf = directory / "slurm.conf"
         self.bin_directory = directory / "bin"
         self.processors = nodes * cpus
@@ -48,6 +49,7 @@ class FakeSlurm:
             "max_array_size": max_array_size,
             "accounting": accounting,
             "site_hook": site_hook,
+            "whole_nodes": whole_nodes,
         }
         self.conf.write_text(json.dumps(settings))
         for program in PROGRAMS:

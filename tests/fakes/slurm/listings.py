@@ -167,7 +167,7 @@ def sinfo(store: Store, arguments: list[str]) -> None:
                 "%X": "1",
                 "%Y": str(total),
                 "%a": "up",
-                "%h": "NO",
+                "%h": "EXCLUSIVE" if store.settings["whole_nodes"] and not store.exclusive_apart else "NO",
             }
             text = options.format
             for field, value in values.items():

@@ -154,7 +154,10 @@ def _show(store: Store, subject: list[str]) -> None:
             say(f"SLURM_VERSION           = {settings['release']}\nSlurmUser               = root(0)")
         case ["partition"]:
             total = sum(settings["nodes"].values())
-            say(f"PartitionName={settings['partition']} Default=YES MaxTime=UNLIMITED State=UP TotalCPUs={total}")
+            apart = f"Exclusive={'NODE' if settings['whole_nodes'] else 'NO'} " if store.exclusive_apart else ""
+            say(
+                f"PartitionName={settings['partition']} Default=YES {apart}MaxTime=UNLIMITED State=UP TotalCPUs={total}"
+            )
         case ["job", *texts]:
             with store.locked() as state:
                 jobs = selected(state, texts[0]) if texts else state.jobs

@@ -28,6 +28,8 @@ class Settings(TypedDict):
     accounting: bool
     site_hook: bool
     """The site's submission hook marks jobs as those of an outside scheduler."""
+    whole_nodes: bool
+    """The partition says that it gives whole nodes; jobs get single processors all the same."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,6 +117,11 @@ class Store:
     def release(self) -> tuple[int, ...]:
         """Major and minor number of the release that is played."""
         return tuple(int(number) for number in self.settings["release"].split(".")[:2])
+
+    @property
+    def exclusive_apart(self) -> bool:
+        """True where sinfo does not tell which partitions give whole nodes."""
+        return self.release >= (26, 5)
 
     @property
     def down(self) -> bool:

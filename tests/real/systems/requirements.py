@@ -17,6 +17,7 @@ import pytest
 from koala_adapter.lrm.drmaa.choice import find_libraries
 from koala_adapter.lrm.drmaa.libraries import PBS as PBS_DRMAA
 from koala_adapter.lrm.drmaa.libraries import SLURM as SLURM_DRMAA
+from koala_slurm.releases import LIBRARIES, misfit
 from tests.real.systems.processes import OTHER_SLURM, SLURM_PATH, SYSTEM_PATH
 
 if TYPE_CHECKING:
@@ -88,13 +89,23 @@ NAMED_LIBRARIES = {system: os.environ.get(f"KOALA_TEST_{system.upper()}_DRMAA") 
 
 
 def drmaa_library(system: str) -> Path | None:
-    """Return the DRMAA library of ``slurm`` or ``pbs``, named by KOALA_TEST_SLURM_DRMAA or KOALA_TEST_PBS_DRMAA."""
+    """Return the DRMAA library of ``slurm`` or ``pbs``, named by KOALA_TEST_SLURM_DRMAA or KOALA_TEST_PBS_DRMAA.
+
+    One that is not named counts where the Slurm that is tested understands it.
+    """
     named = NAMED_LIBRARIES[system]
     if named is not None:
         return Path(named) if Path(named).exists() else None
     library = {"slurm": SLURM_DRMAA, "pbs": PBS_DRMAA}[system]
     found = find_libraries(None, library, library.places, environment={})
-    return found[0].path if found else None
+    paths = [one.path for one in found if system != "slurm" or not misfit(one.path, _other_release())]
+    return paths[0] if paths else None
+
+
+def _other_release() -> tuple[int, ...]:
+    """Return the release of the Slurm that KOALA_TEST_SLURM names, by its library; an empty one where it names none."""
+    numbers = [] if OTHER_SLURM is None else [path.suffix[1:] for path in OTHER_SLURM.glob("lib/libslurm.so.*")]
+    return next((LIBRARIES[int(number)] for number in numbers if number.isdecimal() and int(number) in LIBRARIES), ())
 
 
 def require(missing: list[str]) -> None:

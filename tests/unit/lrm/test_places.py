@@ -10,7 +10,7 @@ from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
 from koala_adapter.service.listings import processors_held
 from koala_adapter.wiki.reporting import Host, dealt, offer
-from koala_slurm.listing import Unit, parse_config, parse_nodes, parse_units, without_default_memory
+from koala_slurm.listing import Unit, parse_config, parse_nodes, parse_units, parse_whole, without_default_memory
 
 THREADS = ("n1", "n2")
 
@@ -246,6 +246,15 @@ def test_partitions_that_are_closed_or_give_whole_nodes(
     assert (found.closed_queues, found.whole_queues) == (closed, whole)
     (found,) = parse_nodes(text, has_default=False)
     assert "" not in {*found.closed_queues, *found.whole_queues}
+
+
+def test_partitions_of_whole_nodes_of_which_the_listing_of_nodes_does_not_tell() -> None:
+    """From 26.05 on, that of the partitions does."""
+    shown = "\n".join(f"PartitionName={name} Exclusive={what} State=UP" for name, what in (("a", "NODE"), ("b", "NO")))
+    text = "\n".join(f"n1|{name}|idle|0/4/0/4|4000|0.1|(null)|0|1|4|up|NO".replace("|", "\x1f") for name in ("a*", "b"))
+    (found,) = parse_nodes(text, whole=parse_whole(shown + "\nPartitionName=c State=UP"))
+    assert found.whole_queues == ("a", "")
+    assert (found.places("a"), found.places("b"), found.gives(job(1, queue="a"), 1)) == (1, 4, 4)
 
 
 @pytest.mark.parametrize(

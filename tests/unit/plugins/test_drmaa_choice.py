@@ -203,6 +203,20 @@ class TestVerified:
         await insisting.start(nodes_are_here=self.here)
         assert insisting.drmaa is not None
 
+    async def test_one_that_the_batch_system_does_not_understand(
+        self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is given up unloaded, with the reason; a site may insist."""
+        left = self.answers(monkeypatch, opened("DRMAA for Slurm 1.1.6"))
+        one = submitter()
+        await one.start(nodes_are_here=self.here, misfit=lambda _: "it is too old")
+        assert one.drmaa is None
+        assert "it is too old" in str(one.choice)
+        assert left
+        insisting = submitter(submit_by="drmaa")
+        await insisting.start(nodes_are_here=self.here, misfit=lambda _: "it is too old")
+        assert insisting.drmaa is not None
+
     async def test_no_answer_at_first(
         self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -222,6 +222,33 @@ async def test_unanswered_start_can_be_repeated(fake: FakeSlurm, context: Cluste
     assert await lrm.version() == "slurm 22.05.8"
 
 
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(("release", "asked"), [("25.11.7", 0), ("26.05.5", 1)])
+async def test_a_partition_of_whole_nodes_is_known_on_each_release(
+    tmp_path: Path, context: ClusterContext, release: str, asked: int, *, whole: bool
+) -> None:
+    """Where sinfo does not tell it, the listing of partitions does: once, and not with each listing of nodes."""
+    cluster = FakeSlurm(tmp_path / "fake", cpus=4, release=release, whole_nodes=whole)
+    lrm = await started(cluster, context)
+    for _ in range(2):
+        assert {node.places("main") for node in await lrm.nodes()} == {1 if whole else 4}
+    assert len([words for words in sent(context, "scontrol") if words[-1] == "partition"]) == asked
+    cluster.close()
+
+
+async def test_a_change_of_a_partition_is_seen_later(
+    tmp_path: Path, context: ClusterContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What partitions tell is read again after some minutes, here at once."""
+    cluster = FakeSlurm(tmp_path / "fake", cpus=4, release="26.05.5")
+    lrm = await started(cluster, context)
+    cluster.conf.write_text(cluster.conf.read_text().replace('"whole_nodes": false', '"whole_nodes": true'))
+    assert {node.places("main") for node in await lrm.nodes()} == {4}
+    monkeypatch.setattr("koala_slurm.client.PARTITIONS_KEPT", -1.0)
+    assert {node.places("main") for node in await lrm.nodes()} == {1}
+    cluster.close()
+
+
 async def test_version_costs_no_request_of_its_own(fake: FakeSlurm, context: ClusterContext) -> None:
     """The controller has said its version with its configuration."""
     lrm = await started(fake, context)

@@ -205,6 +205,21 @@ def test_number_of_nodes_that_is_nobodys_wish(shown: str, tres: str, wanted: int
 
 
 @pytest.mark.parametrize(
+    ("shown", "nodes", "least", "most"),
+    [("1-6", 1, 1, 6), ("3-20", 1, 1, 20), ("3-4", 1, 1, 4), ("3-3", 2, 2, 3), ("2-2", 2, 2, 2), ("1-1", 1, 1, 1)],
+    ids=["-n6", "-n20", "-n20 -N1-4", "-n20 -N2-3", "-n6 -N2", "-n6 -N1"],
+)
+@pytest.mark.parametrize("mark", ["", f"   AdminComment={SITE_MARK}, {KEEPS_NOTES}, {ANY_NODES} \n"], ids=["", "hook"])
+def test_number_of_nodes_where_slurm_bounds_it_by_the_tasks(
+    shown: str, nodes: int, least: int, most: int, mark: str
+) -> None:
+    """From 26.05 on each has an upper bound; the lower one is estimated, and what the user asked for is in its TRES."""
+    text = f"JobId=5 JobName=x\n   NumNodes={shown} NumCPUs=6 NumTasks=6\n   ReqTRES=cpu=6,node={nodes},billing=6\n"
+    details = parse_one_detailed(text + f"   OverSubscribe=NO Exclusive=NO Contiguous=0\n{mark}")
+    assert (details.nodes_least, details.nodes_most) == (least, most)
+
+
+@pytest.mark.parametrize(
     ("shown", "mark", "comment", "wanted"),
     [
         ("1-1", SITE_MARK, "", 1),

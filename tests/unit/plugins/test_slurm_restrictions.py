@@ -91,6 +91,10 @@ def test_features_that_cannot_be_told(text: str) -> None:
         ({"TresPerTask": "cpu=2"}, Restrictions()),
         ({"TresPerTask": "cpu:2"}, Restrictions()),
         ({"OverSubscribe": "OK", "Contiguous": "0", "Reservation": "koala_start_5"}, Restrictions()),
+        ({"OverSubscribe": "NO", "Exclusive": "NO"}, Restrictions()),
+        ({"OverSubscribe": "YES", "Exclusive": "NO"}, Restrictions()),
+        ({"OverSubscribe": "NO", "Exclusive": "NODE"}, Restrictions(exclusive=True)),
+        ({"OverSubscribe": "NO", "Exclusive": "USER"}, Restrictions(exclusive=True)),
         ({"TresPerNode": "gres:gpu:a100:2,gres:fpga"}, Restrictions(gres=(("gpu:a100", 2), ("fpga", 1)))),
         ({"TresPerNode": "gres/gpu:2"}, Restrictions(gres=(("gpu", 2),))),
         ({"Licenses": "matlab:2,abaqus"}, Restrictions(licenses=(("matlab", 2), ("abaqus", 1)))),
@@ -98,6 +102,8 @@ def test_features_that_cannot_be_told(text: str) -> None:
         ({"NtasksPerN:B:S:C": "2:0:*:*", "ReqB:S:C:T": "0:0:*:*", "CoreSpec": "*"}, Restrictions()),
         ({"ReqB:S:C:T": "0:0:*:1"}, Restrictions(threads_per_core=1)),
         ({"NtasksPerN:B:S:C": "0:0:*:1"}, Restrictions(tasks_per_core=1)),
+        ({"TresPerTask": "cpu=3"}, Restrictions()),
+        ({"TresPerTask": "cpu:3"}, Restrictions()),
     ],
 )
 def test_what_a_job_asks_for(values: dict[str, str], expected: Restrictions) -> None:
@@ -112,6 +118,7 @@ def test_what_a_job_asks_for(values: dict[str, str], expected: Restrictions) -> 
         ({"Switches": "1@00:05:00"}, "switches"),
         ({"TresPerTask": "cpu=2,gres/gpu=1"}, "cpu=2,gres/gpu=1, not by node"),
         ({"TresPerJob": "gres:gpu:4"}, "gres:gpu:4"),
+        ({"TresPerTask": "cpu=3,gres/gpu:1"}, "asks for gres/gpu:1, not"),
         ({"Reservation": "maintenance"}, "maintenance"),
         ({"Contiguous": "1"}, "contiguous"),
         ({"CoreSpec": "2"}, "core-spec"),
