@@ -39,7 +39,6 @@ from koala_adapter.wiki.reporting import ACTIVE, UNLIMITED, WAITING, offer, why_
 from koala_adapter.wiki.resource import RunningJobsFile, WikiMeter, WikiResource
 from koala_adapter.wiki.server import serve as serve_wiki
 from koala_adapter.wiki.sources import KoalaSource, LrmSource
-from koala_adapter.wiki.starts import take_over_notes
 
 if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
@@ -345,7 +344,6 @@ async def _run(
 ) -> None:
     starts = StartLog(directory / "starts.sqlite")
     try:
-        take_over_notes(directory / "starts", starts)
         resource = WikiResource(
             source,
             key,

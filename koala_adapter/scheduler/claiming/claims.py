@@ -464,7 +464,7 @@ def retake(context: Context, record: JobRecord, *, early: bool = False) -> None:
             trouble = result.reason
         else:
             placed = result.components
-    if trouble is not None and early and due is not None and context.state.parameters.out_of_step:
+    if trouble is not None and early and due is not None:
         record.timers[TimerKind.RETAKE], record.retake_with_room = due, True
         return
     if trouble is not None:
