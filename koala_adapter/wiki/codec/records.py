@@ -9,14 +9,12 @@ numbers, with unknown names.
 
 from __future__ import annotations
 
-import gc
 import math
 import re
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import groupby
-from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from koala_adapter.errors import WikiError
 from koala_adapter.wiki.codec.words import (
@@ -63,7 +61,6 @@ _BASE_0 = re.compile(
 _BASE_10 = re.compile(r"\s*(?P<number>[+-]?[0-9]{1,40})", re.ASCII)
 _FLOAT = re.compile(r"\s*[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 _CLASS = re.compile(r"\[([^\[\]:]*)(?::([^\[\]]*))?\]")
-_LONGEST_QUICK_NUMBER = 18
 
 
 class Count(NamedTuple):
@@ -84,6 +81,7 @@ def writer(attribute: Attribute, dialect: Dialect, hosts: HostFormat) -> Callabl
     quoted = dialect in attribute.quoted_in
     writers: dict[Kind, Callable[..., str]] = {
         Kind.COUNT: partial(_number, attribute.name),
+        Kind.TIME: partial(_number, attribute.name),
         Kind.FLOAT: _float,
         Kind.WORD: _comparison if attribute.name.endswith("CMP") else clean_word,
         Kind.TEXT: partial(_text, dialect=dialect, quoted=quoted),
@@ -94,22 +92,12 @@ def writer(attribute: Attribute, dialect: Dialect, hosts: HostFormat) -> Callabl
         Kind.QUEUE: partial(_queue, dialect=dialect),
         Kind.RESOURCES: _resources,
     }
-    if attribute.kind is Kind.TIME:
-        return partial(_time, f"{attribute.name}=")
-    write = partial(_named, f"{attribute.name}=", writers[attribute.kind])
-    # The values of most kinds repeat from record to record, and all are immutable.
-    return write if attribute.kind in {Kind.TASKS, Kind.HOSTS} else lru_cache(maxsize=1024)(write)
+    return partial(_named, f"{attribute.name}=", writers[attribute.kind])
 
 
 def _named(prefix: str, write: Callable[[Value], str], value: Value) -> str:
     text = write(value)
     return f"{prefix}{text};" if text else ""
-
-
-def _time(prefix: str, value: int) -> str:
-    if 0 <= value <= LARGEST_NUMBER:
-        return f"{prefix}{value:d};"
-    raise WikiError(f"{prefix} cannot be {value}: WIKI has numbers from 0 to 2^63-1")
 
 
 def _number(name: str, value: int) -> str:
@@ -122,13 +110,11 @@ def _float(value: float) -> str:
     return f"{value:.6f}" if math.isfinite(value) else ""
 
 
-@lru_cache(maxsize=4096)
 def clean_word(value: str) -> str:
     """Return one word: whatever would separate it is replaced."""
     return _NOT_IN_WORD.sub("_", _printable(value))
 
 
-@lru_cache(maxsize=4096)
 def _clean_name(value: str) -> str:
     return _NOT_IN_NAME.sub("_", _printable(value))
 
@@ -197,8 +183,6 @@ def read(attribute: Attribute, text: str) -> Value | None:
 
 def read_number(text: str) -> int | None:
     """Return the number at the beginning of a text, as ``strtol(text, NULL, 0)`` reads it; None without one."""
-    if len(text) <= _LONGEST_QUICK_NUMBER and text.isascii() and text.isdigit() and (text[0] != "0" or text == "0"):
-        return int(text)
     found = _BASE_0.match(text)
     if not found:
         return None
@@ -211,8 +195,6 @@ def read_number(text: str) -> int | None:
 
 def read_time(text: str) -> int | None:
     """Return the decimal number at the beginning of a text; None without one."""
-    if len(text) <= _LONGEST_QUICK_NUMBER and text.isascii() and text.isdigit():
-        return int(text)
     found = _BASE_10.match(text)
     return max(-LARGEST_NUMBER, min(int(found["number"]), LARGEST_NUMBER)) if found else None
 
@@ -283,18 +265,14 @@ _READERS: Mapping[Kind, Callable[[str], Value | None]] = {
 
 # -- Records -------------------------------------------------------------------------------------------------
 
-Plan = tuple["Callable[[object], tuple[Value | None, ...]]", tuple["Callable[[Value], str]", ...]]
-"""How a record is written: what gets all its fields at once, and for each of them what writes the attribute."""
+Plan = tuple[tuple[str, "Callable[[Value], str]"], ...]
+"""How a record is written: the fields in their order, each with what writes its attribute."""
 
-_NO_TEXT: Final = ""
-_NO_LIST: Final = ()
 _NODE_WORDS: Final = frozenset(map(str, NodeWord))
 _JOB_WORDS: Final = frozenset(map(str, JobWord))
 
 
-# Without slots: a record that is read gets only the fields that are on the wire, and the defaults of the class serve
-# for the others. That makes reading 100,000 jobs twice as fast.
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """A node as a resource manager reports it. None, "" and (): not reported. Memory, swap and disk are in MB."""
 
@@ -337,7 +315,7 @@ class NodeRecord:
         return self.name
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """A job as a resource manager reports it. None, "" and (): not reported. Memory, swap and disk are in MB.
 
@@ -456,12 +434,9 @@ def build_job(
 
 
 def _assemble(name: str, record: NodeRecord | JobRecord, plan: Plan) -> bytes:
-    fields, writers = plan
-    parts = [name, ":"]
-    for value, write in zip(fields(record), writers, strict=True):
-        if value is not None and value is not _NO_TEXT and value is not _NO_LIST:
-            parts.append(write(value))
-    return "".join(parts).encode()
+    values = ((getattr(record, field), write) for field, write in plan)
+    written = (write(value) for value, write in values if value not in (None, "", ()))
+    return f"{name}:{''.join(written)}".encode()
 
 
 @cache
@@ -480,22 +455,16 @@ def _job_plan(dialect: Dialect, hosts: HostFormat, brief: bool) -> Plan:  # noqa
 
 
 def _plan(wanted: Sequence[Attribute], dialect: Dialect, hosts: HostFormat) -> Plan:
-    getter = attrgetter(*(attribute.field for attribute in wanted))
-    return getter, tuple(writer(attribute, dialect, hosts) for attribute in wanted)
+    return tuple((attribute.field, writer(attribute, dialect, hosts)) for attribute in wanted)
 
 
 # -- Listings ------------------------------------------------------------------------------------------------
 # The records of a whole reply, ``ARG=2#n1:STATE=Idle;#n2:STATE=Idle;``: put together, made to fit, and taken apart.
-#
-# Both ways are written for 100,000 jobs a second: records may be kept as bytes and only changed ones built again, and a
-# reader looks at each different ``NAME=value`` once.
 
 Record = TypeVar("Record", NodeRecord, JobRecord)
 
 NO_RECORD: Final = "(null)"
 """What Slurm sends, and counts, for a job that does not exist."""
-LONG_LIST: Final = 5000
-"""Records from which on the search for garbage pauses: it would look at all of them again and again, for nothing."""
 LONGEST_NAME: Final = 256
 """Characters of an id that is believed; a longer one is no id."""
 
@@ -512,9 +481,6 @@ _ATTRIBUTE: Final = re.compile(
     re.DOTALL,
 )
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
-_TIMES: Final = frozenset(item.field for item in (*NODE_ATTRIBUTES, *JOB_ATTRIBUTES) if item.kind is Kind.TIME)
-_UNCLEAR: Final = ("", None)
-"""What stands in the table of seen attributes for one that cannot be told from its text alone."""
 
 
 # ---- putting together -----------------------------------------------------------------------------------------------
@@ -574,41 +540,11 @@ def parse_jobs(argument: str) -> tuple[JobRecord, ...]:
 
 
 def _parse(argument: str, kind: type[Record], key: str, table: Mapping[str, Attribute]) -> list[Record]:
-    texts = split_records(argument)
-    collecting = len(texts) >= LONG_LIST and gc.isenabled()
-    if collecting:
-        gc.disable()
-    try:
-        return _read(texts, kind, key, table)
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _read(texts: Sequence[str], kind: type[Record], key: str, table: Mapping[str, Attribute]) -> list[Record]:
-    seen: dict[str, tuple[str, Value | None]] = {}
     records: list[Record] = []
-    for text in texts:
+    for text in split_records(argument):
         id_, colon, rest = text.partition(":")
-        if not colon or not id_ or len(id_) > LONGEST_NAME:
-            continue
-        values: dict[str, object] = {}
-        for item in rest.split(";"):
-            known = seen.get(item)
-            if known is None:
-                known = _attribute(item, table)
-                if known[0] not in _TIMES:  # they rarely repeat
-                    seen[item] = known
-            name, value = known
-            if value is not None:
-                values[name] = value
-            elif not name and item:
-                values = _carefully(rest, table)
-                break
-        values[key] = id_
-        record = object.__new__(kind)
-        object.__setattr__(record, "__dict__", values)
-        records.append(record)
+        if colon and id_ and len(id_) <= LONGEST_NAME:
+            records.append(kind(**{**_values(rest, table), key: id_}))
     return records
 
 
@@ -632,29 +568,9 @@ def split_records(argument: str) -> list[str]:
     return [text for text in texts[:count] if text and text != NO_RECORD]
 
 
-def _attribute(item: str, table: Mapping[str, Attribute]) -> tuple[str, Value | None]:
-    """Return field and value of an attribute that stands for itself, or _UNCLEAR when its neighbours are needed."""
-    name, equals, text = item.partition("=")
-    attribute = table.get(name)
-    if not equals or attribute is None or "\\" in text or ('"' in text and not _is_quoted(text)):
-        return _UNCLEAR
-    return _value(attribute, text)
-
-
-def _is_quoted(text: str) -> bool:
-    return len(text) > 1 and text[0] == text[-1] == '"' and '"' not in text[1:-1]
-
-
-def _value(attribute: Attribute, text: str) -> tuple[str, Value | None]:
-    value = read(attribute, text)
-    if attribute.field == "memory" and isinstance(value, int):
-        value = without_flags(value)
-    return attribute.field, value
-
-
-def _carefully(rest: str, table: Mapping[str, Attribute]) -> dict[str, object]:
-    """Read a record with quotes, escapes, unknown names, or separators inside of values."""
-    values: dict[str, object] = {}
+def _values(rest: str, table: Mapping[str, Attribute]) -> dict[str, Any]:
+    """Return the fields of a record; there may be quotes, escapes, unknown names, and separators inside of values."""
+    values: dict[str, Any] = {}
     extra: list[tuple[str, str]] = []
     for found in _ATTRIBUTE.finditer(rest):
         quoted = found["quoted"]
@@ -663,9 +579,11 @@ def _carefully(rest: str, table: Mapping[str, Attribute]) -> dict[str, object]:
         if attribute is None:
             extra.append((found["name"], text))
             continue
-        field, value = _value(attribute, text)
+        value = read(attribute, text)
+        if attribute.field == "memory" and isinstance(value, int):
+            value = without_flags(value)
         if value is not None:
-            values[field] = value
+            values[attribute.field] = value
     if extra:
         values["extra"] = tuple(extra)
     return values
