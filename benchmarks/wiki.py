@@ -121,7 +121,6 @@ def job(number: int) -> JobRecord:
         queued_at=NOW - number % 90_000,
         started_at=NOW - number % 3600 if running else 0,
         memory=2000,
-        disk=0,
         queue="batch",
         account=f"project{number % 40}",
         user=f"user{number % 500}",

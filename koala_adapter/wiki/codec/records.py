@@ -51,7 +51,6 @@ FLAG_BITS = (1 << 63) | (1 << 31)
 
 _NOT_IN_WORD = re.compile(r'[\s:;#"\\=\x00-\x1f\x7f]')
 _NOT_IN_NAME = re.compile(r'[\s:;#"\\=,\[\]\x00-\x1f\x7f]')
-_NOT_IN_COMPARISON = re.compile(r"[^<>=]")
 _NOT_IN_TEXT = re.compile(r'[:;#"\\\x00-\x1f\x7f]')
 _NOT_IN_QUOTED_TEXT = re.compile(r'[;#"\\\x00-\x1f\x7f]')
 _BASE_0 = re.compile(
@@ -64,7 +63,7 @@ _CLASS = re.compile(r"\[([^\[\]:]*)(?::([^\[\]]*))?\]")
 
 
 class Count(NamedTuple):
-    """A class (queue) of a node and how many tasks it takes; or a resource and how many there are."""
+    """A class (queue) of a node and how many tasks it takes."""
 
     name: str
     amount: int
@@ -83,14 +82,13 @@ def writer(attribute: Attribute, dialect: Dialect, hosts: HostFormat) -> Callabl
         Kind.COUNT: partial(_number, attribute.name),
         Kind.TIME: partial(_number, attribute.name),
         Kind.FLOAT: _float,
-        Kind.WORD: _comparison if attribute.name.endswith("CMP") else clean_word,
+        Kind.WORD: clean_word,
         Kind.TEXT: partial(_text, dialect=dialect, quoted=quoted),
         Kind.NAMES: _names,
         Kind.TASKS: partial(_tasks, dialect=dialect, hosts=hosts),
         Kind.HOSTS: partial(_hosts, dialect=dialect, hosts=hosts),
         Kind.CLASSES: _classes,
         Kind.QUEUE: partial(_queue, dialect=dialect),
-        Kind.RESOURCES: _resources,
     }
     return partial(_named, f"{attribute.name}=", writers[attribute.kind])
 
@@ -129,10 +127,6 @@ def _printable(value: str) -> str:
     return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
 
 
-def _comparison(value: str) -> str:
-    return _NOT_IN_COMPARISON.sub("", value)
-
-
 def _text(value: str, *, dialect: Dialect, quoted: bool) -> str:
     text = clean_text(value, dialect)
     return f'"{text}"' if quoted and text else text
@@ -164,10 +158,6 @@ def _queue(value: str, *, dialect: Dialect) -> str:
         return f'"{clean_text(value, dialect)}"'
     named = read_classes(value) if value.startswith("[") else (Count(value, 1),)
     return _classes(named)
-
-
-def _resources(values: Iterable[Count]) -> str:
-    return ",".join(f"{_clean_name(name)}:{_number(name, amount)}" for name, amount in values if name)
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
@@ -243,11 +233,6 @@ def _read_queue(text: str) -> str:
     return named[0].name if len(named) == 1 and named[0].amount == 1 else text
 
 
-def _read_resources(text: str) -> tuple[Count, ...]:
-    pairs = (item.partition(":") for item in text.split(","))
-    return tuple(Count(name, read_time(number) or 0) for name, _, number in pairs if name)
-
-
 _READERS: Mapping[Kind, Callable[[str], Value | None]] = {
     Kind.COUNT: _read_count,
     Kind.TIME: read_time,
@@ -259,7 +244,6 @@ _READERS: Mapping[Kind, Callable[[str], Value | None]] = {
     Kind.HOSTS: _read_tasks,
     Kind.CLASSES: read_classes,
     Kind.QUEUE: _read_queue,
-    Kind.RESOURCES: _read_resources,
 }
 
 
@@ -274,7 +258,7 @@ _JOB_WORDS: Final = frozenset(map(str, JobWord))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """A node as a resource manager reports it. None, "" and (): not reported. Memory, swap and disk are in MB."""
+    """A node as a resource manager reports it. None, "" and (): not reported. Memory and disk are in MB."""
 
     name: str
     state: str = ""
@@ -290,24 +274,15 @@ class NodeRecord:
     architecture: str = ""
     operating_system: str = ""
     features: tuple[str, ...] = ()
-    gres: str = ""
     partition: str = ""
     memory: int | None = None
     memory_free: int | None = None
-    swap: int | None = None
-    swap_free: int | None = None
     disk: int | None = None
-    disk_free: int | None = None
     processors: int | None = None
     processors_free: int | None = None
     """Maui believes it as it is, and does not subtract its own running jobs; without it, it computes."""
-    networks: tuple[str, ...] = ()
-    networks_free: tuple[str, ...] = ()
-    resources: tuple[Count, ...] = ()
-    resources_free: tuple[Count, ...] = ()
-    speed: float | None = None
     extra: tuple[tuple[str, str], ...] = ()
-    """Pairs (name, text) of attributes that were read and are not in the table; never written."""
+    """Pairs (name, text) of attributes that were read and that koala does not use; never written."""
 
     @property
     def id(self) -> str:
@@ -317,7 +292,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A job as a resource manager reports it. None, "" and (): not reported. Memory, swap and disk are in MB.
+    """A job as a resource manager reports it. None, "" and (): not reported. Memory is in MB.
 
     Points in time are seconds since the epoch, spans are seconds.
     """
@@ -332,21 +307,11 @@ class JobRecord:
     """Hosts it must use, one entry for each task slot."""
     excluded_hosts: tuple[str, ...] = ()
     eligible_at: int | None = None
-    deadline: int | None = None
-    maximum_nodes: int | None = None
     features: tuple[str, ...] = ()
     """All of them must be on its nodes."""
     rejection: str = ""
     directory: str = ""
     executable: str = ""
-    arguments: str = ""
-    input: str = ""
-    output: str = ""
-    error: str = ""
-    flags: str = ""
-    gres: str = ""
-    submit_host: str = ""
-    wckey: str = ""
     updated_at: int | None = None
     walltime: int | None = None
     """Seconds. Without it Maui assumes 100 days."""
@@ -361,32 +326,20 @@ class JobRecord:
     partitions: tuple[str, ...] = ()
     """Partitions of nodes that it may use; a name that no node has keeps it waiting for ever."""
     memory_per_task: int | None = None
-    disk_per_task: int | None = None
-    swap_per_task: int | None = None
     queue: str = ""
     """Class (Maui) or partition (Slurm). More than one, or with counts: as on the wire, ``[a:2][b:1]``."""
     memory: int | None = None
     """That a node must have configured."""
-    memory_comparison: str = ""
-    disk: int | None = None
-    disk_comparison: str = ""
-    swap: int | None = None
-    swap_comparison: str = ""
-    operating_system: str = ""
-    architecture: str = ""
-    network: str = ""
-    reservations: tuple[str, ...] = ()
     comment: str = ""
     completed_at: int | None = None
     suspended_for: int | None = None
     account: str = ""
-    qos: str = ""
     name: str = ""
     """Only in WIKI2: Maui takes it for the job's id."""
     user: str = ""
     group: str = ""
     extra: tuple[tuple[str, str], ...] = ()
-    """Pairs (name, text) of attributes that were read and are not in the table; never written."""
+    """Pairs (name, text) of attributes that were read and that koala does not use; never written."""
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------

@@ -537,14 +537,6 @@ async def test_what_the_batch_system_cannot(tmp_path: Path, verb: str) -> None:
     assert (reply.status, "alpha cannot" in reply.text) == (-810, True)
 
 
-@pytest.mark.parametrize("verb", ["JOBADDTASK ARG=7 DEFAULT n3", "JOBRELEASETASK ARG=7 0", "JOBREMOVETASK ARG=7 1 2"])
-async def test_rigid_jobs_keep_their_size(server: Server, verb: str) -> None:
-    """A job that cannot change its size while it runs says so."""
-    reply = await server.ask(verb)
-    assert (reply.status, "size of a running job" in reply.text) == (-810, True)
-    assert (await server.ask("JOBREMOVETASK ARG=7 6")).status == -700
-
-
 async def test_when_it_could_run(tmp_path: Path) -> None:
     """JOBWILLRUN tells the first moment at which enough processors are free by the running jobs' walltimes."""
     server = Server(tmp_path, dialect=Dialect.WIKI2)
