@@ -40,10 +40,7 @@ from koala_adapter.scheduler.states import JOB_TRANSITIONS, PLACEHOLDER_TRANSITI
 from koala_adapter.simulation.platform import (
     BackgroundLoad,
     ClusterModel,
-    DomainModel,
     Failures,
-    LinkModel,
-    NetworkModel,
     Platform,
 )
 
@@ -79,9 +76,6 @@ MODELS: dict[str, type[BaseModel]] = {
     "platform.clusters": ClusterModel,
     "platform.background": BackgroundLoad,
     "platform.failures": Failures,
-    "platform.network": NetworkModel,
-    "platform.network.domains": DomainModel,
-    "platform.network.links": LinkModel,
 }
 
 
