@@ -19,7 +19,6 @@ from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, 
 from koala_adapter.ordering.asking import ExplainServer, ask_explanation, explain, explained_by, overview
 from koala_adapter.ordering.jobs import JobEventKind, Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.notes import NoteWriter
 from koala_adapter.ordering.passes import MisfitRules
 from koala_adapter.ordering.scheduler import OutsideScheduler, Pace, PacedWatcher
 from koala_adapter.queueing.backfill import make_cluster_scheduler
@@ -115,12 +114,8 @@ class Driven:
         *,
         refused: float = 0.1,
         start: float = 0.3,
-        notes_within: int | None = None,
     ) -> None:
-        """``refused``: seconds before a refused start is tried again; ``start``: until one not seen is undone.
-
-        ``notes_within``: requests per minute, of all.
-        """
+        """``refused``: seconds before a refused start is tried again; ``start``: until one not seen is undone."""
         self.lrm = lrm or StartingLrm()
         self.happened: list[JobEvent] = []
         self.troubles: list[str] = []
@@ -131,11 +126,8 @@ class Driven:
         watcher = PacedWatcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
         misfit_rules = MisfitRules(overtaking=True, guards=1)
         starter = Starter(LrmStarts(self.lrm), starts, self.record, clock=watcher.clock.now)
-        notes = None
-        if notes_within is not None:
-            notes = NoteWriter(self.lrm, requests_per_minute=notes_within, clock=watcher.clock.now)
         self.driver = OutsideScheduler(
-            watcher, self.mirror, misfit_rules, starter, self.record, tell=self.happened.extend, notes=notes
+            watcher, self.mirror, misfit_rules, starter, self.record, tell=self.happened.extend
         )
 
     @asynccontextmanager

@@ -30,7 +30,6 @@ from koala_slurm.requests import (
     ANY_NODES,
     DETAILS_COMMAND,
     GRES_COMMAND,
-    KEEPS_NOTES,
     MORE_FIELDS,
     SITE_MARK,
     JobDetails,
@@ -104,7 +103,6 @@ def test_everything_about_a_job() -> None:
         ({"Reason": "JobHeldAdmin"}, HoldOwner.OPERATOR),
         ({"admin_comment": SITE_MARK}, HoldOwner.OPERATOR),
         ({"admin_comment": f"{SITE_MARK}, {ANY_NODES}"}, HoldOwner.OPERATOR),
-        ({"admin_comment": f"{SITE_MARK}, {KEEPS_NOTES}, {ANY_NODES}"}, HoldOwner.OPERATOR),
         ({"admin_comment": f"{SITE_MARK}, or not"}, HoldOwner.USER),
         ({"admin_comment": SITE_MARK, "Comment": "mine koala:hold"}, HoldOwner.USER),
         ({"Reason": "JobHeldAdmin", "admin_comment": SITE_MARK, "Comment": "koala:hold"}, HoldOwner.USER),
@@ -209,7 +207,6 @@ def test_number_of_nodes_that_is_nobodys_wish(shown: str, tres: str, wanted: int
     [
         ("1-1", SITE_MARK, "", 1),
         ("1-1", f"{SITE_MARK}, {ANY_NODES}", "", None),
-        ("1-1", f"{SITE_MARK}, {KEEPS_NOTES}, {ANY_NODES}", "", None),
         ("1-1", f"{SITE_MARK}, {ANY_NODES}", "mine koala:nodes", 1),
         ("1-1", "something else", "", 1),
         ("2-2", f"{SITE_MARK}, {ANY_NODES}", "", None),
