@@ -32,10 +32,10 @@ from koala_adapter.host.metrics import watch_commands
 from koala_adapter.host.process import stop_on_signal, under_supervision
 from koala_adapter.lrm.starts import PATIENCE, LrmStarts, Patience, Starter, StartLog, Starts
 from koala_adapter.ordering.asking import (
-    AskSocket,
+    EVERYBODY,
+    SOCKET_NAME,
     ExplainServer,
     as_read,
-    explained_as_noted,
     explained_by,
     overview,
     report_as_read,
@@ -606,9 +606,10 @@ async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: OrderScreen, path:
         driver = OutsideScheduler(watcher, mirror, plan.misfit_rules, starter, record, tell=tell)
         with screen:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(ExplainServer(explained_by(mirror, watcher.clock), path.parent).serve)
+                explain_job = explained_by(mirror, watcher.clock)
+                await tasks.start(ExplainServer(explain_job, path.parent / SOCKET_NAME).serve)
                 if plan.ask_socket is not None:
-                    await tasks.start(AskSocket(explained_as_noted(mirror, watcher.clock), plan.ask_socket).serve)
+                    await tasks.start(ExplainServer(explain_job, plan.ask_socket, mode=EVERYBODY).serve)
                 await driver.run(once=plan.once)
                 tasks.cancel_scope.cancel()
     finally:

@@ -28,7 +28,7 @@ from koala_adapter.host.sockets import is_loopback
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.starts import StartLog
 from koala_adapter.model import LrmJobState
-from koala_adapter.ordering.asking import ExplainServer, Explanation
+from koala_adapter.ordering.asking import SOCKET_NAME, ExplainServer, Explanation
 from koala_adapter.ordering.jobs import Phase
 from koala_adapter.service.opening import close_lrm, make_lrm
 from koala_adapter.wiki.client import Peer, exchange, load_key
@@ -360,7 +360,7 @@ async def _run(
             await tell_metrics(tasks, session, meter.meter, metrics_port)
             if isinstance(source, LrmSource):
                 order = schedule_directory(session, source.name)
-                await tasks.start(ExplainServer(partial(explained, resource.inventory), order).serve)
+                await tasks.start(ExplainServer(partial(explained, resource.inventory), order / SOCKET_NAME).serve)
             port = await tasks.start(serve_wiki, resource)
             supervisor.ready()
             session.progress.print(
