@@ -543,8 +543,6 @@ class JobRecord:
     """Placement tries that came to nothing, not counting scans since ``queued_at_scan``."""
     queued_at_scan: int | None = None
     """Number of the scan after which it came into the placement queue; None while it is not there."""
-    clock_set_back: float = 0.0
-    """Seconds by which the clock was set back since it was submitted: it stays before jobs that come later."""
     queue_number: int = 0
     """Order among jobs of equal priority and submission time."""
     tries_end_at_scan: int | None = None
