@@ -62,7 +62,6 @@ class Setting:
 
 NOT_IN_SITE_FILES: Mapping[str, str] = {
     "instance": "the service's own: it is made with the state directory",
-    "exchange_always": "for experiments",
     "bandwidth_from": "for experiments: a service sends all files from its own host",
 }
 """The parameters that have no setting, and why."""
@@ -192,8 +191,6 @@ class Parameters:
             "another job of the same user that waits for that cluster, in exchange for its place in the queue."
         ),
     ] = True
-    exchange_always: bool = False
-    """Exchange them also when the job that takes them does not start with it."""
     approach: Annotated[
         Approach,
         Setting(

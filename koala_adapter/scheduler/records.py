@@ -419,8 +419,6 @@ class PlaceholderRecord:
     """When it is looked at again, and what for."""
     stub: bool = False
     """It is gathered for an application that grows and has not been told of it yet."""
-    exchanged: bool = False
-    """It was given to another job that did not start with it: the second time it is handed back."""
     on_hold_since: float | None = None
     """Since when it is seen in hold in its LRM, or waiting for something else than processors; None: it is not."""
     in_hold: bool = True

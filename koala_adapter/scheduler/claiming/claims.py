@@ -542,7 +542,6 @@ def _launch(context: Context, record: JobRecord) -> None:
             numbers[claim.component] = component_rank + 1
             placeholder = context.state.placeholders[id_]
             context.ledger.move(placeholder, PlaceholderState.LAUNCHED)
-            placeholder.exchanged = False
             ranks.append(
                 Rank(
                     rank=len(ranks),
