@@ -44,7 +44,7 @@ from koala_adapter.runners.coordinator import note, payload_of
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler.actions import GrantProcessors
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters
-from koala_adapter.service.records import NegotiationKeeper, NegotiationStore
+from koala_adapter.service.records import TABLES, NegotiationKeeper, NegotiationStore
 from koala_adapter.service.sizes.adaptive import Adaptations
 from koala_adapter.service.sizes.port import (
     Conversation,
@@ -201,7 +201,8 @@ class Service:
         self.applications = Runners()
         self.heard: list[bytes] = []
         database = sqlite3.connect(":memory:", isolation_level=None)
-        store = NegotiationStore(database.execute, read_only=False)
+        database.executescript(TABLES)
+        store = NegotiationStore(database.execute)
         self.adaptations = Adaptations(
             self.applications,  # type: ignore[arg-type]  # it is all that is asked of them
             state=lambda: self.site.state,

@@ -11,14 +11,9 @@
 --
 -- From 23.11 on Slurm shows a job that may have any number of nodes as if its user had asked for as few as possible. So
 -- the AdminComment says that too; a number that the user gives later is noted as a word in the job's comment.
---
--- The scheduler tells users in the same comment where their jobs stand: `my text [koala: place 3, ...]`. What it writes
--- is put here to what the comment is at that moment, so that neither a user's text nor one of these words gets lost.
 
-local SCHEDULER = "koala outside scheduler"
-local MARK = SCHEDULER .. ", keeps notes"
+local MARK = "koala outside scheduler"
 local ANY_NODES = MARK .. ", any number of nodes"
-local NOTE = "%[koala: [^%[%]]*%]"
 local USER_HOLD = "koala:hold"
 local USER_NODES = "koala:nodes"
 local OPERATORS = { [0] = true } -- user ids that may start jobs; add that of SlurmUser and of koala's user
@@ -34,15 +29,6 @@ local function add_word(text, word)
       return text
    end
    return text == "" and word or text .. " " .. word
-end
-
-local function with_its_note(wanted, text)
-   local note = wanted ~= nil and string.match(wanted, NOTE)
-   if not note then
-      return wanted
-   end
-   local rest = string.gsub(string.gsub(text or "", " ?" .. NOTE, ""), "^ +", "")
-   return rest == "" and note or rest .. " " .. note
 end
 
 local function without_word(text)
@@ -63,15 +49,8 @@ function slurm_job_submit(job_desc, part_list, submit_uid)
 end
 
 function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
-   local ours = string.sub(job_rec.admin_comment or "", 1, #SCHEDULER) == SCHEDULER
-   if OPERATORS[modify_uid] then
-      local comment = with_its_note(job_desc.comment, job_rec.comment)
-      if ours and comment ~= job_desc.comment then -- to assign an empty one would leave the comment as it is
-         job_desc.comment = comment
-      end
-      return slurm.SUCCESS
-   end
-   if not ours then
+   local ours = string.sub(job_rec.admin_comment or "", 1, #MARK) == MARK
+   if OPERATORS[modify_uid] or not ours then
       return slurm.SUCCESS
    end
    local gives_nodes = job_desc.max_nodes ~= slurm.NO_VAL

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of ``koala`` as plain values: what manual pages and completions are made from."""
+"""The commands of ``koala`` as plain values: what manual pages are made from."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ class Option:
     metavar: str
     """What stands for its value; empty for a flag."""
     help: str
-    choices: tuple[str, ...]
-    files: bool
-    """Its value is a path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +37,6 @@ class Command:
     text: str
     """Its help, with ``\\b`` before paragraphs that are to be left as they are."""
     options: tuple[Option, ...]
-    choices: tuple[str, ...]
-    """What its first argument may be."""
-    files: bool
-    """An argument is a path, or a command."""
     commands: tuple[tuple[str, str], ...]
     """Name and first sentence of each command of a group."""
 
@@ -73,14 +66,11 @@ def _walk(command: click.Command, name: str, parent: click.Context | None) -> It
             if found is not None and not found.hidden:
                 members.append((member, found))
     parameters = command.get_params(context)
-    arguments = [one for one in parameters if isinstance(one, click.Argument)]
     yield Command(
         path=path,
         usage=" ".join(command.collect_usage_pieces(context)),
         text=inspect.cleandoc(command.help or ""),
         options=tuple(_option(one, context) for one in parameters if isinstance(one, click.Option) and not one.hidden),
-        choices=next((_choices(one) for one in arguments if _choices(one)), ()),
-        files=any(isinstance(one.type, click.Path) or one.nargs == -1 for one in arguments),
         commands=tuple((member, found.get_short_help_str(limit=200)) for member, found in members),
     )
     for member, found in members:
@@ -94,10 +84,4 @@ def _option(option: click.Option, context: click.Context) -> Option:
         names=(*option.opts, *option.secondary_opts),
         metavar="" if flag else option.make_metavar(context),
         help=record[1] if record is not None else "",
-        choices=_choices(option),
-        files=isinstance(option.type, click.Path),
     )
-
-
-def _choices(parameter: click.Parameter) -> tuple[str, ...]:
-    return tuple(map(str, parameter.type.choices)) if isinstance(parameter.type, click.Choice) else ()

@@ -17,7 +17,6 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.commandtree import command_tree
-from docs.completions import completions
 from docs.manpages import man_pages
 from docs.statediagram import drawing
 from docs.variables import table as variables_table
@@ -39,10 +38,7 @@ from koala_adapter.scheduler.states import JOB_TRANSITIONS, PLACEHOLDER_TRANSITI
 from koala_adapter.simulation.platform import (
     BackgroundLoad,
     ClusterModel,
-    DomainModel,
     Failures,
-    LinkModel,
-    NetworkModel,
     Platform,
 )
 
@@ -54,7 +50,6 @@ if TYPE_CHECKING:
 AnyState = TypeVar("AnyState", JobState, PlaceholderState)
 DOCS = Path(__file__).parent
 MAN = DOCS.parent / "man"
-COMPLETIONS = DOCS.parent / "koala_adapter" / "cli" / "completions"
 OURS = ("drmaa", "local", "pbs", "sge", "slurm", "wiki")
 MARKED = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NEGOTIATION = re.compile(r"(<!-- negotiation: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -80,9 +75,6 @@ MODELS: dict[str, type[BaseModel]] = {
     "platform.clusters": ClusterModel,
     "platform.background": BackgroundLoad,
     "platform.failures": Failures,
-    "platform.network": NetworkModel,
-    "platform.network.domains": DomainModel,
-    "platform.network.links": LinkModel,
 }
 
 
@@ -141,9 +133,7 @@ def generated() -> dict[Path, str]:
         lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}",
         CAPABILITIES.sub(lambda mark: f"{mark[1]}{_capabilities(ours)}{mark[2]}", page.read_text(encoding="utf-8")),
     )
-    tree = command_tree()
-    contents |= {MAN / name: text for name, text in man_pages(tree).items()}
-    contents |= {COMPLETIONS / name: text for name, text in completions(tree).items()}
+    contents |= {MAN / name: text for name, text in man_pages(command_tree()).items()}
     return contents
 
 

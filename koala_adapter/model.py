@@ -408,8 +408,6 @@ class LrmJob:
     """How often it was queued again after it had run; its time of submission may be that of the last time."""
     elsewhere: str = ""
     """Where its LRM has moved it, such as ``workq@other``: it waits or runs there, not on this cluster's nodes."""
-    note: str | None = None
-    """What ``Lrm.annotate`` has left with it, as far as its LRM shows it; empty: nothing, None: nothing can be left."""
     tied: bool = False
     """It waits, and is still tied to the nodes on which we started it: see ``Lrm.undo_start``."""
 

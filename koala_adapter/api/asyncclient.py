@@ -15,7 +15,7 @@ from koala_adapter.api import protocol
 from koala_adapter.api.client import AGAIN, LOOK_AGAIN, TIMEOUT, new_submission, unanswered, unavailable
 from koala_adapter.api.protocol import from_json
 from koala_adapter.api.statedirectory import socket_path
-from koala_adapter.errors import ProtocolError, ServiceAbsentError, ServiceUnavailableError
+from koala_adapter.errors import ServiceAbsentError, ServiceUnavailableError
 from koala_adapter.report.values import JobReport
 
 if TYPE_CHECKING:
@@ -56,12 +56,7 @@ class AsyncClient:
             await anyio.sleep(LOOK_AGAIN)
 
     async def _submit(self, job: Job, submission: str) -> str:
-        try:
-            return str((await self._ask(protocol.submission(job, submission)))["job_id"])
-        except ProtocolError as error:
-            if not protocol.names_no_submissions(error):
-                raise
-        return str((await self._ask(protocol.submission(job, "")))["job_id"])
+        return str((await self._ask(protocol.submission(job, submission)))["job_id"])
 
     async def cancel(self, job_id: str) -> JobReport:
         """Cancel a job; returns at once with its report. Raises JobNotFoundError."""

@@ -15,7 +15,6 @@ from koala_adapter.api.statedirectory import LOG_NAME, socket_path, start_in_bac
 from koala_adapter.config.locations import SiteFileState
 from koala_adapter.errors import (
     JobTimeoutError,
-    ProtocolError,
     ServiceAbsentError,
     ServiceRunningError,
     ServiceUnavailableError,
@@ -123,12 +122,7 @@ class Client:
             time.sleep(LOOK_AGAIN)
 
     def _submit(self, job: Job, submission: str) -> str:
-        try:
-            return str(self._ask(protocol.submission(job, submission))["job_id"])
-        except ProtocolError as error:
-            if not protocol.names_no_submissions(error):
-                raise
-        return str(self._ask(protocol.submission(job, ""))["job_id"])
+        return str(self._ask(protocol.submission(job, submission))["job_id"])
 
     def cancel(self, job_id: str) -> JobReport:
         """Cancel a job; returns at once with its report."""

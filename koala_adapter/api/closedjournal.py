@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.api.protocol import from_json, parse
 from koala_adapter.report.values import JobReport, of_the_past
-from koala_adapter.service.records import unfinished_at_close
+from koala_adapter.service.records import SCHEMA_VERSION, schema_version, unfinished_at_close
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,11 +80,14 @@ def _opened(path: Path) -> sqlite3.Connection:
 def closed_journal(path: Path, whole: Callable[[], JournalView]) -> ClosedJournal | None:
     """Return what the journal at ``path`` says, if that can be read at once.
 
-    None: it was not left in good order, or is damaged, or there is something to be told of which ``whole`` knows more.
+    None: it was not left in good order, is of another version or damaged, or there is something to be told of which
+    ``whole`` knows more.
     """
     try:
         with closing(_opened(path)) as database:
             database.execute("BEGIN")
+            if schema_version(database.execute) != SCHEMA_VERSION:
+                return None
             unfinished = unfinished_at_close(database.execute)
             if unfinished is None or database.execute("SELECT 1 FROM set_aside LIMIT 1").fetchone():
                 return None

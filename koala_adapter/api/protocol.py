@@ -184,11 +184,7 @@ _ERRORS = {
 
 
 def encode(message: Request | Reply) -> bytes:
-    """Return the line of a message.
-
-    A request has only what is asked: a service refuses a member that it does not know, and one of an earlier version
-    knows fewer.
-    """
+    """Return the line of a message. A request has only what is asked."""
     members = {one.name: getattr(message, one.name) for one in fields(message)}
     if isinstance(message, Request):
         defaults = {one.name: one.default for one in fields(message)}
@@ -197,13 +193,8 @@ def encode(message: Request | Reply) -> bytes:
 
 
 def submission(job: Job, name: str) -> Request:
-    """Return the request that submits a job, by a name; empty: by none."""
+    """Return the request that submits a job, by a name."""
     return Request(operation="submit", job=asdict(job), submission=name)
-
-
-def names_no_submissions(error: ProtocolError) -> bool:
-    """Tell whether a service has refused a submission because it has a name: version 0.1 knows none."""
-    return "no member 'submission'" in error.message
 
 
 def decode_request(line: bytes) -> Request:

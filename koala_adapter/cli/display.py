@@ -21,7 +21,6 @@ from rich.text import Text
 from koala_adapter.api.statedirectory import LogPrinter
 from koala_adapter.cli.console import AsWritten
 from koala_adapter.cli.session import abandon_output
-from koala_adapter.cli.terminal import STEPS
 from koala_adapter.config.tomlfile import printable, show_duration, show_size
 from koala_adapter.errors import ServiceUnavailableError
 from koala_adapter.outcome import JobState
@@ -67,6 +66,10 @@ def sizes_over_time(report: JobReport, points: int) -> list[int]:
             size -= change.after - change.before
         sizes.append(size)
     return sizes[::-1]
+
+
+STEPS = "▁▂▃▄▅▆▇█"
+"""Heights, from little to much."""
 
 
 def sparkline(values: Sequence[int]) -> str:

@@ -251,14 +251,18 @@ def _explain_local(session: Session, cluster: str, job_id: str, *, as_json: bool
 
 def _asked_of_scheduler(session: Session, cluster: ClusterConfig, job_id: str) -> Explanation:
     """Ask the scheduler of one's own, or where there is none that which every user may ask."""
-    from koala_adapter.ordering.asking import ask_explanation, ask_in_public
+    from koala_adapter.ordering.asking import SOCKET_NAME, ask_explanation
 
+    name = cluster.name
+    hint = f"start it with `koala schedule --cluster {name}`, as the same user and with the same --state; one that an "
+    hint += "administrator runs is asked at its ask_socket, see `koala docs schedule`"
     try:
-        return ask_explanation(session.directory / "schedule" / cluster.name, cluster.name, job_id)
+        return ask_explanation(session.directory / "schedule" / name / SOCKET_NAME, name, job_id, hint=hint)
     except ServiceUnavailableError:
         if cluster.ask_socket is None:
             raise
-    return ask_in_public(Path(cluster.ask_socket), cluster.name, job_id)
+    hint = "its administrator starts one there with --ask-socket, see `koala docs schedule`"
+    return ask_explanation(Path(cluster.ask_socket), name, job_id, hint=hint)
 
 
 @click.command()

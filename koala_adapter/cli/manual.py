@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.session import command_body, pass_session
@@ -183,7 +184,7 @@ JSON_SHAPES = (
     "wiki-reply",
 )
 """Names of what ``--json`` prints; what they stand for is imported when one of them is asked for."""
-COMPLETIONS = {"bash": "koala.bash", "zsh": "_koala", "fish": "koala.fish"}
+SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
 @click.command()
@@ -253,7 +254,7 @@ def schema(session: Session, kind: str) -> None:
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(list(COMPLETIONS)))
+@click.argument("shell", type=click.Choice(list(SHELLS)))
 @command_body
 def completion(shell: str) -> None:
     r"""Print what completes commands and options in bash, zsh or fish.
@@ -264,8 +265,8 @@ def completion(shell: str) -> None:
       koala completion zsh > "${fpath[1]}/_koala"
       koala completion fish > ~/.config/fish/completions/koala.fish
     """
-    file = Path(__file__).parent / "completions" / COMPLETIONS[shell]
-    click.echo(file.read_text(encoding="utf-8"), nl=False)
+    command = click.get_current_context().find_root().command
+    click.echo(SHELLS[shell](command, {}, "koala", "_KOALA_COMPLETE").source())
 
 
 def _show(kind: str, pattern: str, name: str | None, *, listed_by: str) -> None:

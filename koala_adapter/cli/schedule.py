@@ -32,17 +32,16 @@ from koala_adapter.host.metrics import watch_commands
 from koala_adapter.host.process import stop_on_signal, under_supervision
 from koala_adapter.lrm.starts import PATIENCE, LrmStarts, Patience, Starter, StartLog, Starts
 from koala_adapter.ordering.asking import (
-    AskSocket,
+    EVERYBODY,
+    SOCKET_NAME,
     ExplainServer,
     as_read,
-    explained_as_noted,
     explained_by,
     overview,
     report_as_read,
 )
 from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Phase, Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.notes import NoteWriter
 from koala_adapter.ordering.passes import MisfitRules
 from koala_adapter.ordering.scheduler import OutsideScheduler, Pace, PacedWatcher, QueueMeter, give_back, start_plugin
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
@@ -354,8 +353,6 @@ class Plan:
     as_json: bool
     metrics_port: int | None
     ask_socket: Path | None
-    notes: bool
-    """Each waiting job is to show its place, where the batch system can."""
     make_queue: MakeQueue | None
     """Makes the queue, where the policy is none of koala's own."""
 
@@ -455,12 +452,6 @@ def parse_weights(text: str) -> PriorityWeights:
     help="Let every user of this host ask `koala explain CLUSTER:ID` at a Unix socket there, and nothing else. "
     "Default: nobody but you.",
 )
-@click.option(
-    "--notes/--no-notes",
-    default=True,
-    show_default=True,
-    help="Have each waiting job show its place and latest start, where the batch system can: squeue -o %k, qstat -j.",
-)
 @metrics_port_option
 @json_option
 @pass_session
@@ -479,7 +470,6 @@ def schedule(
     default_walltime: int,
     patience: float,
     ask_socket: Path | None,
-    notes: bool,
     metrics_port: int | None,
     as_json: bool,
 ) -> None:
@@ -531,7 +521,6 @@ def schedule(
         as_json=as_json,
         metrics_port=metrics_port,
         ask_socket=ask_socket,
-        notes=notes,
     )
     prepare_directory(session.directory)
     prepare_directory(session.directory / "schedule")
@@ -580,7 +569,7 @@ async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: P
             else:
                 path = directory / RECORD
                 await _require_rights(lrm, session, first=not path.exists())
-                await _schedule(lrm, pace, plan, screen, path, requests_per_minute=config.requests_as_owner)
+                await _schedule(lrm, pace, plan, screen, path)
             tasks.cancel_scope.cancel()
     finally:
         await close_lrm(lrm)
@@ -600,9 +589,7 @@ async def _require_rights(lrm: Lrm, session: Session, *, first: bool) -> None:
             session.remark(f"{result.subject}: {result.found}; {result.remedy}")
 
 
-async def _schedule(
-    lrm: Lrm, pace: Pace, plan: Plan, screen: OrderScreen, path: Path, *, requests_per_minute: int
-) -> None:
+async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: OrderScreen, path: Path) -> None:
     record = StartLog(path)
     watcher = PacedWatcher(lrm, pace, on_trouble=screen.trouble, clock=ServiceClock(before=record.clock))
     record.note_clock(watcher.clock.reading())
@@ -610,21 +597,19 @@ async def _schedule(
     mirror = Mirror(plan.make_scheduler, plan.rules, starts)
     screen.meter.read_queue(partial(overview, mirror))
     starter = Starter(LrmStarts(lrm), starts, record, clock=watcher.clock.now)
-    notes = None
-    if plan.notes and lrm.capabilities.annotate:
-        notes = NoteWriter(lrm, requests_per_minute=requests_per_minute, clock=watcher.clock.now)
     try:
 
         def tell(happened: Sequence[JobEvent]) -> None:
             screen.tell(happened)
             screen.show(status(screen.cluster, overview(mirror), watcher.failure))
 
-        driver = OutsideScheduler(watcher, mirror, plan.misfit_rules, starter, record, tell=tell, notes=notes)
+        driver = OutsideScheduler(watcher, mirror, plan.misfit_rules, starter, record, tell=tell)
         with screen:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(ExplainServer(explained_by(mirror, watcher.clock), path.parent).serve)
+                explain_job = explained_by(mirror, watcher.clock)
+                await tasks.start(ExplainServer(explain_job, path.parent / SOCKET_NAME).serve)
                 if plan.ask_socket is not None:
-                    await tasks.start(AskSocket(explained_as_noted(mirror, watcher.clock), plan.ask_socket).serve)
+                    await tasks.start(ExplainServer(explain_job, plan.ask_socket, mode=EVERYBODY).serve)
                 await driver.run(once=plan.once)
                 tasks.cancel_scope.cancel()
     finally:

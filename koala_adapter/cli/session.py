@@ -19,7 +19,6 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 
 import click
 
-from koala_adapter.cli.terminal import PlainText, shows_all
 from koala_adapter.errors import KoalaError
 
 if TYPE_CHECKING:
@@ -177,15 +176,20 @@ class Session:
 
     def print_json(self, value: Any) -> None:  # noqa: ANN401 - JSON
         """Print one JSON document on standard output."""
-        click.echo(json.dumps(value, indent=2, ensure_ascii=not shows_all(sys.stdout.encoding)))
+        click.echo(json.dumps(value, indent=2, ensure_ascii=not _is_unicode(sys.stdout)))
+
+
+def _is_unicode(file: IO[str]) -> bool:
+    """Tell whether a stream takes all characters. Where it does not, rich draws its lines in ASCII."""
+    return (getattr(file, "encoding", None) or "utf-8").casefold().startswith("utf")
 
 
 def make_console(file: IO[str]) -> Console:
     """Return a console on a standard stream, as wide as the terminal, or as wide as needed without one."""
     from koala_adapter.cli.console import SafeConsole
 
-    if not shows_all(getattr(file, "encoding", None)):
-        file = cast("IO[str]", PlainText(file))
+    if isinstance(file, io.TextIOWrapper) and not _is_unicode(file):
+        file.reconfigure(errors="replace")
     if file.isatty():
         return SafeConsole(file=file, highlight=False, emoji=False)
     width = None if os.environ.get("COLUMNS") else WIDE

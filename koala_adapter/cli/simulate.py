@@ -102,7 +102,7 @@ def simulate(
         raise click.UsageError("--platform and --processors both say how many processors there are: give one.")
     if out is not None:
         check_matplotlib()
-    sites = () if platform is None else clusters_of(session, platform)
+    sites = () if platform is None else clusters_of(platform)
     names = trace_names(traces)
     ordered_by = {
         name: Policy(name=name, metric=metric, depth=depth, make=load_queue_policy(name)) for name in policies

@@ -28,12 +28,9 @@ SHOWN_NOTES = 5
 """Irregularities of a trace that are told one by one."""
 
 
-def clusters_of(session: Session, platform: str) -> tuple[Site, ...]:
+def clusters_of(platform: str) -> tuple[Site, ...]:
     """Return the clusters of a platform file, or of a platform by name. Raises ConfigurationError, OSError."""
-    known = find_platform(platform)
-    if known.network.links or known.network.domains:
-        session.remark(f"{platform}: the network plays no part in this simulation")
-    return sites_of(known)
+    return sites_of(find_platform(platform))
 
 
 def run_shown(session: Session, cases: Sequence[Case], processes: int) -> list[Outcome]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Terminals: closed standard descriptors, hangups, interrupts, and output on terminals that show ASCII only."""
+"""Terminals: closed standard descriptors, hangups and interrupts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING, TextIO, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from types import FrameType
     from typing import Self
 
@@ -161,77 +161,3 @@ class Interrupts:
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self._pending = True
         self._deliver()
-
-
-# -- Terminals that show ASCII only --------------------------------------------------------------------------
-# ASCII characters stand for bars, lines and dots.
-
-SAMPLE = "━█▁…"
-BASIC_LOCALES = frozenset({"C", "POSIX"})
-STEPS = "▁▂▃▄▅▆▇█"
-"""Heights, from little to much."""
-_STAND_INS = str.maketrans(
-    {
-        **dict(zip(STEPS, "_.-:=+*#", strict=True)),
-        **dict.fromkeys("━▓■", "#"),
-        **dict.fromkeys("╌─╶╴╺╸", "-"),
-        **dict.fromkeys("│┃", "|"),
-        **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯", "+"),
-        **dict.fromkeys("⠁⠂⠄⡀⢀⠠⠐⠈⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "*"),
-        "▒": "=",
-        "░": ".",
-        **dict.fromkeys("·□▫", "."),
-        "•": "*",
-        "▸": ">",
-        "◆": "@",
-        "…": "~",
-    }
-)
-"""Each as wide as what it stands for, so that columns stay where they are."""
-
-
-def plain(text: str) -> str:
-    """Return a text in ASCII; what nothing stands for is written as Python escapes it."""
-    return text if text.isascii() else text.translate(_STAND_INS).encode("ascii", "backslashreplace").decode("ascii")
-
-
-def shows_all(encoding: str | None, environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether a stream takes more than ASCII: by its encoding, and by the locale that the user chose.
-
-    Under LC_ALL=C Python writes UTF-8 all the same, which the terminal is not said to understand.
-    """
-    try:
-        SAMPLE.encode(encoding or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    names = ("LC_ALL", "LC_CTYPE", "LANG")
-    chosen = next((environment[name] for name in names if environment.get(name)), "")
-    return bool(environment.get("PYTHONIOENCODING")) or chosen not in BASIC_LOCALES
-
-
-class PlainText(io.TextIOBase):
-    """Passes text on in ASCII."""
-
-    encoding = "ascii"
-    """By which rich chooses what it draws with."""
-
-    def __init__(self, file: IO[str]) -> None:
-        """Write to ``file``."""
-        self._file = file
-
-    def write(self, text: str) -> int:
-        """Write in ASCII."""
-        self._file.write(plain(text))
-        return len(text)
-
-    def flush(self) -> None:
-        """Have what was written go out."""
-        self._file.flush()
-
-    def isatty(self) -> bool:
-        """Tell whether it goes to a terminal."""
-        return self._file.isatty()
-
-    def fileno(self) -> int:
-        """Return the descriptor that is written to."""
-        return self._file.fileno()

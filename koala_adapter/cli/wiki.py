@@ -28,7 +28,7 @@ from koala_adapter.host.sockets import is_loopback
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.starts import StartLog
 from koala_adapter.model import LrmJobState
-from koala_adapter.ordering.asking import ExplainServer, Explanation
+from koala_adapter.ordering.asking import SOCKET_NAME, ExplainServer, Explanation
 from koala_adapter.ordering.jobs import Phase
 from koala_adapter.service.opening import close_lrm, make_lrm
 from koala_adapter.wiki.client import Peer, exchange, load_key
@@ -39,7 +39,6 @@ from koala_adapter.wiki.reporting import ACTIVE, UNLIMITED, WAITING, offer, why_
 from koala_adapter.wiki.resource import RunningJobsFile, WikiMeter, WikiResource
 from koala_adapter.wiki.server import serve as serve_wiki
 from koala_adapter.wiki.sources import KoalaSource, LrmSource
-from koala_adapter.wiki.starts import take_over_notes
 
 if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
@@ -345,7 +344,6 @@ async def _run(
 ) -> None:
     starts = StartLog(directory / "starts.sqlite")
     try:
-        take_over_notes(directory / "starts", starts)
         resource = WikiResource(
             source,
             key,
@@ -362,7 +360,7 @@ async def _run(
             await tell_metrics(tasks, session, meter.meter, metrics_port)
             if isinstance(source, LrmSource):
                 order = schedule_directory(session, source.name)
-                await tasks.start(ExplainServer(partial(explained, resource.inventory), order).serve)
+                await tasks.start(ExplainServer(partial(explained, resource.inventory), order / SOCKET_NAME).serve)
             port = await tasks.start(serve_wiki, resource)
             supervisor.ready()
             session.progress.print(

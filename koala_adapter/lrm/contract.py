@@ -169,8 +169,6 @@ class Capabilities:
     """The listing tells whose hold a job is in; where it does not, all show as their users'."""
     tells_own_holders: bool = False
     """That of our own jobs (``jobs`` with a prefix of their names) tells it, although that of all jobs does not."""
-    annotate: bool = False
-    """``annotate`` can leave a line of text with a waiting job, for its user to read."""
     suspend: bool = False
     requeue: bool = False
     signal: bool = False
@@ -397,16 +395,6 @@ class Lrm(ABC):
         May be asked again of jobs that have none any more.
         """
         await self.release(ids)
-
-    async def annotate(self, ids: Sequence[LrmJobId], text: str) -> None:
-        """Leave a line of text with waiting jobs, in place of the last one, where the LRM's own commands show it.
-
-        An empty text takes it away. What their users have written there stays. ``text`` is printable ASCII without
-        quotes, brackets, ``=`` and ``;``. Of an array all waiting elements are named, so that an LRM may keep one line
-        for the array. ``jobs`` without a prefix shows it in ``LrmJob.note``, or None for jobs with which nothing can be
-        left. ``start_on`` takes it away where that costs no request. Needs ``annotate``.
-        """
-        self._unsupported("annotate", (*ids, text))
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend running jobs. Needs ``suspend``."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Explanations of the jobs of a batch system (``koala explain``): made from the mirror, asked over Unix sockets.
 
-In this order: why a job waits and when it starts at the latest, times as people read them, then the sockets: a path
-that every user may reach, the public socket, the scheduler's own socket with its client, and the public client.
+In this order: why a job waits and when it starts at the latest, times as people read them, the path of a socket, the
+server, and the client.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
-from anyio.abc import SocketAttribute
-from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import TypeAdapter, ValidationError
 
 from koala_adapter.errors import (
@@ -34,23 +32,21 @@ from koala_adapter.errors import (
     ServiceRunningError,
     ServiceUnavailableError,
 )
-from koala_adapter.host.accepting import serve_streams
 from koala_adapter.host.containment import report_defect
 from koala_adapter.host.privatedirectory import user_name, weakness
-from koala_adapter.host.sockets import peer_user, reachable, same_user
+from koala_adapter.host.sockets import peer_user, reachable
 from koala_adapter.model import LrmJobId
 from koala_adapter.ordering.jobs import Phase, array_of
-from koala_adapter.ordering.mirror import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from anyio.abc import SocketStream, TaskGroup, TaskStatus
+    from anyio.abc import TaskGroup, TaskStatus
 
     from koala_adapter.host.clock import ServiceClock
     from koala_adapter.model import LrmJob
-    from koala_adapter.ordering.jobs import Entry, JobEvent
+    from koala_adapter.ordering.jobs import JobEvent
     from koala_adapter.ordering.mirror import Mirror
     from koala_adapter.ordering.shadow import Difference, ShadowReport
 
@@ -100,29 +96,8 @@ class Overview:
     left_out: int
 
 
-def explain(mirror: Mirror, job_id: str, now: float) -> Explanation:
-    """Return what is known of a job; its policy is asked why it waits. Raises JobNotFoundError."""
-
-    def asked(entry: Entry) -> Standing | None:
-        if entry.local is None or entry.pool is None:
-            return None
-        scheduler = mirror.schedulers[entry.pool]
-        known = scheduler.reservation(entry.local, now)
-        return Standing(position=known.position, queued=len(scheduler.waiting), start=known.start, reason=known.reason)
-
-    return _explained(mirror, job_id, asked)
-
-
-def explain_as_noted(mirror: Mirror, job_id: str) -> Explanation:
-    """Return the same from what was noted after the last decision, so that no policy is asked.
-
-    Raises JobNotFoundError.
-    """
-    noted = mirror.standings
-    return _explained(mirror, job_id, lambda entry: None if noted is None else noted.of(entry))
-
-
-def _explained(mirror: Mirror, job_id: str, standing_of: Callable[[Entry], Standing | None]) -> Explanation:
+def explain(mirror: Mirror, job_id: str) -> Explanation:
+    """Return what is known of a job since the last decision; no policy is asked. Raises JobNotFoundError."""
     entry = mirror.entries.get(LrmJobId(job_id))
     if entry is None:
         elements = [other.job.id for other in mirror.entries.values() if _is_element(other.job, job_id)]
@@ -143,16 +118,15 @@ def _explained(mirror: Mirror, job_id: str, standing_of: Callable[[Entry], Stand
         started_at=entry.job.started_at,
         nodes=entry.nodes,
     )
-    standing = standing_of(entry) if entry.phase is Phase.WAITING else None
-    if standing is None:
+    if entry.phase is not Phase.WAITING or mirror.standings is None or (noted := mirror.standings.of(entry)) is None:
         return found
     passed_over = f"enough processors are free, but {entry.passed_over}" if entry.passed_over else ""
     return replace(
         found,
-        reason=passed_over or standing.reason,
-        position=standing.position or None,
-        queued=standing.queued,
-        reserved_at=standing.start,
+        reason=passed_over or noted.reason,
+        position=noted.position or None,
+        queued=noted.queued,
+        reserved_at=noted.start,
     )
 
 
@@ -200,22 +174,24 @@ def report_as_read(report: ShadowReport, offset: float) -> ShadowReport:
     )
 
 
-# -- A path for a public socket ------------------------------------------------------------------------------
-# Every user of the host may connect to it, and no other user can put a socket in its place.
+# -- The path of a socket ------------------------------------------------------------------------------------
+# No other user can put a socket in its place.
 
 BACKLOG = 256
 """Who has connected and is not yet taken in; others wait in the kernel."""
-EVERYBODY = 0o666
+OWNER, EVERYBODY = 0o600, 0o666
+"""Modes: who may connect."""
 NOBODY = frozenset({errno.ECONNREFUSED, errno.ENOENT})
 """What connecting ends with where nobody listens any more."""
 
 
-class PublicPath:
+class SocketPath:
     """Where such a socket is."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, mode: int) -> None:
         """Nothing is made or looked at yet."""
         self._path = path
+        self._mode = mode
 
     @contextmanager
     def listening(self) -> Iterator[socket.socket]:
@@ -236,7 +212,7 @@ class PublicPath:
         with reachable(self._path) as name:
             self._clear(name)
             listener.bind(name)
-        self._path.chmod(EVERYBODY)
+        self._path.chmod(self._mode)
         listener.listen(BACKLOG)
         listener.settimeout(0)
         return self._path.lstat().st_ino
@@ -280,12 +256,13 @@ class PublicPath:
         )
 
 
-# -- The public socket: every user may ask about one job -----------------------------------------------------
-# A question is one short line, the answer is one line, then the connection is closed. Users are told apart by the
-# kernel's peer credentials, so that no user can hold all places. The cost to the scheduler, in whose process this
-# runs, is bounded: after each answer, and after each round of admission, it rests for many times as long as that
-# took. Answers are read from what the scheduler has noted; no question reaches a policy, a record, or the batch
-# system.
+# -- The server ----------------------------------------------------------------------------------------------
+# The process that orders the jobs of a batch system answers on a socket of its own, which only its user may reach, and,
+# where its administrator wants that, on one that every user may reach. A question is one short line, the answer is one
+# line, then the connection is closed. Users are told apart by the kernel's peer credentials, so that no user can hold
+# all places. The cost to the scheduler, in whose process this runs, is bounded: after each answer, and after each round
+# of admission, it rests for many times as long as that took. Answers are read from what the scheduler has noted; no
+# question reaches a policy, a record, or the batch system.
 
 PLACES = 32
 """Connections at once."""
@@ -295,8 +272,8 @@ QUESTION_LIMIT = 512
 """Bytes of a question."""
 QUESTION_SECONDS = 5.0
 """A question has arrived by then."""
-PUBLIC_ANSWER_SECONDS = 30.0
-"""A place is free again by then, whatever whoever asked does."""
+ANSWER_SECONDS = 30.0
+"""A place is free again by then, whatever the client does."""
 REST = 19
 """Times as long as something took is rested after it: letting in and answering get a twentieth of a processor each."""
 ROUND = 64
@@ -308,24 +285,24 @@ WITHOUT_ACCEPT = 0.1
 BUSY = json.dumps({"busy": True}).encode() + b"\n"
 JOB_ID = re.compile(r"[!-~]{1,128}")
 
-_EXPLANATION = TypeAdapter(Explanation)
+EXPLANATION = TypeAdapter(Explanation)
 
 
-def explained_as_noted(mirror: Mirror, clock: ServiceClock) -> Callable[[str], Explanation]:
-    """Return what explains the jobs of a mirror in times of day without asking its policies."""
-    return lambda job_id: as_read(explain_as_noted(mirror, job_id), clock.offset)
+def explained_by(mirror: Mirror, clock: ServiceClock) -> Callable[[str], Explanation]:
+    """Return what explains the jobs of a mirror in times of day; ``clock``: that of the mirror."""
+    return lambda job_id: as_read(explain(mirror, job_id), clock.offset)
 
 
-class AskSocket:
-    """Answers any user's questions about the jobs of one batch system.
+class ExplainServer:
+    """Answers questions about the jobs of one batch system.
 
     The owner of a job, root and the user of this process are told all that is known of it, others no names and nodes.
     """
 
-    def __init__(self, explain_job: Callable[[str], Explanation], path: Path) -> None:
+    def __init__(self, explain_job: Callable[[str], Explanation], path: Path, *, mode: int = OWNER) -> None:
         """Listen at ``path``. ``explain_job`` raises JobNotFoundError; it changes nothing."""
         self._explain_job = explain_job
-        self._path = PublicPath(path)
+        self._path = SocketPath(path, mode=mode)
         self._held: Counter[int] = Counter()
         """Places by user id."""
         self._turn = anyio.Lock()
@@ -374,7 +351,7 @@ class AskSocket:
 
     async def _converse(self, connection: socket.socket, user: int) -> None:
         try:
-            with connection, suppress(OSError), anyio.move_on_after(PUBLIC_ANSWER_SECONDS):
+            with connection, suppress(OSError), anyio.move_on_after(ANSWER_SECONDS):
                 question = await _read_line(connection)
                 if question is not None:
                     async with self._turn:
@@ -392,7 +369,7 @@ class AskSocket:
         if job_id is None:
             return _refusal("malformed question: one job id is expected")
         try:
-            return _EXPLANATION.dump_json(told_to(user, self._explain_job(job_id))) + b"\n"
+            return EXPLANATION.dump_json(told_to(user, self._explain_job(job_id))) + b"\n"
         except JobNotFoundError as error:
             return _refusal(error.message, error.hint)
         except Exception as error:  # noqa: BLE001 - whatever a stranger asks for must not end the scheduler
@@ -448,76 +425,40 @@ async def _send(connection: socket.socket, text: bytes) -> None:
         await anyio.wait_writable(connection)
 
 
-# -- The scheduler's own socket, and its client --------------------------------------------------------------
-# The process that orders the jobs of a batch system answers on a Unix socket of its own. One question a connection,
-# one JSON line each way; only processes of the same user are admitted.
+# -- The client ----------------------------------------------------------------------------------------------
 
 SOCKET_NAME = "schedule.sock"
-LINE_LIMIT = 65_536
-ANSWER_SECONDS = 10.0
-ASK_SECONDS = 30.0
-
-EXPLANATION = TypeAdapter(Explanation)
-
-
-def explained_by(mirror: Mirror, clock: ServiceClock) -> Callable[[str], Explanation]:
-    """Return what explains the jobs of a mirror in times of day; ``clock``: that of the mirror."""
-    return lambda job_id: as_read(explain(mirror, job_id, clock.now()), clock.offset)
+"""Of the socket for its own user, in the directory of a scheduler."""
+ASK_SECONDS = 60
+"""So long it is tried while too many others ask."""
+ANSWER_LIMIT = 4_194_304
+"""Bytes of an answer, which names the nodes of a job."""
+PAUSE = 0.1
+"""Seconds, or up to twice as many, between two tries."""
 
 
-class ExplainServer:
-    """Answers questions about the jobs of one batch system."""
+def ask_explanation(path: Path, cluster: str, job_id: str, *, hint: str) -> Explanation:
+    """Ask the scheduler of a cluster about a job, at its socket.
 
-    def __init__(self, explain_job: Callable[[str], Explanation], directory: Path) -> None:
-        """Listen in ``directory``, which must be there when :meth:`serve` is called.
-
-        ``explain_job`` raises JobNotFoundError.
-        """
-        self._explain_job = explain_job
-        self._path = directory / SOCKET_NAME
-
-    async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Answer until cancelled."""
-        with suppress(FileNotFoundError):
-            self._path.unlink()
-        with reachable(self._path) as name:
-            listener = await anyio.create_unix_listener(name, mode=0o600)
-        try:
-            async with listener:
-                task_status.started()
-                await serve_streams(listener, self._converse)
-        finally:
-            with suppress(FileNotFoundError):
-                self._path.unlink()
-
-    async def _converse(self, stream: SocketStream) -> None:
-        async with stream:
-            if not same_user(stream.extra(SocketAttribute.raw_socket)):
-                return
-            with (
-                suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.DelimiterNotFound),
-                anyio.move_on_after(ANSWER_SECONDS),
-            ):
-                line = await BufferedByteReceiveStream(stream).receive_until(b"\n", LINE_LIMIT)
-                await stream.send(self._answer(line) + b"\n")
-
-    def _answer(self, line: bytes) -> bytes:
-        try:
-            question = json.loads(line)
-            return EXPLANATION.dump_json(self._explain_job(str(question["job_id"])))
-        except KoalaError as error:
-            return json.dumps({"error": error.message, "hint": error.hint}).encode()
-        except (ValueError, LookupError, TypeError) as error:
-            return json.dumps({"error": f"malformed question: {error}", "hint": ""}).encode()
-
-
-def ask_explanation(directory: Path, cluster: str, job_id: str) -> Explanation:
-    """Ask the running scheduler of a cluster about a job.
-
-    Raises JobNotFoundError, and ServiceUnavailableError when none runs.
+    Raises JobNotFoundError, and ServiceUnavailableError, with ``hint``, when no scheduler answers there.
     """
-    line = _ask(directory, cluster, {"job_id": job_id})
-    return read_answer(line)
+    question = json.dumps({"job_id": job_id}).encode() + b"\n"
+    until = time.monotonic() + ASK_SECONDS
+    while time.monotonic() < until:
+        try:
+            line = _asked_once(path, question)
+        except OSError as error:
+            raise ServiceUnavailableError(
+                f"no `koala schedule` (or `koala wiki serve`) for cluster {cluster} answers at {path}: "
+                f"{error.strerror or error}",
+                hint=hint,
+            ) from error
+        if line is not None:
+            return read_answer(line)
+        time.sleep(SystemRandom().uniform(PAUSE, 2 * PAUSE))
+    raise ServiceUnavailableError(
+        f"too many others ask at {path}: no answer within {ASK_SECONDS} s", hint="ask again later"
+    )
 
 
 def read_answer(line: bytes) -> Explanation:
@@ -536,67 +477,16 @@ def _refusal_in(line: bytes) -> KoalaError:
         return ProtocolError("the scheduler gave an answer that cannot be read")
 
 
-def _ask(directory: Path, cluster: str, question: dict[str, str]) -> bytes:
-    path = directory / SOCKET_NAME
-    try:
-        with reachable(path) as name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(ASK_SECONDS)
-            connection.connect(name)
-            connection.sendall(json.dumps(question).encode() + b"\n")
-            with connection.makefile("rb") as lines:
-                return lines.readline()
-    except OSError as error:
-        raise ServiceUnavailableError(
-            f"no `koala schedule` (or `koala wiki serve`) for cluster {cluster} answers in {directory}: "
-            f"{error.strerror or error}",
-            hint=f"start it with `koala schedule --cluster {cluster}`, as the same user and with the same --state; one "
-            "that an administrator runs is asked at its ask_socket, see `koala docs schedule`",
-        ) from error
-
-
-# -- The client of the public socket -------------------------------------------------------------------------
-
-PUBLIC_ASK_SECONDS = 60
-"""So long it is tried while too many others ask."""
-ANSWER_LIMIT = 4_194_304
-"""Bytes of an answer, which names the nodes of a job."""
-PAUSE = 0.1
-"""Seconds, or up to twice as many, between two tries."""
-
-
-def ask_in_public(path: Path, cluster: str, job_id: str) -> Explanation:
-    """Ask at the socket of the cluster's scheduler, whoever runs it.
-
-    Raises JobNotFoundError, and ServiceUnavailableError when nobody answers there.
-    """
-    question = json.dumps({"job_id": job_id}).encode() + b"\n"
-    until = time.monotonic() + PUBLIC_ASK_SECONDS
-    while time.monotonic() < until:
-        try:
-            line = _asked_once(path, question)
-        except OSError as error:
-            raise ServiceUnavailableError(
-                f"no `koala schedule` for cluster {cluster} answers at {path}: {error.strerror or error}",
-                hint="its administrator starts one there with --ask-socket, see `koala docs schedule`",
-            ) from error
-        if line is not None:
-            return read_answer(line)
-        time.sleep(SystemRandom().uniform(PAUSE, 2 * PAUSE))
-    raise ServiceUnavailableError(
-        f"too many others ask at {path}: no answer within {PUBLIC_ASK_SECONDS} s", hint="ask again later"
-    )
-
-
 def _asked_once(path: Path, question: bytes) -> bytes | None:
     """Return the answer; None when there was no place for the question. Raises OSError."""
     with reachable(path) as name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         # Unlike a time-out of Python's it has the kernel queue us while too many others connect, socket(7).
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", PUBLIC_ASK_SECONDS, 0))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", ASK_SECONDS, 0))
         try:
             connection.connect(name)
         except BlockingIOError:
             return None
-        connection.settimeout(PUBLIC_ASK_SECONDS)
+        connection.settimeout(ASK_SECONDS)
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(question)
         with connection.makefile("rb") as lines:

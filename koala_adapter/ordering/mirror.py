@@ -88,10 +88,6 @@ class _Queue:
         reason = self._trouble or known
         return Standing(position=position, queued=len(self._order), start=start, reason=reason)
 
-    def waiting(self) -> Iterator[tuple[LocalJob, int, float | None]]:
-        for place, job in enumerate(self._order, 1):
-            yield job, place if job.processors <= self._processors else 0, self.reserved.get(job)
-
 
 class Standings:
     """The queues of all pools of nodes as they are when this is made, after their policies have decided."""
@@ -104,11 +100,6 @@ class Standings:
         """Yield the waiting jobs that have a start reserved, with that start."""
         for queue in self._queues:
             yield from queue.reserved.items()
-
-    def waiting(self) -> Iterator[tuple[LocalJob, int, float | None]]:
-        """Yield each waiting job with its place, as in Standing, and the start that is reserved for it, if any."""
-        for queue in self._queues:
-            yield from queue.waiting()
 
     def of(self, entry: Entry) -> Standing | None:
         """Return where a job stood; None when it did not wait in a queue then."""

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from koala_adapter.ordering.asking import Overview
     from koala_adapter.ordering.jobs import JobEvent, Start
     from koala_adapter.ordering.mirror import Mirror
-    from koala_adapter.ordering.notes import NoteWriter
     from koala_adapter.ordering.passes import MisfitRules
     from koala_adapter.ordering.shadow import ShadowReport
 
@@ -215,7 +214,6 @@ async def give_back(
     Raises LrmUnavailableError when the batch system does not answer; then it can be repeated.
     """
     held = await _untied(lrm, await lrm.held_by_hook(), tied, tell)
-    await _take_notes_away(lrm, held, tell)
     running = [job.id for job in held if job.state is not LrmJobState.HELD]
     await _release(lrm, running)
     waiting: dict[LrmJobId, None] = {}
@@ -250,20 +248,6 @@ async def _untied(
             # It is gone, or will not be untied: it is released all the same.
             continue
     return await lrm.held_by_hook() if ours else held
-
-
-async def _take_notes_away(lrm: Lrm, held: Sequence[LrmJob], tell: Callable[[str], None]) -> None:
-    """Have no job show a place in our queue any more. What cannot be taken away stays: it says as of when it is."""
-    noted = [job.id for job in held if job.note]
-    if not noted or not lrm.capabilities.annotate:
-        return
-    tell(f"taking the notes from {len(noted)} jobs")
-    try:
-        await lrm.annotate(noted, "")
-    except LrmUnavailableError:
-        raise
-    except LrmError as error:
-        tell(f"the notes of some jobs stay: {error.message}")
 
 
 def _waiting(jobs: Sequence[LrmJob]) -> list[LrmJobId]:
@@ -306,9 +290,8 @@ class OutsideScheduler:
         record: StartLog,
         *,
         tell: Callable[[Sequence[JobEvent]], None],
-        notes: NoteWriter | None = None,
     ) -> None:
-        """``tell`` hears after each look what went on, if anything, in times of day. ``notes``: None for no notes.
+        """``tell`` hears after each look what went on, if anything, in times of day.
 
         The watcher's plugin has been started, and its clock is ours and the starter's, whose starts are the mirror's.
         """
@@ -318,7 +301,6 @@ class OutsideScheduler:
         self._starter = starter
         self._record = record
         self._tell = tell
-        self._notes = notes
         self._observed_at = 0.0
 
     async def run(self, *, once: bool = False) -> None:
@@ -369,8 +351,6 @@ class OutsideScheduler:
         if self._starter.note_before([start.job_id for start in starts]):
             for start in starts:
                 tasks.start_soon(self._start, start)
-        if self._notes is not None and (changes := self._notes.due(mirror)):
-            tasks.start_soon(self._notes.write, mirror, changes)
         self._tell_all()
 
     def _note_clock(self) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, TypeAlias
-from zlib import crc32
 
 from koala_adapter.outcome import NOT_SEEN
 from koala_adapter.scheduler.actions import Effects
@@ -106,8 +105,6 @@ LONGEST_GRACE = 30.0
 
 def life(record: JobRecord, parameters: Parameters) -> float:
     """Return the seconds for which the first held placeholders of a claim wait for the missing ones."""
-    if not parameters.out_of_step:
-        return parameters.placeholder_life * (1 - _checksum(record) / 5)
     longest = parameters.placeholder_life - grace(parameters)
     gap = min(max(longest / 4, min(SHORTEST_GAP, longest * 3 / 8)), LONGEST_GAP)
     lives = max(FEWEST_LIVES, 1 + int(min(longest / 2, LONGEST_SPREAD) / gap)) if gap > 0.0 else 1
@@ -116,15 +113,13 @@ def life(record: JobRecord, parameters: Parameters) -> float:
 
 def grace(parameters: Parameters) -> float:
     """Return the seconds that are added once to a life when placeholders begin to start at its end."""
-    return min(parameters.placeholder_life / 8, LONGEST_GRACE) if parameters.out_of_step else 0.0
+    return min(parameters.placeholder_life / 8, LONGEST_GRACE)
 
 
 def backoff(record: JobRecord, parameters: Parameters) -> float:
     """Return the seconds to pause after the latest setback: doubling, bounded, and out of step with others."""
     first, longest = parameters.backoff, parameters.longest_backoff
     doubled = first * 2.0 ** min(max(0, record.setbacks - 1), 30)
-    if not parameters.out_of_step:
-        return max(SHORTEST_PAUSE, min(longest, doubled * (1 + _checksum(record) / 4)))
     shortest = max(first, min(doubled, longest / 2))  # where the bound is reached they still differ
     return max(SHORTEST_PAUSE, min(longest, shortest * (1 + _digest(record, parameters))))
 
@@ -136,11 +131,6 @@ def _digest(record: JobRecord, parameters: Parameters) -> float:
     """
     digest = sha256(f"{parameters.instance}/{record.job.id}/{record.setbacks}".encode()).digest()
     return int.from_bytes(digest[:6]) / 2.0**48
-
-
-def _checksum(record: JobRecord) -> float:
-    """Return a number in [0, 1) that differs between jobs and tries, but not between instances."""
-    return crc32(f"{record.job.id}/{record.setbacks}".encode()) / 2.0**32
 
 
 # -- The context of one event, and the views of clusters -----------------------------------------------------

@@ -111,19 +111,14 @@ class Scheduler:
         ``recorded``: the submissions made before, when the event is handled again.
 
         Before anything is changed, raises JobRefusedError for a job whose id is known already, and ConfigurationError
-        for a configuration with a policy that is not here. Events may be out of order by a minute; a clock set back by
-        more is followed.
+        for a configuration with a policy that is not here. Events may be out of order.
         """
         if isinstance(event, ev.JobSubmitted) and event.job.id in self.state.jobs:
             raise JobRefusedError(f"job {event.job.id} exists already", hint="submit it under another id")
         if isinstance(event, ev.Configured):
             self.policies.require_malleability(event.parameters, *event.clusters)
         self._roster.touched.clear()
-        before = self.state.now
-        now = advance(self.state, self.timetable, event.time)
-        if before is not None and now < before:  # the clock was set back, and with it the times of waiting jobs
-            rebuild(self._queue, self.state)
-        context = self._context(now, recorded)
+        context = self._context(advance(self.state, event.time), recorded)
         if isinstance(event, ev.Configured):
             give_time(self.state, self.timetable, context.now)
         elif isinstance(event, ev.TimersPostponed):

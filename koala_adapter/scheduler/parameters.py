@@ -3,8 +3,7 @@
 
 In order: the job management approach, the settings of a site, those of a cluster. Each default is written here once.
 The keys of a site file, their bounds, documentation and JSON Schema are made from the ``Setting`` beside each
-(:mod:`koala_adapter.config.sitefile`). The bounds hold for site files only: experiments may exceed them, and a journal
-is read as it was written.
+(:mod:`koala_adapter.config.sitefile`). The bounds hold for site files only: experiments may exceed them.
 """
 
 from __future__ import annotations
@@ -63,10 +62,6 @@ class Setting:
 
 NOT_IN_SITE_FILES: Mapping[str, str] = {
     "instance": "the service's own: it is made with the state directory",
-    "exchange_always": "for experiments",
-    "out_of_step": "false only while a journal from before there was this rule is replayed",
-    "growth_ends_with_job": "false only while a journal from before there was this rule is replayed",
-    "growth_is_queued": "false only while a journal from before there was this rule is replayed",
     "bandwidth_from": "for experiments: a service sends all files from its own host",
 }
 """The parameters that have no setting, and why."""
@@ -196,14 +191,6 @@ class Parameters:
             "another job of the same user that waits for that cluster, in exchange for its place in the queue."
         ),
     ] = True
-    exchange_always: bool = False
-    """Exchange them also when the job that takes them does not start with it."""
-    out_of_step: bool = True
-    """Whoever breaks a deadlock does so out of step with other instances."""
-    growth_ends_with_job: bool = True
-    """What a running job grows by is asked for from an LRM for no longer than the job has left."""
-    growth_is_queued: bool = True
-    """For workers that an owner wants and that have no idle processors, placeholders are queued."""
     approach: Annotated[
         Approach,
         Setting(

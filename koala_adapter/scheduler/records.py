@@ -419,8 +419,6 @@ class PlaceholderRecord:
     """When it is looked at again, and what for."""
     stub: bool = False
     """It is gathered for an application that grows and has not been told of it yet."""
-    exchanged: bool = False
-    """It was given to another job that did not start with it: the second time it is handed back."""
     on_hold_since: float | None = None
     """Since when it is seen in hold in its LRM, or waiting for something else than processors; None: it is not."""
     in_hold: bool = True
@@ -543,8 +541,6 @@ class JobRecord:
     """Placement tries that came to nothing, not counting scans since ``queued_at_scan``."""
     queued_at_scan: int | None = None
     """Number of the scan after which it came into the placement queue; None while it is not there."""
-    clock_set_back: float = 0.0
-    """Seconds by which the clock was set back since it was submitted: it stays before jobs that come later."""
     queue_number: int = 0
     """Order among jobs of equal priority and submission time."""
     tries_end_at_scan: int | None = None

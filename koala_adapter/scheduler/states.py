@@ -404,7 +404,7 @@ def is_busy(record: JobRecord, claim: Claim) -> bool:
 
 
 def order_of(record: JobRecord, number: int) -> Order:
-    """Return the place of a claim in the order of start. Not by the clock, which may be set back."""
+    """Return the place of a claim in the order of start."""
     return float(record.start_number), number
 
 

@@ -9,7 +9,6 @@ not check whether they still hold.
 from __future__ import annotations
 
 import heapq
-from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.records import ChangePhase, Due, Timer, TimerKind
@@ -19,65 +18,26 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.records import (
-        BatchRecord,
         Change,
         ClusterRecord,
         JobRecord,
-        OthersJob,
         PlaceholderRecord,
         State,
     )
 
 
-# -- Moving timers: a clock set back, downtime, postponement -------------------------------------------------
-# Times noted before a clock was set back are moved to the new time; otherwise every timer would be late by the whole
-# jump: with a clock corrected by an hour, jobs would wait that hour. How long it was quiet before the jump cannot be
-# known; timers are late by that much.
+# -- Moving timers: downtime, postponement -------------------------------------------------------------------
 
-TOLERANCE = 60.0
-"""Seconds by which events may be out of order; time just stands still for them."""
 AWAITS_AGENTS = frozenset(
     {TimerKind.REGISTRATION, TimerKind.WALLTIME, TimerKind.LIFE, TimerKind.CHANGE, TimerKind.LAST_RANKS}
 )
 """Timers that judge by what agents have not said."""
-POINTS_IN_TIME = frozenset(
-    {
-        "doubted_at",
-        "ending_since",
-        "ends_at",
-        "finished_at",
-        "first_look_until",
-        "held_at",
-        "launched_at",
-        "levelled_until",
-        "no_growth_before",
-        "no_shrink_before",
-        "on_hold_since",
-        "paused_until",
-        "polled_at",
-        "silent_since",
-        "sizes_asked_at",
-        "smaller_since",
-        "started_at",
-        "submitted_at",
-        "suspended_since",
-        "taken_at",
-        "vain_until",
-    }
-)
-"""Fields of the records that hold a point in time."""
 
 
-def advance(state: State, timetable: Timetable, time: float) -> float:
-    """Return the time of an event as the scheduler takes it, never before that of the event before."""
-    if state.now is not None and time < state.now:
-        if time >= state.now - TOLERANCE:
-            return state.now
-        _set_back(state, state.now - time)
-        state.now = time
-        timetable.rebuild()
-    state.now = time
-    return time
+def advance(state: State, time: float) -> float:
+    """Return the time of an event as the scheduler takes it: that of the latest one for an event that is older."""
+    state.now = time if state.now is None else max(state.now, time)
+    return state.now
 
 
 def give_time(state: State, timetable: Timetable, now: float) -> None:
@@ -132,31 +92,6 @@ def _move_timers(state: State, moved: Callable[[TimerKind, float, PlaceholderRec
             if claim.change is not None and claim.change.due is not None:
                 due = claim.change.due
                 claim.change.due = due._replace(at=moved(TimerKind.CHANGE, due.at, None))
-
-
-def _set_back(state: State, seconds: float) -> None:
-    for table in (state.jobs, state.placeholders, state.batches, state.clusters):
-        for record in table.values():
-            _move(record, seconds)
-    for cluster in state.clusters.values():
-        for other in cluster.others_waiting:
-            _move(other, seconds)
-        cluster.promises = [
-            replace(one, polled_at=None if one.polled_at is None else one.polled_at - seconds)
-            for one in cluster.promises
-        ]
-    for job in state.jobs.values():
-        job.clock_set_back += seconds
-        job.size_changes = [replace(change, at=change.at - seconds) for change in job.size_changes]
-    _move_timers(state, lambda _kind, at, _placeholder: at - seconds)
-
-
-def _move(record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord | OthersJob, seconds: float) -> None:
-    for one in fields(record):
-        if one.name in POINTS_IN_TIME:
-            noted = getattr(record, one.name)
-            if noted is not None:
-                setattr(record, one.name, noted - seconds)
 
 
 # -- The timetable -------------------------------------------------------------------------------------------

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The journal of a service: events before they take effect, snapshots, hashes of secrets, and ended jobs.
 
-In this order: events that the scheduler failed on, snapshots in pieces, the SQLite database (WAL mode, one writer),
-and snapshots of version 0.1. Recovery is the latest snapshot plus the events after it. A killed process loses nothing
-that was appended; :meth:`Journal.sync` makes the same true for a power failure, and is called before any request is
-sent to a cluster or an agent.
+In this order: events that the scheduler failed on, snapshots in pieces, and the SQLite database (WAL mode, one writer).
+Recovery is the latest snapshot plus the events after it. A killed process loses nothing that was appended;
+:meth:`Journal.sync` makes the same true for a power failure, and is called before any request is sent to a cluster or
+an agent.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import secrets
 import sqlite3
 import tempfile
@@ -27,13 +25,15 @@ from koala_adapter.errors import JournalBlockedError, JournalError
 from koala_adapter.host.clock import ClockReading
 from koala_adapter.model import BatchKey, JobId, PlaceholderId
 from koala_adapter.scheduler.context import NumberedBatch, batch_number
-from koala_adapter.scheduler.events import EVENT_TYPES, Configured, Event
+from koala_adapter.scheduler.events import EVENT_TYPES, Event
 from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
 from koala_adapter.service.records import (
+    SCHEMA_VERSION,
     TABLES,
     FinishedJobs,
     NegotiationStore,
     leave_closing_note,
+    schema_version,
     unfinished_at_close,
 )
 from koala_adapter.vjm.certificate import digest
@@ -82,8 +82,7 @@ def sentences(set_aside: Iterable[SetAside], now: float) -> list[str]:
 
 
 # -- Snapshots in pieces -------------------------------------------------------------------------------------
-# A snapshot is a head and rows of records, each small enough to be written while others wait. Version 0.1 wrote all
-# of it as one text, which is still read.
+# A snapshot is a head and rows of records, each small enough to be written while others wait.
 
 GROUP = 250
 """Records in a row of a snapshot: some milliseconds' work."""
@@ -115,8 +114,8 @@ def rows(state: State) -> Iterator[tuple[str, str]]:
 
 
 def restored(body: str, stored: Iterable[tuple[str, str]]) -> State:
-    """Return a state from its head, or from all of it as version 0.1 wrote it, and its rows. Raises ValueError."""
-    state = adapter_of(State).validate_json(timers_in_records(body))
+    """Return a state from its head and its rows. Raises ValueError."""
+    state = adapter_of(State).validate_json(body)
     for part, group in stored:
         for record in _group(part).validate_json(group):
             _put(state, record)
@@ -137,9 +136,6 @@ def _put(state: State, record: JobRecord | PlaceholderRecord | BatchRecord | Clu
 
 # -- The database --------------------------------------------------------------------------------------------
 
-SCHEMA_VERSION = 2
-_READABLE = frozenset({"1", "2"})
-"""Version 0.1 wrote the first."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT, type TEXT NOT NULL, body TEXT NOT NULL);
@@ -183,39 +179,14 @@ _MAY_PASS = frozenset(
 """Results that say nothing against the file itself: the same may succeed when there is room, or somebody lets us."""
 
 
-_RULES_ADDED: dict[str, bool | float] = {
-    "reorganize": False,
-    "out_of_step": False,
-    "growth_ends_with_job": False,
-    "growth_is_queued": False,
-    "least_time_to_grow": 0.0,
-}
-"""Parameters that turn on what earlier versions did not do, in the order in which they came; and what turns it off."""
-
-
 @cache
 def _event(name: str) -> TypeAdapter[Event]:
     """Return what reads and writes one type of event. Raises KeyError when there is none of that name."""
     return TypeAdapter(_EVENT_TYPES[name])
 
 
-def _as_decided(body: str) -> str:
-    """Return a configuration or snapshot such that a replay decides as the version that wrote it did.
-
-    What it says nothing of did not exist yet, so that is off: what was handed back then must not become an exchange
-    now, nor happen at another time. The configuration with which the service starts turns it on from there.
-    """
-    if all(f'"{rule}"' in body for rule in _RULES_ADDED):
-        return body
-    found = json.loads(body)
-    if isinstance(found, dict) and isinstance(parameters := found.get("parameters"), dict):
-        for rule, off in _RULES_ADDED.items():
-            parameters.setdefault(rule, off)
-    return json.dumps(found)
-
-
 def _opened(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    """Open a database, and make its tables unless it is only read. Raises OSError and sqlite3.Error."""
+    """Open a database, which is made unless it is only read. Raises OSError and sqlite3.Error."""
     if not read_only:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     mode = "ro" if read_only else "rw"
@@ -226,7 +197,6 @@ def _opened(path: Path, *, read_only: bool) -> sqlite3.Connection:
         else:
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("PRAGMA synchronous=NORMAL")
-            database.executescript(_SCHEMA + TABLES)
     except BaseException:
         database.close()
         raise
@@ -264,24 +234,30 @@ class Journal:
             raise JournalError(f"{path}: cannot open the journal: {why}", hint="check the state directory") from error
         try:
             self._begin(read_only=read_only)
+        except sqlite3.Error as error:
+            self.close()
+            raise self._unusable(error) from error
         except BaseException:
             self.close()
             raise
 
     def _begin(self, *, read_only: bool) -> None:
         """Take up what the database holds. Raises JournalError when it is of another version or cannot be read."""
-        self.negotiations = NegotiationStore(self._execute, read_only=read_only)
+        found = schema_version(self._execute)
+        if found is not None and found != SCHEMA_VERSION:
+            raise JournalError(
+                f"{self.path}: written by another version of koala (its schema is {found}, that of this one "
+                f"{SCHEMA_VERSION})",
+                hint="end its jobs with the version that wrote it; then remove the state directory, or name another "
+                "one with --state",
+            )
+        if found is None and not read_only:
+            version = f"INSERT OR REPLACE INTO meta VALUES ('schema', '{SCHEMA_VERSION}');"  # noqa: S608 - a constant
+            self._database.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}{TABLES}{version}COMMIT;")
+        self.negotiations = NegotiationStore(self._execute)
         """What applications and koala said to each other."""
         self.finished = FinishedJobs(self._execute, self.negotiations)
         """Reports of jobs that have ended."""
-        found = self.value("schema")
-        if found is not None and found not in _READABLE:
-            raise JournalError(
-                f"{self.path}: written by another version (schema {found}, this is {SCHEMA_VERSION})",
-                hint="use the version that wrote it until its jobs have ended",
-            )
-        if found != str(SCHEMA_VERSION) and not read_only:
-            self.set_value("schema", str(SCHEMA_VERSION))
         self._read_only = read_only
         self._left_out: set[int] = {one.number for one in self.events_set_aside()}
         """Numbers of the events that are set aside."""
@@ -302,10 +278,12 @@ class Journal:
         try:
             return self._database.execute(statement, values)
         except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _MAY_PASS:
-                raise self._blocked(_cause(error, self.path)) from error
-            message = f"{self.path}: the journal cannot be used: {error}"
-            raise JournalError(message, hint="is the file damaged?") from error
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: sqlite3.Error) -> JournalError:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _MAY_PASS:
+            return self._blocked(_cause(error, self.path))
+        return JournalError(f"{self.path}: the journal cannot be used: {error}", hint="is the file damaged?")
 
     def _blocked(self, why: str) -> JournalBlockedError:
         hint = "make room where it is, or see to its permissions and limits"
@@ -337,18 +315,12 @@ class Journal:
         """
         row = self._execute("SELECT number, body FROM snapshots ORDER BY number DESC LIMIT 1").fetchone()
         try:
-            state = None if row is None else restored(_as_decided(row[1]), self._snapshot_rows(row[0]))
+            state = None if row is None else restored(row[1], self._snapshot_rows(row[0]))
         except ValueError as error:
             raise JournalError(f"{self.path}: snapshot {row[0]} cannot be read: {error}") from error
         return state, self._events_after(0 if row is None else row[0])
 
-    def _has(self, table: str) -> bool:
-        """Tell whether there is a table: not when it is only read, as a version left it that did not know of it."""
-        return self._execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
-
     def _snapshot_rows(self, number: int) -> list[tuple[str, str]]:
-        if not self._has("snapshot_rows"):
-            return []  # opened read-only, as version 0.1 left it
         found = self._execute("SELECT part, body FROM snapshot_rows WHERE number = ? ORDER BY row", (number,))
         return [(str(part), str(body)) for part, body in found]
 
@@ -359,7 +331,7 @@ class Journal:
                 if found in self._left_out:
                     continue
                 try:
-                    event = _event(name).validate_json(_as_decided(body) if name == Configured.__name__ else body)
+                    event = _event(name).validate_json(body)
                 except (KeyError, ValueError) as error:
                     raise JournalError(f"{self.path}: event {found} ({name}) cannot be read: {error}") from error
                 yield found, event
@@ -392,8 +364,6 @@ class Journal:
 
     def batches(self) -> list[NumberedBatch]:
         """Return the submissions made since the latest snapshot, in the order of their numbers."""
-        if not self._has("submissions"):
-            return []
         rows = self._execute("SELECT batch, submitted_at, job, component, cluster, count FROM submissions")
         found = [
             NumberedBatch(key=key, submitted_at=at, job_id=job, component=component, cluster=cluster, count=count)
@@ -402,21 +372,12 @@ class Journal:
         return sorted(found, key=lambda batch: batch_number(batch.key))
 
     def largest_batch_number(self) -> int:
-        """Return the largest number in the name of a submission that is noted or has secrets, or that an event names.
-
-        Earlier versions did not note any.
-        """
-        instance = re.escape(self.value("instance") or "")
-        named = re.compile(f'"(koala-{instance}-[0-9]+)"')
+        """Return the largest number in the name of a submission that is noted or has secrets."""
         keys = {*self.batches_with_secrets(), *(batch.key for batch in self.batches())}
-        for (body,) in self._execute("SELECT body FROM events WHERE type LIKE 'Batch%' OR type LIKE 'Placeholder%'"):
-            keys.update(map(BatchKey, named.findall(body)))
         return max(map(batch_number, keys), default=0)
 
     def events_set_aside(self) -> list[SetAside]:
         """Return the events on which the scheduler failed, oldest first."""
-        if not self._has("set_aside"):
-            return []  # read only, and written by a version that did not know of any
         rows = self._execute("SELECT number, time, type, body, failure FROM set_aside ORDER BY number")
         return [
             SetAside(number=number, time=time, event_type=name, event=body, failure=failure)
@@ -554,68 +515,3 @@ class Journal:
     def batches_with_secrets(self) -> list[BatchKey]:
         """Return the submissions whose secrets are kept."""
         return [BatchKey(row[0]) for row in self._execute("SELECT batch FROM tokens")]
-
-
-# -- Timers in snapshots of version 0.1 (pure) ---------------------------------------------------------------
-# In version 0.1 timers were a list, and a field of each record said whether its timer was set.
-#
-# A timer stayed on that list after it no longer held; of those with the same kind and subject, the one set last held,
-# if its record said that there was one.
-
-_JOB_FIELDS = {"life": "life_ends_at", "retake": "retake_at", "backoff": "not_before"}
-"""For each kind of timer the field that was empty when there was none."""
-
-
-def timers_in_records(body: str) -> str:
-    """Return a snapshot, or the head of one, with the timers in the records that they concern."""
-    if '"timers"' not in body:
-        return body
-    found = json.loads(body)
-    if not isinstance(found, dict) or "timers" not in found:
-        return body
-    latest = _latest(found.pop("timers"))
-    if found.get("scan_timer_set"):
-        found["scan_due"] = latest.get(_key("scan"))
-    for id_, job in found["jobs"].items():
-        job["timers"] = {
-            kind: due
-            for kind in (*_JOB_FIELDS, "walltime")
-            if _held(job, kind) and (due := latest.get(_key(kind, id_)))
-        }
-        for change in (claim.get("change") for claim in job["claims"]):
-            if change is not None and change.get("due_at") is not None:
-                change["due"] = latest.get(_key("change", id_, at=change["due_at"]))
-    for placeholder in found["placeholders"]:
-        subject = placeholder["id"]
-        placeholder["timers"] = {
-            kind: due
-            for kind in ("registration", "silence", "ending")
-            if _held(placeholder, kind) and (due := latest.get(_key(kind, subject)))
-        }
-    return json.dumps(found)
-
-
-def _held(record: dict[str, Any], kind: str) -> bool:
-    """Tell whether a job or placeholder awaited a timer of a kind."""
-    if kind in _JOB_FIELDS:
-        return record.get(_JOB_FIELDS[kind]) is not None
-    if kind == "silence":
-        return record.get("silent_since") is not None and record["state"] != "ending"
-    states = {"walltime": ("launching", "running"), "registration": ("started",), "ending": ("ending",)}
-    return record["state"] in states[kind]
-
-
-def _latest(timers: list[dict[str, Any]]) -> dict[str, tuple[float, int]]:
-    """Return the timer of each kind and subject that was set last; those of changes also by their time."""
-    latest: dict[str, tuple[float, int]] = {}
-    for timer in sorted(timers, key=lambda one: int(one["number"])):
-        at = timer["at"] if timer["kind"] == "change" else None
-        key = _key(timer["kind"], timer.get("job_id") or timer.get("placeholder"), at=at)
-        due = (timer["at"], timer["number"])
-        if key not in latest or latest[key][0] != due[0]:  # of two for the same time the first one held
-            latest[key] = due
-    return latest
-
-
-def _key(kind: str, subject: object = None, *, at: float | None = None) -> str:
-    return json.dumps([kind, subject, at])

@@ -24,6 +24,17 @@ if TYPE_CHECKING:
     from koala_adapter.negotiation.serviceside.template import Side, Template
     from koala_adapter.scheduler.records import State
 
+SCHEMA_VERSION = "3"
+"""Of the database with its events and records. What an earlier version could not read has another number."""
+
+
+def schema_version(execute: Execute) -> str | None:
+    """Return the version of the database; None: nothing has been written into it."""
+    if execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is None:
+        return None
+    row = execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+    return None if row is None else str(row[0])
+
 
 # -- Messages of a negotiation, as unparsed text -------------------------------------------------------------
 
@@ -58,14 +69,16 @@ class KeptNegotiation:
 
 # -- Tables of negotiations ----------------------------------------------------------------------------------
 
-_TABLES = (
-    """CREATE TABLE IF NOT EXISTS negotiations (
+_NEGOTIATION_TABLES = """
+CREATE TABLE IF NOT EXISTS negotiations (
     number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, component TEXT NOT NULL, rank INTEGER NOT NULL,
-    initiator TEXT NOT NULL, agreement TEXT NOT NULL, UNIQUE (job, rank, initiator, agreement))""",
-    """CREATE TABLE IF NOT EXISTS negotiation_messages (
-    negotiation INTEGER NOT NULL, time REAL NOT NULL, sender TEXT NOT NULL, template TEXT NOT NULL)""",
-    "CREATE INDEX IF NOT EXISTS messages_of_negotiation ON negotiation_messages (negotiation)",
-)
+    initiator TEXT NOT NULL, agreement TEXT NOT NULL, UNIQUE (job, rank, initiator, agreement)
+);
+CREATE TABLE IF NOT EXISTS negotiation_messages (
+    negotiation INTEGER NOT NULL, time REAL NOT NULL, sender TEXT NOT NULL, template TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS messages_of_negotiation ON negotiation_messages (negotiation);
+"""
 MOST_KEPT = 10_000
 """Negotiations, the latest ones."""
 
@@ -80,12 +93,9 @@ class Execute(Protocol):
 class NegotiationStore:
     """Keeps negotiations by numbers that people can name."""
 
-    def __init__(self, execute: Execute, *, read_only: bool) -> None:
-        """Make what is missing, unless it is only read. Raises JournalError."""
+    def __init__(self, execute: Execute) -> None:
+        """``execute``: on a database that has the tables."""
         self._execute = execute
-        if not read_only:
-            for statement in _TABLES:
-                execute(statement)
 
     def keep(self, kept: KeptNegotiation, message: Message) -> None:
         """Keep what was said in a negotiation; what the same side has said before is not kept again.
@@ -132,8 +142,6 @@ class NegotiationStore:
 
     def latest(self, *, job_id: str = "", number: int = 0, limit: int = 1) -> list[KeptNegotiation]:
         """Return the latest in the order in which they began; ``job_id``, ``number``: of one job, or one, only."""
-        if self._execute("SELECT 1 FROM sqlite_master WHERE name = 'negotiations'").fetchone() is None:
-            return []  # read only, and written by a version that did not keep any
         wanted = "SELECT * FROM negotiations WHERE (?1 = '' OR job = ?1) AND (?2 = 0 OR number = ?2)"
         rows = self._execute(f"{wanted} ORDER BY number DESC LIMIT ?3", (job_id, number, limit)).fetchall()
         return [
@@ -190,7 +198,7 @@ def _latest_event(execute: Execute) -> int:
 
 # -- Reports of ended jobs, kept until they are cleaned ------------------------------------------------------
 
-TABLES = """
+TABLES = f"""{_NEGOTIATION_TABLES}
 CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT NULL, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS cleaned (id TEXT PRIMARY KEY, cleaned_at REAL NOT NULL);
 """
@@ -269,9 +277,6 @@ class FinishedJobs:
 
     def cleaned_at(self, job_id: str) -> float | None:
         """Return when what was kept of a job was dropped; None: it was not, or there is no such job."""
-        # An earlier version left a journal without this table, which is not made while it is only read.
-        if self._execute("SELECT 1 FROM sqlite_master WHERE name = 'cleaned'").fetchone() is None:
-            return None
         row = self._execute("SELECT cleaned_at FROM cleaned WHERE id = ?", (job_id,)).fetchone()
         return None if row is None else float(row[0])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated platforms: clusters, the network between them, local users, failures; from TOML files or by name.
+"""Simulated platforms: clusters, local users, failures; from TOML files or by name.
 
 A platform file describes what a simulation runs on::
 
@@ -18,7 +18,7 @@ A platform file describes what a simulation runs on::
     [background]           # local users who bypass the scheduler
     utilization = 0.2
 
-Units: Mbit/s, seconds, processors. A speed of 1 is that of the machine on which run times were taken.
+Units: seconds, processors. A speed of 1 is that of the machine on which run times were taken.
 """
 
 from __future__ import annotations
@@ -28,22 +28,20 @@ from typing import TYPE_CHECKING, Self
 from pydantic import BaseModel, Field, model_validator
 
 from koala_adapter.config.diagnosis import Problems, inconsistent, not_among, show_value
-from koala_adapter.config.fields import SECONDS, Flag, Name, Seconds, Title, Whole
+from koala_adapter.config.fields import SECONDS, Name, Seconds, Title, Whole
 from koala_adapter.config.tomlfile import parse_document, read_document
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from koala_adapter.config.tomlfile import Document, KeyPath
 
 HINT = "`koala docs simulation` describes platform files"
-LONGEST_LATENCY = 60.0
 MOST_PROCESSORS = 100_000_000
-ENDS = 2
-"""A link has two."""
+NO_NETWORK = "simulations have no network: leave this out"
 
 
 class BackgroundLoad(BaseModel, frozen=True, extra="forbid"):
@@ -89,7 +87,6 @@ class ClusterModel(BaseModel, frozen=True, extra="forbid"):
     threshold: Whole = Field(
         default=0, ge=0, description="Processors that all managed jobs together leave to local users."
     )
-    domain: Name | None = Field(default=None, description="Local domain it is in. Default: one of its own.")
     background: BackgroundLoad | None = Field(
         default=None, description="Local users of this cluster. Default: those of the file's [background]."
     )
@@ -107,11 +104,6 @@ class ClusterModel(BaseModel, frozen=True, extra="forbid"):
         """Its name, as the scheduler knows it."""
         return ClusterName(self.name)
 
-    @property
-    def local_domain(self) -> str:
-        """Name of the local domain it is in."""
-        return self.domain or self.name
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.threshold >= self.processors:
@@ -120,42 +112,11 @@ class ClusterModel(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
-class DomainModel(BaseModel, frozen=True, extra="forbid"):
-    """A local domain: what is in it shares one network."""
-
-    name: Name = Field(description="Name of the domain.")
-    bandwidth: float = Field(
-        default=1000.0, gt=0, le=1e9, description="Mbit/s, shared by all transfers into, out of and within it."
-    )
-    latency: Seconds = Field(default=0.0001, ge=0, le=LONGEST_LATENCY, description="Seconds until a transfer begins.")
-
-
-class LinkModel(BaseModel, frozen=True, extra="forbid"):
-    """A wide-area link between two local domains; transfers in both directions share it."""
-
-    between: tuple[Name, ...] = Field(min_length=ENDS, max_length=ENDS, description="The two domains it joins.")
-    bandwidth: float = Field(default=1000.0, gt=0, le=1e9, description="Mbit/s, shared by all transfers over it.")
-    latency: Seconds = Field(
-        default=0.005, ge=0, le=LONGEST_LATENCY, description="Seconds added to each transfer over it."
-    )
-
-
-class NetworkModel(BaseModel, frozen=True, extra="forbid"):
-    """Local domains and wide-area links."""
-
-    domains: tuple[DomainModel, ...] = Field(default=(), description="Domains; those that are only named get defaults.")
-    links: tuple[LinkModel, ...] = Field(default=(), description="Wide-area links between domains.")
-    complete: Flag = Field(
-        default=True, description="Whether domains that no path of links joins have a default link between them."
-    )
-
-
 class Platform(BaseModel, frozen=True, extra="forbid"):
     """What a simulation runs on."""
 
     name: Title = Field(default="platform", description="What reports call it.")
     clusters: tuple[ClusterModel, ...] = Field(min_length=1, max_length=100_000, description="The clusters.")
-    network: NetworkModel = Field(default=NetworkModel(), description="Local domains and wide-area links.")
     background: BackgroundLoad | None = Field(default=None, description="Local users of clusters that have none named.")
     failures: Failures | None = Field(default=None, description="Node failures of clusters that have none named.")
 
@@ -168,15 +129,6 @@ class Platform(BaseModel, frozen=True, extra="forbid"):
     def capacity(self) -> int:
         """Processors that managed jobs may use: all but the thresholds."""
         return sum(cluster.processors - cluster.threshold for cluster in self.clusters)
-
-    @property
-    def domains(self) -> tuple[DomainModel, ...]:
-        """All domains, with defaults for those that the file only names."""
-        found = {domain.name: domain for domain in self.network.domains}
-        for cluster in self.clusters:
-            if cluster.local_domain not in found:
-                found[cluster.local_domain] = DomainModel(name=cluster.local_domain)
-        return tuple(found.values())
 
     def background_of(self, cluster: ClusterModel) -> BackgroundLoad | None:
         """Return the local users of a cluster; None when it has none."""
@@ -195,23 +147,11 @@ class Platform(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems: list[tuple[KeyPath, str]] = []
-        _check_names(problems, "clusters", [cluster.name for cluster in self.clusters])
-        _check_names(problems, "network", [domain.name for domain in self.network.domains], "domains")
-        known = sorted({domain.name for domain in self.domains})
-        joined: set[frozenset[str]] = set()
-        for index, link in enumerate(self.network.links):
-            at: KeyPath = ("network", "links", index, "between")
-            problems += [
-                (at, not_among(end, known, what="a domain of this platform"))
-                for end in link.between
-                if end not in known
-            ]
-            ends = frozenset(link.between)
-            if len(ends) < ENDS:
-                problems.append((at, f"found {show_value(link.between[0])} twice, allowed are two different domains"))
-            elif ends in joined:
-                problems.append((at, "these domains have a link already: allowed is one link between two domains"))
-            joined.add(ends)
+        seen: dict[str, int] = {}
+        for index, cluster in enumerate(self.clusters):
+            if (first := seen.setdefault(cluster.name, index)) != index:
+                text = f"found {show_value(cluster.name)}, the name of clusters[{first}]: allowed is a name of its own"
+                problems.append((("clusters", index, "name"), text))
         if self.processors > MOST_PROCESSORS:
             problems.append(
                 (("clusters",), f"found {self.processors} processors, allowed are {MOST_PROCESSORS} in all")
@@ -221,13 +161,14 @@ class Platform(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
-def _check_names(problems: list[tuple[KeyPath, str]], table: str, names: list[str], inner: str = "") -> None:
-    seen: dict[str, int] = {}
-    for index, name in enumerate(names):
-        if seen.setdefault(name, index) != index:
-            path: KeyPath = (table, inner, index, "name") if inner else (table, index, "name")
-            first = f"{inner or table}[{seen[name]}]"
-            problems.append((path, f"found {show_value(name)}, the name of {first}: allowed is a name of its own"))
+def _network_keys(data: Mapping[str, object]) -> Iterator[KeyPath]:
+    """Yield where a file describes a network, which was read once and never played a part."""
+    if "network" in data:
+        yield ("network",)
+    clusters = data.get("clusters")
+    for index, cluster in enumerate(clusters if isinstance(clusters, list) else ()):
+        if isinstance(cluster, dict) and "domain" in cluster:
+            yield ("clusters", index, "domain")
 
 
 def load_platform(path: Path) -> Platform:
@@ -242,6 +183,9 @@ def load_platform_text(text: str, *, source: str = "platform") -> Platform:
 
 def _platform(document: Document) -> Platform:
     problems = Problems(document, hint=HINT)
+    for path in _network_keys(document.data):
+        problems.add(path, NO_NETWORK)
+    problems.refuse()
     found = problems.validated(Platform, document.data)
     problems.refuse()
     if found is None:

@@ -238,7 +238,6 @@ OPERATIONS: Mapping[str, tuple[str, Callable[[Lrm, LrmJobId], Awaitable[object]]
     "hold": ("hold", lambda lrm, job: lrm.hold([job])),
     "release": ("hold", lambda lrm, job: lrm.release([job])),
     "start_on": ("pin", lambda lrm, job: lrm.start_on(job, ["node"])),
-    "annotate": ("annotate", lambda lrm, job: lrm.annotate([job], "place 1")),
     "suspend": ("suspend", lambda lrm, job: lrm.suspend([job])),
     "resume": ("suspend", lambda lrm, job: lrm.resume([job])),
     "requeue": ("requeue", lambda lrm, job: lrm.requeue([job])),
@@ -399,21 +398,6 @@ class ControlTests:
             with suppress(LrmRejectedError):  # where what runs cannot be put in hold
                 await trial.lrm.undo_start(batch.ids[0])
         assert await trial.states(batch) == [LrmJobState.RUNNING]
-
-    async def test_a_note_is_left_replaced_and_taken_away(self, live_trial: Trial) -> None:
-        """The listing shows it with the waiting jobs that are named; taken away twice, there is none."""
-        trial = live_trial
-        trial.need("annotate")
-        batch = await trial.submit(count=2, held=True)
-        await trial.wait_states(batch, LrmJobState.HELD, LrmJobState.HELD)
-
-        async def notes() -> set[str | None]:
-            return {job.note for job in await trial.lrm.jobs() if job.id in batch.ids}
-
-        for text in ("place 3, starts by 2026-11-23 15:27, as of 2026-11-23 14:05", "place 1", "", ""):
-            await trial.lrm.annotate(batch.ids, text)
-            await trial.until(notes, {text}.__eq__, what=f"the note {text!r}")
-        assert await trial.states(batch) == [LrmJobState.HELD, LrmJobState.HELD]
 
     async def test_suspend_and_resume(self, live_trial: Trial) -> None:
         """A suspended job is SUSPENDED and stands still; resumed, it runs on."""

@@ -33,14 +33,12 @@ from koala_adapter.wiki.codec.frames import (
 )
 from koala_adapter.wiki.codec.records import fit_records, join_records
 from koala_adapter.wiki.codec.verbs import (
-    AddTasks,
     CancelJob,
     GetJobs,
     GetNodes,
     Initialize,
     ModifyJob,
     NotifyJob,
-    ReleaseTasks,
     RequeueJob,
     ResumeJob,
     SignalJob,
@@ -284,8 +282,6 @@ class Verbs:
             SignalJob: self._signal,
             ModifyJob: self._modify,
             NotifyJob: self._notify,
-            AddTasks: self._add_tasks,
-            ReleaseTasks: self._release_tasks,
         }
 
     async def act(self, request: Request, peer: str) -> str:
@@ -363,28 +359,6 @@ class Verbs:
         with refusing():
             await self._source.notify(LrmJobId(request.job), request.message)
         return done(request.verb, request.job)
-
-    async def _add_tasks(self, request: AddTasks) -> str:
-        await self._look(request.job)
-        unknown = [host for host in request.hosts if host not in self._inventory.nodes]
-        if unknown:
-            raise WikiError(f"Invalid ARG value: no node {unknown[0]}", status=Status.REFUSED)
-        places = [self._inventory.nodes[host].place for host in request.hosts]
-        with refusing():
-            await self._source.add_tasks(LrmJobId(request.job), places)
-        self._readings.invalidate()
-        return f"{len(places)} tasks added"
-
-    async def _release_tasks(self, request: ReleaseTasks) -> str:
-        await self._look(request.job)
-        tasks = self._inventory.jobs[request.job].tasks
-        if any(index >= len(tasks) for index in request.tasks):
-            raise WikiError(f"Invalid ARG value: tasks are 0 to {len(tasks) - 1}", status=Status.REFUSED)
-        places = [self._inventory.nodes[tasks[index]].place for index in dict.fromkeys(request.tasks)]
-        with refusing():
-            await self._source.release_tasks(LrmJobId(request.job), places)
-        self._readings.invalidate()
-        return f"{len(places)} tasks removed"
 
     async def _know(self, job: str) -> None:
         with refusing():

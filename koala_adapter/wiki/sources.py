@@ -117,14 +117,6 @@ class Source(ABC):
         """Tell the user of a running job something."""
         self._cannot("pass a message to a job", job, text)
 
-    async def add_tasks(self, job: LrmJobId, places: Sequence[Place]) -> None:
-        """Let a running malleable job grow by these processors."""
-        self._cannot("change the size of a running job", job, places)
-
-    async def release_tasks(self, job: LrmJobId, places: Sequence[Place]) -> None:
-        """Let a running malleable job shrink by these processors."""
-        self._cannot("change the size of a running job", job, places)
-
     def _cannot(self, what: str, job: LrmJobId, *_details: object) -> NoReturn:
         raise LrmUnsupportedError(f"{self.name} cannot {what} (job {job})")
 

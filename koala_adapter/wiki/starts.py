@@ -7,7 +7,6 @@ fresh as its readers need it, then the starts themselves.
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -36,12 +35,11 @@ from koala_adapter.wiki.reporting import ACTIVE, WAITING, dealt, is_startable, l
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from anyio.abc import TaskGroup, TaskStatus
 
     from koala_adapter.lrm.listing import Look
-    from koala_adapter.lrm.starts import Failure, Starter, StartLog
+    from koala_adapter.lrm.starts import Failure, Starter
     from koala_adapter.model import LrmJob
     from koala_adapter.wiki.codec.verbs import StartJob, WillRun
     from koala_adapter.wiki.inventory import Inventory, ServerOptions
@@ -569,32 +567,3 @@ class JobStarts:
         if any(starts.is_tied(pin.job_id) for pin in self._resumed):
             raise LrmUnavailableError("jobs whose start was interrupted cannot be put in hold yet")
         self._resumed.clear()
-
-
-# -- Notes of version 0.1 ------------------------------------------------------------------------------------
-# A server of that version left one small file for each start in a directory.
-
-SUFFIX = ".start"
-
-
-def take_over_notes(directory: Path, starts: StartLog) -> None:
-    """Put what is noted in a directory on record, and remove the notes. Raises JournalError.
-
-    A note that cannot be read was never acted upon.
-    """
-    for path in sorted(directory.glob(f"*{SUFFIX}")):
-        try:
-            note = json.loads(path.read_text())
-            nodes = [str(node) for node in note["nodes"]]
-            pin = Pin(
-                job_id=LrmJobId(str(note["job"])),
-                submitted_at=None,
-                nodes=tuple(host_counts(nodes).items()),
-                wishes=OriginalRequest(processors=len(nodes)),
-                at=float(note["at"]),
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        else:
-            starts.note(pin)
-        path.unlink(missing_ok=True)

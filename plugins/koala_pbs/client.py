@@ -10,7 +10,6 @@ from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
 from koala_adapter.lrm.commands import CommandSystem, parsed, portions
 from koala_adapter.model import LrmJobState
 from koala_pbs.jobs import (
-    comment_of,
     parse_held_by_operator,
     parse_jobs,
     parse_nodes,
@@ -100,11 +99,6 @@ def set_walltime(job: str, seconds: int) -> tuple[str, ...]:
 def set_selection(job: str, select: str, place: str) -> tuple[str, ...]:
     """Return the command line that changes which chunks a waiting job asks for, and how they are arranged."""
     return ("qalter", "-l", f"select={select}", *(("-l", f"place={place}") if place else ()), checked(job))
-
-
-def annotate(jobs: Sequence[str], text: str) -> tuple[str, ...]:
-    """Return the command line that sets the comment of jobs, and arrays; operators may. An empty one has no effect."""
-    return ("qalter", "-W", f"comment={comment_of(text) or ' '}", *jobs)
 
 
 def run_on(job: str, assignment: Assignment, dialect: Dialect) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PBS lists, as values: entries of its JSON, nodes, the chunks that jobs ask for, jobs, notes.
+"""What PBS lists, as values: entries of its JSON, nodes, the chunks that jobs ask for, jobs.
 
 No part of this does I/O.
 """
@@ -542,7 +542,6 @@ def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
         blocked=state is LrmJobState.QUEUED and _waits_for_more(value_of(attributes, "comment")),
         kept=state is LrmJobState.QUEUED and _LASTS.match(value_of(attributes, "comment")) is not None,
         hold=hold_owner(holds) if state is LrmJobState.HELD else None,
-        note=note_in(value_of(attributes, "comment")),
         layout=layout if state in _HAS_PROCESSORS else (),
         group=value_of(attributes, "egroup"),
         account=value_of(attributes, "Account_Name"),
@@ -603,9 +602,7 @@ def _ends_at(attributes: Attributes, state: LrmJobState, started: float | None, 
 
 
 def _reason(letter: str, holds: str, attributes: Attributes) -> str:
-    comment = value_of(attributes, "comment").strip()
-    said = "" if note_in(comment) else comment
-    return said or (f"held ({holds})" if letter == "H" else "")
+    return value_of(attributes, "comment").strip() or (f"held ({holds})" if letter == "H" else "")
 
 
 _NEVER = "Can Never Run"
@@ -635,19 +632,3 @@ def _waits_for_more(comment: str) -> bool:
 def _given_index(variables: Mapping[str, str]) -> int | None:
     text = variables.get(INDEX_VARIABLE, "")
     return int(text) if text.isdecimal() else None
-
-
-# -- Notes in the comments of jobs ---------------------------------------------------------------------------
-# Notes of an outside scheduler; only PBS itself and operators write in comments.
-
-_BEGINNING = "koala: "
-
-
-def comment_of(note: str) -> str:
-    """Return the comment that says a note; a comma would end it (``qalter -W``). An empty note is none."""
-    return f"{_BEGINNING}{note.replace(',', ';')}" if note else ""
-
-
-def note_in(comment: str) -> str:
-    """Return the note in a comment; empty when it is none of ours."""
-    return comment.removeprefix(_BEGINNING).replace(";", ",") if comment.startswith(_BEGINNING) else ""

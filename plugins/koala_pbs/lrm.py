@@ -397,9 +397,7 @@ def _bad(subject: str, found: str, remedy: str) -> CheckResult:
 
 # -- The LRM -------------------------------------------------------------------------------------------------
 
-CAPABILITIES = Capabilities(
-    hold=True, pin=True, annotate=True, suspend=True, requeue=True, signal=True, modify=True, accounting=True
-)
+CAPABILITIES = Capabilities(hold=True, pin=True, suspend=True, requeue=True, signal=True, modify=True, accounting=True)
 """What PBS can do. For who is no operator, and where the server keeps no history, :class:`PbsLrm` says less."""
 
 BE_OPERATOR = "set operator = true where koala is an operator of PBS"
@@ -458,7 +456,6 @@ class PbsLrm(Lrm):
             # Torque has no chunks that could be tied to vnodes.
             pin=operator or self._commands.dialect is OPENPBS,
             pin_elements=operator,
-            annotate=operator and self._commands.dialect is OPENPBS,
             suspend=operator,
             requeue=operator,
             accounting=server is not None and server.history,
@@ -675,14 +672,6 @@ class PbsLrm(Lrm):
     async def give_back(self, ids: Sequence[LrmJobId]) -> None:
         """Take the operator's hold from jobs, and leave their users'; from arrays as a whole."""
         await self._holding.give_back(ids)
-
-    async def annotate(self, ids: Sequence[LrmJobId], text: str) -> None:
-        """Leave a note as the comments of jobs (``qstat -f``); elements share that of their array. For operators."""
-        if not self.capabilities.annotate:
-            message = f"PBS lets only its operators comment jobs ({', '.join(ids)})"
-            raise LrmUnsupportedError(message, hint=BE_OPERATOR)
-        for part in portions(list(dict.fromkeys(map(array_of, self._checked(ids)))), ARGUMENTS_PER_COMMAND):
-            await self._commands.change(client.annotate(part, text), action="annotate")
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend running jobs; needs operator rights."""

@@ -25,8 +25,6 @@ USER_HOLD = "koala_user_hold"
 """Set by conf/sge_jsv.sh for a job that its user held, too."""
 QUEUES = "koala_queues"
 """The queues that a job asked for before it was pinned to others."""
-NOTE = "koala"
-"""What an outside scheduler tells the user of a job that waits."""
 ANY_QUEUE = "*"
 BETWEEN_QUEUES = "+"
 """A comma ends a value, and no name of a queue has a plus sign."""
@@ -39,7 +37,6 @@ class JobContext:
     user_hold: bool = False
     queues: tuple[str, ...] | None = None
     """The queues that it asked for before it was pinned; empty: any, None: it is not pinned."""
-    note: str = ""
 
 
 def noted(queues: Sequence[str]) -> str:
@@ -47,16 +44,10 @@ def noted(queues: Sequence[str]) -> str:
     return f"{QUEUES}={BETWEEN_QUEUES.join(queues) or ANY_QUEUE}"
 
 
-def note_word(text: str) -> str:
-    """Return the word in which a context keeps a note: a comma would end it."""
-    return f"{NOTE}={text.replace(',', ';')}"
-
-
 def _context(element: _Element) -> JobContext:
     words = {text_of(word, "VA_variable"): text_of(word, "VA_value") for word in element.iterfind("JB_context/*")}
     queues = words.get(QUEUES)
-    note = words.get(NOTE, "").replace(";", ",")
-    return JobContext(user_hold=USER_HOLD in words, queues=None if queues is None else _queues(queues), note=note)
+    return JobContext(user_hold=USER_HOLD in words, queues=None if queues is None else _queues(queues))
 
 
 def _queues(word: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
 from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
 from koala_adapter.model import LrmJobState
-from koala_sge.explained import ANY_QUEUE, NOTE, QUEUES, ExplainedJob, JobContext, note_word, parse_explained
+from koala_sge.explained import ANY_QUEUE, QUEUES, ExplainedJob, JobContext, parse_explained
 from koala_sge.listing import has_access_lists, listed_jobs, parse_limits, seconds_of, text_of
 
 if TYPE_CHECKING:
@@ -246,33 +246,20 @@ def select_instances(settings: SgeSettings, wishes: Wishes, queues: Sequence[str
     return (settings.command("qselect"), *(word for pair in given if pair[1] for word in pair))
 
 
-def pin(
-    settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "", noted: bool = False
-) -> tuple[str, ...]:
-    """Let a job start in these queue instances only. Works on whole jobs, not on tasks. ``context`` is added to its.
-
-    ``noted``: it has a note, which is taken away.
-    """
-    added, dropped = ("-ac", context) if context else (), ("-dc", NOTE) if noted else ()
-    return (settings.command("qalter"), "-q", ",".join(queues), *added, *dropped, number)
+def pin(settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "") -> tuple[str, ...]:
+    """Let a job start in these queue instances only. Works on whole jobs, not on tasks. ``context`` is added to its."""
+    return (settings.command("qalter"), "-q", ",".join(queues), *(("-ac", context) if context else ()), number)
 
 
-def pin_and_release(
-    settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "", noted: bool = False
-) -> tuple[str, ...]:
+def pin_and_release(settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "") -> tuple[str, ...]:
     """Do that, and take the hold of its user from a job that is no array, in the same request."""
-    *pinned, _ = pin(settings, number, queues, context=context, noted=noted)
+    *pinned, _ = pin(settings, number, queues, context=context)
     return (*pinned, "-h", "U", number)
 
 
 def unpin(settings: SgeSettings, number: str, queues: Sequence[str]) -> tuple[str, ...]:
     """Let a job start in the queues that it had asked for, and forget that it was pinned."""
     return (settings.command("qalter"), "-q", ",".join(queues) or ANY_QUEUE, "-dc", QUEUES, number)
-
-
-def annotate(settings: SgeSettings, numbers: Sequence[str], text: str) -> tuple[str, ...]:
-    """Leave a note in the contexts of jobs, or take it away when it is empty; the rest of them stays."""
-    return (settings.command("qalter"), *(("-ac", note_word(text)) if text else ("-dc", NOTE)), *numbers)
 
 
 def trigger_scheduler(settings: SgeSettings) -> tuple[str, ...]:
@@ -399,15 +386,6 @@ class HeldJobs:
         if number in self._contexts:
             self._contexts[number] = replace(self._contexts[number], queues=self.queues(job))
 
-    def has_note(self, job: LrmJobId) -> bool:
-        """Tell whether a job in hold has a note in its context, as far as that is known."""
-        return bool(self._contexts.get(job_number(job), JobContext()).note)
-
-    def note(self, number: str, text: str) -> None:
-        """Take note that a job has a note, or none, in its context."""
-        if number in self._contexts:
-            self._contexts[number] = replace(self._contexts[number], note=text)
-
     async def context(self, job: LrmJobId) -> JobContext:
         """Return the context of a job as it is now. Raises LrmError, also when Grid Engine does not tell it."""
         number = job_number(job)
@@ -492,8 +470,7 @@ class HeldJobs:
         wishes, found = self._wishes.get(number, Wishes()), self._instances(number)
         context = self._contexts.get(number)
         plain = len(wishes.queues) == 1 and PLAIN_QUEUE.fullmatch(wishes.queues[0])
-        note = None if context is None else context.note
-        job = replace(job, queue=wishes.queues[0] if plain else "", note=note)
+        job = replace(job, queue=wishes.queues[0] if plain else "")
         if context is not None and context.user_hold:
             return replace(job, obstacle=USER_HOLDS)
         if context is None or found is None:

@@ -215,7 +215,6 @@ CAPABILITIES = Capabilities(
     pin=True,
     pin_several=False,
     pin_elements=False,
-    annotate=True,
     tells_holders=False,
     tells_own_holders=True,
     suspend=True,
@@ -227,7 +226,6 @@ running job keeps the walltime it started with."""
 ERROR_LETTER = "E"
 GIVEN_BACK_AT_ONCE = 100
 """Jobs on one command line."""
-ANNOTATED_AT_ONCE = 100
 LISTING_SERVES = 2.0
 """Seconds for which it is believed that a job is in hold: qalter refuses what is gone by then."""
 VERIFIED_AFTER = 30.0
@@ -458,23 +456,12 @@ class SgeLrm(Lrm):
         for part in portions(sorted({heldjobs.job_number(job.id) for job in held}), heldjobs.LARGEST_EXPLANATION):
             explained = parse_explained(await self._commands.document(heldjobs.explain_jobs(self._settings, part)))
             contexts |= {number: job.context for number, job in explained.items()}
-        return without_users([self._with_note(job, contexts) for job in held], contexts)
-
-    def _with_note(self, job: LrmJob, contexts: Mapping[str, JobContext]) -> LrmJob:
-        context = contexts.get(heldjobs.job_number(job.id))
-        return job if context is None else replace(job, note=context.note)
+        return without_users(held, contexts)
 
     async def give_back(self, ids: Sequence[LrmJobId]) -> None:
         """Take the user hold from jobs; from arrays as a whole. Managers may do it with all jobs."""
         for part in portions(list(dict.fromkeys(map(heldjobs.job_number, ids))), GIVEN_BACK_AT_ONCE):
             await self._commands.change(heldjobs.give_back(self._settings, part), action="release")
-
-    async def annotate(self, ids: Sequence[LrmJobId], text: str) -> None:
-        """Leave a note in the contexts of jobs (``qstat -j``); the rest of them stays. Tasks of an array share it."""
-        for part in portions(list(dict.fromkeys(map(heldjobs.job_number, ids))), ANNOTATED_AT_ONCE):
-            await self._commands.change(heldjobs.annotate(self._settings, part, text), action="annotate")
-            for number in part:
-                self._held_jobs.note(number, text)
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend jobs (SIGSTOP to the whole job)."""
@@ -508,10 +495,8 @@ class SgeLrm(Lrm):
         number, context = heldjobs.job_number(job), noted(self._held_jobs.queues(job))
         self._held_jobs.note_pin(job)
         if held.array_index is None:
-            has_note = self._held_jobs.has_note(job)
-            command = heldjobs.pin_and_release(self._settings, number, where, context=context, noted=has_note)
+            command = heldjobs.pin_and_release(self._settings, number, where, context=context)
             await self._commands.change(command, action="start")
-            self._held_jobs.note(number, "")
         else:
             await self._commands.change(heldjobs.pin(self._settings, number, where, context=context), action="pin")
             await self.release([job])

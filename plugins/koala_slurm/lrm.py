@@ -48,7 +48,6 @@ from koala_slurm.listing import (
     sacct_command,
     without_default_memory,
 )
-from koala_slurm.requests import annotate_commands
 from koala_slurm.starting import StartNotes, make_pin
 from koala_slurm.words import (
     ARGUMENTS_PER_COMMAND,
@@ -461,7 +460,6 @@ def _bad(subject: str, found: str, remedy: str) -> CheckResult:
 CAPABILITIES = Capabilities(
     hold=True,
     pin=True,
-    annotate=True,
     suspend=True,
     requeue=True,
     signal=True,
@@ -733,11 +731,6 @@ class SlurmLrm(Lrm):
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs with the mark of conf/job_submit.lua that no user holds on top."""
         return await self._outside.held_by_hook()
-
-    async def annotate(self, ids: Sequence[LrmJobId], text: str) -> None:
-        """Leave a note in the comments of jobs (``squeue -o %k``), behind what their users have written there."""
-        for command in annotate_commands(await self._outside.listed(ids), text):
-            await self._commands.change(command, action="annotate")
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend running jobs; needs operator rights."""

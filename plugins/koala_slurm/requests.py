@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm's jobs ask for, in full: restrictions, listing for an outside scheduler, and notes.
+"""What Slurm's jobs ask for, in full: restrictions, and listing for an outside scheduler.
 
 Command lines and what they print; nothing is run here.
 """
@@ -14,7 +14,7 @@ from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobState
 from koala_adapter.wire.hostlists import expand
 from koala_slurm.listing import ENVIRONMENT, FORMAT_VARIABLE, JOB_FIELDS, parse_row
-from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked, compacted, duration, hold_owner, moment
+from koala_slurm.words import checked, duration, hold_owner, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -285,8 +285,7 @@ SITE_MARK = "koala outside scheduler"
 ANY_NODES = "any number of nodes"
 """What follows in it for a job submitted without an upper bound of its number of nodes."""
 
-KEEPS_NOTES = "keeps notes"
-"""What follows in it when that piece puts our notes to the comments of jobs without undoing what users write there."""
+_MARKS = frozenset({SITE_MARK, f"{SITE_MARK}, {ANY_NODES}"})
 
 USER_NODES_MARK = "koala:nodes"
 """What conf/job_submit.lua adds to the comment of such a job when its owner gives it one later."""
@@ -312,7 +311,7 @@ _VALUE = re.compile(
     r"(?P<name>NumNodes|NumCPUs|ReqNodeList|ExcNodeList|MinMemory(?:CPU|Node)|Reason|(?:Req)?TRES"
     rf"|{'|'.join(NAMES)})=(?P<value>\S*)"
 )
-_ANY_NODES = re.compile(rf"^\s+AdminComment={SITE_MARK}(?:, {KEEPS_NOTES})?, {ANY_NODES}\s*$", re.MULTILINE)
+_ANY_NODES = re.compile(rf"^\s+AdminComment={SITE_MARK}, {ANY_NODES}\s*$", re.MULTILINE)
 _NODES_ASKED = re.compile(r"(?:^|,)node=(?P<nodes>[0-9]+)(?:,|$)", re.ASCII)
 _PLACE = re.compile(r"^\s+Nodes=(?P<nodes>\S+) CPU_IDs=(?P<cpus>[0-9,-]+)(?: |$)", re.MULTILINE)
 _SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[KMGT]?)", re.ASCII)
@@ -377,7 +376,7 @@ def parse_held_by_hook(output: str, separator: str) -> tuple[LrmJob, ...]:
 
     A running one is in hold, too, so that it comes back so. Raises LrmUnavailableError for text that is no listing.
     """
-    marked = (row for row in _rows(output, separator) if _mark(row[-1].strip()) is not None)
+    marked = (row for row in _rows(output, separator) if row[-1].strip() in _MARKS)
     return tuple(
         job
         for row in marked
@@ -398,10 +397,6 @@ def _rows(output: str, separator: str) -> Iterator[tuple[str, ...]]:
 def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
     narrow, more = row[: len(JOB_FIELDS)], dict(zip(MORE_FIELDS, row[len(JOB_FIELDS) :], strict=True))
     given = {name: "" if value.strip() in _NO_VALUE else value.strip() for name, value in more.items()}
-    comment, note = without_note(given["Comment"])
-    mark = _mark(given["admin_comment"])
-    # By an earlier version of the site's piece, a user's hold that comes at the same moment could be undone.
-    notable = (mark is None or KEEPS_NOTES in mark) and has_room(comment)
     for job in parse_row(narrow):
         waiting = job.state in _WAITING
         eligible = moment(given["EligibleTime"])
@@ -424,25 +419,18 @@ def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
             group=given["GroupName"],
             account=given["Account"],
             working_directory=given["WorkDir"],
-            comment=comment,
-            note=note if notable and "+" not in job.id else None,
+            comment=given["Comment"],
             requeues=_number(given["RestartCnt"]),
         )
 
 
 def _hold_owner(job: LrmJob, given: Mapping[str, str]) -> HoldOwner:
-    marked = _mark(given["admin_comment"]) is not None
+    marked = given["admin_comment"] in _MARKS
     if marked and USER_HOLD_MARK in given["Comment"]:
         # After a look at its dependencies Slurm shows any hold as an operator's.
         return HoldOwner.USER
     owner = hold_owner(job.reason)
     return HoldOwner.OPERATOR if marked and owner is HoldOwner.USER else owner
-
-
-def _mark(admin_comment: str) -> frozenset[str] | None:
-    """Return what the site's piece says in the administrator's comment of a job; None: it does not hold that job."""
-    mark, *said = admin_comment.split(", ")
-    return frozenset(said) if mark == SITE_MARK and {ANY_NODES, KEEPS_NOTES}.issuperset(said) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -495,8 +483,7 @@ def job_details(
     values: Mapping[str, str], places: Mapping[str, str], *, comment: str, admin_comment: str
 ) -> JobDetails:
     """Return the details of a job by the values that scontrol shows, and its processors (``0-2,5``) by node."""
-    mark = _mark(admin_comment.strip())
-    any_number = mark is not None and ANY_NODES in mark and USER_NODES_MARK not in comment
+    any_number = admin_comment.strip() == f"{SITE_MARK}, {ANY_NODES}" and USER_NODES_MARK not in comment
     return _of_values(values, {node: _count(cpus) for node, cpus in places.items()}, any_number=any_number)
 
 
@@ -602,48 +589,3 @@ def _evenly(nodes: Sequence[str], processors: int) -> tuple[tuple[str, int], ...
 def forgotten(known: Iterable[StateKey], jobs: Iterable[LrmJob]) -> set[StateKey]:
     """Return the keys of details that no job of a listing needs any more."""
     return set(known) - {state_key(job) for job in jobs}
-
-
-# -- Notes in the comments of jobs ---------------------------------------------------------------------------
-# Notes of an outside scheduler, behind what users have written there.
-#
-# A comment is ``my text [koala: place 3]``. Slurm sets a comment as a whole, so adding to one may undo what a user
-# writes at the same time. conf/job_submit.lua puts the note of an operator's request to what the comment is then.
-
-LONGEST_COMMENT = 900
-"""Bytes of a user's comment behind which a note has room: Slurm takes 1024 in all."""
-
-_NOTE = re.compile(r" ?\[koala: (?P<text>[^\[\]]*)\]")
-
-
-def without_note(comment: str) -> tuple[str, str]:
-    """Return what of a comment is its user's, and the note in it, which may be empty."""
-    found = _NOTE.findall(comment)
-    return (_NOTE.sub("", comment).strip(), str(found[-1])) if found else (comment, "")
-
-
-def with_note(comment: str, note: str) -> str:
-    """Return a user's comment with a note; an empty one is none."""
-    return f"{comment} [koala: {note}]".lstrip() if note else comment
-
-
-def has_room(comment: str) -> bool:
-    """Tell whether a note has room behind a user's comment."""
-    return len(comment.encode()) <= LONGEST_COMMENT
-
-
-def annotate_commands(jobs: Iterable[LrmJob], note: str) -> Iterator[tuple[str, ...]]:
-    """Yield the command lines that put a note to jobs, or take it away when it is empty: one for all like comments."""
-    alike: dict[str, list[str]] = {}
-    for job in jobs:
-        alike.setdefault(job.comment, []).append(job.id)
-    for comment, ids in alike.items():
-        arguments = compacted(ids)
-        for start in range(0, len(arguments), ARGUMENTS_PER_COMMAND):
-            named = ",".join(arguments[start : start + ARGUMENTS_PER_COMMAND])
-            yield ("scontrol", "update", f"JobId={named}", comment_change(comment, note))
-
-
-def comment_change(comment: str, note: str) -> str:
-    """Return the word of an update that sets a user's comment with a note."""
-    return f"Comment={with_note(comment, note)}"

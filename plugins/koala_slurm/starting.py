@@ -22,7 +22,6 @@ from koala_slurm import client
 from koala_slurm.listing import ENVIRONMENT, EVERY_JOB, idle_command, new_separator, parse_nodes
 from koala_slurm.requests import (
     JobDetails,
-    comment_change,
     details_command,
     everything_format,
     parse_everything,
@@ -99,18 +98,15 @@ def make_pin(job: str, nodes: Sequence[str]) -> Pin:
     return Pin(job=checked(job), counts=counts)
 
 
-def pin_commands(pin: Pin, before: JobDetails, *changes: str) -> tuple[tuple[str, ...], ...]:
-    """Return the command lines that tie a pending job to nodes; an uneven one in the reservation made for it.
-
-    ``changes``: what else is to be changed with that, such as ``Comment=mine``.
-    """
+def pin_commands(pin: Pin, before: JobDetails) -> tuple[tuple[str, ...], ...]:
+    """Return the command lines that tie a pending job to nodes; an uneven one in the reservation made for it."""
     nodes = f"ReqNodeList={','.join(pin.counts)}"
     if pin.processors == 1:
-        return (_update(pin, nodes, *changes),)
+        return (_update(pin, nodes),)
     number, least = len(pin.counts), min(pin.counts.values())
     range_ = (f"NumNodes={number}-{number}",) if _changes_range(pin, before) else ()
     reservation = () if pin.is_even else (f"Reservation={pin.reservation}",)
-    first = _update(pin, nodes, *range_, f"MinCPUsNode={least}", *reservation, *changes)
+    first = _update(pin, nodes, *range_, f"MinCPUsNode={least}", *reservation)
     return (first,) if pin.is_even else (first, _update(pin, f"NumCPUs={pin.processors}"))
 
 
@@ -616,11 +612,9 @@ class Starting:
         try:
             if not self._pin.is_even:
                 await self._reservation.make(with_details(job, shown))
-            # What it says of its place is over with the start.
-            noted = (comment_change(job.comment, ""),) if job.note else ()
-            # pyslurm cannot change a comment with that, and no more than the list of nodes.
-            if noted or self._pin.processors > 1 or not await self._by_library("pin", next(iter(self._pin.counts))):
-                for command in pin_commands(self._pin, before, *noted):
+            # pyslurm cannot change more than the list of nodes.
+            if self._pin.processors > 1 or not await self._by_library("pin", next(iter(self._pin.counts))):
+                for command in pin_commands(self._pin, before):
                     await self._change(command)
             # Not with the last of these: Slurm does not take a priority for a job in hold.
             if not await self._by_library("release"):

@@ -13,7 +13,7 @@ from koala_adapter.application.notes import parse_note
 from koala_adapter.negotiation.serviceside.document import HEADER_SIZE
 from koala_adapter.outcome import LAUNCHED_STATES, PlaceholderState
 from koala_adapter.runners.adaptive import AdaptiveRunner
-from koala_adapter.service.records import NegotiationKeeper, NegotiationStore
+from koala_adapter.service.records import TABLES, NegotiationKeeper, NegotiationStore
 from koala_adapter.service.sizes.adaptive import Adaptations
 from koala_adapter.service.sizes.port import NegotiationPort
 from tests.faults.agents import TO_AGENT
@@ -60,7 +60,8 @@ class Adaptive:
         """The members that each process computes with, in their order: after the latest change it was told of."""
         database = closed_later(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
         weakref.finalize(self, database.close)
-        self._store = NegotiationStore(database.execute, read_only=False)
+        database.executescript(TABLES)
+        self._store = NegotiationStore(database.execute)
         self.resizing = self._new_resizing()
         self._look = inf
         self._quiet = False

@@ -218,9 +218,10 @@ class SimulatedService:
         self._begin()
 
     def reboot(self, seconds: float) -> None:
-        """Come back with a clock that was set meanwhile."""
+        """Come back with a time of day that was set meanwhile; the service clock never goes back."""
         if not self.up:
-            self.offset += seconds
+            latest = self._loop.scheduler.state.now or 0.0
+            self.offset = max(self.offset + seconds, latest - self.clock.now)
         self.restart()
 
     def stall(self, seconds: float) -> None:

@@ -259,7 +259,7 @@ class World:
             self.clock.after(self.chance.uniform(0.0, 200.0), self.service.restart)
 
     def _reboot(self) -> None:
-        """The machine of the service ends, and comes back with a clock that is hours ahead or behind."""
+        """The machine of the service ends, and comes back with a time of day that is hours ahead or behind."""
         if self.service.up:
             self.service.crash()
             seconds = self.chance.uniform(-7200.0, 7200.0)

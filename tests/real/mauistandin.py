@@ -151,7 +151,7 @@ def _usable(job: JobRecord, rooms: Mapping[str, Room]) -> list[tuple[str, int]]:
         classes = {count.name for count in node.classes}
         if not set(job.features) <= set(node.features) or (job.queue and classes and job.queue not in classes):
             continue
-        if (job.memory or 0) > (node.memory or 0) or (job.disk or 0) > (node.disk or 0):
+        if (job.memory or 0) > (node.memory or 0):
             continue
         tasks = room.processors // (job.processors_per_task or 1)
         if job.memory_per_task:

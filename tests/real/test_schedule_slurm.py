@@ -401,34 +401,6 @@ def test_the_queue_is_given_back_after_a_kill(cluster: SlurmCluster, tmp_path: P
     scheduling.wait(lambda: not unfinished(cluster), what="its user's release lets it run")
 
 
-def test_waiting_jobs_show_their_place(cluster: SlurmCluster, tmp_path: Path) -> None:
-    """With the latest start and behind what their users wrote, until they start or are given back."""
-    scheduling = Scheduling(tmp_path, cluster)
-
-    def comment(job: str) -> str:
-        return cluster.squeue(f"--jobs={job}", form="%k")[0][0]
-
-    full = submit(scheduling, "full", 32, until_told=True)
-    with scheduling.ended():
-        scheduling.start()
-        scheduling.wait(lambda: full in scheduling.told("started"), what="the cluster is full")
-        first = submit(scheduling, "first", 32, "--comment=my own text", until_told=True)
-        second = submit(scheduling, "second", 32)
-        place = r"my own text \[koala: place 1, starts by \d{4}-\d\d-\d\d \d\d:\d\d, as of [0-9: -]+\]"
-        scheduling.wait(lambda: re.fullmatch(place, comment(first)) is not None, what="the first shows its place")
-        scheduling.wait(lambda: comment(second).startswith("[koala: place 2"), what="the second does")
-        scheduling.let_end("full")
-        scheduling.wait(lambda: first in scheduling.told("started"), what="the first runs")
-        scheduling.wait(lambda: comment(first) == "my own text", what="it shows no place any more")
-        scheduling.kill()
-    back = scheduling.user.run("schedule", "--give-back", cluster.name, "--json")
-    assert (back.code, back.json["released"]) == (0, [second])
-    assert "koala" not in comment(second)
-    scheduling.let_end("first")
-    scheduling.wait_runs({"full", "first", "second"})
-    scheduling.wait(lambda: not unfinished(cluster), what="nothing left")
-
-
 def test_what_nobody_releases_is_named(cluster: SlurmCluster, tmp_path: Path) -> None:
     """With the hook and without a scheduler, `explain` and `check` say who holds a job, and the way out."""
     scheduling = Scheduling(tmp_path, cluster)

@@ -55,7 +55,6 @@ def test_a_wheel_has_what_messages_refer_to(tmp_path: Path) -> None:
     assert {file.relative_to(written) for file in written.rglob("*") if file.is_file()} == expected
     for page in (package / "shipped" / "docs").glob("*.md"):
         assert page_text(page) == page_text(ROOT / "docs" / page.name)
-    assert {file.name for file in (package / "cli" / "completions").iterdir()} == {"koala.bash", "_koala", "koala.fish"}
 
 
 def check_metadata(file: Path) -> None:

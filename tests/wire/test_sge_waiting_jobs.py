@@ -66,7 +66,6 @@ def test_contexts() -> None:
             {},
             {"koala_queues": "n2.q+*@node7"},
             {"a": "b", "koala_queues": "*"},
-            {"koala": "waits; for a licence"},
         )
     )
     assert {number: job.context for number, job in found.items()} == {
@@ -74,7 +73,6 @@ def test_contexts() -> None:
         "2": JobContext(),
         "3": JobContext(queues=("n2.q", "*@node7")),
         "4": JobContext(queues=()),
-        "5": JobContext(note="waits, for a licence"),
     }
 
 

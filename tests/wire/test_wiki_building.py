@@ -60,11 +60,6 @@ def test_maui_never_gets_a_word_it_does_not_know() -> None:
         name="my job",
         exit_code=1,
         excluded_hosts=("n1",),
-        maximum_nodes=2,
-        gres="gpu:1",
-        wckey="k",
-        submit_host="h",
-        flags="INTERACTIVE",
     )
     assert build_job(full, Dialect.WIKI) == b"7:STATE=Running;TASKS=1;UNAME=ada;"
     sent = build_job(full, Dialect.WIKI2)
@@ -96,7 +91,7 @@ def test_classes_go_to_maui_with_the_free_ones() -> None:
 
 def test_empty_values_are_left_out_of_a_node() -> None:
     """Maui reads on into stray memory after an empty value."""
-    node = NodeRecord(name="n1", state=NodeWord.DOWN, features=("", ""), reason=" ", partition="", networks=())
+    node = NodeRecord(name="n1", state=NodeWord.DOWN, features=("", ""), reason=" ", partition="")
     assert build_node(node, Dialect.WIKI) == b"n1:STATE=Down;"
     assert build_node(node, Dialect.WIKI2) == b"n1:STATE=Down;"
 

@@ -236,7 +236,7 @@ def test_queues_are_what_nodes_name() -> None:
     [
         (-140, "Still performing initialization", LrmUnavailableError),
         (-300, "unsupported request type", LrmUnsupportedError),
-        (-810, "JOBADDTASK command not supported", LrmUnsupportedError),
+        (-810, "REQUEUEJOB command not supported", LrmUnsupportedError),
         (-350, "TS value too far from NOW", LrmRejectedError),
         (-422, "bad checksum", LrmRejectedError),
         (-700, "No such job", LrmNotFoundError),

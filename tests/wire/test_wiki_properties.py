@@ -75,14 +75,11 @@ VALUES: dict[Kind, st.SearchStrategy[object]] = {
     Kind.HOSTS: st.lists(HOSTS, max_size=6).map(tuple),
     Kind.CLASSES: COUNTED.map(tuple),
     Kind.QUEUE: WORDS,
-    Kind.RESOURCES: COUNTED.map(tuple),
 }
 
 
 def optional(attribute: Attribute) -> st.SearchStrategy[object]:
     """Return values of an attribute, its default included."""
-    if attribute.name.endswith("CMP"):
-        return st.sampled_from(["", ">=", "<", "=="])
     empty = None if attribute.kind in {Kind.COUNT, Kind.TIME, Kind.FLOAT} else VALUES[attribute.kind]
     return st.none() | VALUES[attribute.kind] if empty is None else empty
 
@@ -223,13 +220,6 @@ def all_requests(dialect: Dialect) -> st.SearchStrategy[requests.Request]:
         Verb.JOBWILLRUN: st.builds(requests.WillRun, job=JOB_IDS, nodes=tasks, not_before=st.none() | TIMES)
         | st.builds(requests.WillRun, job=JOB_IDS, nodes=tasks, preempt=st.lists(JOB_IDS, max_size=2).map(tuple))
         | st.builds(requests.WillRun, job=JOB_IDS, nodes=tasks, not_before=st.none() | TIMES, old=old),
-        Verb.JOBADDTASK: st.builds(requests.AddTasks, job=JOB_IDS, hosts=st.lists(HOSTS, min_size=1).map(tuple)),
-        Verb.JOBRELEASETASK: st.builds(
-            requests.ReleaseTasks,
-            job=JOB_IDS,
-            tasks=st.lists(st.integers(0, 9999), min_size=1, max_size=4).map(tuple),
-            verb=st.sampled_from([Verb.JOBRELEASETASK, Verb.JOBREMOVETASK]),
-        ),
     }
     return st.one_of([strategy for verb, strategy in some.items() if verb in VERBS[dialect]])
 

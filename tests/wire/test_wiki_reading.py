@@ -14,7 +14,6 @@ from koala_adapter.wiki.codec.verbs import (
     NodeRecord,
     Status,
     build_refusal,
-    build_request,
     expand,
     join_records,
     open_reply,
@@ -96,14 +95,13 @@ def test_a_list_without_a_number_is_refused(argument: str) -> None:
 
 def test_many_nodes_in_one_record_become_nodes() -> None:
     """A compressed node record stands for each of its nodes; the misspelt FEATURES is understood."""
-    nodes = parse_nodes("1#n[1-2,5]:STATE=Idle;FEATURES=a:b;CCLASS=[x:2][y];CRES=r:3,s:0;CPULOAD=.5;")
+    nodes = parse_nodes("1#n[1-2,5]:STATE=Idle;FEATURES=a:b;CCLASS=[x:2][y];CPULOAD=.5;")
     assert [node.name for node in nodes] == ["n1", "n2", "n5"]
     assert nodes[2] == NodeRecord(
         name="n5",
         state="Idle",
         features=("a", "b"),
         classes=(Count("x", 2), Count("y", 1)),
-        resources=(Count("r", 3), Count("s", 0)),
         load=0.5,
     )
 
@@ -215,7 +213,7 @@ def test_a_cut_frame_is_reported_with_what_came() -> None:
         (b"CMD=JOBWILLRUN ARG=5 NODES=n1 PREEMPT=a:b", "Invalid PREEMPT value"),
         (b"CMD=CANCELJOB ARG=5 TYPE=SOFTLY", "Invalid TYPE value"),
         (b"CMD=STARTJOB ARG=5 TASKLIST=n[3-1]", "STARTJOB TASKLIST is invalid"),
-        (b"CMD=JOBADDTASK ARG=5", "Invalid ARG value"),
+        (b"CMD=JOBADDTASK ARG=5 n1", "unsupported request type"),
         (b"CMD=SIGNALJOB ARG=5 VALUE=99999", "SIGNALJOB has invalid signal value"),
         (b"CMD=GETJOBS ARG=ALL", "Invalid ARG value"),
         (b"GETJOBS", "request lacks CMD"),
@@ -232,14 +230,6 @@ def test_a_server_may_understand_fewer_verbs() -> None:
     """A verb that is not offered is unsupported."""
     with pytest.raises(WikiError, match="unsupported request type"):
         parse_request(b"CMD=GETJOBS ARG=0:ALL", Dialect.WIKI, verbs=())
-
-
-def test_tasks_may_be_named_with_their_class() -> None:
-    """The word DEFAULT of the document may stand before hosts and tasks."""
-    first = parse_request(b"CMD=JOBADDTASK ARG=nebo.1 DEFAULT c002 c016", Dialect.WIKI)
-    assert first == parse_request(b"CMD=JOBADDTASK ARG=nebo.1 c002 c016", Dialect.WIKI)
-    second = parse_request(b"CMD=JOBREMOVETASK ARG=nebo.1 DEFAULT 1 2", Dialect.WIKI)
-    assert build_request(second, Dialect.WIKI) == b"CMD=JOBREMOVETASK ARG=nebo.1 1 2"
 
 
 @pytest.mark.parametrize(

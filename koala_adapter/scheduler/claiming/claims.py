@@ -464,7 +464,7 @@ def retake(context: Context, record: JobRecord, *, early: bool = False) -> None:
             trouble = result.reason
         else:
             placed = result.components
-    if trouble is not None and early and due is not None and context.state.parameters.out_of_step:
+    if trouble is not None and early and due is not None:
         record.timers[TimerKind.RETAKE], record.retake_with_room = due, True
         return
     if trouble is not None:
@@ -542,7 +542,6 @@ def _launch(context: Context, record: JobRecord) -> None:
             numbers[claim.component] = component_rank + 1
             placeholder = context.state.placeholders[id_]
             context.ledger.move(placeholder, PlaceholderState.LAUNCHED)
-            placeholder.exchanged = False
             ranks.append(
                 Rank(
                     rank=len(ranks),

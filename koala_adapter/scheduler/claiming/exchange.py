@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.claiming.claims import check_complete, end_placeholder, setback, start_life
+from koala_adapter.scheduler.claiming.claims import check_complete, end_placeholder, setback
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER, position_of
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.context import grace
@@ -125,10 +125,8 @@ def _reassign_to(context: Context, record: JobRecord, claim: Claim, chosen: list
 # wasted, and one of the two jobs starts.
 #
 # Only exchanges after which the taker starts are made. The papers do not ask for that; but a job that merely holds more
-# makes no job faster, and idle processors are held for another life: `koala experiment run vjm-selection` shows the
-# difference (``exchange_always``). Even then a placeholder is exchanged once: when its life ends again it is handed
-# back, so a deadlock with another co-allocator is broken within two lives. A placeholder with which no claiming job can
-# start may still serve a small job of the placement queue (backfill, above); the rest goes back to its batch system.
+# makes no job faster, and idle processors are held for another life. A placeholder with which no claiming job can start
+# may still serve a small job of the placement queue (backfill, above); the rest goes back to its batch system.
 
 if TYPE_CHECKING:
     Exchange = tuple[PlaceholderRecord, PlaceholderRecord]
@@ -227,17 +225,8 @@ def _reorganized(context: Context, giver: JobRecord, over: list[PlaceholderRecor
     for taker, pairs in _completions(context, giver, left, both=True):
         for held, pending in pairs:
             del left[held.id]
-            held.exchanged = True
             _exchange(context, held, pending)
         takers[taker.job.id] = len(pairs)
-        check_complete(context, taker)
-    for taker, pairs in _steps(context, giver, left) if context.state.parameters.exchange_always else ():
-        for held, pending in pairs:
-            del left[held.id]
-            held.exchanged = True
-            _exchange(context, held, pending)
-        takers[taker.job.id] = len(pairs)
-        start_life(context, taker)
         check_complete(context, taker)
     if takers:
         given = ", ".join(f"{count} to job {name}" for name, count in takers.items())
@@ -260,27 +249,6 @@ def _completions(
         pairs = _paired(context, left.values(), pending, both=both)
         if len(pairs) == len(pending):
             yield taker, pairs
-
-
-def _steps(
-    context: Context, giver: JobRecord, left: dict[PlaceholderId, PlaceholderRecord]
-) -> Iterator[tuple[JobRecord, list[Exchange]]]:
-    """Yield jobs that hold more with what is left, first those that then lack fewest processors."""
-    takers = _takers(context, giver, left.values())
-    lacks = {
-        taker.job.id: _lacking(taker) - len(_paired(context, left.values(), pending, both=True))
-        for taker, pending in takers
-    }
-    for taker, pending in sorted(takers, key=lambda one: (lacks[one[0].job.id], position_of(one[0]))):
-        pairs = _paired(context, [one for one in left.values() if not one.exchanged], pending, both=True)
-        if pairs:
-            yield taker, pairs
-
-
-def _lacking(record: JobRecord) -> int:
-    """Return how many processors a claiming job does not hold."""
-    wanted = sum(claim.processors or record.component_of(claim).minimum for claim in record.claims)
-    return wanted - record.held
 
 
 def _takers(

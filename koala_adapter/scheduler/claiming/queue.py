@@ -53,7 +53,7 @@ class Lane(NamedTuple):
 
 def position_of(record: JobRecord) -> Position:
     """Return the place of a job in the order of the queue."""
-    return -record.job.priority, record.job.submitted_at - record.clock_set_back, record.queue_number
+    return -record.job.priority, record.job.submitted_at, record.queue_number
 
 
 class PlacementQueue:

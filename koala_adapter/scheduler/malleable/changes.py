@@ -136,10 +136,7 @@ def submit_stubs(
     context: Context, record: JobRecord, number: int, count: int, *, memory_mib: int = 0
 ) -> list[PlaceholderId]:
     """Submit placeholders for a running job, for no longer than it has left."""
-    parameters = context.state.parameters
-    seconds = time_left(context, record) + parameters.launch_margin
-    if not parameters.growth_ends_with_job:
-        seconds += parameters.placeholder_life
+    seconds = time_left(context, record) + context.state.parameters.launch_margin
     component, name = record.claims[number].component, cluster_of(context, record, number).parameters.name
     return submit_batch(context, record, component, name, count, seconds, stub=True, memory_mib=memory_mib)
 

@@ -434,7 +434,7 @@ def _queues(context: Context, record: JobRecord, component: Component) -> bool:
     While jobs wait in the placement queue, the room is theirs.
     """
     asked = record.job.adapts(component.name) or component.sizes != "any"
-    return context.state.parameters.growth_is_queued and not asked and not len(context.queue)
+    return not asked and not len(context.queue)
 
 
 def _queue(context: Context, record: JobRecord, component: Component, missing: int) -> None:

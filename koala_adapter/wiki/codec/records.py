@@ -9,14 +9,12 @@ numbers, with unknown names.
 
 from __future__ import annotations
 
-import gc
 import math
 import re
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import groupby
-from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from koala_adapter.errors import WikiError
 from koala_adapter.wiki.codec.words import (
@@ -53,7 +51,6 @@ FLAG_BITS = (1 << 63) | (1 << 31)
 
 _NOT_IN_WORD = re.compile(r'[\s:;#"\\=\x00-\x1f\x7f]')
 _NOT_IN_NAME = re.compile(r'[\s:;#"\\=,\[\]\x00-\x1f\x7f]')
-_NOT_IN_COMPARISON = re.compile(r"[^<>=]")
 _NOT_IN_TEXT = re.compile(r'[:;#"\\\x00-\x1f\x7f]')
 _NOT_IN_QUOTED_TEXT = re.compile(r'[;#"\\\x00-\x1f\x7f]')
 _BASE_0 = re.compile(
@@ -63,11 +60,10 @@ _BASE_0 = re.compile(
 _BASE_10 = re.compile(r"\s*(?P<number>[+-]?[0-9]{1,40})", re.ASCII)
 _FLOAT = re.compile(r"\s*[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 _CLASS = re.compile(r"\[([^\[\]:]*)(?::([^\[\]]*))?\]")
-_LONGEST_QUICK_NUMBER = 18
 
 
 class Count(NamedTuple):
-    """A class (queue) of a node and how many tasks it takes; or a resource and how many there are."""
+    """A class (queue) of a node and how many tasks it takes."""
 
     name: str
     amount: int
@@ -84,32 +80,22 @@ def writer(attribute: Attribute, dialect: Dialect, hosts: HostFormat) -> Callabl
     quoted = dialect in attribute.quoted_in
     writers: dict[Kind, Callable[..., str]] = {
         Kind.COUNT: partial(_number, attribute.name),
+        Kind.TIME: partial(_number, attribute.name),
         Kind.FLOAT: _float,
-        Kind.WORD: _comparison if attribute.name.endswith("CMP") else clean_word,
+        Kind.WORD: clean_word,
         Kind.TEXT: partial(_text, dialect=dialect, quoted=quoted),
         Kind.NAMES: _names,
         Kind.TASKS: partial(_tasks, dialect=dialect, hosts=hosts),
         Kind.HOSTS: partial(_hosts, dialect=dialect, hosts=hosts),
         Kind.CLASSES: _classes,
         Kind.QUEUE: partial(_queue, dialect=dialect),
-        Kind.RESOURCES: _resources,
     }
-    if attribute.kind is Kind.TIME:
-        return partial(_time, f"{attribute.name}=")
-    write = partial(_named, f"{attribute.name}=", writers[attribute.kind])
-    # The values of most kinds repeat from record to record, and all are immutable.
-    return write if attribute.kind in {Kind.TASKS, Kind.HOSTS} else lru_cache(maxsize=1024)(write)
+    return partial(_named, f"{attribute.name}=", writers[attribute.kind])
 
 
 def _named(prefix: str, write: Callable[[Value], str], value: Value) -> str:
     text = write(value)
     return f"{prefix}{text};" if text else ""
-
-
-def _time(prefix: str, value: int) -> str:
-    if 0 <= value <= LARGEST_NUMBER:
-        return f"{prefix}{value:d};"
-    raise WikiError(f"{prefix} cannot be {value}: WIKI has numbers from 0 to 2^63-1")
 
 
 def _number(name: str, value: int) -> str:
@@ -122,13 +108,11 @@ def _float(value: float) -> str:
     return f"{value:.6f}" if math.isfinite(value) else ""
 
 
-@lru_cache(maxsize=4096)
 def clean_word(value: str) -> str:
     """Return one word: whatever would separate it is replaced."""
     return _NOT_IN_WORD.sub("_", _printable(value))
 
 
-@lru_cache(maxsize=4096)
 def _clean_name(value: str) -> str:
     return _NOT_IN_NAME.sub("_", _printable(value))
 
@@ -141,10 +125,6 @@ def clean_text(value: str, dialect: Dialect) -> str:
 
 def _printable(value: str) -> str:
     return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
-
-
-def _comparison(value: str) -> str:
-    return _NOT_IN_COMPARISON.sub("", value)
 
 
 def _text(value: str, *, dialect: Dialect, quoted: bool) -> str:
@@ -180,10 +160,6 @@ def _queue(value: str, *, dialect: Dialect) -> str:
     return _classes(named)
 
 
-def _resources(values: Iterable[Count]) -> str:
-    return ",".join(f"{_clean_name(name)}:{_number(name, amount)}" for name, amount in values if name)
-
-
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
@@ -197,8 +173,6 @@ def read(attribute: Attribute, text: str) -> Value | None:
 
 def read_number(text: str) -> int | None:
     """Return the number at the beginning of a text, as ``strtol(text, NULL, 0)`` reads it; None without one."""
-    if len(text) <= _LONGEST_QUICK_NUMBER and text.isascii() and text.isdigit() and (text[0] != "0" or text == "0"):
-        return int(text)
     found = _BASE_0.match(text)
     if not found:
         return None
@@ -211,8 +185,6 @@ def read_number(text: str) -> int | None:
 
 def read_time(text: str) -> int | None:
     """Return the decimal number at the beginning of a text; None without one."""
-    if len(text) <= _LONGEST_QUICK_NUMBER and text.isascii() and text.isdigit():
-        return int(text)
     found = _BASE_10.match(text)
     return max(-LARGEST_NUMBER, min(int(found["number"]), LARGEST_NUMBER)) if found else None
 
@@ -261,11 +233,6 @@ def _read_queue(text: str) -> str:
     return named[0].name if len(named) == 1 and named[0].amount == 1 else text
 
 
-def _read_resources(text: str) -> tuple[Count, ...]:
-    pairs = (item.partition(":") for item in text.split(","))
-    return tuple(Count(name, read_time(number) or 0) for name, _, number in pairs if name)
-
-
 _READERS: Mapping[Kind, Callable[[str], Value | None]] = {
     Kind.COUNT: _read_count,
     Kind.TIME: read_time,
@@ -277,26 +244,21 @@ _READERS: Mapping[Kind, Callable[[str], Value | None]] = {
     Kind.HOSTS: _read_tasks,
     Kind.CLASSES: read_classes,
     Kind.QUEUE: _read_queue,
-    Kind.RESOURCES: _read_resources,
 }
 
 
 # -- Records -------------------------------------------------------------------------------------------------
 
-Plan = tuple["Callable[[object], tuple[Value | None, ...]]", tuple["Callable[[Value], str]", ...]]
-"""How a record is written: what gets all its fields at once, and for each of them what writes the attribute."""
+Plan = tuple[tuple[str, "Callable[[Value], str]"], ...]
+"""How a record is written: the fields in their order, each with what writes its attribute."""
 
-_NO_TEXT: Final = ""
-_NO_LIST: Final = ()
 _NODE_WORDS: Final = frozenset(map(str, NodeWord))
 _JOB_WORDS: Final = frozenset(map(str, JobWord))
 
 
-# Without slots: a record that is read gets only the fields that are on the wire, and the defaults of the class serve
-# for the others. That makes reading 100,000 jobs twice as fast.
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """A node as a resource manager reports it. None, "" and (): not reported. Memory, swap and disk are in MB."""
+    """A node as a resource manager reports it. None, "" and (): not reported. Memory and disk are in MB."""
 
     name: str
     state: str = ""
@@ -312,24 +274,15 @@ class NodeRecord:
     architecture: str = ""
     operating_system: str = ""
     features: tuple[str, ...] = ()
-    gres: str = ""
     partition: str = ""
     memory: int | None = None
     memory_free: int | None = None
-    swap: int | None = None
-    swap_free: int | None = None
     disk: int | None = None
-    disk_free: int | None = None
     processors: int | None = None
     processors_free: int | None = None
     """Maui believes it as it is, and does not subtract its own running jobs; without it, it computes."""
-    networks: tuple[str, ...] = ()
-    networks_free: tuple[str, ...] = ()
-    resources: tuple[Count, ...] = ()
-    resources_free: tuple[Count, ...] = ()
-    speed: float | None = None
     extra: tuple[tuple[str, str], ...] = ()
-    """Pairs (name, text) of attributes that were read and are not in the table; never written."""
+    """Pairs (name, text) of attributes that were read and that koala does not use; never written."""
 
     @property
     def id(self) -> str:
@@ -337,9 +290,9 @@ class NodeRecord:
         return self.name
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A job as a resource manager reports it. None, "" and (): not reported. Memory, swap and disk are in MB.
+    """A job as a resource manager reports it. None, "" and (): not reported. Memory is in MB.
 
     Points in time are seconds since the epoch, spans are seconds.
     """
@@ -354,21 +307,11 @@ class JobRecord:
     """Hosts it must use, one entry for each task slot."""
     excluded_hosts: tuple[str, ...] = ()
     eligible_at: int | None = None
-    deadline: int | None = None
-    maximum_nodes: int | None = None
     features: tuple[str, ...] = ()
     """All of them must be on its nodes."""
     rejection: str = ""
     directory: str = ""
     executable: str = ""
-    arguments: str = ""
-    input: str = ""
-    output: str = ""
-    error: str = ""
-    flags: str = ""
-    gres: str = ""
-    submit_host: str = ""
-    wckey: str = ""
     updated_at: int | None = None
     walltime: int | None = None
     """Seconds. Without it Maui assumes 100 days."""
@@ -383,32 +326,20 @@ class JobRecord:
     partitions: tuple[str, ...] = ()
     """Partitions of nodes that it may use; a name that no node has keeps it waiting for ever."""
     memory_per_task: int | None = None
-    disk_per_task: int | None = None
-    swap_per_task: int | None = None
     queue: str = ""
     """Class (Maui) or partition (Slurm). More than one, or with counts: as on the wire, ``[a:2][b:1]``."""
     memory: int | None = None
     """That a node must have configured."""
-    memory_comparison: str = ""
-    disk: int | None = None
-    disk_comparison: str = ""
-    swap: int | None = None
-    swap_comparison: str = ""
-    operating_system: str = ""
-    architecture: str = ""
-    network: str = ""
-    reservations: tuple[str, ...] = ()
     comment: str = ""
     completed_at: int | None = None
     suspended_for: int | None = None
     account: str = ""
-    qos: str = ""
     name: str = ""
     """Only in WIKI2: Maui takes it for the job's id."""
     user: str = ""
     group: str = ""
     extra: tuple[tuple[str, str], ...] = ()
-    """Pairs (name, text) of attributes that were read and are not in the table; never written."""
+    """Pairs (name, text) of attributes that were read and that koala does not use; never written."""
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
@@ -456,12 +387,9 @@ def build_job(
 
 
 def _assemble(name: str, record: NodeRecord | JobRecord, plan: Plan) -> bytes:
-    fields, writers = plan
-    parts = [name, ":"]
-    for value, write in zip(fields(record), writers, strict=True):
-        if value is not None and value is not _NO_TEXT and value is not _NO_LIST:
-            parts.append(write(value))
-    return "".join(parts).encode()
+    values = ((getattr(record, field), write) for field, write in plan)
+    written = (write(value) for value, write in values if value not in (None, "", ()))
+    return f"{name}:{''.join(written)}".encode()
 
 
 @cache
@@ -480,22 +408,16 @@ def _job_plan(dialect: Dialect, hosts: HostFormat, brief: bool) -> Plan:  # noqa
 
 
 def _plan(wanted: Sequence[Attribute], dialect: Dialect, hosts: HostFormat) -> Plan:
-    getter = attrgetter(*(attribute.field for attribute in wanted))
-    return getter, tuple(writer(attribute, dialect, hosts) for attribute in wanted)
+    return tuple((attribute.field, writer(attribute, dialect, hosts)) for attribute in wanted)
 
 
 # -- Listings ------------------------------------------------------------------------------------------------
 # The records of a whole reply, ``ARG=2#n1:STATE=Idle;#n2:STATE=Idle;``: put together, made to fit, and taken apart.
-#
-# Both ways are written for 100,000 jobs a second: records may be kept as bytes and only changed ones built again, and a
-# reader looks at each different ``NAME=value`` once.
 
 Record = TypeVar("Record", NodeRecord, JobRecord)
 
 NO_RECORD: Final = "(null)"
 """What Slurm sends, and counts, for a job that does not exist."""
-LONG_LIST: Final = 5000
-"""Records from which on the search for garbage pauses: it would look at all of them again and again, for nothing."""
 LONGEST_NAME: Final = 256
 """Characters of an id that is believed; a longer one is no id."""
 
@@ -512,9 +434,6 @@ _ATTRIBUTE: Final = re.compile(
     re.DOTALL,
 )
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
-_TIMES: Final = frozenset(item.field for item in (*NODE_ATTRIBUTES, *JOB_ATTRIBUTES) if item.kind is Kind.TIME)
-_UNCLEAR: Final = ("", None)
-"""What stands in the table of seen attributes for one that cannot be told from its text alone."""
 
 
 # ---- putting together -----------------------------------------------------------------------------------------------
@@ -574,41 +493,11 @@ def parse_jobs(argument: str) -> tuple[JobRecord, ...]:
 
 
 def _parse(argument: str, kind: type[Record], key: str, table: Mapping[str, Attribute]) -> list[Record]:
-    texts = split_records(argument)
-    collecting = len(texts) >= LONG_LIST and gc.isenabled()
-    if collecting:
-        gc.disable()
-    try:
-        return _read(texts, kind, key, table)
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _read(texts: Sequence[str], kind: type[Record], key: str, table: Mapping[str, Attribute]) -> list[Record]:
-    seen: dict[str, tuple[str, Value | None]] = {}
     records: list[Record] = []
-    for text in texts:
+    for text in split_records(argument):
         id_, colon, rest = text.partition(":")
-        if not colon or not id_ or len(id_) > LONGEST_NAME:
-            continue
-        values: dict[str, object] = {}
-        for item in rest.split(";"):
-            known = seen.get(item)
-            if known is None:
-                known = _attribute(item, table)
-                if known[0] not in _TIMES:  # they rarely repeat
-                    seen[item] = known
-            name, value = known
-            if value is not None:
-                values[name] = value
-            elif not name and item:
-                values = _carefully(rest, table)
-                break
-        values[key] = id_
-        record = object.__new__(kind)
-        object.__setattr__(record, "__dict__", values)
-        records.append(record)
+        if colon and id_ and len(id_) <= LONGEST_NAME:
+            records.append(kind(**{**_values(rest, table), key: id_}))
     return records
 
 
@@ -632,29 +521,9 @@ def split_records(argument: str) -> list[str]:
     return [text for text in texts[:count] if text and text != NO_RECORD]
 
 
-def _attribute(item: str, table: Mapping[str, Attribute]) -> tuple[str, Value | None]:
-    """Return field and value of an attribute that stands for itself, or _UNCLEAR when its neighbours are needed."""
-    name, equals, text = item.partition("=")
-    attribute = table.get(name)
-    if not equals or attribute is None or "\\" in text or ('"' in text and not _is_quoted(text)):
-        return _UNCLEAR
-    return _value(attribute, text)
-
-
-def _is_quoted(text: str) -> bool:
-    return len(text) > 1 and text[0] == text[-1] == '"' and '"' not in text[1:-1]
-
-
-def _value(attribute: Attribute, text: str) -> tuple[str, Value | None]:
-    value = read(attribute, text)
-    if attribute.field == "memory" and isinstance(value, int):
-        value = without_flags(value)
-    return attribute.field, value
-
-
-def _carefully(rest: str, table: Mapping[str, Attribute]) -> dict[str, object]:
-    """Read a record with quotes, escapes, unknown names, or separators inside of values."""
-    values: dict[str, object] = {}
+def _values(rest: str, table: Mapping[str, Attribute]) -> dict[str, Any]:
+    """Return the fields of a record; there may be quotes, escapes, unknown names, and separators inside of values."""
+    values: dict[str, Any] = {}
     extra: list[tuple[str, str]] = []
     for found in _ATTRIBUTE.finditer(rest):
         quoted = found["quoted"]
@@ -663,9 +532,11 @@ def _carefully(rest: str, table: Mapping[str, Attribute]) -> dict[str, object]:
         if attribute is None:
             extra.append((found["name"], text))
             continue
-        field, value = _value(attribute, text)
+        value = read(attribute, text)
+        if attribute.field == "memory" and isinstance(value, int):
+            value = without_flags(value)
         if value is not None:
-            values[field] = value
+            values[attribute.field] = value
     if extra:
         values["extra"] = tuple(extra)
     return values

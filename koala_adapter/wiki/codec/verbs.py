@@ -46,7 +46,6 @@ from koala_adapter.wiki.codec.words import (
     DRAIN_WORD,
     END_WORDS,
     SIGNALS,
-    TASK_VERBS,
     VERBS,
     CancelType,
     Dialect,
@@ -80,9 +79,7 @@ __all__ = [
     "REPLY_SKEW",
     "REQUEST_SKEW",
     "SIGNALS",
-    "TASK_VERBS",
     "VERBS",
-    "AddTasks",
     "CancelJob",
     "CancelType",
     "Count",
@@ -102,7 +99,6 @@ __all__ = [
     "NodeWord",
     "NotifyJob",
     "Prepared",
-    "ReleaseTasks",
     "Reply",
     "Request",
     "RequeueJob",
@@ -153,7 +149,7 @@ __all__ = [
 
 
 # -- Requests as values --------------------------------------------------------------------------------------
-# One class for each verb, except that two verbs share the release of tasks.
+# One class for each verb.
 
 ALL: Final = "ALL"
 LONGEST_COMMENT: Final = 512
@@ -280,26 +276,6 @@ class WillRun:
     """In the older form, ``JOBID=5@TIME,NODES``; it is answered in the older form."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddTasks:
-    """Let a running job grow by one task for each of ``hosts``."""
-
-    verb: ClassVar[Verb] = Verb.JOBADDTASK
-    job: str
-    hosts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseTasks:
-    """Let a running job shrink by these tasks."""
-
-    job: str
-    tasks: tuple[int, ...]
-    """Positions in the job's task list, from 0."""
-    verb: Verb = Verb.JOBRELEASETASK
-    """Or JOBREMOVETASK, which means the same."""
-
-
 Request = (
     GetNodes
     | GetJobs
@@ -313,8 +289,6 @@ Request = (
     | NotifyJob
     | Initialize
     | WillRun
-    | AddTasks
-    | ReleaseTasks
 )
 
 
@@ -433,14 +407,6 @@ def _build_will_run(request: WillRun, _dialect: Dialect, _hosts: HostFormat) -> 
     return f"{job} {f'STARTTIME={time} ' if time else ''}NODES={nodes}{preempt}"
 
 
-def _build_add(request: AddTasks, _dialect: Dialect, _hosts: HostFormat) -> str:
-    return " ".join((check_id(request.job), *map(check_host, request.hosts)))
-
-
-def _build_release(request: ReleaseTasks, _dialect: Dialect, _hosts: HostFormat) -> str:
-    return " ".join((check_id(request.job), *(str(_at_least_zero(task)) for task in request.tasks)))
-
-
 def _at_least_zero(number: int) -> int:
     if number < 0:
         raise WikiError(f"{number} cannot be sent: it is negative")
@@ -466,17 +432,12 @@ _BUILDERS: Final[Mapping[Verb, Callable[..., str]]] = {
     Verb.NOTIFYJOB: _build_notify,
     Verb.INITIALIZE: _build_initialize,
     Verb.JOBWILLRUN: _build_will_run,
-    Verb.JOBADDTASK: _build_add,
-    Verb.JOBRELEASETASK: _build_release,
-    Verb.JOBREMOVETASK: _build_release,
 }
 
 
 # -- Requests as a resource manager reads them ---------------------------------------------------------------
 # What cannot be read is refused with the status and the words that Slurm had for it.
 
-DEFAULT_CLASS: Final = "DEFAULT"
-"""A word that may stand before the hosts or tasks of JOBADDTASK and its kin: the class of tasks."""
 _WITH_EQUALS_SIGN: Final = frozenset({Verb.MODIFYJOB, Verb.SIGNALJOB, Verb.NOTIFYJOB, Verb.INITIALIZE})
 """Slurm says of these that they lack ``ARG=``, of the others that they lack ``ARG``."""
 
@@ -667,20 +628,6 @@ def _parse_will_run(argument: str, _verb: Verb, _dialect: Dialect) -> WillRun:
     )
 
 
-def _parse_tasks(argument: str, verb: Verb, _dialect: Dialect) -> AddTasks | ReleaseTasks:
-    job, rest = _job(argument)
-    words = rest.split()
-    if words[:1] == [DEFAULT_CLASS]:
-        words = words[1:]
-    if not words:
-        raise _bad("Invalid ARG value")
-    if verb is Verb.JOBADDTASK:
-        return AddTasks(job=job, hosts=tuple(host for word in words for host in _hosts(word, "Invalid ARG value")))
-    if not all(re.fullmatch(r"[0-9]{1,9}", word, re.ASCII) for word in words):
-        raise _bad("Invalid ARG value")
-    return ReleaseTasks(job=job, tasks=tuple(map(int, words)), verb=verb)
-
-
 _PARSERS: Final[Mapping[Verb, Callable[[str, Verb, Dialect], Request]]] = {
     Verb.GETNODES: _parse_list,
     Verb.GETJOBS: _parse_list,
@@ -694,9 +641,6 @@ _PARSERS: Final[Mapping[Verb, Callable[[str, Verb, Dialect], Request]]] = {
     Verb.NOTIFYJOB: _parse_notify,
     Verb.INITIALIZE: _parse_initialize,
     Verb.JOBWILLRUN: _parse_will_run,
-    Verb.JOBADDTASK: _parse_tasks,
-    Verb.JOBRELEASETASK: _parse_tasks,
-    Verb.JOBREMOVETASK: _parse_tasks,
 }
 
 

@@ -44,27 +44,21 @@ class Verb(StrEnum):
     NOTIFYJOB = "NOTIFYJOB"
     INITIALIZE = "INITIALIZE"
     JOBWILLRUN = "JOBWILLRUN"
-    JOBADDTASK = "JOBADDTASK"
-    JOBRELEASETASK = "JOBRELEASETASK"
-    JOBREMOVETASK = "JOBREMOVETASK"
-    """The other spelling of JOBRELEASETASK, of Maui's own chapter on the interface."""
 
-
-TASK_VERBS: Final = frozenset({Verb.JOBADDTASK, Verb.JOBRELEASETASK, Verb.JOBREMOVETASK})
-"""They change the size of a running job. Documented for Maui (WIKI 1.1), so part of both dialects here."""
 
 VERBS: Final = MappingProxyType(
     {
-        Dialect.WIKI: TASK_VERBS
-        | {
-            Verb.GETNODES,
-            Verb.GETJOBS,
-            Verb.STARTJOB,
-            Verb.CANCELJOB,
-            Verb.SUSPENDJOB,
-            Verb.RESUMEJOB,
-            Verb.MODIFYJOB,
-        },
+        Dialect.WIKI: frozenset(
+            {
+                Verb.GETNODES,
+                Verb.GETJOBS,
+                Verb.STARTJOB,
+                Verb.CANCELJOB,
+                Verb.SUSPENDJOB,
+                Verb.RESUMEJOB,
+                Verb.MODIFYJOB,
+            }
+        ),
         Dialect.WIKI2: frozenset(Verb),
     }
 )
@@ -219,8 +213,6 @@ class Kind(Enum):
     """``[name:count][name:count]``."""
     QUEUE = "queue"
     """Of a job: ``[name:count]…`` or a plain name, quoted in WIKI2."""
-    RESOURCES = "resources"
-    """``name:count,name:count``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,21 +244,12 @@ NODE_ATTRIBUTES: Final = (
     Attribute(name="ARCH", field="architecture", kind=Kind.WORD),
     Attribute(name="OS", field="operating_system", kind=Kind.WORD),
     Attribute(name="FEATURE", field="features", kind=Kind.NAMES, brief=True),
-    Attribute(name="GRES", field="gres", kind=Kind.TEXT, dialects=_TWO, quoted_in=frozenset()),
     Attribute(name="PARTITION", field="partition", kind=Kind.WORD, brief=True),
     Attribute(name="CMEMORY", field="memory", kind=Kind.COUNT, unit="MB", brief=True),
     Attribute(name="AMEMORY", field="memory_free", kind=Kind.COUNT, unit="MB"),
-    Attribute(name="CSWAP", field="swap", kind=Kind.COUNT, unit="MB"),
-    Attribute(name="ASWAP", field="swap_free", kind=Kind.COUNT, unit="MB"),
     Attribute(name="CDISK", field="disk", kind=Kind.COUNT, unit="MB"),
-    Attribute(name="ADISK", field="disk_free", kind=Kind.COUNT, unit="MB"),
     Attribute(name="CPROC", field="processors", kind=Kind.COUNT, unit="processors", brief=True),
     Attribute(name="APROC", field="processors_free", kind=Kind.COUNT, unit="processors", brief=True),
-    Attribute(name="CNET", field="networks", kind=Kind.NAMES),
-    Attribute(name="ANET", field="networks_free", kind=Kind.NAMES),
-    Attribute(name="CRES", field="resources", kind=Kind.RESOURCES),
-    Attribute(name="ARES", field="resources_free", kind=Kind.RESOURCES),
-    Attribute(name="SPEED", field="speed", kind=Kind.FLOAT),
 )
 """What a node record may say, in the order in which it is written."""
 
@@ -280,20 +263,10 @@ JOB_ATTRIBUTES: Final = (
     Attribute(name="HOSTLIST", field="host_list", kind=Kind.HOSTS, brief=True),
     Attribute(name="EXCLUDE_HOSTLIST", field="excluded_hosts", kind=Kind.HOSTS, brief=True, dialects=_TWO),
     Attribute(name="STARTDATE", field="eligible_at", kind=Kind.TIME, unit="s", brief=True),
-    Attribute(name="ENDDATE", field="deadline", kind=Kind.TIME, unit="s"),
-    Attribute(name="MAXNODES", field="maximum_nodes", kind=Kind.COUNT, unit="nodes", dialects=_TWO),
     Attribute(name="RFEATURES", field="features", kind=Kind.NAMES, brief=True),
     Attribute(name="REJMESSAGE", field="rejection", kind=Kind.TEXT, quoted_in=frozenset(Dialect)),
     Attribute(name="IWD", field="directory", kind=Kind.TEXT),
     Attribute(name="EXEC", field="executable", kind=Kind.TEXT),
-    Attribute(name="ARGS", field="arguments", kind=Kind.TEXT),
-    Attribute(name="INPUT", field="input", kind=Kind.TEXT),
-    Attribute(name="OUTPUT", field="output", kind=Kind.TEXT),
-    Attribute(name="ERROR", field="error", kind=Kind.TEXT),
-    Attribute(name="FLAGS", field="flags", kind=Kind.WORD, dialects=_TWO),
-    Attribute(name="GRES", field="gres", kind=Kind.TEXT, dialects=_TWO),
-    Attribute(name="SUBMITHOST", field="submit_host", kind=Kind.TEXT, dialects=_TWO),
-    Attribute(name="WCKEY", field="wckey", kind=Kind.TEXT, dialects=_TWO),
     Attribute(name="UPDATETIME", field="updated_at", kind=Kind.TIME, unit="s"),
     Attribute(name="WCLIMIT", field="walltime", kind=Kind.COUNT, unit="s", brief=True),
     Attribute(name="TASKS", field="tasks", kind=Kind.COUNT, unit="tasks", brief=True),
@@ -304,24 +277,12 @@ JOB_ATTRIBUTES: Final = (
     Attribute(name="STARTTIME", field="started_at", kind=Kind.TIME, unit="s", brief=True),
     Attribute(name="PARTITIONMASK", field="partitions", kind=Kind.NAMES, brief=True, dialects=_ONE),
     Attribute(name="DMEM", field="memory_per_task", kind=Kind.COUNT, unit="MB", brief=True, dialects=_ONE),
-    Attribute(name="DDISK", field="disk_per_task", kind=Kind.COUNT, unit="MB", dialects=_ONE),
-    Attribute(name="DSWAP", field="swap_per_task", kind=Kind.COUNT, unit="MB", dialects=_ONE),
     Attribute(name="RCLASS", field="queue", kind=Kind.QUEUE, brief=True, dialects=_TWO),
     Attribute(name="RMEM", field="memory", kind=Kind.COUNT, unit="MB", brief=True),
-    Attribute(name="RMEMCMP", field="memory_comparison", kind=Kind.WORD, dialects=_ONE),
-    Attribute(name="RDISK", field="disk", kind=Kind.COUNT, unit="MB", brief=True),
-    Attribute(name="RDISKCMP", field="disk_comparison", kind=Kind.WORD, dialects=_ONE),
-    Attribute(name="RSWAP", field="swap", kind=Kind.COUNT, unit="MB", dialects=_ONE),
-    Attribute(name="RSWAPCMP", field="swap_comparison", kind=Kind.WORD, dialects=_ONE),
-    Attribute(name="ROPSYS", field="operating_system", kind=Kind.WORD, dialects=_ONE),
-    Attribute(name="RARCH", field="architecture", kind=Kind.WORD, dialects=_ONE),
-    Attribute(name="RNETWORK", field="network", kind=Kind.WORD, dialects=_ONE),
-    Attribute(name="RESACCESS", field="reservations", kind=Kind.NAMES, dialects=_ONE),
     Attribute(name="COMMENT", field="comment", kind=Kind.TEXT, dialects=_TWO),
     Attribute(name="COMPLETETIME", field="completed_at", kind=Kind.TIME, unit="s", brief=True),
     Attribute(name="SUSPENDTIME", field="suspended_for", kind=Kind.COUNT, unit="s"),
     Attribute(name="ACCOUNT", field="account", kind=Kind.TEXT),
-    Attribute(name="QOS", field="qos", kind=Kind.WORD, dialects=_ONE),
     Attribute(name="RCLASS", field="queue", kind=Kind.QUEUE, brief=True, dialects=_ONE),
     Attribute(name="COMMENT", field="comment", kind=Kind.TEXT, dialects=_ONE),
     Attribute(name="NAME", field="name", kind=Kind.TEXT, dialects=_TWO),
@@ -330,10 +291,10 @@ JOB_ATTRIBUTES: Final = (
 )
 """What a job record may say. NAME is never sent to Maui, where it overwrites the job's id."""
 
-JOB_ORDER_WIKI2: Final = ("STATE", "EXITCODE", "RFEATURES", "HOSTLIST", "EXCLUDE_HOSTLIST", "STARTDATE", "MAXNODES")
+JOB_ORDER_WIKI2: Final = ("STATE", "EXITCODE", "RFEATURES", "HOSTLIST", "EXCLUDE_HOSTLIST", "STARTDATE")
 """In WIKI2 Slurm begins a record with these."""
 
-DOCUMENT_SYNONYMS: Final = MappingProxyType({"COMPLETIONTIME": "COMPLETETIME", "RESERVATION": "RESACCESS"})
+DOCUMENT_SYNONYMS: Final = MappingProxyType({"COMPLETIONTIME": "COMPLETETIME"})
 """Names that the document has where the code of Maui has others; read, never sent."""
 
 

@@ -82,7 +82,7 @@ def sbatch(store: Store, arguments: list[str]) -> None:
 
 def _mark(nodes: str) -> str:
     """Return what conf/job_submit.lua notes of a job."""
-    return "koala outside scheduler, keeps notes" + ("" if nodes else ", any number of nodes")
+    return "koala outside scheduler" + ("" if nodes else ", any number of nodes")
 
 
 def _elements(array: str) -> range:

@@ -31,14 +31,6 @@ def test_request_survives_the_wire(job_id: str, cluster: str, limit: int, job: d
     assert protocol.decode_request(line) == request
 
 
-def test_a_request_has_only_what_is_asked() -> None:
-    """A service of version 0.1 refuses members that it does not know, even if nothing is asked by them."""
-    assert json.loads(protocol.encode(protocol.Request(operation="job", job_id="7"))) == {
-        "operation": "job",
-        "job_id": "7",
-    }
-
-
 @given(result=JSON, last=st.booleans())
 def test_reply_survives_the_wire(result: object, last: bool) -> None:  # noqa: FBT001 - drawn by hypothesis
     """A reply is one line and reads as it was written."""

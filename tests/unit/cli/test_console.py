@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 from rich.markup import escape
+from rich.panel import Panel
 from rich.text import Text
 
 from koala_adapter.cli.console import AsWritten
@@ -45,6 +46,18 @@ def test_lines_and_letters_stay_as_they_are() -> None:
     file = io.StringIO()
     make_console(file).print("größe ━ 大\nsecond", markup=False)
     assert file.getvalue() == "größe ━ 大\nsecond\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_terminals_of_few_characters_get_what_they_can_show(encoding: str) -> None:
+    """Rich draws its frames in ASCII there, and nothing fails for a character that there is not."""
+    shown = io.BytesIO()
+    console = make_console(io.TextIOWrapper(shown, encoding=encoding, write_through=True))
+    console.print(Panel("größe ━ 大"))
+    text = shown.getvalue().decode(encoding)
+    assert text.isascii() == (encoding == "ascii")
+    assert ("größe ? ?" in text) == (encoding == "latin-1")
+    assert text.startswith("+----")
 
 
 def test_output_of_own_processes_is_as_they_wrote_it() -> None:

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console
 
 from koala_adapter.cli.display import sizes_over_time, sparkline
-from koala_adapter.cli.terminal import PlainText, plain, shows_all
 from koala_adapter.cli.top import LINES, Snapshot, View, choose, latest_output, screen, wrapped
 from koala_adapter.model import ClusterName
 from koala_adapter.outcome import EndReason, JobOutcome, JobState
@@ -241,42 +238,3 @@ def test_the_latest_output_of_a_sweep_is_that_of_its_latest_tasks(tmp_path: Path
     found = latest_output(tmp_path, sweep=True)
     assert found[-2:] == ["001/1100: task 1100", "001/1100 (stderr): gone wrong"]
     assert len(found) == LINES
-
-
-# ---- terminals of ASCII --------------------------------------------------------------------------------------------
-
-
-def test_ascii_stands_for_the_rest() -> None:
-    """As wide as before; what nothing stands for is escaped, so that nothing fails."""
-    assert plain("━━╌ ▁█ ▸ …") == "##- _# > ~"
-    assert plain("ä") == "\\xe4"
-    assert all(line.isascii() and len(line) == len(plain(line)) for line in map(plain, lines(BUSY)))
-
-
-@pytest.mark.parametrize(
-    ("encoding", "environment", "all_"),
-    [
-        ("utf-8", {"LANG": "en_GB.UTF-8"}, True),
-        ("utf-8", {}, True),
-        ("utf-8", {"LC_ALL": "C.UTF-8", "LANG": "C"}, True),
-        ("utf-8", {"LC_ALL": "C", "LANG": "en_GB.UTF-8"}, False),
-        ("utf-8", {"LANG": "POSIX"}, False),
-        ("utf-8", {"LC_ALL": "C", "PYTHONIOENCODING": "utf-8"}, True),
-        ("ascii", {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}, False),
-        ("latin-1", {"LANG": "de_DE"}, False),
-        (None, {}, True),
-    ],
-)
-def test_what_a_terminal_shows(encoding: str | None, environment: dict[str, str], all_: bool) -> None:  # noqa: FBT001 - a parameter
-    """Its encoding decides, and the locale that its user chose."""
-    assert shows_all(encoding, environment) is all_
-
-
-def test_rich_draws_in_ascii() -> None:
-    """Also what it draws by itself."""
-    from rich.panel import Panel  # noqa: PLC0415 - only here
-
-    file = io.StringIO()
-    Console(file=PlainText(file), width=20).print(Panel("━▸ ä"))  # type: ignore[arg-type]
-    assert file.getvalue().isascii()
-    assert "#>" in file.getvalue()

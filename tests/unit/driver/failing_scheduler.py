@@ -55,7 +55,7 @@ class FailingScheduler(Scheduler):
     def handle(self, event: Event, recorded: RecordedBatches | None = None) -> list[Action]:
         """See Scheduler."""
         if self._defects.before(event):
-            advance(self.state, self.timetable, event.time)
+            advance(self.state, event.time)
             raise InjectedError(f"before {type(event).__name__}")
         actions = super().handle(event, recorded)
         if self._defects.after(event):

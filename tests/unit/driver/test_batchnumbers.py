@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.errors import JournalBlockedError
-from koala_adapter.model import BatchKey, ClusterName, EndReason, JobId, LrmJobId, PlaceholderId
+from koala_adapter.model import BatchKey, ClusterName, JobId
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
@@ -107,23 +107,6 @@ def test_a_submission_that_only_a_replay_makes_has_a_name_of_its_own(looped: Loo
     assert known(looped) == {"koala-t-2": ("2", 3), "koala-t-4": ("5", 6)}
     looped.restart()
     assert known(looped) == {"koala-t-2": ("2", 3), "koala-t-4": ("5", 6)}
-
-
-def test_a_journal_without_the_list_of_names_is_read_for_them(looped: Looped) -> None:
-    """Earlier versions kept none: what their events and secrets name is used."""
-    work(looped)
-    held = PlaceholderId(batch=BatchKey("koala-t-2"), index=1)
-    looped.loop.post(ev.BatchSubmitted(time=1003.0, batch=held.batch, lrm_ids=(LrmJobId("7"),) * 3))
-    looped.loop.post(ev.PlaceholderEnded(time=1004.0, placeholder=held, reason=EndReason.CANCELLED))
-    looped.journal.set_token(BatchKey("koala-t-6"), "secret")
-    looped.journal._database.execute("DROP TABLE submissions")
-    looped.journal.close()
-    with Journal(looped.journal.path) as journal:
-        looped.journal = journal
-        looped.defects.before = lambda event: isinstance(event, ev.JobSubmitted) and event.job.id in {"1", "2"}
-        looped.restart()
-        submit(looped, 3)
-        assert asked_for(looped)[-1] == ("koala-t-7", 4)
 
 
 def test_what_is_not_noted_is_not_asked_for(looped: Looped) -> None:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.simulation.platform import DomainModel, LinkModel
 from koala_experiments.bricks import (
     BACKBONE,
     Bricks,
@@ -18,9 +17,11 @@ from koala_experiments.bricks import (
     CallParameters,
     CallRecord,
     Deadline,
+    Domain,
     Greedy,
     Grid,
     GridParameters,
+    Link,
     Monitors,
     Node,
     OtherTasks,
@@ -74,8 +75,8 @@ def test_server_loses_no_work(jobs: list[tuple[float, float]]) -> None:
 NODES = (Node(name="a", domain="one", performance=100.0), Node(name="b", domain="two", performance=400.0))
 GRID = Grid(
     nodes=NODES,
-    domains=tuple(DomainModel(name=name, bandwidth=100.0, latency=0) for name in (BACKBONE, "one", "two")),
-    links=tuple(LinkModel(between=(name, BACKBONE), bandwidth=1000.0, latency=0) for name in ("one", "two")),
+    domains=tuple(Domain(name=name, bandwidth=100.0, latency=0) for name in (BACKBONE, "one", "two")),
+    links=tuple(Link(between=(name, BACKBONE), bandwidth=1000.0, latency=0) for name in ("one", "two")),
 )
 
 

@@ -11,22 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.simulation.platform import DomainModel, LinkModel, load_platform_text
 from koala_adapter.simulation.world import Engine
-from koala_experiments.bricks import Network
+from koala_experiments.bricks import Domain, Link, Network
 from tests.examples import examples
 
 if TYPE_CHECKING:
     from koala_experiments.bricks import Transfer
 
 
-def network(
-    engine: Engine, *, lan: float = 100.0, wan: float = 1000.0, latency: float = 0.0, complete: bool = False
-) -> Network:
+def network(engine: Engine, *, lan: float = 100.0, wan: float = 1000.0, latency: float = 0.0) -> Network:
     """Return the domains a, b and c in a row: a - b - c."""
-    domains = [DomainModel(name=name, bandwidth=lan, latency=latency) for name in "abc"]
-    links = [LinkModel(between=pair, bandwidth=wan, latency=latency) for pair in (("a", "b"), ("b", "c"))]
-    return Network(engine, domains, links, complete=complete)
+    domains = [Domain(name=name, bandwidth=lan, latency=latency) for name in "abc"]
+    links = [Link(between=pair, bandwidth=wan, latency=latency) for pair in (("a", "b"), ("b", "c"))]
+    return Network(engine, domains, links)
 
 
 def test_one_transfer_has_the_narrowest_link_for_itself() -> None:
@@ -69,10 +66,10 @@ def test_shares_are_max_min_fair() -> None:
     net = Network(
         engine,
         [
-            DomainModel(name="wide", bandwidth=100.0, latency=0.0),
-            DomainModel(name="narrow", bandwidth=20.0, latency=0.0),
+            Domain(name="wide", bandwidth=100.0, latency=0.0),
+            Domain(name="narrow", bandwidth=20.0, latency=0.0),
         ],
-        [LinkModel(between=("wide", "narrow"), bandwidth=1000.0, latency=0.0)],
+        [Link(between=("wide", "narrow"), bandwidth=1000.0, latency=0.0)],
     )
     out = [net.send("wide", "narrow", 1000.0) for _ in range(2)]
     inside = net.send("wide", "wide", 1000.0)
@@ -89,22 +86,20 @@ def test_routes_have_the_fewest_links() -> None:
     assert net.route("a", "a") == (0,)
     triangle = Network(
         engine,
-        [DomainModel(name=name) for name in "abc"],
-        [LinkModel(between=pair) for pair in (("a", "b"), ("b", "c"), ("c", "a"))],
+        [Domain(name=name) for name in "abc"],
+        [Link(between=pair) for pair in (("a", "b"), ("b", "c"), ("c", "a"))],
     )
     assert triangle.route("a", "c") == (0, 5, 2)
 
 
-def test_no_route_is_refused_unless_default_links_are_wanted() -> None:
-    """Domains that nothing joins cannot exchange data, except over the default link of a complete network."""
+def test_no_route_is_refused() -> None:
+    """Domains that nothing joins cannot exchange data."""
     engine = Engine()
-    alone = [DomainModel(name="a"), DomainModel(name="b")]
-    with pytest.raises(SimulationError, match=r"no route joins .*'a' and 'b'.*complete = true"):
-        Network(engine, alone, complete=False).send("a", "b", 1.0)
+    alone = [Domain(name="a"), Domain(name="b")]
+    with pytest.raises(SimulationError, match=r"no route joins .*'a' and 'b'"):
+        Network(engine, alone).send("a", "b", 1.0)
     with pytest.raises(SimulationError, match="no domain 'x'"):
         Network(engine, alone).route("a", "x")
-    joined = Network(engine, alone)
-    assert joined.route("a", "b") == tuple(reversed(joined.route("b", "a"))) == (0, 2, 1)
 
 
 def test_nothing_to_send_takes_the_latency() -> None:
@@ -116,18 +111,6 @@ def test_nothing_to_send_takes_the_latency() -> None:
     engine.run()
     assert transfer.ended_at == 0.75
     assert ended == [transfer]
-
-
-def test_a_platform_has_a_network() -> None:
-    """Domains and links of a platform file are those of its network; a cluster without domain has its own."""
-    platform = load_platform_text(
-        '[[clusters]]\nname = "a"\nnodes = 1\ndomain = "x"\n[[clusters]]\nname = "b"\nnodes = 1\n'
-        '[[network.domains]]\nname = "x"\nbandwidth = 10\nlatency = 0\n'
-    )
-    engine = Engine()
-    net = Network.of(engine, platform)
-    assert net.estimate("x", "x", 100.0) == 10.0
-    assert len(net.route("x", "b")) == 3
 
 
 sends = st.lists(

@@ -182,7 +182,6 @@ CALLS: dict[str, Callable[[Lrm], Any]] = {
     "hold": lambda lrm: lrm.hold([JOB]),
     "release": lambda lrm: lrm.release([JOB]),
     "start_on": lambda lrm: lrm.start_on(JOB, ["n1"]),
-    "annotate": lambda lrm: lrm.annotate([JOB], "text"),
     "suspend": lambda lrm: lrm.suspend([JOB]),
     "resume": lambda lrm: lrm.resume([JOB]),
     "requeue": lambda lrm: lrm.requeue([JOB]),

@@ -10,6 +10,7 @@ import stat
 import sys
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -27,19 +28,19 @@ from koala_adapter.host.privatedirectory import user_name
 from koala_adapter.lrm.starts import Patience, Starts
 from koala_adapter.ordering.asking import (
     BUSY,
+    EVERYBODY,
     PLACES,
     PLACES_OF_ONE,
     QUESTION_LIMIT,
-    AskSocket,
-    PublicPath,
-    ask_in_public,
+    ExplainServer,
+    SocketPath,
+    ask_explanation,
     explain,
-    explain_as_noted,
-    explained_as_noted,
+    explained_by,
     job_asked_for,
     told_to,
 )
-from koala_adapter.ordering.jobs import Rules
+from koala_adapter.ordering.jobs import Phase, Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.policies.checked import CheckedQueues
 from koala_adapter.queueing.backfill import POLICIES, Easy
@@ -95,6 +96,10 @@ print(one.makefile().readline())
 )
 
 
+public = partial(SocketPath, mode=EVERYBODY)
+ask = partial(ask_explanation, hint="start it with --ask-socket")
+
+
 def busy_site(policy: str = "easy") -> Listed:
     """Return one where 1 is being started, 2 to 4 wait, and 5 is larger than all nodes together."""
     site = Listed(policy)
@@ -107,9 +112,9 @@ def busy_site(policy: str = "easy") -> Listed:
 @asynccontextmanager
 async def asked(path: Path, explain_job: Callable[[str], Explanation] | None = None) -> AsyncIterator[None]:
     """Answer at a socket while the context lasts; by default of a busy site."""
-    explain_job = explain_job or explained_as_noted(busy_site().mirror, ServiceClock())
+    explain_job = explain_job or explained_by(busy_site().mirror, ServiceClock())
     async with anyio.create_task_group() as tasks:
-        await tasks.start(AskSocket(explain_job, path).serve)
+        await tasks.start(ExplainServer(explain_job, path, mode=EVERYBODY).serve)
         yield
         tasks.cancel_scope.cancel()
 
@@ -135,10 +140,16 @@ def said_to(path: Path, text: bytes) -> bytes:
 def test_what_was_noted_is_what_a_policy_would_say(policy: str) -> None:
     """Place, promise and reason of each job, in each phase."""
     site = busy_site(policy)
-    for job_id in site.jobs:
-        assert explain_as_noted(site.mirror, job_id) == explain(site.mirror, job_id, site.now)
+    waiting = [entry for entry in site.mirror.entries.values() if entry.phase is Phase.WAITING and entry.local]
+    assert len(waiting) >= 3
+    for entry in waiting:
+        assert entry.local is not None
+        assert entry.pool is not None
+        asked = site.mirror.schedulers[entry.pool].reservation(entry.local, site.now)
+        told = explain(site.mirror, entry.job.id)
+        assert (told.position or 0, told.reserved_at, told.reason) == (asked.position, asked.start, asked.reason)
     with pytest.raises(JobNotFoundError):
-        explain_as_noted(site.mirror, "7")
+        explain(site.mirror, "7")
 
 
 def test_before_the_first_decision_nothing_is_said_of_places() -> None:
@@ -146,7 +157,7 @@ def test_before_the_first_decision_nothing_is_said_of_places() -> None:
     site = Listed()
     site.submit("1", 24)
     site.observe()
-    found = explain_as_noted(site.mirror, "1")
+    found = explain(site.mirror, "1")
     assert (found.phase, found.position, found.reserved_at) == ("waiting", None, None)
 
 
@@ -164,9 +175,8 @@ def test_a_policy_at_fault_is_told_of() -> None:
     site.mirror = Mirror(lambda: queues(0, weights=ARRIVAL), Rules(), Starts(Patience()))
     site.submit("1", 8)
     site.look()
-    found = explain_as_noted(site.mirror, "1")
+    found = explain(site.mirror, "1")
     assert "policy 'mine'" in found.reason
-    assert found == explain(site.mirror, "1", site.now)
 
 
 async def test_no_question_reaches_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,8 +189,8 @@ async def test_no_question_reaches_a_policy(tmp_path: Path, monkeypatch: pytest.
     for name in ("reservation", "waiting", "running"):
         monkeypatch.setattr(ClusterScheduler, name, property(fail))
     path = tmp_path / "ask.sock"
-    async with asked(path, explained_as_noted(site.mirror, ServiceClock())):
-        found = await to_thread.run_sync(ask_in_public, path, "a", "2")
+    async with asked(path, explained_by(site.mirror, ServiceClock())):
+        found = await to_thread.run_sync(ask, path, "a", "2")
     assert (found.position, found.queued, found.reason[:8]) == (1, 3, "it needs")
     assert found.reserved_at is not None
 
@@ -190,17 +200,17 @@ async def test_any_job_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "ask.sock"
     async with asked(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o666
-        assert (await to_thread.run_sync(ask_in_public, path, "a", "1")).phase == "starting"
+        assert (await to_thread.run_sync(ask, path, "a", "1")).phase == "starting"
         with pytest.raises(JobNotFoundError, match="no unfinished job 9"):
-            await to_thread.run_sync(ask_in_public, path, "a", "9")
+            await to_thread.run_sync(ask, path, "a", "9")
     assert not path.exists()
     with pytest.raises(ServiceUnavailableError, match=r"ask\.sock: No such file"):
-        ask_in_public(path, "a", "1")
+        ask(path, "a", "1")
 
 
 def test_names_and_nodes_are_told_to_the_owner_alone() -> None:
     """Root and the user of the scheduler are told them, too; what others are told can be shown."""
-    found = replace(explain_as_noted(busy_site().mirror, "1"), name="secret", nodes=(("n7", 4),), user="owner")
+    found = replace(explain(busy_site().mirror, "1"), name="secret", nodes=(("n7", 4),), user="owner")
     assert [told_to(user, found) for user in (0, os.geteuid())] == [found] * 2
     own = replace(found, user=user_name(NOBODY))
     assert told_to(NOBODY, own) == own
@@ -240,7 +250,7 @@ async def test_what_is_no_question_is_refused(tmp_path: Path, text: bytes) -> No
         except BrokenPipeError:
             heard = b""  # it was closed before all was sent
         assert heard == b"" or "malformed" in json.loads(heard)["error"]
-        assert (await to_thread.run_sync(ask_in_public, path, "a", "1")).phase == "starting"
+        assert (await to_thread.run_sync(ask, path, "a", "1")).phase == "starting"
 
 
 async def test_who_ends_in_the_middle_is_not_answered(tmp_path: Path) -> None:
@@ -278,11 +288,11 @@ async def test_one_user_has_few_places(tmp_path: Path) -> None:
             assert await to_thread.run_sync(said_to, path, b"") == BUSY
             found: list[Explanation] = []
 
-            async def ask() -> None:
-                found.append(await to_thread.run_sync(ask_in_public, path, "a", "1"))
+            async def ask_again() -> None:
+                found.append(await to_thread.run_sync(ask, path, "a", "1"))
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(ask)
+                tasks.start_soon(ask_again)
                 await anyio.sleep(0.2)
                 held[0].close()
             assert [one.phase for one in found] == ["starting"]
@@ -323,7 +333,7 @@ async def test_a_flood_of_one_user_leaves_places_to_others(tmp_path: Path) -> No
                 assert flood.stdout is not None
                 assert await BufferedByteReceiveStream(flood.stdout).receive_exactly(6) == b"begun\n"
                 for _ in range(5):
-                    assert (await to_thread.run_sync(ask_in_public, path, "a", "1")).phase == "starting"
+                    assert (await to_thread.run_sync(ask, path, "a", "1")).phase == "starting"
                 assert flood.returncode is None
             finally:
                 flood.kill()
@@ -348,14 +358,23 @@ def test_a_directory_of_others_is_refused(tmp_path: Path) -> None:
     """Where another user could put a socket of his own in its place, or take it away."""
     for mode in (0o775, 0o757, 0o1777):
         tmp_path.chmod(mode)
-        with pytest.raises(ConfigurationError, match="write to"), PublicPath(tmp_path / "ask.sock").listening():
+        with (
+            pytest.raises(ConfigurationError, match="write to"),
+            public(tmp_path / "ask.sock").listening(),
+        ):
             pass
     tmp_path.chmod(0o755)
-    with pytest.raises(ConfigurationError, match="No such file"), PublicPath(tmp_path / "no" / "s").listening():
+    with (
+        pytest.raises(ConfigurationError, match="No such file"),
+        public(tmp_path / "no" / "s").listening(),
+    ):
         pass
     if os.geteuid() == 0:
         os.chown(tmp_path, NOBODY, NOBODY)
-        with pytest.raises(ConfigurationError, match="belongs to"), PublicPath(tmp_path / "ask.sock").listening():
+        with (
+            pytest.raises(ConfigurationError, match="belongs to"),
+            public(tmp_path / "ask.sock").listening(),
+        ):
             pass
 
 
@@ -363,18 +382,18 @@ def test_what_is_there_already(tmp_path: Path) -> None:
     """A file is kept, somebody who answers goes on, and what a killed process has left is replaced."""
     file = tmp_path / "file"
     file.write_text("mine")
-    with pytest.raises(ConfigurationError, match="no socket"), PublicPath(file).listening():
+    with pytest.raises(ConfigurationError, match="no socket"), public(file).listening():
         pass
     assert file.read_text() == "mine"
     path = tmp_path / "ask.sock"
-    with PublicPath(path).listening():
-        with pytest.raises(ServiceRunningError, match="already"), PublicPath(path).listening():
+    with public(path).listening():
+        with pytest.raises(ServiceRunningError, match="already"), public(path).listening():
             pass
         assert path.exists()
     left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     left.bind(str(path))
     left.close()
-    with PublicPath(path).listening():
+    with public(path).listening():
         assert stat.S_IMODE(path.stat().st_mode) == 0o666
         path.unlink()
         path.write_text("another's")
@@ -385,5 +404,5 @@ def test_a_long_path_will_do(tmp_path: Path) -> None:
     """Longer than the kernel takes."""
     directory = tmp_path / ("x" * 120)
     directory.mkdir(mode=0o755)
-    with PublicPath(directory / "ask.sock").listening():
+    with public(directory / "ask.sock").listening():
         assert (directory / "ask.sock").is_socket()

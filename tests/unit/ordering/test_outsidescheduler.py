@@ -6,6 +6,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -19,7 +20,6 @@ from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, 
 from koala_adapter.ordering.asking import ExplainServer, ask_explanation, explain, explained_by, overview
 from koala_adapter.ordering.jobs import JobEventKind, Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.notes import NoteWriter
 from koala_adapter.ordering.passes import MisfitRules
 from koala_adapter.ordering.scheduler import OutsideScheduler, Pace, PacedWatcher
 from koala_adapter.queueing.backfill import make_cluster_scheduler
@@ -115,12 +115,8 @@ class Driven:
         *,
         refused: float = 0.1,
         start: float = 0.3,
-        notes_within: int | None = None,
     ) -> None:
-        """``refused``: seconds before a refused start is tried again; ``start``: until one not seen is undone.
-
-        ``notes_within``: requests per minute, of all.
-        """
+        """``refused``: seconds before a refused start is tried again; ``start``: until one not seen is undone."""
         self.lrm = lrm or StartingLrm()
         self.happened: list[JobEvent] = []
         self.troubles: list[str] = []
@@ -131,11 +127,8 @@ class Driven:
         watcher = PacedWatcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
         misfit_rules = MisfitRules(overtaking=True, guards=1)
         starter = Starter(LrmStarts(self.lrm), starts, self.record, clock=watcher.clock.now)
-        notes = None
-        if notes_within is not None:
-            notes = NoteWriter(self.lrm, requests_per_minute=notes_within, clock=watcher.clock.now)
         self.driver = OutsideScheduler(
-            watcher, self.mirror, misfit_rules, starter, self.record, tell=self.happened.extend, notes=notes
+            watcher, self.mirror, misfit_rules, starter, self.record, tell=self.happened.extend
         )
 
     @asynccontextmanager
@@ -349,7 +342,7 @@ def test_explanations_name_place_reason_and_promise() -> None:
     site.submit("4", 1, hold=HoldOwner.USER)
     site.submit("5", 1, 50)
     (_, starting) = site.look()
-    told = {job_id: explain(site.mirror, job_id, site.now) for job_id in site.jobs}
+    told = {job_id: explain(site.mirror, job_id) for job_id in site.jobs}
     assert (told["1"].phase, dict(told["1"].nodes)) == ("starting", {"n1": 8, "n2": 8, "n3": 8})
     assert (told["2"].position, told["2"].queued, told["2"].reserved_at) == (1, 2, site.now + 100)
     assert told["2"].promised_at == site.now + 100
@@ -359,13 +352,13 @@ def test_explanations_name_place_reason_and_promise() -> None:
     assert told["5"].phase == "starting"
     site.run(starting)
     site.look()
-    assert explain(site.mirror, "5", site.now).phase == "running"
+    assert explain(site.mirror, "5").phase == "running"
     whole = overview(site.mirror)
     assert (whole.processors, whole.free, whole.waiting, whole.running, whole.starting, whole.left_out) == (
         32, 7, 2, 1, 1, 1,
     )  # fmt: skip
     with pytest.raises(JobNotFoundError):
-        explain(site.mirror, "6", site.now)
+        explain(site.mirror, "6")
 
 
 def test_an_assumed_run_time_is_told_as_such() -> None:
@@ -374,7 +367,7 @@ def test_an_assumed_run_time_is_told_as_such() -> None:
     site.submit("1", 1)
     site.change("1", walltime=None)
     site.look()
-    found = explain(site.mirror, "1", site.now)
+    found = explain(site.mirror, "1")
     assert (found.estimate, found.estimate_assumed) == (86_400, True)
 
 
@@ -385,7 +378,7 @@ def test_asked_for_an_array_it_names_elements() -> None:
         site.submit(f"7_{number}", 1, array_index=number)
     site.look()
     with pytest.raises(JobNotFoundError, match=r"7 .*such as 7_1, 7_2"):
-        explain(site.mirror, "7", site.now)
+        explain(site.mirror, "7")
 
 
 @pytest.mark.parametrize("folder", ["short", "x" * 120])
@@ -393,16 +386,17 @@ async def test_questions_are_answered_on_the_socket(tmp_path: Path, folder: str)
     """An explanation, and a refusal for what is not there or not understood; whatever the path."""
     directory = tmp_path / folder
     directory.mkdir()
+    path, ask = directory / "schedule.sock", partial(ask_explanation, hint="start it")
     site = Listed()
     site.submit("1", 24)
     site.look()
     async with anyio.create_task_group() as tasks:
-        await tasks.start(ExplainServer(explained_by(site.mirror, ServiceClock()), directory).serve)
-        found = await anyio.to_thread.run_sync(ask_explanation, directory, "a", "1")
+        await tasks.start(ExplainServer(explained_by(site.mirror, ServiceClock()), path).serve)
+        found = await anyio.to_thread.run_sync(ask, path, "a", "1")
         assert (found.job_id, found.phase) == ("1", "starting")
         with pytest.raises(JobNotFoundError, match="no unfinished job 2"):
-            await anyio.to_thread.run_sync(ask_explanation, directory, "a", "2")
-        with reachable(directory / "schedule.sock") as name:
+            await anyio.to_thread.run_sync(ask, path, "a", "2")
+        with reachable(path) as name:
             stream = await anyio.connect_unix(name)
         async with stream:
             await stream.send(b"nonsense\n")

@@ -30,7 +30,6 @@ from koala_slurm.requests import (
     ANY_NODES,
     DETAILS_COMMAND,
     GRES_COMMAND,
-    KEEPS_NOTES,
     MORE_FIELDS,
     SITE_MARK,
     JobDetails,
@@ -104,7 +103,6 @@ def test_everything_about_a_job() -> None:
         ({"Reason": "JobHeldAdmin"}, HoldOwner.OPERATOR),
         ({"admin_comment": SITE_MARK}, HoldOwner.OPERATOR),
         ({"admin_comment": f"{SITE_MARK}, {ANY_NODES}"}, HoldOwner.OPERATOR),
-        ({"admin_comment": f"{SITE_MARK}, {KEEPS_NOTES}, {ANY_NODES}"}, HoldOwner.OPERATOR),
         ({"admin_comment": f"{SITE_MARK}, or not"}, HoldOwner.USER),
         ({"admin_comment": SITE_MARK, "Comment": "mine koala:hold"}, HoldOwner.USER),
         ({"Reason": "JobHeldAdmin", "admin_comment": SITE_MARK, "Comment": "koala:hold"}, HoldOwner.USER),
@@ -209,7 +207,7 @@ def test_number_of_nodes_that_is_nobodys_wish(shown: str, tres: str, wanted: int
     [("1-6", 1, 1, 6), ("3-20", 1, 1, 20), ("3-4", 1, 1, 4), ("3-3", 2, 2, 3), ("2-2", 2, 2, 2), ("1-1", 1, 1, 1)],
     ids=["-n6", "-n20", "-n20 -N1-4", "-n20 -N2-3", "-n6 -N2", "-n6 -N1"],
 )
-@pytest.mark.parametrize("mark", ["", f"   AdminComment={SITE_MARK}, {KEEPS_NOTES}, {ANY_NODES} \n"], ids=["", "hook"])
+@pytest.mark.parametrize("mark", ["", f"   AdminComment={SITE_MARK}, {ANY_NODES} \n"], ids=["", "hook"])
 def test_number_of_nodes_where_slurm_bounds_it_by_the_tasks(
     shown: str, nodes: int, least: int, most: int, mark: str
 ) -> None:
@@ -224,7 +222,6 @@ def test_number_of_nodes_where_slurm_bounds_it_by_the_tasks(
     [
         ("1-1", SITE_MARK, "", 1),
         ("1-1", f"{SITE_MARK}, {ANY_NODES}", "", None),
-        ("1-1", f"{SITE_MARK}, {KEEPS_NOTES}, {ANY_NODES}", "", None),
         ("1-1", f"{SITE_MARK}, {ANY_NODES}", "mine koala:nodes", 1),
         ("1-1", "something else", "", 1),
         ("2-2", f"{SITE_MARK}, {ANY_NODES}", "", None),

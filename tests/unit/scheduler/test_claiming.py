@@ -6,15 +6,14 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import JobRefusedError
-from koala_adapter.model import EndReason, JobId
+from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import FinishJob, LaunchJob, SubmitPlaceholders
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.placement.policy import Placed, PlacedComponent
 from koala_adapter.scheduler.records import TimerKind
-from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, ends, job, launches, of_kind, submissions
+from tests.unit.scheduler.scheduler_site import A, B, Site, component, ends, job, launches, of_kind, submissions
 
 
 def test_job_is_claimed_with_one_submission_per_component() -> None:
@@ -339,17 +338,3 @@ def test_empty_site_refuses_with_the_reason() -> None:
     site = Site({})
     site.submit(job("1", 1))
     assert site.outcome("1").detail == "component 'c0' fits nowhere (no cluster is configured)"
-
-
-def test_a_clock_that_is_set_back_lets_no_later_job_overtake() -> None:
-    """Jobs that wait keep their places, also through a snapshot; their times of submission stay as they were told."""
-    site = Site({"a": 4})
-    site.now = 10_000.0
-    site.submit(job("running", 4, submitted_at=10_000.0))
-    site.now = 10_001.0
-    site.submit(job("waiting", 4, submitted_at=10_001.0))
-    site.now = 6_400.0
-    site.submit(job("later", 4, submitted_at=6_400.0))
-    for scheduler in (site.scheduler, Scheduler(copied(site.state))):
-        assert [scheduler.queue_position(JobId(one)) for one in ("waiting", "later")] == [1, 2]
-    assert site.record("waiting").job.submitted_at == 10_001.0

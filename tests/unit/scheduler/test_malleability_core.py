@@ -673,15 +673,6 @@ def test_snapshot_in_the_middle_of_a_change(phase: str) -> None:
     assert resumed.state == site.state
 
 
-def test_clock_set_back_in_the_middle_of_an_offer() -> None:
-    """The answer is awaited as long as ever."""
-    site, offer = growing()
-    site.now -= 7200.0
-    site.post(ev.TimeReached(time=site.now))
-    site.pass_time(59.0)
-    assert submissions(site.answer(offer, 1)) == {"a": 1}
-
-
 def words(site: MalleableSite, id_: str) -> str:
     """Return what is said of a job now."""
     record = site.record(id_)

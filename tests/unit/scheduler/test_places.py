@@ -140,14 +140,6 @@ def test_where_policies_offer_processors_nothing_is_queued(approach: Approach) -
     assert site.stubs() == []
 
 
-def test_before_there_was_this_rule_nothing_was_queued() -> None:
-    """The journal of an earlier version is replayed as it was decided."""
-    site = crowded()
-    parameters = replace(site.parameters, growth_is_queued=False)
-    site.post(ev.Configured(time=site.now, parameters=parameters, clusters=site.clusters))
-    assert submissions(want(site, 4)) == {}
-
-
 def test_sizes_of_which_not_any_is_of_use_are_not_queued_for() -> None:
     """Such a component is asked first, and needs what it accepts together."""
     site = MalleableSite({"a": 4}, Approach.NONE)

@@ -17,7 +17,6 @@ from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, e
 
 LIFE = Parameters(placeholder_life=100.0, backoff=50.0, longest_backoff=400.0)
 WITHOUT = replace(LIFE, reorganize=False)
-ALWAYS = replace(LIFE, exchange_always=True)
 
 
 def deadlock(parameters: Parameters = LIFE, *, second: int = 2, walltime: int = 600) -> Site:
@@ -62,35 +61,6 @@ def test_without_reorganization_both_hand_back() -> None:
     assert launches(done) == []
     assert len(set(ends(done))) == 4
     assert site.record("1").exchanges == 0
-
-
-def test_partial_exchange_goes_to_the_job_that_lacks_fewest() -> None:
-    """Nobody starts with what job 1 held; job 2 lacks two more then, job 3 four: job 2 gets it."""
-    site = Site({"a": 6, "b": 12, "c": 12}, ALWAYS)
-    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
-    site.submit(job("3", component("x", 2, cluster="a"), component("y", 4, cluster="b")))
-    site.submit(job("2", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
-    site.take_all()
-    site.hold_all("1", "a")
-    given = {p.id for p in site.claimed("1") if p.held}
-    assert launches(site.pass_time(100.0)) == []
-    assert given <= {p.id for p in site.claimed("2")}
-    assert (site.record("2").held, site.record("3").held) == (2, 0)
-
-
-def test_second_life_is_the_last() -> None:
-    """What was given away without effect is handed back the next time: a stranger may be waiting for it."""
-    site = Site({"a": 4, "b": 12}, ALWAYS)
-    for name in ("1", "2"):
-        site.submit(job(name, component("x", 2, cluster="a"), component("y", 2, cluster="b")))
-    site.take_all()
-    site.hold_all("1", "a")
-    first = site.pass_time(100.0)
-    second = site.pass_time(100.0)
-    assert ends(first) == []
-    assert len(set(ends(second))) == 2
-    assert (site.record("1").exchanges, site.record("2").exchanges) == (2, 0)
-    assert site.record("2").hand_backs == 1
 
 
 def test_job_that_would_not_start_gets_nothing() -> None:

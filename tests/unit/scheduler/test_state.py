@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Same events, same actions: run twice, through a snapshot at any point, and with clocks that are set back."""
+"""Same events, same actions: run twice, and through a snapshot at any point."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import fields, replace
-from typing import get_type_hints
+from dataclasses import replace
 
 import pytest
 
@@ -16,20 +15,8 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.records import (
-    BatchRecord,
-    Change,
-    ChangePhase,
-    Claim,
-    ClusterRecord,
-    ClusterStep,
-    Due,
-    JobRecord,
-    OthersJob,
-    PlaceholderRecord,
     State,
-    Wait,
 )
-from koala_adapter.scheduler.timetable import POINTS_IN_TIME, Timetable, advance
 from tests.unit.scheduler.scheduler_site import (
     STATE,
     WELL,
@@ -40,11 +27,7 @@ from tests.unit.scheduler.scheduler_site import (
     ends,
     job,
     launches,
-    submissions,
 )
-
-LENGTHS = {"waited", "seconds", "clock_set_back"}
-"""Fields of type float that are lengths of time."""
 
 
 def eventful(seed: int, length: int = 250) -> Site:
@@ -226,50 +209,6 @@ def test_order_in_the_queue_survives_a_snapshot() -> None:
     order = [site.scheduler.queue_position(JobId(name)) for name in names]
     resumed = Scheduler(copied(site.state))
     assert [resumed.queue_position(JobId(name)) for name in names] == order
-
-
-def test_every_point_in_time_follows_the_clock() -> None:
-    """A record's field of type float is a point in time that is moved, or it is named here."""
-    for kind in (JobRecord, PlaceholderRecord, BatchRecord, ClusterRecord, Claim, Change, ClusterStep, Wait, OthersJob):
-        hints = get_type_hints(kind, include_extras=True)
-        times = {one.name for one in fields(kind) if "float" in str(hints[one.name])}
-        assert times - LENGTHS <= POINTS_IN_TIME, kind
-
-
-def test_points_in_time_of_what_records_hold_are_moved() -> None:
-    """What is deeper in a record than its own fields is reached, too."""
-    site = Site({"a": 4})
-    site.submit(job("1", component("x", 2)))
-    change = Change(number=1, processors=1, phase=ChangePhase.ASKED, due=Due(5000.0, 1))
-    site.record("1").claims[0].change = change
-    other = OthersJob(2, doubted_at=6000.0)
-    site.state.clusters[A].others_waiting.append(other)
-    site.now -= 500.0
-    advance(site.state, Timetable(site.state), site.now)
-    assert change.due == Due(4500.0, 1)
-    assert other.doubted_at == 5500.0
-
-
-@pytest.mark.parametrize("jump", [3600.0, 86400.0, 1e9])
-def test_clock_set_back(jump: float) -> None:
-    """Lives, pauses and walltimes last as long as they would have, whatever the clock says."""
-    parameters = Parameters(placeholder_life=100.0, backoff=50.0)
-    site = Site({"a": 4, "b": 4}, parameters)
-    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
-    site.submit(job("2", component("x", 1, cluster="b"), walltime=600))
-    site.run("2")
-    site.take_all()
-    site.hold_all("1", "a")
-    site.pass_time(50.0)
-    site.post(ev.TimeReached(time=site.now))
-    site.now -= jump
-    site.post(ev.TimeReached(time=site.now))
-    assert ends(site.pass_time(20.0)) == []
-    assert len(ends(site.pass_time(31.0))) >= 2
-    site.end_ending()
-    assert submissions(site.pass_time(100.0)) == {"a": 2}
-    site.pass_time(500.0)
-    assert site.outcome("2").reason is EndReason.WALLTIME
 
 
 def test_events_slightly_out_of_order() -> None:

@@ -21,7 +21,7 @@ from koala_adapter.runners.coordinator import Note, note, parse_note, payload_of
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.service.records import NegotiationKeeper, NegotiationStore
+from koala_adapter.service.records import TABLES, NegotiationKeeper, NegotiationStore
 from koala_adapter.service.sizes.adaptive import Adaptations
 from koala_adapter.service.sizes.bargaining import WorkersParty
 from koala_adapter.service.sizes.port import NegotiationPort
@@ -73,7 +73,8 @@ class Line:
         """How often it was looked what time it is."""
         database = closed_later(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
         weakref.finalize(self, database.close)
-        store = NegotiationStore(database.execute, read_only=False)
+        database.executescript(TABLES)
+        store = NegotiationStore(database.execute)
         self.adaptations = Adaptations(
             self.applications,  # type: ignore[arg-type]  # it is all that is asked of them
             state=lambda: self.site.state,

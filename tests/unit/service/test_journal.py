@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import signal
 import sqlite3
@@ -20,12 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koala_adapter.api.closedjournal import closed_journal
 from koala_adapter.driver.store import rebuilt
 from koala_adapter.errors import JournalError
 from koala_adapter.model import BatchKey, ClusterName, EndReason, HoldOwner, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.service.journal import Journal
 from tests.examples import examples
 from tests.unit.scheduler.scheduler_site import STATE, Site, component, job
@@ -34,6 +33,7 @@ from tests.unit.service.taking_snapshots import take_snapshot
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from koala_adapter.api.offline import JournalView
     from koala_adapter.scheduler.events import Event
 
 KEY = BatchKey("koala-k-1")
@@ -61,52 +61,6 @@ def lived() -> Site:
 def recovered(journal: Journal) -> Scheduler:
     """Return the scheduler as a new process would have it."""
     return rebuilt(journal, Scheduler)
-
-
-@pytest.mark.parametrize("snapshot", [False, True])
-@pytest.mark.parametrize(
-    "unknown",
-    [
-        ("reorganize", "out_of_step", "growth_ends_with_job", "least_time_to_grow"),
-        ("out_of_step", "growth_ends_with_job", "least_time_to_grow"),
-    ],
-    ids=["first", "second"],
-)
-def test_earlier_versions_are_replayed_as_they_decided(
-    journal: Journal, unknown: tuple[str, ...], *, snapshot: bool
-) -> None:
-    """What a journal does not mention did not exist: nothing is exchanged in it, and lives end when they did."""
-    old = Parameters(
-        placeholder_life=100.0,
-        reorganize="reorganize" not in unknown,
-        out_of_step=False,
-        growth_ends_with_job=False,
-        least_time_to_grow=0.0,
-    )
-    site = Site({"a": 4, "b": 4}, old)
-    for id_ in ("1", "2"):
-        site.submit(job(id_, component("x", 2, cluster="a"), component("y", 2, cluster="b")))
-    site.take_all()
-    site.hold_all("1", "a")
-    site.hold_all("2", "b")
-    early = len(site.events)
-    state = Scheduler()
-    for event in site.events:
-        journal.append(event)
-        state.handle(event)
-    if snapshot:
-        take_snapshot(journal, state.state, early)
-    site.pass_time(100.0)
-    site.hold_all("1", "b")
-    site.pass_time(200.0)
-    for event in site.events[early:]:
-        journal.append(event)
-    with closing(sqlite3.connect(journal.path)) as database:
-        for table, rule in itertools.product(("events", "snapshots"), unknown):
-            database.execute(f"UPDATE {table} SET body = json_remove(body, '$.parameters.{rule}')")  # noqa: S608
-        database.commit()
-    assert sum(record.hand_backs for record in site.state.jobs.values()) >= 1
-    assert STATE.dump_json(recovered(journal).state) == STATE.dump_json(site.state)
 
 
 def test_replay_gives_the_state_that_was(journal: Journal) -> None:
@@ -253,14 +207,32 @@ def test_the_file_is_private(journal: Journal) -> None:
     assert set(modes.values()) == {0o600}, modes
 
 
-def test_another_version_is_refused_with_a_way_out(tmp_path: Path) -> None:
-    """Nothing is read, let alone changed, that another version wrote."""
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("version", ["1", "2", "99"])
+def test_another_version_is_refused_with_a_way_out(tmp_path: Path, version: str, *, read_only: bool) -> None:
+    """Nothing is read, let alone changed, that another version wrote; its tables may be other ones."""
     path = tmp_path / "journal.sqlite"
-    with Journal(path) as journal:
-        journal.set_value("schema", "99")
-    with pytest.raises(JournalError, match="schema 99") as refused:
-        Journal(path)
-    assert "version that wrote it" in refused.value.hint
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        other.execute("INSERT INTO meta VALUES ('schema', ?)", (version,))
+    with pytest.raises(JournalError, match=f"another version of koala .its schema is {version},") as refused:
+        Journal(path, read_only=read_only)
+    assert "end its jobs with the version that wrote it" in refused.value.hint
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [("meta",)]
+
+
+def test_reports_of_another_version_are_not_told(journal: Journal) -> None:
+    """Also not where that needs no replay: what reads all of the journal says that it is of another version."""
+    journal.leave_closing_note([])
+    journal.finished.keep("1", 1.0, "{}")
+
+    def whole() -> JournalView:
+        raise AssertionError
+
+    assert closed_journal(journal.path, whole) is not None
+    journal.set_value("schema", "2")
+    assert closed_journal(journal.path, whole) is None
 
 
 @pytest.mark.parametrize("body", ["{", '{"time": "soon"}'])

@@ -74,10 +74,6 @@ def test_every_parameter_can_be_set_or_it_is_said_why_not() -> None:
         assert names - set(NOT_IN_SITE_FILES) == set(settings_of(kind))
     assert set(NOT_IN_SITE_FILES) == {
         "instance",
-        "exchange_always",
-        "out_of_step",
-        "growth_ends_with_job",
-        "growth_is_queued",
         "bandwidth_from",
     }
 

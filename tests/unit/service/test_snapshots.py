@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots in groups of records: the same state comes back, whenever writing was broken off, and from version 0.1."""
+"""Snapshots in groups of records: the same state comes back, whenever writing was broken off."""
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from contextlib import closing
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.errors import JournalError
 from koala_adapter.model import ClusterName
-from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.service import journal as snapshots
 from koala_adapter.service.journal import ROWS_DROPPED, Journal
@@ -25,15 +22,7 @@ from tests.unit.service.taking_snapshots import take_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-RECORDED = json.loads(Path(__file__).with_name("snapshots-0.1.json").read_text(encoding="utf-8"))
-"""What version 0.1 had in its journal, and the actions that it took for the events after its snapshot."""
-SCHEMA_01 = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, type TEXT NOT NULL, body TEXT NOT NULL);
-CREATE TABLE snapshots (number INTEGER PRIMARY KEY, body TEXT NOT NULL);
-INSERT INTO meta VALUES ('schema', '1');
-"""
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -142,32 +131,3 @@ def test_an_unreadable_row_is_named(journal: Journal) -> None:
         other.execute("UPDATE snapshot_rows SET body = '[{}]'")
     with pytest.raises(JournalError, match="snapshot 3 cannot be read"):
         journal.recover()
-
-
-def called_now(action: str) -> str:
-    """Return an action of version 0.1, as text, under the name that its kind has now; no journal holds actions."""
-    renamed = {"JobFinished": "FinishJob", "ProcessorsGranted": "GrantProcessors"}
-    kind, bracket, values = action.partition("(")
-    return f"{renamed.get(kind, kind)}{bracket}{values}"
-
-
-@pytest.mark.parametrize("name", sorted(RECORDED))
-def test_a_journal_of_the_first_version_is_recovered(tmp_path: Path, name: str) -> None:
-    """Read-only, too; and the events after its snapshot, its timers among them, lead to what they led to then."""
-    recorded = RECORDED[name]
-    path = tmp_path / "journal.sqlite"
-    with closing(sqlite3.connect(path)) as database:
-        database.executescript(SCHEMA_01)
-        database.execute("INSERT INTO snapshots VALUES (0, ?)", (recorded["snapshot"],))
-        database.executemany("INSERT INTO events (type, body) VALUES (?, ?)", recorded["events"])
-        database.commit()
-    with Journal(path, read_only=True) as reader:
-        assert len(list(reader.recover()[1])) == len(recorded["events"])
-    with Journal(path) as journal:
-        state, events = journal.recover()
-        scheduler = Scheduler(state)
-        actions = [[repr(action) for action in scheduler.handle(event)] for _, event in events]
-        assert actions == [[called_now(action) for action in one] for one in recorded["actions"]]
-        assert any(actions)
-        take_snapshot(journal, scheduler.state, len(actions))
-        assert journal.recover()[0] == scheduler.state

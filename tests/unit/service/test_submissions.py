@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 from anyio import to_thread
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.api import client as clients
 from koala_adapter.api import protocol
@@ -20,7 +18,7 @@ from koala_adapter.api.reporting import live_report
 from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import SOCKET_NAME
 from koala_adapter.driver.loop import EventLoop
-from koala_adapter.errors import JobRefusedError, ProtocolError, ServiceAbsentError, ServiceUnavailableError
+from koala_adapter.errors import JobRefusedError, ServiceAbsentError, ServiceUnavailableError
 from koala_adapter.outcome import JobState
 from tests.unit.scheduler.scheduler_site import component, job
 from tests.unit.service.test_service import Served, until
@@ -120,33 +118,6 @@ async def test_a_client_sends_again_what_was_not_answered(
         assert [one.id for one in await to_thread.run_sync(Client(served.directory).jobs)] == [id_]
         server.stop_wanted.set()
         tasks.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_a_service_that_knows_no_names_of_submissions_is_sent_none(
-    tmp_path: Path,
-    asynchronous: bool,  # noqa: FBT001 - drawn
-) -> None:
-    """A service of version 0.1 refuses the member, and has taken nothing by then."""
-    asked: list[dict[str, object]] = []
-
-    async def answer(stream: SocketStream) -> None:
-        async with stream:
-            asked.append(json.loads(await BufferedByteReceiveStream(stream).receive_until(b"\n", protocol.LINE_LIMIT)))
-            unknown = ProtocolError("malformed request: Request has no member 'submission'")
-            named = "submission" in asked[-1]
-            reply = protocol.refusal(unknown) if named else protocol.Reply(result={"job_id": "7"})
-            await stream.send(protocol.encode(reply))
-
-    wanted = job("0", component("x", 1))
-    async with await anyio.create_unix_listener(tmp_path / SOCKET_NAME) as listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, answer)
-        if asynchronous:
-            assert await AsyncClient(tmp_path).submit(wanted) == "7"
-        else:
-            assert await to_thread.run_sync(partial(Client(tmp_path).submit, wanted)) == "7"
-        tasks.cancel_scope.cancel()
-    assert [sorted(one) for one in asked] == [["job", "operation", "submission"], ["job", "operation"]]
 
 
 async def test_who_cannot_know_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,12 +35,11 @@ def test_a_file_can_say_everything() -> None:
     """The example with every table is read as it was meant."""
     platform = load_platform(EXAMPLES / "two-sites.toml")
     north, south = platform.clusters
-    assert (north.processors, north.threshold, north.speed, north.local_domain) == (128, 16, 1.5, "campus")
+    assert (north.processors, north.threshold, north.speed) == (128, 16, 1.5)
     assert platform.capacity == 128 - 16 + 16
     assert platform.background_of(south) == BackgroundLoad(utilization=0.5, mean_run=7200, mean_size=8)
     assert platform.background_of(north) == BackgroundLoad(utilization=0.2, mean_run=600, mean_size=4)
     assert platform.failures_of(north) == Failures(mean_time_between=90 * 86_400, mean_repair=4 * 3600)
-    assert [(domain.name, domain.bandwidth) for domain in platform.domains] == [("campus", 1000), ("institute", 100)]
 
 
 @pytest.mark.parametrize(
@@ -60,11 +59,11 @@ def test_a_file_can_say_everything() -> None:
         ),
         (
             '[[clusters]]\nname = "a"\nnodes = 4\n[[network.links]]\nbetween = ["a", "b"]\n',
-            'p:5: network.links[0].between: found "b", allowed is a domain of this platform: "a"',
+            "network: simulations have no network: leave this out",
         ),
         (
-            '[[clusters]]\nname = "a"\nnodes = 4\n[[network.links]]\nbetween = ["a", "a"]\n',
-            'p:5: network.links[0].between: found "a" twice, allowed are two different domains',
+            '[[clusters]]\nname = "a"\nnodes = 4\ndomain = "campus"\n',
+            "p:4: clusters[0].domain: simulations have no network: leave this out",
         ),
         (
             '[[clusters]]\nname = "a"\nnodes = 4\nspeed = -1.0\n',
@@ -82,14 +81,6 @@ def test_refusals_name_line_key_and_what_is_allowed(text: str, expected: str) ->
         load_platform_text(text, source="p")
     assert expected in str(refused.value)
     assert "koala docs simulation" in str(refused.value)
-
-
-def test_two_links_between_the_same_domains_are_refused() -> None:
-    """The second one is pointed at, whichever way round it is written."""
-    text = '[[clusters]]\nname = "a"\nnodes = 1\n[[clusters]]\nname = "b"\nnodes = 1\n[network]\nlinks = [\n'
-    text += '{ between = ["a", "b"] },\n{ between = ["b", "a"] },\n]\n'
-    with pytest.raises(ConfigurationError, match=r"network.links\[1\].between: these domains have a link already"):
-        load_platform_text(text)
 
 
 def test_an_unknown_platform_name_is_refused_with_the_known_ones() -> None:

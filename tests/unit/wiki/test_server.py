@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from koala_adapter.lrm import Capabilities
 from koala_adapter.lrm.starts import OriginalRequest, Pin, StartLog
 from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
 from koala_adapter.wiki.codec.verbs import Dialect
-from koala_adapter.wiki.starts import take_over_notes
 from tests.sqlite_watch import closed_later
 from tests.unit.wiki.wiki_source import NOW, MemorySource, Server, job, node, running
 
@@ -539,14 +537,6 @@ async def test_what_the_batch_system_cannot(tmp_path: Path, verb: str) -> None:
     assert (reply.status, "alpha cannot" in reply.text) == (-810, True)
 
 
-@pytest.mark.parametrize("verb", ["JOBADDTASK ARG=7 DEFAULT n3", "JOBRELEASETASK ARG=7 0", "JOBREMOVETASK ARG=7 1 2"])
-async def test_rigid_jobs_keep_their_size(server: Server, verb: str) -> None:
-    """A job that cannot change its size while it runs says so."""
-    reply = await server.ask(verb)
-    assert (reply.status, "size of a running job" in reply.text) == (-810, True)
-    assert (await server.ask("JOBREMOVETASK ARG=7 6")).status == -700
-
-
 async def test_when_it_could_run(tmp_path: Path) -> None:
     """JOBWILLRUN tells the first moment at which enough processors are free by the running jobs' walltimes."""
     server = Server(tmp_path, dialect=Dialect.WIKI2)
@@ -599,20 +589,3 @@ async def test_nothing_is_started_off_the_record(server: Server) -> None:
     server.starts.close()
     assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")).status == -700
     assert server.source.calls == []
-
-
-async def test_notes_of_version_0_1_are_taken_over(tmp_path: Path) -> None:
-    """Starts that such a server was trying are settled by the next; a damaged note was never acted upon."""
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    (notes / "job-5.start").write_text('{"job": "5", "nodes": ["n1", "n1", "n2"], "at": 1795000000.5}')
-    (notes / "job-9.start").write_text(json.dumps({"job": 9}))
-    earlier = closed_later(StartLog(tmp_path / "starts.sqlite"))
-    take_over_notes(notes, earlier)
-    earlier.close()
-    server = Server(tmp_path)
-    assert [(pin.job_id, pin.nodes) for pin in server.starts.pins] == [("5", (("n1", 2), ("n2", 1)))]
-    assert list(notes.iterdir()) == []
-    server.source.add(job("5", state=LrmJobState.QUEUED))
-    await server.resource.starts.reconcile()
-    assert (server.source.calls, server.starts.pins) == ([("take back", "5")], ())

@@ -22,13 +22,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.simulation.platform import DomainModel, LinkModel, NetworkModel
 from koala_adapter.simulation.world import FIRST, Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from koala_adapter.simulation.platform import Platform
     from koala_adapter.simulation.world import EventHandle
 
 
@@ -98,6 +96,28 @@ class Server:
 LinkNumber = int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Domain:
+    """A local domain: what is in it shares one network."""
+
+    name: str
+    bandwidth: float = 1000.0
+    """Mbit/s, shared by all transfers into, out of and within it."""
+    latency: float = 0.0001
+    """Seconds until a transfer begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A wide-area link between two local domains; transfers in both directions share it."""
+
+    between: tuple[str, str]
+    bandwidth: float = 1000.0
+    """Mbit/s, shared by all transfers over it."""
+    latency: float = 0.005
+    """Seconds added to each transfer over it."""
+
+
 class Transfer:
     """Data on their way."""
 
@@ -143,18 +163,15 @@ class Network:
     def __init__(
         self,
         engine: Engine,
-        domains: Iterable[DomainModel],
-        links: Iterable[LinkModel] = (),
-        *,
-        complete: bool = True,
+        domains: Iterable[Domain],
+        links: Iterable[Link] = (),
     ) -> None:
-        """Build the network; with ``complete``, domains that no route joins get a default link between them."""
+        """Build the network."""
         self._engine = engine
         self._bandwidth: list[float] = []
         self._latency: list[float] = []
         self._domains: dict[str, LinkNumber] = {}
         self._neighbours: dict[str, list[tuple[str, LinkNumber]]] = {}
-        self._complete = complete
         for domain in domains:
             self._domains[domain.name] = self._add(domain.bandwidth, domain.latency)
             self._neighbours[domain.name] = []
@@ -166,12 +183,6 @@ class Network:
         self._started = 0
         self._ends: list[tuple[float, int, int, Transfer]] = []
         self._wake: EventHandle | None = None
-
-    @classmethod
-    def of(cls, engine: Engine, platform: Platform) -> Network:
-        """Return the network of a platform."""
-        model: NetworkModel = platform.network
-        return cls(engine, platform.domains, model.links, complete=model.complete)
 
     # ---- what is asked of it --------------------------------------------------------------------------------------
 
@@ -230,15 +241,12 @@ class Network:
     def _find_route(self, source: str, target: str) -> tuple[LinkNumber, ...]:
         for name in (source, target):
             if name not in self._domains:
-                raise SimulationError(f"the network has no domain {name!r}", hint="the platform file names its domains")
+                raise SimulationError(f"the network has no domain {name!r}")
         if source == target:
             return (self._domains[source],)
         between = self._fewest_links(source, target)
         if between is None:
-            if not self._complete:
-                hint = "add a link to the platform file, or set complete = true in [network]"
-                raise SimulationError(f"no route joins the domains {source!r} and {target!r}", hint=hint)
-            between = (self._default_link(source, target),)
+            raise SimulationError(f"no route joins the domains {source!r} and {target!r}")
         return (self._domains[source], *between, self._domains[target])
 
     def _fewest_links(self, source: str, target: str) -> tuple[LinkNumber, ...] | None:
@@ -252,15 +260,6 @@ class Network:
                     routes[name] = (*routes[here], link)
                     ahead.append(name)
         return routes.get(target)
-
-    def _default_link(self, source: str, target: str) -> LinkNumber:
-        """Return the default link of a pair of domains, the same in both directions."""
-        back = self._routes.get((target, source))
-        if back is not None:
-            return back[1]
-        default = LinkModel(between=(source, target))
-        self._busy.append({})
-        return self._add(default.bandwidth, default.latency)
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
@@ -546,8 +545,8 @@ class Grid:
     """Nodes, their domains, and the links to the backbone."""
 
     nodes: tuple[Node, ...]
-    domains: tuple[DomainModel, ...]
-    links: tuple[LinkModel, ...]
+    domains: tuple[Domain, ...]
+    links: tuple[Link, ...]
 
     @property
     def mean_performance(self) -> float:
@@ -591,12 +590,12 @@ def make_grid(seed: int, parameters: GridParameters) -> Grid:
     """Return the grid of a seed."""
     chance = Random(f"grid {seed}")
     nodes: list[Node] = []
-    domains = [DomainModel(name=BACKBONE, bandwidth=parameters.wide_area_bandwidth[1])]
+    domains = [Domain(name=BACKBONE, bandwidth=parameters.wide_area_bandwidth[1])]
     links = []
     for number in range(1, parameters.domains + 1):
         name = f"domain{number}"
-        domains.append(DomainModel(name=name, bandwidth=chance.uniform(*parameters.local_bandwidth)))
-        links.append(LinkModel(between=(name, BACKBONE), bandwidth=chance.uniform(*parameters.wide_area_bandwidth)))
+        domains.append(Domain(name=name, bandwidth=chance.uniform(*parameters.local_bandwidth)))
+        links.append(Link(between=(name, BACKBONE), bandwidth=chance.uniform(*parameters.wide_area_bandwidth)))
         nodes += [
             Node(name=f"{name}-{index}", domain=name, performance=chance.uniform(*parameters.performance))
             for index in range(1, chance.randint(*parameters.nodes_per_domain) + 1)
@@ -666,7 +665,7 @@ class Bricks:
         """Start with an idle grid; the seed is that of the tasks of others."""
         self._engine = Engine()
         self._grid = grid
-        self._network = Network(self._engine, grid.domains, grid.links, complete=False)
+        self._network = Network(self._engine, grid.domains, grid.links)
         self._servers = {
             node.name: Server(node.name, node.performance, others, Random(f"others {seed} {node.name}"))
             for node in grid.nodes
