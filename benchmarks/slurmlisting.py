@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from benchmarks import cutoff
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
 from koala_slurm import SlurmSettings
@@ -205,6 +206,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=9)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    cutoff.begin()
     rows = anyio.run(measure, options.jobs, options.repeat)
     if options.json:
         sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

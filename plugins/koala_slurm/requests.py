@@ -145,10 +145,7 @@ def _obstacle(asked: Mapping[str, str]) -> str:
     # The last of each is by core, and respected; the first of the tasks is by node, and told by squeue.
     tasks = asked.get("NtasksPerN:B:S:C", "").split(":")[1:-1]
     layout = asked.get("ReqB:S:C:T", "").split(":")[:-1]
-    trackable = [name for name in ("TresPerJob", "TresPerSocket") if name in asked]
-    # Newer releases show --cpus-per-task there, too, which squeue tells.
-    if not all(_PROCESSORS_OF_TASK.fullmatch(part) for part in asked.get("TresPerTask", "cpu:1").split(",")):
-        trackable.append("TresPerTask")
+    trackable = [name for name in ("TresPerJob", "TresPerSocket", "TresPerTask") if name in asked]
     problems = (
         ("HetJobId" in asked, HETEROGENEOUS),
         (bool(trackable), f"it asks for {' and '.join(asked[name] for name in trackable)}, not by node"),

@@ -116,7 +116,7 @@ def test_what_a_job_asks_for(values: dict[str, str], expected: Restrictions) -> 
     [
         ({"HetJobId": "7"}, "heterogeneous"),
         ({"Switches": "1@00:05:00"}, "switches"),
-        ({"TresPerTask": "cpu=2,gres/gpu=1"}, "cpu=2,gres/gpu=1, not by node"),
+        ({"TresPerTask": "cpu=2,gres/gpu=1"}, "asks for gres/gpu=1, not by node"),
         ({"TresPerJob": "gres:gpu:4"}, "gres:gpu:4"),
         ({"TresPerTask": "cpu=3,gres/gpu:1"}, "asks for gres/gpu:1, not"),
         ({"Reservation": "maintenance"}, "maintenance"),
