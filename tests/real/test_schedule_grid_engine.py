@@ -114,29 +114,3 @@ def test_the_queue_is_given_back(holding_cell: GridEngineCell, tmp_path: Path) -
     assert not {"own", "operators"} & scheduling.traces().keys()
     again = scheduling.user.run("schedule", "--give-back", holding_cell.name, "--json")
     assert (again.code, again.json["released"]) == (0, [])
-
-
-def test_waiting_jobs_show_their_place(holding_cell: GridEngineCell, tmp_path: Path) -> None:
-    """In their contexts, beside what their users keep there; given back they show none."""
-    scheduling = Scheduling(tmp_path, holding_cell)
-    options = (*QUIET, "-l", "h_rt=3600")
-
-    def context(job: str) -> str:
-        shown = holding_cell.run("qstat", "-j", job.partition(".")[0])
-        return next((line for line in shown.splitlines() if line.startswith("context:")), "")
-
-    blockers = [f"b{number}" for number in range(4)]
-    for name in blockers:
-        holding_cell.submit(scheduling.script_until_told(name), *options)
-    with scheduling.ended():
-        scheduling.start()
-        scheduling.wait(lambda: len(scheduling.told("started")) == len(blockers), what="the cell is full")
-        waits = holding_cell.submit(scheduling.script("waits", 0.1), *options, "-ac", "mine=1")
-        scheduling.wait(lambda: "koala=place 1; starts by " in context(waits), what="it shows its place")
-        assert "mine=1" in context(waits)
-        scheduling.kill()
-    scheduling.user.run("schedule", "--give-back", holding_cell.name)
-    assert ("koala=" in context(waits), "mine=1" in context(waits)) == (False, True)
-    for name in blockers:
-        scheduling.let_end(name)
-    scheduling.wait_runs({*blockers, "waits"})
