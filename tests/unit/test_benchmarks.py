@@ -31,7 +31,8 @@ named = subprocess.Popen([*sleep, tempfile.gettempdir()], env={{}}, **apart)
 heir = subprocess.Popen(sleep, **apart)
 try:
     print(named.pid, heir.pid, tempfile.gettempdir(), flush=True)
-    time.sleep(600)
+    while True:  # one long sleep would not see a signal that comes in the moment before it
+        time.sleep(0.1)
 finally:
     print("cleaned up", flush=True)
 """
