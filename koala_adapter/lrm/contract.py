@@ -266,9 +266,6 @@ class Lrm(ABC):
     """Environment variable that tells a running placeholder its index (``SLURM_ARRAY_TASK_ID``)."""
     job_id_variable: str
     """Environment variable with the LRM's job id of a running placeholder (``SLURM_ARRAY_JOB_ID``)."""
-    submission_way: str = ""
-    """How placeholders are submitted, and why, for a person; empty where there is one way only. Final after ``start``,
-    or after the first submission where the LRM could not be asked before."""
     requests_per_start: int = 5
     """LRM requests that one ``start_on`` and its ``confirm_start`` usually cost."""
     hook_removal: str = ""
@@ -277,6 +274,14 @@ class Lrm(ABC):
     """LRM requests that one ``nodes`` plus one ``jobs`` of our own jobs cost at most: part of the overload contract."""
     requests_per_listing: int = 0
     """... that one ``nodes`` plus one ``jobs`` of all users cost at most, whatever waits; 0: no more than a poll."""
+
+    @property
+    def submission_way(self) -> str:
+        """How placeholders are submitted, and why, for a person; empty where there is one way only.
+
+        Final after ``start``, or after the first submission where the LRM could not be asked before.
+        """
+        return ""
 
     async def start(self) -> None:  # noqa: B027 - most plugins need nothing here
         """Make ready (start a helper process, open a session). Called once before any other method."""

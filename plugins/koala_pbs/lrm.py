@@ -606,7 +606,7 @@ class PbsLrm(Lrm):
         return tuple(ids)
 
     @property
-    def submission_way(self) -> str:  # type: ignore[override]  # it may change until the first submission
+    def submission_way(self) -> str:
         """How placeholders are submitted, and why."""
         return str(self._submitter.choice)
 

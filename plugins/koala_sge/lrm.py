@@ -298,7 +298,7 @@ class SgeLrm(Lrm):
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs of all users from one listing; a job that ends is gone from it at once."""
         document, everything = await self._listing()
-        self.submissions.sweep({job.name for job in everything if job.user == self._user})
+        self.submissions.submitter.sweep({job.name for job in everything if job.user == self._user})
         jobs = oldest_first(job for job in everything if job.name.startswith(name_prefix))
         if name_prefix:
             return await self._with_reasons(await self._with_verdicts(await self._with_holders(jobs)))
@@ -419,10 +419,10 @@ class SgeLrm(Lrm):
 
     def forget(self, key: BatchKey) -> None:
         """Delete the script: nobody will read it any more."""
-        self.submissions.forget(key)
+        self.submissions.submitter.forget(key)
 
     @property
-    def submission_way(self) -> str:  # type: ignore[override]  # it may change until the first submission
+    def submission_way(self) -> str:
         """How placeholders are submitted, and why."""
         return str(self.submissions.submitter.choice)
 

@@ -7,7 +7,6 @@ Both ways make the same jobs, and the placeholder's script is the same file in e
 from __future__ import annotations
 
 import re
-import time
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError
@@ -15,18 +14,17 @@ from koala_adapter.lrm.commands import portions
 from koala_adapter.lrm.drmaa.choice import Submitter
 from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of, is_ending, kind_of_text
 from koala_adapter.lrm.drmaa.protocol import ControlAction, Refusal
-from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore, check_scripts, script_folder
+from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, check_scripts
 from koala_adapter.lrm.drmaa.transport import job_template
 from koala_adapter.model import LrmJobId
 from koala_sge import heldjobs
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from koala_adapter.lrm import CheckResult, ClusterContext, RenderedSubmission, Submission
     from koala_adapter.lrm.commands import CommandResult
     from koala_adapter.lrm.drmaa.protocol import Template
-    from koala_adapter.model import BatchKey
     from koala_sge.listing import GridEngineCommands
     from koala_sge.settings import SgeSettings
 
@@ -96,7 +94,6 @@ class SgeSubmissions:
         """Nothing is started yet."""
         self._settings = settings
         self._commands = commands
-        self._scripts = ScriptStore(script_folder(settings.script_directory, context))
         self.submitter = Submitter(
             settings,
             context,
@@ -106,6 +103,7 @@ class SgeSubmissions:
             places=settings.library_places(),
             delivery=settings.script_delivery,
         )
+        self._scripts = self.submitter.scripts
 
     # -- submission ----------------------------------------------------------------------------------------------
 
@@ -151,16 +149,6 @@ class SgeSubmissions:
             result = await self._commands.run(change_command(self._settings, action, part), urgent=urgent)
             refusals += parse_refusals(result, action, part)
         return tuple(refusals)
-
-    # -- upkeep --------------------------------------------------------------------------------------------------
-
-    def sweep(self, live: Collection[str]) -> None:
-        """Delete scripts of which no live job has been seen for long."""
-        self._scripts.sweep(live, time.monotonic())
-
-    def forget(self, key: BatchKey) -> None:
-        """Delete the script of a submission: it will not be read any more."""
-        self._scripts.remove(key)
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Say how jobs are submitted; ask the library, where there is one, and look at the folder of scripts."""

@@ -682,7 +682,7 @@ class SlurmLrm(Lrm):
         return array_ids(job, submission.count)
 
     @property
-    def submission_way(self) -> str:  # type: ignore[override]  # it may change until the first submission
+    def submission_way(self) -> str:
         """How placeholders are submitted, and why."""
         return str(self._submitter.choice)
 

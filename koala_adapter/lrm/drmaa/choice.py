@@ -231,12 +231,12 @@ class Submitter:
         self._delivery = delivery
         found = find_libraries(settings.drmaa_library, expected, (*places, *expected.places), environment=os.environ)
         self.choice = choose(settings, found[0] if found else None, expected, obstacle=obstacle)
-        self._others = found[1:]
+        self._others = list(found[1:])
         self._settled = self.choice.by == "commands"
         self._tries = 0
         self._drmaa: DrmaaTransport | None = None
         self._misfit: Callable[[Path], str] | None = None
-        self._scripts = ScriptStore(script_folder(settings.script_directory, context))
+        self.scripts = ScriptStore(script_folder(settings.script_directory, context))
         if not self._settled:
             self._drmaa = self._transport(self.choice.library)
 
@@ -246,15 +246,15 @@ class Submitter:
 
         launch = HelperLaunch(library=library, variables=self._variables)
         client = DrmaaClient(self._context, launch, request_timeout=self._timeout)
-        return DrmaaTransport(client, self._scripts, delivery=self._delivery, expected=self._expected)
+        return DrmaaTransport(client, self.scripts, delivery=self._delivery, expected=self._expected)
 
     def sweep(self, live: Collection[str]) -> None:
         """Delete scripts of which no live job has been seen for long, also those of an earlier choice."""
-        self._scripts.sweep(live, time.monotonic())
+        self.scripts.sweep(live, time.monotonic())
 
     def forget(self, key: BatchKey) -> None:
         """Delete the script of a submission: it will not be read any more."""
-        self._scripts.remove(key)
+        self.scripts.remove(key)
 
     @property
     def drmaa(self) -> DrmaaTransport | None:
@@ -278,7 +278,7 @@ class Submitter:
             log.info("how placeholders are submitted", cluster=self._context.cluster, how=str(self.choice))
             return
         if self._settings.submit_by == "auto" and nodes_are_here is not None:
-            directory = self.drmaa.scripts.directory
+            directory = self.scripts.directory
             if not is_shared(directory, mounted()) and not await nodes_are_here():
                 reason = f"the nodes may not see {directory}, which is on no shared file system (script_directory)"
                 await self._give_up(reason)
@@ -294,11 +294,8 @@ class Submitter:
             if not problem:
                 self._settled = True
                 log.info("how placeholders are submitted", cluster=self._context.cluster, how=str(self.choice))
-            elif self._others:
-                await self._give_up(problem, instead=self._others[0])
-                self._others = self._others[1:]
             else:
-                await self._give_up(problem)
+                await self._give_up(problem, instead=self._others.pop(0) if self._others else None)
 
     async def _verify(self, drmaa: DrmaaTransport, *, patient: bool) -> str | None:
         """Return what is wrong with the library; None where that is not known yet. Raises LrmError as `settle`."""
