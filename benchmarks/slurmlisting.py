@@ -146,7 +146,7 @@ async def short_jobs(cluster: SlurmCluster, sides: Sequence[Side]) -> list[Row]:
         array = cluster.submit("#!/bin/sh\n", "-n1", "--output=/dev/null", f"--array=1-{SHORT_JOBS}")
 
         async def until_all_have_ended(side: Side = side, array: str = array) -> None:
-            while any(  # noqa: ASYNC110 - Slurm tells nobody
+            while any(  # noqa: ASYNC110 - Slurm has no event for it
                 job.id.startswith(f"{array}_") and job.state is not LrmJobState.ENDED for job in await side.lrm.jobs()
             ):
                 await anyio.sleep(0.5)

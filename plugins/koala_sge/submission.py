@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmRejectedError
 from koala_adapter.lrm.commands import portions
 from koala_adapter.lrm.drmaa.choice import Submitter
 from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of, is_ending, kind_of_text
 from koala_adapter.lrm.drmaa.protocol import ControlAction, Refusal
-from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, check_scripts
+from koala_adapter.lrm.drmaa.scripts import check_scripts
 from koala_adapter.lrm.drmaa.transport import job_template
 from koala_adapter.model import LrmJobId
 from koala_sge import heldjobs
@@ -124,17 +123,11 @@ class SgeSubmissions:
         if (drmaa := self.submitter.drmaa) is not None:
             return await drmaa.submit(submission, native, index_variable=None)
         command = heldjobs.qsub(self._settings, self.template(submission, native), submission.count)
-        self._scripts.write(submission.key, submission.script)
-        result = await self._commands.run(command)
-        ids = parse_submitted(result.text)
-        if not ids:
-            error = error_of(kind_of_text(result.complaint), f"qsub: {result.complaint or 'no output'}")
-            if isinstance(error, LrmRejectedError):
-                self._scripts.remove(submission.key)
-            raise error
-        if self._settings.script_delivery is ScriptDelivery.COPIED:
-            self._scripts.remove(submission.key)
-        return ids
+        with self._scripts.submitted(submission.key, submission.script, self._settings.script_delivery):
+            result = await self._commands.run(command)
+            if ids := parse_submitted(result.text):
+                return ids
+            raise error_of(kind_of_text(result.complaint), f"qsub: {result.complaint or 'no output'}")
 
     # -- control -------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import socket
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.lrm.contract import CheckResult
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from koala_adapter.lrm import ClusterContext
@@ -89,6 +90,18 @@ class ScriptStore:
             message = f"cannot write the script {path}: {error.strerror or error}"
             raise LrmUnavailableError(message, hint="make room, or set script_directory to a writable place") from error
         return path
+
+    @contextmanager
+    def submitted(self, key: BatchKey, script: str, delivery: ScriptDelivery) -> Iterator[None]:
+        """Have a script on disk for a submission, and delete it when it will not be read: refused, or copied by now."""
+        self.write(key, script)
+        try:
+            yield
+        except LrmRejectedError:
+            self.remove(key)
+            raise
+        if delivery is ScriptDelivery.COPIED:
+            self.remove(key)
 
     def remove(self, key: BatchKey) -> None:
         """Delete a script; one that is not there is no error."""

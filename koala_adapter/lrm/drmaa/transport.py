@@ -186,15 +186,8 @@ class DrmaaTransport:
         """
         template = self.template(submission, native)
         self.require(await self.client.open())
-        self.scripts.write(submission.key, submission.script)
-        try:
-            ids = await self.client.submit(template, submission.count, index_variable=index_variable)
-        except LrmRejectedError:
-            self.scripts.remove(submission.key)
-            raise
-        if self._delivery is ScriptDelivery.COPIED:
-            self.scripts.remove(submission.key)
-        return ids
+        with self.scripts.submitted(submission.key, submission.script, self._delivery):
+            return await self.client.submit(template, submission.count, index_variable=index_variable)
 
     def require(self, opened: Opened) -> None:
         """Raise LrmRejectedError when the library is that of another system than the one that is read."""
