@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala demo``: a job on three embedded clusters, shown as it runs; nothing is left behind.
+"""``koala demo``: a job on three small clusters inside this machine, shown as it runs; nothing is left behind.
 
-Two demonstrations, each as its files and its story: a job of fixed size, and a malleable one (``--malleable``). The
-command itself comes last. The files are a site of three small clusters, a job file and its program.
+There are two demonstrations: a job of fixed size, and with ``--malleable`` one that grows and shrinks as local users
+come and go. Their job files and programs are in ``demofiles/``.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Group
@@ -30,15 +31,15 @@ from koala_adapter.cli.display import closing, styled
 from koala_adapter.cli.innerservice import everywhere, inner_service, temporary_site
 from koala_adapter.cli.session import Session, command_body, pass_session
 from koala_adapter.cli.terminal import Interrupts
-from koala_adapter.config.tomlfile import toml_text
 from koala_adapter.errors import KoalaError
 from koala_adapter.host.sockets import free_port
 from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey
 from koala_adapter.outcome import JobState
+from koala_adapter.python.site import local_site_text
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console, RenderableType
 
@@ -46,517 +47,250 @@ if TYPE_CHECKING:
     from koala_adapter.report.sitevalues import ClusterReport
     from koala_adapter.report.values import JobReport, SizeChangeReport
 
-
-# -- Job of fixed size: its files ----------------------------------------------------------------------------
-# A site of three small clusters, a job, its program, and a local user's job.
-
-SITE = """\
-[control_center]
-listen = "127.0.0.1"
-lease = 60
-heartbeat = 2
-
-[scheduler]
-scan_interval = 1
-launch_margin = 20
-placeholder_life = 300
-
-[[clusters]]
-name = "alpha"
-plugin = "local"
-poll_interval = 0.5
-requests_per_minute = 600
-output_directory = {directory}
-settings = {{ nodes = 2, processors_per_node = 2, idle_seconds = 60 }}
-
-[[clusters]]
-name = "beta"
-plugin = "local"
-poll_interval = 0.5
-requests_per_minute = 600
-output_directory = {directory}
-settings = {{ nodes = 1, processors_per_node = 4, idle_seconds = 60 }}
-
-[[clusters]]
-name = "gamma"
-plugin = "local"
-poll_interval = 0.5
-requests_per_minute = 600
-output_directory = {directory}
-settings = {{ nodes = 2, processors_per_node = 2, idle_seconds = 60 }}
-"""
-
-JOB = """\
-name = "pi"
-walltime = "5m"
-environment = {{ PORT = "{port}" }}
-
-[[components]]
-name = "left"
-command = ["python3", "pi.py"]
-processors = 3
-input_files = ["pi.py"]
-
-[[components]]
-name = "middle"
-command = ["python3", "pi.py"]
-processors = 3
-input_files = ["pi.py"]
-
-[[components]]
-name = "right"
-command = ["python3", "pi.py"]
-processors = 2
-input_files = ["pi.py"]
-"""
-
-PROGRAM = '''\
-"""Computes pi: each rank integrates its share of 4 / (1 + x * x) and sends it to rank 0, which adds them up."""
-
-import os
-import socket
-import sys
-import time
-
-STEPS = 1200000
-rank, size = int(os.environ["KOALA_RANK"]), int(os.environ["KOALA_SIZE"])
-first = (os.environ["KOALA_ADDRESSES"].split(",")[0], int(os.environ["PORT"]))
-
-if rank == 0:
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(first)
-    listener.listen(size)
-
-part = sum(4 / (1 + ((i + 0.5) / STEPS) ** 2) for i in range(rank, STEPS, size)) / STEPS
-time.sleep(1)
-print("rank %d of %d on cluster %-5s has %.10f" % (rank, size, os.environ["KOALA_CLUSTER"], part), flush=True)
-
-if rank == 0:
-    for _ in range(size - 1):
-        connection, _ = listener.accept()
-        part += float(connection.makefile().read())
-    time.sleep(0.5)
-    print("the sum of all %d parts is pi = %.10f" % (size, part), flush=True)
-else:
-    for attempt in range(600):
-        try:
-            with socket.create_connection(first, timeout=5) as connection:
-                connection.sendall(repr(part).encode())
-            break
-        except OSError:
-            time.sleep(0.1)
-    else:
-        sys.exit("rank 0 does not answer")
-'''
-
-LOCAL_USER = "#!/bin/sh\nexec sleep {seconds}\n"
+DEMO_FILES = files("koala_adapter.cli") / "demofiles"
+CLUSTERS = {"alpha": 4, "beta": 4, "gamma": 4}
+"""Processors of each cluster."""
+LOOK = 0.2
+"""Seconds between two looks at the job and the clusters."""
 
 
-# -- Job of fixed size: its story ----------------------------------------------------------------------------
-# What is printed stays; the picture of the clusters moves below it.
-
-BUSY = "gamma"
-"""The cluster in which a local user is at work."""
-SLOT = "■"
+# -- What the processors of a cluster do ---------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Story:
-    """Tells what happens: what is printed stays, and the clusters move below it."""
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A use of processors: how it is drawn and called."""
 
-    console: Console
-    _step: int = 0
-    _told: set[str] = field(default_factory=set)
-    _since: float = field(default_factory=time.monotonic)
+    label: str
+    style: str
+    mark: str = "■"
 
-    def tell(self, text: str) -> None:
-        """Print the next step."""
-        self._step += 1
-        line = Table.grid(padding=(0, 2, 0, 0))
-        line.add_row(f"[bold cyan]{self._step}[/]", text)
-        self.console.print()
-        self.console.print(line)
+    def __str__(self) -> str:
+        """Return the mark in its colour, as Rich markup."""
+        return f"[{self.style}]{self.mark}[/]"
 
-    def once(self, key: str, text: str, *more: RenderableType) -> None:
-        """Print a step, and what belongs to it, the first time that ``key`` is given."""
-        if key not in self._told:
-            self._told.add(key)
-            self.tell(text)
-            for one in more:
-                self.console.print(one)
-
-    def title(self) -> None:
-        """Say what this is."""
-        self.console.print("[bold]koala[/]: one parallel job on processors of several batch systems at once")
-
-    def clusters(self, session: Session) -> None:
-        """Introduce the clusters."""
-        names = ", ".join(f"[bold]{config.name}[/]" for config in session.site.clusters)
-        self.tell(f"Three clusters of four processors: {names}. Each is a batch system with a queue of its own.")
-
-    def job(self, session: Session) -> None:
-        """Introduce the job."""
-        self.tell("A job for eight of their processors, all at the same time. Where they are does not matter:")
-        text = (session.site_file.parent / "job.toml").read_text(encoding="utf-8")
-        shown = text.split("\n\n", maxsplit=2)
-        short = "\n".join(shown[1].splitlines()[:4])
-        more = "...and two more like it: [bold]middle[/] on 3 and [bold]right[/] on 2 processors"
-        self.console.print(Padding(Syntax(short, "toml", background_color="default"), (0, 0, 0, 3), expand=False))
-        self.console.print(f"   [dim]# {more}[/]")
-
-    def run(self, session: Session) -> JobReport:
-        """Run the job and tell what happens."""
-        self.tell(
-            f"{BUSY} is busy: {legend('others')} is a local user's job. koala submits ordinary jobs of one processor, "
-            f"its placeholders, to all three queues. What starts, it holds: {legend('held')}"
-        )
-        client = session.client
-        job_id = client.submit(session.job(session.site_file.parent / "job.toml"))
-        printer: LogPrinter | None = None
-        report: JobReport | None = None
-        live = Live(console=self.console, refresh_per_second=10, transient=True)
-        with live if self.console.is_terminal else nullcontext():
-            for report in client.watch(job_id):
-                clusters = client.clusters()
-                self._progress(report, clusters)
-                printer = printer or LogPrinter(Path(report.output_directory), write=self._output)
-                printer.print_new(marked=report.processes() > 1, rest=report.over)
-                if self.console.is_terminal and not report.over:
-                    live.update(moment(report, clusters))
-        if report is None:
-            raise KoalaError("the demonstration's service went away", hint="see `koala --verbose demo`")
-        return report
-
-    def _progress(self, report: JobReport, clusters: list[ClusterReport]) -> None:
-        held = sum(one.held for one in report.components)
-        wanted = sum(one.processors for one in report.components)
-        full = any(cluster.name == BUSY and cluster.idle == 0 for cluster in clusters)
-        lacking = {one.cluster for one in report.components if one.held < one.processors}
-        if report.launched_at is None and full and lacking == {BUSY}:
-            said = Padding(Text(report.explanation, style="italic"), (0, 3, 0, 3), expand=False)
-            self.once("waiting", f"{held} of {wanted} are held. `koala explain {report.id}` says:", said)
-        if report.launched_at is not None:
-            ended = f"The local user's job has ended, all {wanted} are held: the placeholders turn into the job,"
-            self.once("launched", f"{ended} {legend('running')}")
-
-    def _output(self, data: bytes) -> None:
-        self.console.print(Padding(Text(data.decode(errors="replace").rstrip("\n")), (0, 0, 0, 3), expand=False))
-
-    def end(self, report: JobReport) -> None:
-        """Say how it ended, and where to go from here."""
-        self.tell("The placeholders have gone back to their clusters; nothing is left of them. The result:")
-        closing(report, self.console, where=False)
-        took = time.monotonic() - self._since
-        self.console.print()
-        self.console.print(f"[dim]That took {took:.0f} s. The three clusters and their files are removed.[/]")
-        self.console.print("Next: [bold]koala init[/] finds your clusters, [bold]koala check[/] tries them.")
+    def drawn(self, number: int) -> str:
+        """Return so many marks in their colour."""
+        return f"[{self.style}]{f'{self.mark} ' * number}[/]" if number else ""
 
 
-STYLES = {"held": "green", "running": "cyan", "others": "yellow", "queued": "dim green", "idle": "dim"}
-LABELS = {"held": "held", "running": "running", "others": "a local user", "queued": "in the queue", "idle": "idle"}
+HELD = Use("held", "green")
+RUNNING = Use("running", "cyan")
+HEAD = Use("head", "bold cyan", "◆")
+WORKER = Use("workers", "cyan")
+OTHERS = Use("a local user's", "yellow")
+IDLE = Use("idle", "dim", "□")
+QUEUED = Use("in the queue", "dim green", "▫")
+OTHERS_QUEUED = Use("a local user waits for", "yellow", "▫")
+WAITING = (QUEUED, OTHERS_QUEUED)
 
 
-def legend(kind: str) -> str:
-    """Return the mark of a kind of processor."""
-    return f"[{STYLES[kind]}]{SLOT}[/]"
+def uses(report: JobReport, cluster: ClusterReport) -> dict[Use, int]:
+    """Return how many processors of a cluster are in which use, and for how many placeholders and users wait."""
+    found: dict[Use, int] = {}
+    for one in report.components:
+        if one.cluster == cluster.name:
+            launched = {"head": HEAD, "worker": WORKER}.get(one.name, RUNNING)
+            use = HELD if report.launched_at is None else launched
+            found[use] = found.get(use, 0) + one.held
+            found[QUEUED] = found.get(QUEUED, 0) + one.queued
+    left = (cluster.processors or 0) - sum(number for use, number in found.items() if use is not QUEUED)
+    others = max(0, min(cluster.others or 0, left))
+    return found | {OTHERS: others, IDLE: max(0, left - others), OTHERS_QUEUED: cluster.others_waiting or 0}
 
 
-def moment(report: JobReport, clusters: list[ClusterReport]) -> RenderableType:
-    """Return the clusters and the job as they are now."""
+def picture(report: JobReport, clusters: Sequence[ClusterReport], last: str) -> RenderableType:
+    """Return the clusters as they are now, and a last line."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for cluster in clusters:
-        table.add_row(f"   [bold]{cluster.name}[/]", processors(report, cluster), words(report, cluster))
-    state = f"   job [bold]{report.id}[/] {escape(report.name)}: {styled(report.state)}"
-    return Group("", table, state)
+        found = uses(report, cluster)
+        marks = "".join(use.drawn(number) for use, number in found.items() if use not in WAITING)
+        queue = "".join(use.drawn(found.get(use, 0)) for use in WAITING)
+        words = [f"{number} {use.label}" for use, number in found.items() if number and use is not OTHERS_QUEUED]
+        words += [f"{OTHERS_QUEUED.label} {found[OTHERS_QUEUED]}"] if found[OTHERS_QUEUED] else []
+        queued = f"  [dim]queue:[/] {queue}" if queue else ""
+        table.add_row(f"   [bold]{cluster.name}[/]", marks + queued, f"[dim]{', '.join(words)}[/]")
+    return Group("", table, f"   {last}")
 
 
-def counts(report: JobReport, cluster: ClusterReport) -> dict[str, int]:
-    """Return how many processors of a cluster are in which use, and how many placeholders wait for one."""
-    ours = [one for one in report.components if one.cluster == cluster.name]
-    held = sum(one.held for one in ours)
-    kind = "held" if report.launched_at is None else "running"
-    total = cluster.processors or 0
-    others = min(cluster.others or 0, total - held)
-    return {
-        kind: held,
-        "others": others,
-        "idle": max(0, total - held - others),
-        "queued": sum(one.queued for one in ours),
-    }
+# -- A story -------------------------------------------------------------------------------------------------
 
 
-def processors(report: JobReport, cluster: ClusterReport) -> str:
-    """Return the processors of a cluster as marks in colours, and the placeholders that wait for one."""
-    found = counts(report, cluster)
-    marks = {kind: f"{SLOT} " * number for kind, number in found.items() if kind != "queued"}
-    marks["idle"] = "□ " * found["idle"]
-    queued = f"  [dim]queue:[/] [{STYLES['queued']}]{'▫ ' * found['queued']}[/]" if found["queued"] else ""
-    return "".join(f"[{STYLES[kind]}]{text}[/]" for kind, text in marks.items() if text) + queued
+class Story:
+    """Runs the job of fixed size and tells what happens: what is printed stays, and a picture moves below it."""
 
+    title = "one parallel job on processors of several batch systems at once"
+    job_file = "rigid.toml"
+    introduction = "A job for eight of their processors, all at the same time. Where they are does not matter:"
+    excerpt = slice(2, 7)
+    """Lines of the job file that are shown."""
+    more = "...and two more like it: [bold]middle[/] on 3 and [bold]right[/] on 2 processors"
+    beginning = (
+        f"gamma is busy: {OTHERS} is a local user's job. koala submits ordinary jobs of one processor, its "
+        f"placeholders, to all three queues. What starts, it holds: {HELD}"
+    )
+    scheduler: Mapping[str, str | float] = {"scan_interval": 1}
+    following = "[bold]koala init[/] finds your clusters, [bold]koala check[/] tries them."
 
-def words(report: JobReport, cluster: ClusterReport) -> str:
-    """Return the same in words."""
-    shown = [f"{number} {LABELS[kind]}" for kind, number in counts(report, cluster).items() if number]
-    return f"[dim]{', '.join(shown)}[/]"
-
-
-# -- Malleable job: its files --------------------------------------------------------------------------------
-# The site, a job of a head and workers, and their program.
-
-STEERED = """\
-[scheduler]
-approach = "pwa"
-backoff = 2
-"""
-
-MALLEABLE_JOB = """\
-name = "pi"
-kind = "malleable"
-runner = "workers"
-walltime = "5m"
-environment = {{ PORT = "{port}" }}
-
-[[components]]
-name = "head"
-command = ["python3", "pi.py", "head"]
-processors = 1
-input_files = ["pi.py", "authkey"]
-
-[[components]]
-name = "worker"
-command = ["python3", "pi.py"]
-minimum = 1
-maximum = 11
-flexible = true
-retire_grace = 5
-input_files = ["pi.py", "authkey"]
-"""
-
-MALLEABLE_PROGRAM = '''\
-"""Computes pi: a head hands out parts of the integral of 4 / (1 + x * x) to workers that come and go."""
-
-import os
-import queue
-import signal
-import sys
-import threading
-import time
-from multiprocessing.managers import BaseManager
-
-STEPS, PARTS, SECONDS = 340000, 340, 0.5
-
-
-class Queues(BaseManager):
-    """Two queues that the workers reach over the network."""
-
-
-with open("authkey", "rb") as file:
-    key = file.read()
-port = int(os.environ["PORT"])
-if "head" in sys.argv:
-    parts, results, found, missed = queue.Queue(), queue.Queue(), {}, 0
-    Queues.register("parts", callable=lambda: parts)
-    Queues.register("results", callable=lambda: results)
-    server = Queues(("127.0.0.1", port), authkey=key).get_server()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    while len(found) < PARTS:
-        if parts.empty():
-            for number in range(PARTS):
-                if number not in found:
-                    parts.put(number)
-        try:
-            while True:
-                number, part = results.get(timeout=4 * SECONDS)
-                found[number] = part
-                if len(found) == PARTS:
-                    break
-        except queue.Empty:
-            continue  # whoever had the others is gone: they are handed out again
-    print("the sum of all %d parts is pi = %.10f" % (PARTS, sum(found.values()) / STEPS), flush=True)
-else:
-    leave = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: leave.set())
-    Queues.register("parts")
-    Queues.register("results")
-    queues = Queues((os.environ["KOALA_HEAD_ADDRESS"], port), authkey=key)
-    while not leave.is_set():
-        try:
-            queues.connect()
-            break
-        except ConnectionRefusedError:  # the head is not there yet
-            leave.wait(0.1)
-    parts, results = (queues.parts(), queues.results()) if not leave.is_set() else (None, None)
-    while not leave.is_set():
-        try:
-            number = parts.get_nowait()
-        except queue.Empty:
-            leave.wait(0.1)
-            continue
-        except (EOFError, OSError):  # all is done
-            break
-        part = sum(4 / (1 + ((i + 0.5) / STEPS) ** 2) for i in range(number, STEPS, PARTS))
-        time.sleep(SECONDS)
-        results.put((number, part))
-'''
-
-
-def malleable_files(directory: Path) -> Mapping[str, str]:
-    """Return the files by their names."""
-    return {
-        "site.toml": SITE.format(directory=toml_text(str(directory))).replace("[scheduler]\n", STEERED),
-        "job.toml": MALLEABLE_JOB.format(port=free_port()),
-        "pi.py": MALLEABLE_PROGRAM,
-        "authkey": secrets.token_hex(32),
-    }
-
-
-# -- Malleable job: its story --------------------------------------------------------------------------------
-# The job grows and shrinks over three clusters while local users come and go.
-
-LOCAL_USERS = (("gamma", 3), ("beta", 2))
-"""Where local users come, one after the other, and how many processors they want."""
-FULL = 11
-"""Most workers that the job can have."""
-STAY = 4.0
-"""Seconds for which each stays."""
-CALM = 1.5
-"""Seconds for which the job has all there is before the next local user comes."""
-LOOK = 0.2
-"""Seconds between two looks."""
-BARS = "▁▁▂▃▄▅▆▇█"
-PER_BAR = 0.5
-"""Seconds for which one bar of the chart stands."""
-LONGEST_CHART = 60
-
-
-@dataclass(slots=True)
-class Visits:
-    """The local users: who is next, and since when nothing has kept the job from having all there is."""
-
-    session: Session
-    next: int = 0
-    present: bool = False
-    full_since: float | None = None
-
-    def look(self, workers: int, clusters: Sequence[ClusterReport]) -> tuple[str, int] | None:
-        """Have the next local user come when it is time; return where, and for how many processors."""
-        now = time.monotonic()
-        self.present = any(one.others for one in clusters)
-        if workers < FULL or self.present:
-            self.full_since = None
-            return None
-        self.full_since = self.full_since or now
-        if self.next == len(LOCAL_USERS) or now < self.full_since + CALM:
-            return None
-        visit = LOCAL_USERS[self.next]
-        self.next += 1
-        self.full_since = None
-        everywhere(self.session, partial(_come, visit, self.next))
-        return visit
-
-
-async def _come(visit: tuple[str, int], number: int, name: str, lrm: Lrm) -> None:
-    where, processors = visit
-    if name == where:
-        script = LOCAL_USER.format(seconds=STAY)
-        key = BatchKey(f"local-user-{number}")
-        await lrm.submit(Submission(key=key, count=processors, script=script, walltime=60))
-
-
-@dataclass(slots=True)
-class MalleableStory(Story):
-    """Tells of a job that grows and shrinks."""
-
-    _changes: int = 0
-    _begin: float = 0.0
-    _sizes: list[int] = field(default_factory=list)
-
-    def title(self) -> None:
-        """Say what this is."""
-        self.console.print("[bold]koala[/]: one job that grows and shrinks over several batch systems while it runs")
-
-    def job(self, session: Session) -> None:
-        """Introduce the job."""
-        self.tell(
-            "A job of a head and workers. How many workers it has is for koala to say, from one moment to the next:"
-        )
-        parts = (session.site_file.parent / "job.toml").read_text(encoding="utf-8").split("\n\n")
-        shown = "\n".join([*parts[0].splitlines()[1:3], "", *parts[2].splitlines()[:6]])
-        self.console.print(Padding(Syntax(shown, "toml", background_color="default"), (0, 0, 0, 3), expand=False))
-
-    def run(self, session: Session) -> JobReport:
-        """Run the job, have local users come and go, and tell what happens."""
-        self.tell(
-            f"It starts with one worker, and takes what is free: {legend('running')}. Local users, {legend('others')}, "
-            "submit jobs to the clusters as if there were no koala; it makes room for them."
-        )
-        client = session.client
-        job_id = client.submit(session.job(session.site_file.parent / "job.toml"))
-        visits = Visits(session)
+    def __init__(self, console: Console, session: Session) -> None:
+        """Tell on ``console`` what happens at the site of ``session``."""
+        self.console = console
+        self.session = session
+        self._steps = 0
+        self._told: set[str] = set()
         self._begin = time.monotonic()
-        report = client.job(job_id)
-        printer = LogPrinter(Path(report.output_directory), write=self._output)
+
+    def prepare(self) -> None:
+        """Have a local user at work on gamma."""
+        everywhere(self.session, partial(submit_as_local_user, cluster="gamma", processors=3, seconds=5.0))
+
+    def run(self) -> JobReport:
+        """Tell the story from the introduction to the result. Raises KoalaError if the service ends first."""
+        names = ", ".join(f"[bold]{name}[/]" for name in CLUSTERS)
+        self.tell(f"Three clusters of four processors: {names}. Each is a batch system with a queue of its own.")
+        self.tell(self.introduction)
+        text = (DEMO_FILES / self.job_file).read_text(encoding="utf-8")
+        excerpt = "\n".join(text.splitlines()[self.excerpt]).strip()
+        self._print_indented(Syntax(excerpt, "toml", background_color="default"))
+        if self.more:
+            self.console.print(f"   [dim]# {self.more}[/]")
+        self.tell(self.beginning)
+        client = self.session.client
+        job = self.session.job(self.session.site_file.parent / self.job_file)
+        report = client.job(client.submit(replace(job, environment=(("PORT", str(free_port())),))))
+        self._begin = time.monotonic()
+        output = LogPrinter(Path(report.output_directory), write=self._print_output)
         live = Live(console=self.console, refresh_per_second=10, transient=True)
         with live if self.console.is_terminal else nullcontext():
             while not report.over:
                 clusters = client.clusters()
-                visit = visits.look(workers(report), clusters)
-                if visit is not None:
-                    where, processors = visit
-                    self.console.print(
-                        f"   {self._time()}  [yellow]a local user[/] wants {processors} of [bold]{where}[/]"
-                    )
-                self._tell_changes(report)
-                self._note_size(report)
+                self.look(report, clusters)
                 if self.console.is_terminal:
-                    live.update(self._moment(report, clusters))
+                    live.update(picture(report, clusters, self.last_line(report)))
+                output.print_new(marked=self.job_file == "rigid.toml")
                 time.sleep(LOOK)
-                report = client.job(job_id)
-        self._tell_changes(report)
-        printer.print_new(marked=False, rest=True)
+                report = client.job(report.id)
+        output.print_new(marked=self.job_file == "rigid.toml", rest=True)
         if report.outcome is None:
-            raise KoalaError("the demonstration's service went away", hint="see `koala --verbose demo --malleable`")
+            raise KoalaError("the demonstration's service went away", hint="see `koala --verbose demo`")
         return report
 
-    def _time(self) -> str:
-        return f"[dim]{time.monotonic() - self._begin:4.1f} s[/]"
+    def look(self, report: JobReport, clusters: Sequence[ClusterReport]) -> None:
+        """Tell what is new since the last look."""
+        held = sum(one.held for one in report.components)
+        wanted = sum(one.processors for one in report.components)
+        lacking = {one.cluster for one in report.components if one.held < one.processors}
+        full = any(cluster.name == "gamma" and cluster.idle == 0 for cluster in clusters)
+        if report.launched_at is not None:
+            ended = f"The local user's job has ended, all {wanted} are held: the placeholders turn into the job,"
+            self._tell_once("launched", f"{ended} {RUNNING}")
+        elif full and lacking == {"gamma"}:
+            told = f"{held} of {wanted} are held. `koala explain {report.id}` says:"
+            if self._tell_once("waiting", told):
+                self._print_indented(Text(report.explanation, style="italic"))
 
-    def _tell_changes(self, report: JobReport) -> None:
-        """Print the changes that are new."""
-        new = report.size_changes[self._changes :]
-        self._changes = len(report.size_changes)
-        for change in new:
-            if report.outcome is None:
-                self.console.print(f"   {self._time()}  {told(change)}", soft_wrap=True)
-
-    def _note_size(self, report: JobReport) -> None:
-        wanted = int((time.monotonic() - self._begin) / PER_BAR) + 1
-        self._sizes += [workers(report)] * (wanted - len(self._sizes))
-
-    def _moment(self, report: JobReport, clusters: Sequence[ClusterReport]) -> RenderableType:
-        """Return the clusters and the size of the job as they are now."""
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-        for cluster in clusters:
-            table.add_row(f"   [bold]{cluster.name}[/]", marks(report, cluster), in_words(report, cluster))
-        chart = "".join(BARS[round(size * (len(BARS) - 1) / FULL)] for size in self._sizes[-LONGEST_CHART:])
-        return Group("", table, f"   workers  [cyan]{chart}[/] {workers(report)}", "")
+    def last_line(self, report: JobReport) -> str:
+        """Return what stands below the picture of the clusters."""
+        return f"job [bold]{report.id}[/] {escape(report.name)}: {styled(report.state)}"
 
     def end(self, report: JobReport) -> None:
-        """Say how it ended, and where to go from here."""
-        sizes = [size for size in self._sizes if size]
-        turns = sum((b - a) * (c - b) < 0 for (a, b), (_, c) in pairwise(pairwise(_distinct(sizes))))
-        breaths = f", and turned {turns} times between growing and shrinking" if turns else ""
-        self.tell(f"The job has ended {report.state.value}. It had {min(sizes, default=0)} to {max(sizes, default=0)} "
-                  f"workers{breaths}; no part was lost.")  # fmt: skip
-        took = time.monotonic() - self._since
+        """Say how it ended."""
+        self.tell("The placeholders have gone back to their clusters; nothing is left of them. The result:")
+        closing(report, self.console, where=False)
+
+    def tell(self, text: str) -> None:
+        """Print the next step."""
+        self._steps += 1
+        line = Table.grid(padding=(0, 2, 0, 0))
+        line.add_row(f"[bold cyan]{self._steps}[/]", text)
         self.console.print()
-        self.console.print(f"[dim]That took {took:.0f} s. The three clusters and their files are removed.[/]")
-        self.console.print("Next: [bold]koala docs malleable[/].")
+        self.console.print(line)
+
+    def _tell_once(self, key: str, text: str) -> bool:
+        """Print a step the first time that ``key`` is given; return whether it was."""
+        if key in self._told:
+            return False
+        self._told.add(key)
+        self.tell(text)
+        return True
+
+    def _print_indented(self, shown: RenderableType) -> None:
+        self.console.print(Padding(shown, (0, 3, 0, 3), expand=False))
+
+    def _print_output(self, data: bytes) -> None:
+        self._print_indented(Text(data.decode(errors="replace").rstrip("\n")))
 
 
-def _distinct(sizes: Sequence[int]) -> list[int]:
-    return [size for before, size in pairwise([-1, *sizes]) if size != before]
+class MalleableStory(Story):
+    """Runs the job that grows and shrinks, and has local users come and go."""
+
+    title = "one job that grows and shrinks over several batch systems while it runs"
+    job_file = "malleable.toml"
+    introduction = (
+        "A job of a head and workers. How many workers it has is for koala to say, from one moment to the next:"
+    )
+    excerpt = slice(12, 18)
+    more = ""
+    beginning = (
+        f"It starts with one worker, and takes what is free: {WORKER}. Local users, {OTHERS}, submit jobs to the "
+        "clusters as if there were no koala; it makes room for them."
+    )
+    scheduler: Mapping[str, str | float] = {"scan_interval": 1, "approach": "pwa", "backoff": 2}
+    following = "[bold]koala docs malleable[/]."
+    local_users = (("gamma", 3), ("beta", 2))
+    """Where local users come, one after the other, and how many processors they want."""
+    calm = 1.5
+    """Seconds for which the job has all there is before the next local user comes."""
+
+    def __init__(self, console: Console, session: Session) -> None:
+        """Tell on ``console`` what happens at the site of ``session``."""
+        super().__init__(console, session)
+        self._visits = 0
+        self._full_since: float | None = None
+        self._changes = 0
+        self._sizes: list[int] = []
+
+    def prepare(self) -> None:
+        """Begin without local users."""
+
+    def look(self, report: JobReport, clusters: Sequence[ClusterReport]) -> None:
+        """Tell of changes of size, and have the next local user come when the job has had all there is for a while."""
+        changes, self._changes = report.size_changes[self._changes :], len(report.size_changes)
+        for change in changes:
+            self._tell_now(in_words(change))
+        self._sizes.append(workers(report))
+        now = time.monotonic()
+        if self._sizes[-1] < sum(CLUSTERS.values()) - 1 or any(one.others for one in clusters):
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = now
+        elif now >= self._full_since + self.calm and self._visits < len(self.local_users):
+            cluster, processors = self.local_users[self._visits]
+            self._visits += 1
+            self._full_since = None
+            everywhere(self.session, partial(submit_as_local_user, cluster=cluster, processors=processors, seconds=4.0))
+            self._tell_now(f"[yellow]a local user[/] wants {processors} of [bold]{cluster}[/]")
+
+    def last_line(self, report: JobReport) -> str:
+        """Return a chart of the number of workers, one bar for three looks."""
+        bars = "▁▁▂▃▄▅▆▇█"
+        chart = "".join(bars[round(size * (len(bars) - 1) / 11)] for size in self._sizes[::3][-60:])
+        return f"workers  [cyan]{chart}[/] {workers(report)}\n"
+
+    def end(self, report: JobReport) -> None:
+        """Say how it ended, and how often its size turned."""
+        sizes = [size for size in self._sizes if size]
+        distinct = [size for before, size in pairwise([-1, *sizes]) if size != before]
+        turns = sum((b - a) * (c - b) < 0 for (a, b), (_, c) in pairwise(pairwise(distinct)))
+        turned = f", and turned {turns} times between growing and shrinking" if turns else ""
+        least, most = min(sizes, default=0), max(sizes, default=0)
+        self.tell(
+            f"The job has ended {report.state.value}. It had {least} to {most} workers{turned}; no part was lost."
+        )
+
+    def _tell_now(self, text: str) -> None:
+        since = time.monotonic() - self._begin
+        self.console.print(f"   [dim]{since:4.1f} s[/]  {text}", soft_wrap=True)
 
 
 def workers(report: JobReport) -> int:
@@ -564,50 +298,32 @@ def workers(report: JobReport) -> int:
     return sum(one.held for one in report.components if one.name == "worker" and report.launched_at is not None)
 
 
-def told(change: SizeChangeReport) -> str:
-    """Return a change in words."""
+def in_words(change: SizeChangeReport) -> str:
+    """Return a change of size in words."""
+    where = f"on [bold]{change.cluster}[/]: {change.reason}"
     if change.after > change.before:
-        return f"[cyan]grew[/] from {change.before} to {change.after} on [bold]{change.cluster}[/]: {change.reason}"
-    gone = change.before - change.after
-    return f"[green]gave back[/] {gone} of {change.before} on [bold]{change.cluster}[/]: {change.reason}"
+        return f"[cyan]grew[/] from {change.before} to {change.after} {where}"
+    return f"[green]gave back[/] {change.before - change.after} of {change.before} {where}"
 
 
-def _counts(report: JobReport, cluster: ClusterReport) -> dict[str, int]:
-    here = [one for one in report.components if one.cluster == cluster.name]
-    head = sum(one.held for one in here if one.name == "head")
-    mine = sum(one.held for one in here if one.name == "worker")
-    total = cluster.processors or 0
-    others = max(0, min(cluster.others or 0, total - head - mine))
-    return {"head": head, "workers": mine, "others": others, "idle": max(0, total - head - mine - others)}
-
-
-MALLEABLE_STYLES = {"head": "bold cyan", "workers": "cyan", "others": "yellow", "idle": "dim"}
-MALLEABLE_LABELS = {"head": "the head", "workers": "workers", "others": "a local user's", "idle": "idle"}
-
-
-def marks(report: JobReport, cluster: ClusterReport) -> str:
-    """Return the processors of a cluster as marks in colours, and those that local users wait for."""
-    found = _counts(report, cluster)
-    signs = {"head": "◆", "workers": SLOT, "others": SLOT, "idle": "□"}
-    shown = "".join(
-        f"[{MALLEABLE_STYLES[kind]}]{f'{signs[kind]} ' * number}[/]" for kind, number in found.items() if number
-    )
-    waiting = f"  [dim]queue:[/] [yellow]{'▫ ' * cluster.others_waiting}[/]" if cluster.others_waiting else ""
-    return shown + waiting
-
-
-def in_words(report: JobReport, cluster: ClusterReport) -> str:
-    """Return the same in words."""
-    found = [MALLEABLE_LABELS[kind] if kind == "head" else f"{number} {MALLEABLE_LABELS[kind]}"
-             for kind, number in _counts(report, cluster).items() if number]  # fmt: skip
-    waits = [f"a local user waits for {cluster.others_waiting}"] if cluster.others_waiting else []
-    return f"[dim]{', '.join([*found, *waits])}[/]"
+async def submit_as_local_user(name: str, lrm: Lrm, *, cluster: str, processors: int, seconds: float) -> None:
+    """Submit a job past koala, as other people do, if the cluster called ``name`` is the one that is meant."""
+    if name == cluster:
+        key = BatchKey(f"local-user-{secrets.token_hex(4)}")
+        script = f"#!/bin/sh\nexec sleep {seconds}\n"
+        await lrm.submit(Submission(key=key, count=processors, script=script, walltime=60))
 
 
 # -- The command ---------------------------------------------------------------------------------------------
 
-BUSY_PROCESSORS = 3
-BUSY_SECONDS = 5.0
+
+def demo_files(story: type[Story], directory: Path) -> Mapping[str, str]:
+    """Return the files of a demonstration by their names; ``directory`` is where they will be."""
+    return {
+        "site.toml": local_site_text(directory, CLUSTERS, story.scheduler),
+        "authkey": secrets.token_hex(32),
+        **{file.name: file.read_text(encoding="utf-8") for file in DEMO_FILES.iterdir() if file.is_file()},
+    }
 
 
 @click.command()
@@ -625,42 +341,17 @@ def demo(session: Session, malleable: bool) -> None:
       koala demo
       koala demo --malleable
     """
-    if malleable:
-        _tell(MalleableStory(session.console), malleable_files)
-    _tell(Story(session.console), files, before=local_users_job)
-
-
-def _tell(
-    story: Story,
-    make_files: Callable[[Path], Mapping[str, str]],
-    before: Callable[[str, Lrm], Awaitable[None]] | None = None,
-) -> NoReturn:
-    """Tell a story on a site of its own, and exit as its job did; ``before``: what each cluster has to do first."""
-    story.title()
-    with Interrupts() as interrupts, temporary_site(interrupts, make_files) as inner:
-        story.clusters(inner)
-        if before is not None:
-            everywhere(inner, before)
-        story.job(inner)
+    kind = MalleableStory if malleable else Story
+    began = time.monotonic()
+    session.console.print(f"[bold]koala[/]: {kind.title}")
+    with Interrupts() as interrupts, temporary_site(interrupts, partial(demo_files, kind)) as inner:
+        story = kind(session.console, inner)
+        story.prepare()
         with ownership(inner.directory, "koala demo"), inner_service(inner, interrupts):
-            report = story.run(inner)
+            report = story.run()
     story.end(report)
+    session.console.print(
+        f"\n[dim]That took {time.monotonic() - began:.0f} s. The three clusters and their files are removed.[/]"
+    )
+    session.console.print(f"Next: {kind.following}")
     raise SystemExit(0 if report.state is JobState.COMPLETED else report.outcome.exit_code if report.outcome else 1)
-
-
-def files(directory: Path) -> Mapping[str, str]:
-    """Return the files of the demonstration, by their names."""
-    return {
-        "site.toml": SITE.format(directory=toml_text(str(directory))),
-        "job.toml": JOB.format(port=free_port()),
-        "pi.py": PROGRAM,
-    }
-
-
-async def local_users_job(name: str, lrm: Lrm) -> None:
-    """Have somebody else be at work in one of the clusters."""
-    if name != BUSY:
-        return
-    script = LOCAL_USER.format(seconds=BUSY_SECONDS)
-    job = Submission(key=BatchKey("local-user"), count=BUSY_PROCESSORS, script=script, walltime=60)
-    await lrm.submit(job)

@@ -458,17 +458,6 @@ def jobs(limit: int = LATEST, *, site: Site | None = None) -> list[JobHandle]:
 # -- A temporary site inside this machine, for trials and tests ----------------------------------------------
 # All of it is removed at the end of the block.
 
-SITE = """\
-[control_center]
-listen = "127.0.0.1"
-lease = 60
-heartbeat = 1
-
-[scheduler]
-scan_interval = 0.5
-launch_margin = 20
-placeholder_life = 300
-"""
 CLUSTER = """
 [[clusters]]
 name = {name}
@@ -499,7 +488,7 @@ def local_site(clusters: Sequence[str] = ("alpha", "beta"), *, processors: int =
     try:
         file, state = directory / "site.toml", directory / "state"
         state.mkdir(mode=0o700)
-        file.write_text(_site_text(directory, clusters, processors), encoding="utf-8")
+        file.write_text(local_site_text(directory, dict.fromkeys(clusters, processors)), encoding="utf-8")
         site = Site.load(file, state=state)
         try:
             with site:
@@ -510,14 +499,24 @@ def local_site(clusters: Sequence[str] = ("alpha", "beta"), *, processors: int =
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _site_text(directory: Path, clusters: Sequence[str], processors: int) -> str:
+def local_site_text(
+    directory: Path, clusters: Mapping[str, int], scheduler: Mapping[str, str | float] | None = None
+) -> str:
+    """Return a site file of clusters inside this machine.
+
+    ``directory``: for what placeholders print. ``clusters``: the processors of each, by name. ``scheduler``: settings
+    beside, or in place of, the usual ones.
+    """
     from koala_adapter.config.tomlfile import toml_text
 
+    settings = {"scan_interval": 0.5, "launch_margin": 20, "placeholder_life": 300, **(scheduler or {})}
+    lines = ["[control_center]", 'listen = "127.0.0.1"', "lease = 60", "heartbeat = 1", "", "[scheduler]"]
+    lines += [f"{key} = {toml_text(value) if isinstance(value, str) else value}" for key, value in settings.items()]
     tables = [
         CLUSTER.format(name=toml_text(name), directory=toml_text(str(directory)), processors=processors)
-        for name in clusters
+        for name, processors in clusters.items()
     ]
-    return "".join([SITE, *tables])
+    return "\n".join([*lines, *tables])
 
 
 def _end_all(site: Site, state: Path) -> None:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.cli import demo
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.lrm import load_plugins
-from koala_adapter.python.site import _site_text
+from koala_adapter.python.site import local_site_text
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.platform import ClusterModel
 from koala_experiments.liveruns import site_text
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SITES: dict[str, Callable[[Path], str]] = {
-    "demo": lambda directory: demo.files(directory)["site.toml"],
-    "malleable demo": lambda directory: demo.malleable_files(directory)["site.toml"],
-    "local_site": lambda directory: _site_text(directory, ["alpha"], 2),
+    "local_site": lambda directory: local_site_text(directory, {"alpha": 2}, {"approach": "pwa"}),
     "experiment": lambda directory: site_text([ClusterModel(name="a", nodes=2)], Approach.PRA, "fpsma", str(directory)),
 }
 
