@@ -7,7 +7,6 @@ for blocks and which asks a koala service for jobs.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -15,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ServiceUnavailableError
-from koala_adapter.lrm.commands import login_name
-from koala_adapter.model import EndReason, JobId
+from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobState
+from koala_adapter.python.description import Component
+from koala_adapter.python.description import Job as Description
 from koala_adapter.python.site import Site
 
 try:
@@ -63,62 +62,14 @@ _STATES: Mapping[JobState, BlockState] = {
 """What Parsl calls the states of a job; all others are failures."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockShape:
-    """What all blocks of a provider have in common."""
-
-    processors: int
-    walltime: str | int
-    """As in a job file."""
-    cluster: str | None = None
-    """The cluster on which all blocks must run; None: any."""
-    placement: str | None = None
-    """Placement policy; None: that of the site."""
-    priority: int = 0
-    worker_init: str = ""
-    """Lines of shell that are run before the workers start."""
-
-
-def job_text(shape: BlockShape, command: str, name: str) -> str:
-    """Return the job file of a block whose processors each run ``command``, a text for bash, as Parsl means it."""
-    header: dict[str, object] = {"name": _title(name), "walltime": shape.walltime, "priority": shape.priority}
-    if shape.placement is not None:
-        header["placement"] = shape.placement
-    # Parsl takes a placeholder for a node, and would start a worker on each of the processors that it finds there.
-    block = {
-        "name": COMPONENT,
-        "command": ["/bin/bash", "-c", f"{shape.worker_init}\n{command}\n"],
-        "processors": shape.processors,
-        "environment": {"PARSL_CORES": "1"},
-    }
-    if shape.cluster is not None:
-        block["cluster"] = shape.cluster
-    else:
-        block["flexible"] = shape.processors > 1
-    return f"{_lines(header)}\n[[components]]\n{_lines(block)}"
-
-
 def in_our_words(refusal: str) -> str:
     """Return what is wrong with a block's job file as what is wrong with the arguments of the provider."""
-    own = re.sub(rf"^{SOURCE}:[0-9]+: (components\[0\]\.)?", f"{SOURCE}: ", refusal, flags=re.MULTILINE)
+    own = re.sub(rf"^{SOURCE}: components\[0\]\.", f"{SOURCE}: ", refusal, flags=re.MULTILINE)
     return re.sub(rf"^{SOURCE}: processors\b", f"{SOURCE}: nodes_per_block", own, flags=re.MULTILINE)
 
 
 def _title(name: str) -> str:
     return "".join(one if one.isprintable() else " " for one in name)[:LONGEST_NAME] or "parsl"
-
-
-def _lines(values: Mapping[str, object]) -> str:
-    return "".join(f"{name} = {_toml(value)}\n" for name, value in values.items())
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    # A text of JSON is one of TOML, but for the one control character that JSON leaves as it is.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def block_state(report: JobReport) -> BlockState:
@@ -203,16 +154,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         self._interval = status_polling_interval
         self._failed_start: tuple[float, KoalaError] | None = None
         self._koala = Site(site, state=state, notice=logger.warning)
-        self._site = self._koala.config
         self._client = self._koala.client
-        self._shape = BlockShape(
-            processors=nodes_per_block,
-            walltime=walltime,
-            cluster=cluster,
-            placement=placement,
-            priority=priority,
-            worker_init=worker_init,
-        )
         self._job("true", "parsl")
 
     @property
@@ -255,16 +197,24 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
 
     def _job(self, command: str, name: str) -> Job:
         """Return the job of a block, checked against the site. Raises ConfigurationError."""
+        # Parsl takes a placeholder for a node, and would start a worker on each of the processors that it finds there.
+        block = Component(
+            ["/bin/bash", "-c", f"{self.worker_init}\n{command}\n"],
+            name=COMPONENT,
+            processors=self.nodes_per_block,
+            environment={"PARSL_CORES": "1"},
+            cluster=self.cluster,
+            flexible=True if self.cluster is None and self.nodes_per_block > 1 else None,
+        )
+        described = Description(
+            components=[block],
+            name=_title(name),
+            walltime=self.walltime,
+            priority=self.priority,
+            placement=self.placement,
+        )
         try:
-            return load_job_text(
-                job_text(self._shape, command, name),
-                directory=Path.cwd(),
-                job_id=JobId("0"),
-                user=login_name(),
-                submitted_at=0.0,
-                source=SOURCE,
-                site=self._site,
-            )
+            return self._koala.checked(described, source=SOURCE)
         except ConfigurationError as error:
             raise ConfigurationError(in_our_words(error.message), hint="see help(KoalaProvider)") from None
 

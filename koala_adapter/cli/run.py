@@ -7,15 +7,12 @@ of size, and the commands that show what would happen without submitting anythin
 
 from __future__ import annotations
 
-import functools
-import os
 import shlex
-import shutil
 import sys
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 from rich.markup import escape
@@ -23,6 +20,7 @@ from rich.markup import escape
 from koala_adapter.api.client import unless_another_answers
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
 from koala_adapter.cli import import_a_service
+from koala_adapter.cli.arguments import JobArguments, checked, job_arguments, sweep_of_words
 from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.jobs import PATIENCE, job_information, lost
 from koala_adapter.cli.session import command_body, job_argument, json_option, pass_session
@@ -33,135 +31,28 @@ from koala_adapter.model import JobKind
 from koala_adapter.scheduler.parameters import Approach
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
     from koala_adapter.cli.innerservice import InnerService
     from koala_adapter.cli.session import Session
-    from koala_adapter.config.commandjob import CommandSweep
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Component, Job
     from koala_adapter.report.sitevalues import PlannedComponent, PlanReport, SampleSubmission
     from koala_adapter.report.values import JobReport
 
 
-# -- Arguments that say what to run --------------------------------------------------------------------------
-# A job file, or a program and on how many processors; the same for ``run`` and ``submit``.
-
-R = TypeVar("R")
-
-SOURCE = "command line"
-"""What refusals call a job without a file."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobWords:
-    """The words of a command line that say what is to run."""
-
-    words: tuple[str, ...]
-    """A job file, or a program and its arguments."""
-    processors: int | None
-    mpi: bool
-    walltime: str | None
-    cluster: str | None
-    split: bool
-    save: Path | None
-
-    def job(self, session: Session) -> Job:
-        """Return the job. Raises ConfigurationError and UsageError."""
-        if self._of_a_program:
-            return self._job_of_a_program(session)
-        path = Path(self.words[0])
-        if path.suffix != ".toml" and path.is_file() and os.access(path, os.X_OK):
-            message = f"{path} is a program, no job file"
-            raise ConfigurationError(message, hint=f"koala run -n PROCESSORS -- {path}")
-        if path.suffix != ".toml" and not path.exists() and shutil.which(self.words[0]) is not None:
-            message = f"{path}: there is no such job file, but a program of that name"
-            raise ConfigurationError(message, hint=f"to run it: koala run -n 1 -- {path}")
-        return session.job(path)
-
-    @property
-    def job_files(self) -> tuple[Path, ...]:
-        """The job files that are named, several at once; empty where the words are one job."""
-        several = len(self.words) > 1 and all(word.endswith(".toml") for word in self.words)
-        return tuple(map(Path, self.words)) if several and not self._given else ()
-
-    @property
-    def _given(self) -> bool:
-        given = (self.processors, self.walltime, self.cluster, self.save)
-        return self.mpi or self.split or any(one is not None for one in given)
-
-    @property
-    def _of_a_program(self) -> bool:
-        return len(self.words) > 1 or self._given
-
-    def _job_of_a_program(self, session: Session) -> Job:
-        from koala_adapter.config.commandjob import WALLTIME, CommandJob, job_file_text
-
-        if len(self.words) == 1 and self.words[0].endswith(".toml"):
-            raise click.UsageError("a job file says itself what it needs: nothing may stand beside it")
-        text = job_file_text(
-            CommandJob(
-                command=self.words,
-                processors=1 if self.processors is None else self.processors,
-                mpi=self.mpi,
-                walltime=self.walltime or WALLTIME,
-                cluster=self.cluster or "",
-                split=self.split,
-                working_directory=str(Path.cwd()),
-            )
-        )
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ConfigurationError(f"{SOURCE}: an argument is not UTF-8", hint="rename the file it names") from None
-        job = session.job_of_text(text, source=SOURCE)
-        if self.save is not None:
-            save(self.save, text)
-        return job
-
-
-def save(path: Path, text: str) -> None:
-    """Write a job file that is not there yet. Raises ConfigurationError."""
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigurationError(f"{path} is there already", hint="save under another name, or remove it") from None
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def job_words(function: Callable[..., R]) -> Callable[..., R]:
-    """Have a command take what is to run, as its argument ``wanted``: JobWords."""
-
-    @click.argument("words", metavar="JOB | [--] PROGRAM [ARGUMENTS]", nargs=-1, required=True, type=click.UNPROCESSED)
-    @click.option("--processors", "-n", type=click.IntRange(min=1), metavar="N", help="Processors for PROGRAM.")
-    @click.option("--mpi", is_flag=True, help="PROGRAM is one MPI world of N processes.")
-    @click.option("--walltime", "-t", metavar="TIME", help="How long PROGRAM may run, such as 10m. Default: 1h.")
-    @click.option("--cluster", "-C", metavar="NAME", help="Cluster that PROGRAM must run in.")
-    @click.option("--split", is_flag=True, help="Several clusters may share N, where one has not enough.")
-    @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file this stands for.")
-    @functools.wraps(function)
-    def with_words(*args: object, **options: object) -> R:
-        names = ("words", "processors", "mpi", "walltime", "cluster", "split", "save")
-        wanted = JobWords(**{name: options.pop(name) for name in names})  # type: ignore[arg-type] # as click checked
-        return function(*args, wanted=wanted, **options)
-
-    return with_words
-
-
 # -- Commands ``run`` and ``submit`` -------------------------------------------------------------------------
 
 
 @click.command()
-@job_words
+@job_arguments
 @json_option
 @click.option("--quiet", "-q", is_flag=True, help="No progress: what the processes print, and nothing else.")
 @pass_session
 @command_body
-def run(session: Session, wanted: JobWords, as_json: bool, quiet: bool) -> None:
+def run(session: Session, wanted: JobArguments, as_json: bool, quiet: bool) -> None:
     r"""Run a job to its end and exit with its exit code.
 
     JOB is a job file. A program that is run on some processors needs none: it
@@ -192,11 +83,11 @@ def run(session: Session, wanted: JobWords, as_json: bool, quiet: bool) -> None:
 
 
 @click.command()
-@job_words
+@job_arguments
 @json_option
 @pass_session
 @command_body
-def submit(session: Session, wanted: JobWords, as_json: bool) -> None:
+def submit(session: Session, wanted: JobArguments, as_json: bool) -> None:
     r"""Hand a job to the service, and start one if none runs.
 
     JOB is a job file, or a program as for `koala run`. Several job files, all in .toml, are several jobs: all are read
@@ -319,10 +210,6 @@ def run_job(session: Session, job: Job, *, quiet: bool, output: bool = True) -> 
 # One program with many parameters: each task runs once, wherever processors are idle.
 
 
-REPEATS = 2
-"""New tries of a task that fails, unless the user says otherwise."""
-
-
 @click.command()
 @click.argument("words", metavar="[--] PROGRAM [ARGUMENTS] ::: NAME=VALUES ...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--maximum", "-n", type=click.IntRange(min=1), metavar="N", help="Most processors. Default: 1000.")
@@ -380,21 +267,16 @@ def sweep(
                 session.print_json(asdict(job_information(session).job(resume)))
             return
     else:
-        from koala_adapter.config.commandjob import MOST_LAUNCHERS, WALLTIME, CommandSweep, split_words
-
-        command, parameters = split_words(words)
-        wanted = CommandSweep(
-            command=command,
-            parameters=parameters,
-            maximum=maximum or MOST_LAUNCHERS,
+        wanted = sweep_of_words(
+            words,
+            maximum=maximum,
             together=together,
-            repeats=REPEATS if repeats is None else repeats,
-            grace=grace or 0,
-            walltime=walltime or WALLTIME,
-            cluster=cluster or "",
-            working_directory=str(Path.cwd()),
+            repeats=repeats,
+            grace=grace,
+            walltime=walltime,
+            cluster=cluster,
         )
-        job = _new(session, wanted, save_as)
+        job = checked(session, wanted, save_as)
     report = run_job(session, job, quiet=quiet or as_json)
     if as_json:
         session.print_json(asdict(report))
@@ -405,20 +287,6 @@ def sweep(
         if report.outcome is not None and report.outcome.exit_code:
             session.remark(f"`koala sweep --resume {report.id}` goes on with what is not done")
     sys.exit(0 if report.outcome is None else report.outcome.exit_code)
-
-
-def _new(session: Session, wanted: CommandSweep, save_as: Path | None) -> Job:
-    from koala_adapter.config.commandjob import sweep_file_text
-
-    text = sweep_file_text(wanted)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigurationError(f"{SOURCE}: an argument is not UTF-8", hint="rename the file it names") from None
-    job = session.job_of_text(text, source=SOURCE)
-    if save_as is not None:
-        save(save_as, text)
-    return job
 
 
 def _resumed(

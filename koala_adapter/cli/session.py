@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.lrm import PluginDefinition
     from koala_adapter.model import Job
+    from koala_adapter.python.description import Job as JobDescription
     from koala_adapter.python.site import Site
     from koala_adapter.scheduler.knownpolicies import Policies
 
@@ -137,27 +138,13 @@ class Session:
         """The service of the state directory, whether it runs or not."""
         return self.here.client
 
-    def job(self, path: Path) -> Job:
-        """Read a job file against the site. The id is given by the service at submission."""
-        return self.here.checked(path)
+    def job(self, job: Path | JobDescription) -> Job:
+        """Return the job of a job file, or of a description made from arguments, checked against the site.
 
-    def job_of_text(self, text: str, *, source: str) -> Job:
-        """Read the job file that a command stands for against the site; ``source`` is what refusals call it."""
-        from koala_adapter.config.jobfile import load_job_text
-        from koala_adapter.lrm.commands import login_name
-        from koala_adapter.model import JobId
-
-        self.here.check_in_force()
-        return load_job_text(
-            text,
-            directory=Path.cwd(),
-            job_id=JobId("0"),
-            user=login_name(),
-            submitted_at=0.0,
-            source=source,
-            typed=False,
-            site=self.site,
-        )
+        The service gives it an id when it is submitted. Raises ConfigurationError.
+        """
+        _ = self.site
+        return self.here.checked(job, source="command line")
 
     def check_site_option(self) -> None:
         """Raise ConfigurationError if ``--site`` names another file than the one on which the service runs."""

@@ -118,6 +118,11 @@ class Problems:
         """Note a problem at a key path; the same one twice counts once."""
         self._found[Problem(path=path, text=text)] = None
 
+    def add_all(self, problems: Iterable[tuple[KeyPath, str]]) -> None:
+        """Note several problems."""
+        for path, text in problems:
+            self.add(path, text)
+
     def validated(self, model: type[ModelT], data: object, *, at: KeyPath = ()) -> ModelT | None:
         """Return ``data`` as an instance of ``model``; None, with the problems noted, when it is not one.
 
@@ -154,7 +159,7 @@ class Problems:
         placed.sort(key=lambda pair: pair[0] or 0)
         shown = []
         for line, problem in placed[:MOST_SHOWN]:
-            where = f"{self._document.source}:{line}" if line and self._document.typed else self._document.source
+            where = f"{self._document.source}:{line}" if line else self._document.source
             key = f"{show_path(problem.path)}: " if problem.path else ""
             shown.append(f"{where}: {shortened(f'{key}{problem.text}')}")
         if len(placed) > MOST_SHOWN:

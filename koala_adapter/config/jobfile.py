@@ -12,11 +12,9 @@ import os
 import stat
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from pydantic import (
-    ValidationError,
-)
+from pydantic import ValidationError
 
 from koala_adapter.config.diagnosis import Problems, not_among, show_value
 from koala_adapter.config.fields import (
@@ -53,10 +51,9 @@ from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
 
     from koala_adapter.config.jobtables import InputFileTable, Values
-    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
+    from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.config.tomlfile import KeyPath
 
 
@@ -169,56 +166,8 @@ def signal_number(name: str) -> int:
     return int(_SIGNALS[name])
 
 
-class HeaderKeys(Protocol):
-    """What of the top of a job file matters here."""
-
-    @property
-    def kind(self) -> JobKind:
-        """How the size of the job may change."""
-
-    @property
-    def runner(self) -> RunnerName:
-        """What runs it."""
-
-    @property
-    def launcher(self) -> Launcher:
-        """How its ranks are started."""
-
-    @property
-    def walltime(self) -> int:
-        """Seconds that it may run."""
-
-    @property
-    def warn_before(self) -> int | None:
-        """Seconds before that at which it is warned; None: as is usual for its runner."""
-
-
-class ComponentKeys(Protocol):
-    """What of a component matters here."""
-
-    @property
-    def minimum(self) -> int | None:
-        """Fewest processors; None: it keeps its size."""
-
-    @property
-    def maximum(self) -> int | None:
-        """Most processors; None: it keeps its size."""
-
-    @property
-    def launcher(self) -> Launcher | None:
-        """How its ranks are started; None: as the job says."""
-
-    @property
-    def retire_command(self) -> tuple[str, ...]:
-        """What asks a worker to end."""
-
-    @property
-    def model_fields_set(self) -> AbstractSet[str]:
-        """Keys that are in the file."""
-
-
 def malleability_problems(
-    header: HeaderKeys, components: Sequence[tuple[int, ComponentKeys]]
+    header: JobHeader, components: Sequence[tuple[int, ComponentTable]]
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield what does not fit together, by the place in the file."""
     malleable = header.kind.varies
@@ -250,21 +199,21 @@ def _runners(kind: JobKind) -> str:
     return '"workers" or "adaptive"' if kind is JobKind.EVOLVING else '"workers", "adaptive" or "sweep"'
 
 
-def _warning_problems(header: HeaderKeys) -> Iterator[tuple[KeyPath, str]]:
+def _warning_problems(header: JobHeader) -> Iterator[tuple[KeyPath, str]]:
     if header.runner not in {RunnerName.ADAPTIVE, RunnerName.WORKERS}:
         yield ("warn_before",), 'allowed with runner = "adaptive" or "workers" only'
     elif header.warn_before is not None and header.warn_before >= header.walltime:
         yield ("warn_before",), f"found {header.warn_before}, allowed is less than walltime ({header.walltime} s)"
 
 
-def warned_before(header: HeaderKeys) -> int:
+def warned_before(header: JobHeader) -> int:
     """Return how many seconds before the end of its walltime a job is warned; 0: it is not."""
     usual = WARN_ADAPTIVE_BEFORE if header.runner is RunnerName.ADAPTIVE else 0
     return usual if header.warn_before is None else header.warn_before
 
 
 def _malleable_component_problems(
-    header: HeaderKeys, index: int, component: ComponentKeys
+    header: JobHeader, index: int, component: ComponentTable
 ) -> Iterator[tuple[KeyPath, str]]:
     malleable = header.kind.varies
     alone = header.runner in {RunnerName.WORKERS, RunnerName.SWEEP}
@@ -289,7 +238,7 @@ def _malleable_component_problems(
         yield ("components", index, "retire_signal"), "given together with retire_command: allowed is one of them"
 
 
-def _problems_with_runner(header: HeaderKeys, index: int, component: ComponentKeys) -> Iterator[tuple[KeyPath, str]]:
+def _problems_with_runner(header: JobHeader, index: int, component: ComponentTable) -> Iterator[tuple[KeyPath, str]]:
     """Yield the keys of a component that mean nothing to the runner of the job."""
     if not header.kind.varies or header.runner is RunnerName.RANKS or component.minimum is None:
         return
@@ -303,38 +252,10 @@ def _problems_with_runner(header: HeaderKeys, index: int, component: ComponentKe
 # Where the job file leaves that to the clusters, the least capable cluster decides.
 
 
-class ResizeKeys(Protocol):
-    """What of the top of a job file matters here."""
-
-    @property
-    def kind(self) -> JobKind:
-        """How the size of the job may change."""
-
-    @property
-    def runner(self) -> RunnerName:
-        """What runs it."""
-
-    @property
-    def launcher(self) -> Launcher:
-        """How its ranks are started."""
-
-    @property
-    def mpi_resize(self) -> MpiResizeWanted:
-        """How an MPI program changes its size."""
-
-    @property
-    def working_directory(self) -> str | None:
-        """Where its ranks start."""
-
-
 def unable_to_spawn(pinned: Sequence[str | None], site: SiteConfig) -> list[str]:
     """Return the clusters on which a job may run and whose MPI cannot spawn. ``pinned``: of each component, or None."""
     possible = [one for one in site.enabled_clusters if None in pinned or one.name in pinned]
-    return [one.name for one in possible if not _spawns(one)]
-
-
-def _spawns(cluster: ClusterConfig) -> bool:
-    return cluster.mpi_resize is MpiResize.SPAWN
+    return [one.name for one in possible if one.mpi_resize is not MpiResize.SPAWN]
 
 
 def mpi_resize(wanted: MpiResizeWanted, pinned: Sequence[str | None], site: SiteConfig | None) -> MpiResize:
@@ -345,7 +266,7 @@ def mpi_resize(wanted: MpiResizeWanted, pinned: Sequence[str | None], site: Site
 
 
 def mpi_resize_problems(
-    header: ResizeKeys, pinned: Sequence[str | None], site: SiteConfig | None
+    header: JobHeader, pinned: Sequence[str | None], site: SiteConfig | None
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield what of a job file does not fit together, or not to the site, by the place in the file."""
     adaptive = header.kind.varies and header.runner is RunnerName.ADAPTIVE
@@ -386,40 +307,11 @@ def explained(job: Job, site: SiteConfig) -> str:
 
 # -- Sweeps: parameters, their values, and what must fit together --------------------------------------------
 
-if TYPE_CHECKING:
-
-    class _Header(Protocol):
-        """What of the top of a job file matters here."""
-
-        @property
-        def runner(self) -> RunnerName:
-            """What runs the job."""
-
-    class _Component(Protocol):
-        """What of a component matters here."""
-
-        @property
-        def command(self) -> tuple[str, ...]:
-            """Program and arguments."""
-
-        @property
-        def minimum(self) -> int | None:
-            """Fewest launchers."""
-
-        @property
-        def maximum(self) -> int | None:
-            """Most launchers."""
-
-        @property
-        def output_files(self) -> tuple[str, ...]:
-            """Files that are fetched."""
-
-
 LARGEST_FILE = 64 * 1024 * 1024
 
 
 def sweep_problems(
-    header: _Header, components: Sequence[tuple[int, _Component]], data: object, directory: Path
+    header: JobHeader, components: Sequence[tuple[int, ComponentTable]], data: object, directory: Path
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield what does not fit together, by the place in the file. ``data``: the table, as it is in the file."""
     if header.runner is not RunnerName.SWEEP:
@@ -432,7 +324,9 @@ def sweep_problems(
     if len(components) > 1:
         yield ("components",), 'allowed with runner = "sweep" is one component'
     for index, component in components[:1]:
-        yield from _sweep_component_problems(index, component)
+        if component.output_files:
+            text = 'not with runner = "sweep": what a task prints is kept; let it write files below working_directory'
+            yield ("components", index, "output_files"), text
     try:
         table = SweepTable.model_validate(data)
     except ValidationError:
@@ -441,12 +335,6 @@ def sweep_problems(
     yield from found
     if not found:
         yield from _file_problems(table, directory)
-
-
-def _sweep_component_problems(index: int, component: _Component) -> Iterator[tuple[KeyPath, str]]:
-    if component.output_files:
-        text = 'not with runner = "sweep": what a task prints is kept; let it write files below working_directory'
-        yield ("components", index, "output_files"), text
 
 
 def _table_problems(table: SweepTable, command: Sequence[str] | None) -> Iterator[tuple[KeyPath, str]]:
@@ -526,67 +414,50 @@ def _axis(name: str, values: Values, directory: Path) -> SweepAxis:
 HINT = "`koala docs jobfile` describes every key"
 
 
-def load_job(path: Path, *, job_id: JobId, user: str, submitted_at: float, site: SiteConfig | None = None) -> Job:
+NEW = JobId("0")
+"""Stands for the id that the service gives at submission."""
+
+
+def load_job(
+    path: Path, *, user: str, job_id: JobId = NEW, submitted_at: float = 0.0, site: SiteConfig | None = None
+) -> Job:
     """Return the job that the file at ``path`` describes, checked against ``site`` when one is given.
 
     ``submitted_at``: seconds since the epoch. Raises ConfigurationError with all problems of the file, one per line.
     """
-    directory = path.absolute().parent
-    table, files = _table(read_document(path), directory, site)
-    return _job(
-        table, files, site, directory=directory, name=path.stem, job_id=job_id, user=user, submitted_at=submitted_at
-    )
+    job = _job(read_document(path), path.stem, path.absolute().parent, user=user, site=site)
+    return replace(job, id=job_id, submitted_at=submitted_at)
 
 
 def load_job_text(
     text: str,
     *,
-    directory: Path,
-    job_id: JobId,
     user: str,
-    submitted_at: float,
+    directory: Path,
     source: str = "job",
-    typed: bool = True,
+    job_id: JobId = NEW,
+    submitted_at: float = 0.0,
     site: SiteConfig | None = None,
 ) -> Job:
     """Return the job that a TOML text describes, as ``load_job`` does.
 
     ``directory``: where relative input files are. ``source``: what refusals call the text, and the job's name when it
-    has none. ``typed``: a person has written it, to whom its lines mean something.
+    has none.
     """
-    document = replace(parse_document(text, source=source), typed=typed)
-    table, files = _table(document, directory.absolute(), site)
-    return _job(
-        table,
-        files,
-        site,
-        directory=directory.absolute(),
-        name=source,
-        job_id=job_id,
-        user=user,
-        submitted_at=submitted_at,
-    )
+    job = _job(parse_document(text, source=source), source, directory.absolute(), user=user, site=site)
+    return replace(job, id=job_id, submitted_at=submitted_at)
 
 
 def job_of_values(
     values: Mapping[str, object], *, source: str, user: str, directory: Path, site: SiteConfig | None = None
 ) -> Job:
-    """Return the job that values describe which a program has put together, by the keys of a job file.
+    """Return the job that a program describes by the keys of a job file.
 
     ``source``: what refusals call them. ``directory``: where relative input files are. ``site``: as for ``load_job``.
-    The service gives the id. Raises ConfigurationError with all that is wrong, one problem per line.
+    Raises ConfigurationError with all that is wrong, one problem per line.
     """
-    table, files = _table(Document(source=source, text="", data=values), directory.absolute(), site)
-    return _job(
-        table,
-        files,
-        site,
-        directory=directory.absolute(),
-        name=source,
-        job_id=JobId("0"),
-        user=user,
-        submitted_at=0.0,
-    )
+    document = Document(source=source, text="", data=values)
+    return _job(document, source, directory.absolute(), user=user, site=site)
 
 
 def check_job(job: Job, site: SiteConfig) -> None:
@@ -621,20 +492,13 @@ def _table(
         problems, [(index, component.input_files) for index, component in components], directory, before=before
     )
     _check_together(problems, header, components)
-    if header is not None:
-        for path, text in malleability_problems(header, components):
-            problems.add(path, text)
-    if header is not None:
-        for path, text in sweep_problems(header, components, document.data.get("sweep"), directory):
-            problems.add(path, text)
     if site is not None:
         pinned = [(index, _cluster_name(component)) for index, component in components]
-        for path, text in _site_problems(pinned, header.walltime if header else None, site):
-            problems.add(path, text)
+        problems.add_all(_site_problems(pinned, header.walltime if header else None, site))
     if header is not None:
-        pinned_names = [component.cluster for _, component in components]
-        for path, text in mpi_resize_problems(header, pinned_names, site):
-            problems.add(path, text)
+        problems.add_all(malleability_problems(header, components))
+        problems.add_all(sweep_problems(header, components, document.data.get("sweep"), directory))
+        problems.add_all(mpi_resize_problems(header, [component.cluster for _, component in components], site))
     problems.refuse()
     if table is None:
         raise AssertionError("a job that is not valid has problems")
@@ -728,17 +592,9 @@ def _component_name(index: int, component: ComponentTable) -> str:
     return component.name or f"c{index + 1}"
 
 
-def _job(
-    table: JobTable,
-    files: Sequence[tuple[InputFile, ...]],
-    site: SiteConfig | None,
-    *,
-    directory: Path,
-    name: str,
-    job_id: JobId,
-    user: str,
-    submitted_at: float,
-) -> Job:
+def _job(document: Document, name: str, directory: Path, *, user: str, site: SiteConfig | None) -> Job:
+    """Return the job of a document; ``name``: that of a job whose file gives it none."""
+    table, files = _table(document, directory, site)
     patience = 0 if table.runner is RunnerName.SWEEP else Retirement().grace
     components = tuple(
         Component(
@@ -766,13 +622,13 @@ def _job(
     )
     sweep = None if table.sweep is None else sweep_of(table.sweep, directory)
     return Job(
-        id=job_id,
+        id=NEW,
         name=table.name or name,
         kind=table.kind,
         components=components if sweep is None else within_tasks(components, sweep),
         walltime=table.walltime,
         user=user,
-        submitted_at=submitted_at,
+        submitted_at=0.0,
         priority=table.priority,
         placement=table.placement or (site.scheduler.placement if site is not None else "worst-fit"),
         maximum_tries=table.maximum_tries,

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from bisect import bisect_right
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
     from pathlib import Path
+    from typing import TypeGuard
 
 
 # -- Durations, sizes and foreign text for people, and TOML strings (pure) -----------------------------------
@@ -51,6 +53,43 @@ def printable(text: str) -> str:
 def toml_text(value: str) -> str:
     """Return a TOML string: JSON's, but for the one control character that JSON leaves as it is."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def toml_of(values: Mapping[str, object]) -> str:
+    """Return a document whose values are texts, numbers, truth values, and lists and tables of these."""
+    return "\n".join(_table_lines(values, ())).lstrip("\n") + "\n"
+
+
+def _table_lines(values: Mapping[str, object], path: tuple[str, ...]) -> Iterator[str]:
+    """Yield the lines of a table; its own values come before those of the tables inside it."""
+    tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+    arrays = {key: value for key, value in values.items() if _is_array_of_tables(value)}
+    for key, value in values.items():
+        if key not in tables and key not in arrays:
+            yield f"{_toml_key(key)} = {_toml_value(value)}"
+    for key, array in arrays.items():
+        for table in array:
+            yield from ("", f"[[{'.'.join(map(_toml_key, (*path, key)))}]]")
+            yield from _table_lines(table, (*path, key))
+    for key, table in tables.items():
+        yield from ("", f"[{'.'.join(map(_toml_key, (*path, key)))}]")
+        yield from _table_lines(table, (*path, key))
+
+
+def _is_array_of_tables(value: object) -> TypeGuard[list[Mapping[str, object]]]:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) for one in value)
+
+
+def _toml_key(key: str) -> str:
+    return key if BARE_KEY.fullmatch(key) else toml_text(key)
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_toml_key(key)} = {_toml_value(one)}' for key, one in value.items())} }}"
+    return toml_text(value) if isinstance(value, str) else str(value).lower()
 
 
 # -- Reading, and the line of each key -----------------------------------------------------------------------
@@ -110,9 +149,8 @@ class Document:
     source: str
     """What a refusal calls it: the path of the file."""
     text: str
+    """Empty where the data come from a program, and refusals can name no line."""
     data: Mapping[str, object]
-    typed: bool = True
-    """A person has written the text; if not, its lines mean nothing to anybody."""
 
 
 def read_document(path: Path) -> Document:

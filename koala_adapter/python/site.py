@@ -193,22 +193,20 @@ class Site:
 
     # ---- jobs -------------------------------------------------------------------------------------------------------
 
-    def checked(self, job: Job | str | PathLike[str]) -> CheckedJob:
+    def checked(self, job: Job | str | PathLike[str], *, source: str = "koala.Job") -> CheckedJob:
         """Return a job as the service takes it, checked against the site file.
 
         ``job``: a description, or the path of a job file. Input files of a description are relative to the current
-        directory. Raises ConfigurationError with all that is wrong, one problem per line.
+        directory. ``source``: what refusals call a description. Raises ConfigurationError with all that is wrong, one
+        problem per line.
         """
         from koala_adapter.config.jobfile import job_of_values, load_job
         from koala_adapter.lrm.commands import login_name
-        from koala_adapter.model import JobId
 
         self.check_in_force()
         if isinstance(job, str | PathLike):
-            return load_job(Path(job), job_id=JobId("0"), user=login_name(), submitted_at=0.0, site=self.config)
-        return job_of_values(
-            job.values(), source="koala.Job", user=login_name(), directory=Path.cwd(), site=self.config
-        )
+            return load_job(Path(job), user=login_name(), site=self.config)
+        return job_of_values(job.values(), source=source, user=login_name(), directory=Path.cwd(), site=self.config)
 
     def submit(self, job: Job | str | PathLike[str] | CheckedJob) -> JobHandle:
         """Hand a job to the service, and start one if none runs; return a handle on the job.
@@ -458,16 +456,6 @@ def jobs(limit: int = LATEST, *, site: Site | None = None) -> list[JobHandle]:
 # -- A temporary site inside this machine, for trials and tests ----------------------------------------------
 # All of it is removed at the end of the block.
 
-CLUSTER = """
-[[clusters]]
-name = {name}
-plugin = "local"
-poll_interval = 0.5
-requests_per_minute = 600
-output_directory = {directory}
-settings = {{ processors = {processors}, idle_seconds = 60 }}
-"""
-
 
 @contextmanager
 def local_site(clusters: Sequence[str] = ("alpha", "beta"), *, processors: int = 4) -> Iterator[Site]:
@@ -507,16 +495,26 @@ def local_site_text(
     ``directory``: for what placeholders print. ``clusters``: the processors of each, by name. ``scheduler``: settings
     beside, or in place of, the usual ones.
     """
-    from koala_adapter.config.tomlfile import toml_text
+    from koala_adapter.config.tomlfile import toml_of
 
-    settings = {"scan_interval": 0.5, "launch_margin": 20, "placeholder_life": 300, **(scheduler or {})}
-    lines = ["[control_center]", 'listen = "127.0.0.1"', "lease = 60", "heartbeat = 1", "", "[scheduler]"]
-    lines += [f"{key} = {toml_text(value) if isinstance(value, str) else value}" for key, value in settings.items()]
     tables = [
-        CLUSTER.format(name=toml_text(name), directory=toml_text(str(directory)), processors=processors)
+        {
+            "name": name,
+            "plugin": "local",
+            "poll_interval": 0.5,
+            "requests_per_minute": 600,
+            "output_directory": str(directory),
+            "settings": {"processors": processors, "idle_seconds": 60},
+        }
         for name, processors in clusters.items()
     ]
-    return "\n".join([*lines, *tables])
+    return toml_of(
+        {
+            "control_center": {"listen": "127.0.0.1", "lease": 60, "heartbeat": 1},
+            "scheduler": {"scan_interval": 0.5, "launch_margin": 20, "placeholder_life": 300, **(scheduler or {})},
+            "clusters": tables,
+        }
+    )
 
 
 def _end_all(site: Site, state: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps in job files and on command lines: what they mean, and what is refused."""
+"""Sweeps in job files: what they mean, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.config.commandjob import CommandSweep, split_words, sweep_file_text
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import Job, JobId, RunnerName
@@ -121,54 +120,3 @@ def test_values_that_are_refused_are_refused_once(values: str, refusal: str, tmp
     with pytest.raises(ConfigurationError) as refused:
         load(text, tmp_path)
     assert re.fullmatch(rf"job:9: sweep\.parameters\.{refusal}", refused.value.message), refused.value.message
-
-
-def test_a_line_that_nobody_has_written_is_not_named(tmp_path: Path) -> None:
-    """Who has typed a command has not seen the job file that it stands for."""
-    wanted = CommandSweep(command=("p", "{a}"), parameters=(("a", "1..2..-1"),), working_directory="/w")
-    with pytest.raises(ConfigurationError, match=r"^command line: sweep\.parameters\.a: found "):
-        load_job_text(
-            sweep_file_text(wanted), directory=tmp_path, job_id=JobId("1"), user="u", submitted_at=0.0,
-            source="command line", typed=False,
-        )  # fmt: skip
-
-
-def test_a_command_line(tmp_path: Path) -> None:
-    """It stands for the job file that is written."""
-    (tmp_path / "names").write_text("n\n")
-    words = ["prog", "{a}-{b}", "{c}", ":::", "a=1..2", "b=x,1..2", f"c=@{tmp_path}/names"]
-    command, parameters = split_words(words)
-    text = sweep_file_text(
-        CommandSweep(command=command, parameters=parameters, maximum=5, grace=3, working_directory="/w")
-    )
-    job = load(text, tmp_path)
-    assert job.sweep is not None
-    assert [axis.count for axis in job.sweep.axes] == [2, 2, 1]
-    assert (job.components[0].maximum, job.components[0].retirement.grace, job.working_directory) == (4, 3, "/w")
-    assert job.components[0].flexible
-
-
-@pytest.mark.parametrize(
-    ("words", "refusal"),
-    [
-        (["prog", "{a}"], "nothing says what the parameters are"),
-        ([":::", "a=1"], "no program before"),
-        (["p", "{a}", ":::", "1..3"], "found '1..3' behind"),
-        (["p", "{a}", ":::", "a=1", "a=2"], "there twice"),
-        (["p", "{a}", ":::", "a="], "parameter a has no values"),
-    ],
-)
-def test_a_command_line_that_is_refused(words: list[str], refusal: str) -> None:
-    """With an example of one that is not."""
-    with pytest.raises(ConfigurationError, match=refusal):
-        split_words(words)
-
-
-def test_a_sweep_has_no_more_processors_than_tasks(tmp_path: Path) -> None:
-    """More launchers would only take processors from others."""
-    for maximum, expected in ((1000, 4), (3, 3)):
-        wanted = CommandSweep(
-            command=("p", "{a}"), parameters=(("a", "1..4"),), maximum=maximum, working_directory="/w"
-        )
-        job = load(sweep_file_text(wanted), tmp_path)
-        assert job.components[0].maximum == expected

@@ -5,21 +5,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from parsl.jobs.states import TERMINAL_STATES
 from parsl.jobs.states import JobState as BlockState
 
-from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import EndReason, JobId
+from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobOutcome, JobState
-from koala_adapter.parsl import BlockShape, KoalaProvider, block_state, job_text
+from koala_adapter.parsl import KoalaProvider, block_state
+from koala_adapter.python.site import local_site_text
 from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from koala_adapter.report.values import JobReport
 
 
@@ -29,12 +30,21 @@ def report(state: JobState, reason: EndReason = EndReason.EXITED) -> JobReport:
     return job_report(name="block", state=state, user="alice", outcome=outcome, output_directory="/")
 
 
-def test_the_job_of_a_block_is_any_text_for_bash() -> None:
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Return a site file of two clusters."""
+    file = tmp_path / "site.toml"
+    file.write_text(local_site_text(tmp_path, {"alpha": 4, "beta": 4}))
+    return file
+
+
+def test_the_job_of_a_block_is_any_text_for_bash(site: Path) -> None:
     """Quotes, line breaks, non-ASCII and control characters arrive as they are."""
     command = 'echo "a\'b\\n"\n# \u00e4 \x7f \U0001f40a\n'
-    shape = BlockShape(processors=3, walltime=60, worker_init="module load x", placement="worst-fit", priority=2)
-    text = job_text(shape, command, "line\nbreak")
-    job = load_job_text(text, directory=Path("/"), job_id=JobId("1"), user="alice", submitted_at=0.0)
+    provider = KoalaProvider(
+        site=site, nodes_per_block=3, walltime=60, worker_init="module load x", placement="worst-fit", priority=2
+    )
+    job = provider._job(command, "line\nbreak")
     (block,) = job.components
     assert block.command == ("/bin/bash", "-c", f"module load x\n{command}\n")
     assert dict(block.environment) == {"PARSL_CORES": "1"}
@@ -42,11 +52,9 @@ def test_the_job_of_a_block_is_any_text_for_bash() -> None:
     assert (block.minimum, block.maximum, block.flexible, block.cluster) == (3, 3, True, None)
 
 
-def test_a_block_on_one_cluster_stays_there() -> None:
+def test_a_block_on_one_cluster_stays_there(site: Path) -> None:
     """A cluster that is named leaves nothing to be divided."""
-    shape = BlockShape(processors=3, walltime="01:00:00", cluster="alpha")
-    text = job_text(shape, "true", "")
-    job = load_job_text(text, directory=Path("/"), job_id=JobId("1"), user="alice", submitted_at=0.0)
+    job = KoalaProvider(site=site, nodes_per_block=3, cluster="alpha")._job("true", "")
     assert (job.components[0].cluster, job.components[0].flexible, job.walltime) == ("alpha", False, 3600)
 
 

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to run, as said on a command line: a job file, a program, or a program with the values of its parameters."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from koala_adapter.errors import ConfigurationError
+from koala_adapter.python.description import WALLTIME, Component, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from koala_adapter.cli.session import Session
+    from koala_adapter.model import Job as CheckedJob
+
+R = TypeVar("R")
+
+SOURCE = "command line"
+"""What refusals call a job without a file."""
+
+
+# -- A job file, or a program and its processors -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobArguments:
+    """The arguments and options of ``koala run`` and ``submit`` that say what is to run."""
+
+    words: tuple[str, ...]
+    """A job file, or a program and its arguments."""
+    processors: int | None
+    mpi: bool
+    walltime: str | None
+    cluster: str | None
+    split: bool
+    save: Path | None
+
+    def job(self, session: Session) -> CheckedJob:
+        """Return the job. Raises ConfigurationError and UsageError."""
+        if len(self.words) > 1 or self._given:
+            if len(self.words) == 1 and self.words[0].endswith(".toml"):
+                raise click.UsageError("a job file says itself what it needs: nothing may stand beside it")
+            return checked(session, self._description(), self.save)
+        path = Path(self.words[0])
+        if path.suffix != ".toml" and path.is_file() and os.access(path, os.X_OK):
+            message = f"{path} is a program, no job file"
+            raise ConfigurationError(message, hint=f"koala run -n PROCESSORS -- {path}")
+        if path.suffix != ".toml" and not path.exists() and shutil.which(self.words[0]) is not None:
+            message = f"{path}: there is no such job file, but a program of that name"
+            raise ConfigurationError(message, hint=f"to run it: koala run -n 1 -- {path}")
+        return session.job(path)
+
+    @property
+    def job_files(self) -> tuple[Path, ...]:
+        """The job files that are named, several at once; empty where the words are one job."""
+        several = len(self.words) > 1 and all(word.endswith(".toml") for word in self.words)
+        return tuple(map(Path, self.words)) if several and not self._given else ()
+
+    @property
+    def _given(self) -> bool:
+        given = (self.processors, self.walltime, self.cluster, self.save)
+        return self.mpi or self.split or any(one is not None for one in given)
+
+    def _description(self) -> Job:
+        return Job(
+            self.words,
+            processors=1 if self.processors is None else self.processors,
+            launcher="mpi" if self.mpi else None,
+            walltime=self.walltime or WALLTIME,
+            cluster=self.cluster,
+            placement="flexible-cluster-minimization" if self.split else None,
+            flexible=True if self.split else None,
+            working_directory=Path.cwd(),
+        )
+
+
+def checked(session: Session, described: Job, save_as: Path | None) -> CheckedJob:
+    """Return the job of a description, checked against the site, and save the job file that says the same.
+
+    Raises ConfigurationError, before anything is written.
+    """
+    from koala_adapter.config.tomlfile import toml_of
+
+    text = toml_of(described.values())
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{SOURCE}: an argument is not UTF-8", hint="rename the file it names") from None
+    job = session.job(described)
+    if save_as is not None:
+        _save(save_as, text)
+    return job
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigurationError(f"{path} is there already", hint="save under another name, or remove it") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
+    """Have a command take what is to run, as its argument ``wanted``: JobArguments."""
+
+    @click.argument("words", metavar="JOB | [--] PROGRAM [ARGUMENTS]", nargs=-1, required=True, type=click.UNPROCESSED)
+    @click.option("--processors", "-n", type=click.IntRange(min=1), metavar="N", help="Processors for PROGRAM.")
+    @click.option("--mpi", is_flag=True, help="PROGRAM is one MPI world of N processes.")
+    @click.option("--walltime", "-t", metavar="TIME", help="How long PROGRAM may run, such as 10m. Default: 1h.")
+    @click.option("--cluster", "-C", metavar="NAME", help="Cluster that PROGRAM must run in.")
+    @click.option("--split", is_flag=True, help="Several clusters may share N, where one has not enough.")
+    @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file this stands for.")
+    @functools.wraps(function)
+    def with_arguments(*args: object, **options: object) -> R:
+        names = ("words", "processors", "mpi", "walltime", "cluster", "split", "save")
+        wanted = JobArguments(**{name: options.pop(name) for name in names})  # type: ignore[arg-type] # as click checked
+        return function(*args, wanted=wanted, **options)
+
+    return with_arguments
+
+
+# -- A program and the values of its parameters --------------------------------------------------------------
+
+SEPARATOR = ":::"
+MOST_LAUNCHERS = 1000
+"""Launchers of a sweep at most, where the user does not say how many."""
+REPEATS = 2
+"""New tries of a task that fails, unless the user says otherwise."""
+_WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+
+
+def sweep_of_words(
+    words: Sequence[str],
+    *,
+    maximum: int | None = None,
+    together: bool = False,
+    repeats: int | None = None,
+    grace: int | None = None,
+    walltime: str | None = None,
+    cluster: str | None = None,
+) -> Job:
+    """Return the sweep that the words of ``koala sweep`` describe: a program, ``:::`` and NAME=VALUES.
+
+    ``grace``: seconds that a task has to end when its processor is wanted. Raises ConfigurationError.
+    """
+    command, parameters = _split(words)
+    component = Component(
+        command,
+        minimum=1,
+        maximum=maximum or MOST_LAUNCHERS,
+        cluster=cluster,
+        flexible=True if cluster is None else None,
+        retire_grace=grace or 0,
+    )
+    tasks: dict[str, object] = {"repeats": REPEATS if repeats is None else repeats, "parameters": parameters}
+    return Job(
+        components=[component],
+        kind="malleable",
+        runner="sweep",
+        walltime=walltime or WALLTIME,
+        working_directory=Path.cwd(),
+        sweep=tasks | ({"combine": "together"} if together else {}),
+    )
+
+
+def _split(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, object]]:
+    if SEPARATOR not in words:
+        message = "nothing says what the parameters are"
+        raise ConfigurationError(message, hint="koala sweep -- ./program {a} {b} ::: a=1..100 b=x,y")
+    at = list(words).index(SEPARATOR)
+    found: dict[str, object] = {}
+    for word in words[at + 1 :]:
+        match = _WORD.fullmatch(word)
+        if match is None:
+            raise ConfigurationError(
+                f"found {word!r} behind {SEPARATOR}", hint="allowed is NAME=VALUES: a=1..100 b=x,y"
+            )
+        name, values = match.groups()
+        if not values:
+            raise ConfigurationError(f"parameter {name} has no values", hint=f"{name}=1..9, {name}=x,y or {name}=@FILE")
+        if name in found:
+            raise ConfigurationError(f"parameter {name} is there twice", hint="give each its values once")
+        found[name] = _values(values)
+    if not words[:at]:
+        raise ConfigurationError(
+            f"there is no program before {SEPARATOR}", hint="koala sweep -- ./program {a} ::: a=1..9"
+        )
+    return tuple(words[:at]), found
+
+
+def _values(text: str) -> object:
+    """Return the values of a parameter as a job file has them: a file, a range or a list."""
+    if text.startswith("@"):
+        return {"file": text[1:]}
+    if ".." in text and "," not in text and re.fullmatch(r"[-0-9.]+", text):
+        return text
+    return text.split(",")
