@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
 from benchmarks import cutoff  # noqa: E402 - needs the path set above
-from koala_adapter.wiki.codec.verbs import Dialect  # noqa: E402 - needs the path set above
+from koala_adapter.wiki.codec.words import Dialect  # noqa: E402
 from tests.real.mauistandin import MauiStandIn  # noqa: E402
 from tests.real.systems import SlurmCluster  # noqa: E402
 from tests.real.wiki_serving import WikiServing  # noqa: E402

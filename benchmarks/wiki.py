@@ -30,23 +30,19 @@ from typing import TYPE_CHECKING
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from koala_adapter.wiki.codec.verbs import (
-    LARGEST_SIZE,
+from koala_adapter.wiki.codec.frames import LARGEST_SIZE, FrameReader, open_reply, read_key, seal
+from koala_adapter.wiki.codec.records import (
     Count,
-    Dialect,
-    FrameReader,
     JobRecord,
     NodeRecord,
     build_job,
     build_node,
     join_records,
-    open_reply,
     parse_jobs,
     parse_nodes,
-    parse_reply,
-    read_key,
-    seal,
 )
+from koala_adapter.wiki.codec.verbs import parse_reply
+from koala_adapter.wiki.codec.words import Dialect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

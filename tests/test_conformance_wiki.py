@@ -17,7 +17,8 @@ import pytest
 from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context
-from koala_adapter.wiki.codec.verbs import Dialect, read_key
+from koala_adapter.wiki.codec.frames import read_key
+from koala_adapter.wiki.codec.words import Dialect
 from koala_local.lrm import LocalLrm, LocalSettings
 from koala_wiki import PLUGIN
 from koala_wiki.lrm import WikiSettings

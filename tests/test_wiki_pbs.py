@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.testing import new_context
-from koala_adapter.wiki.codec.verbs import Dialect, parse_nodes, read_key
+from koala_adapter.wiki.codec.frames import read_key
+from koala_adapter.wiki.codec.records import parse_nodes
+from koala_adapter.wiki.codec.words import Dialect
 from koala_pbs import PLUGIN, PbsSettings
 from tests.fakes.pbs import FakePbs
 from tests.real.systems.processes import wait_until

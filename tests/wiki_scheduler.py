@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.codec.verbs import Dialect, JobRecord, parse_jobs, parse_request, read_key
+from koala_adapter.wiki.codec.frames import read_key
+from koala_adapter.wiki.codec.records import JobRecord, parse_jobs
+from koala_adapter.wiki.codec.verbs import parse_request
+from koala_adapter.wiki.codec.words import Dialect
 from tests.real.systems.processes import wait_until
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from koala_adapter.lrm import Lrm
-    from koala_adapter.wiki.codec.verbs import Dialect, Key
+    from koala_adapter.wiki.codec.frames import Key
+    from koala_adapter.wiki.codec.words import Dialect
 
 
 class WikiServer:

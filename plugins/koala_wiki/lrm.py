@@ -29,26 +29,20 @@ from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.wiki.client import Peer, exchange, load_key
+from koala_adapter.wiki.codec.records import JobRecord, NodeRecord, parse_jobs, parse_nodes
 from koala_adapter.wiki.codec.verbs import (
     CancelJob,
-    Dialect,
     GetJobs,
     GetNodes,
-    JobRecord,
-    JobWord,
     ModifyJob,
-    NodeRecord,
-    NodeWord,
     NotifyJob,
     RequeueJob,
     ResumeJob,
     SignalJob,
     StartJob,
-    Status,
     SuspendJob,
-    parse_jobs,
-    parse_nodes,
 )
+from koala_adapter.wiki.codec.words import Dialect, JobWord, NodeWord, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -19,7 +19,8 @@ import anyio
 
 from koala_adapter.errors import KoalaError
 from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.codec.verbs import JobRecord, NodeRecord, parse_jobs, parse_nodes, parse_request
+from koala_adapter.wiki.codec.records import JobRecord, NodeRecord, parse_jobs, parse_nodes
+from koala_adapter.wiki.codec.verbs import parse_request
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.testing import new_context
-from koala_adapter.wiki.codec.verbs import Dialect, parse_nodes, read_key
+from koala_adapter.wiki.codec.frames import read_key
+from koala_adapter.wiki.codec.records import parse_nodes
+from koala_adapter.wiki.codec.words import Dialect
 from koala_pbs import PLUGIN, PbsSettings
 from tests.pbs_scheduling import SITE, scheduling
 from tests.real.systems.pbs import OTHER, PbsServer, missing_for_pbs

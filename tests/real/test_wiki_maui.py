@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.wiki.codec.verbs import Dialect
+from koala_adapter.wiki.codec.words import Dialect
 from tests.real.mauistandin import MauiStandIn
 from tests.real.systems import SlurmCluster
 from tests.real.systems.requirements import missing_for_slurm, require

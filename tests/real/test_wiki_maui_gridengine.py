@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.wiki.codec.verbs import Dialect
+from koala_adapter.wiki.codec.words import Dialect
 from tests.real.mauistandin import MauiStandIn
 from tests.real.systems import GridEngineCell
 from tests.real.systems.requirements import missing_for_grid_engine, require

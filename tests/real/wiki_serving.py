@@ -11,16 +11,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.codec.verbs import (
-    Dialect,
-    JobRecord,
-    NodeRecord,
-    Reply,
-    parse_jobs,
-    parse_nodes,
-    parse_request,
-    read_key,
-)
+from koala_adapter.wiki.codec.frames import read_key
+from koala_adapter.wiki.codec.records import JobRecord, NodeRecord, parse_jobs, parse_nodes
+from koala_adapter.wiki.codec.verbs import Reply, parse_request
+from koala_adapter.wiki.codec.words import Dialect
 from tests import forkserver
 from tests.real.systems.ports import Ports
 from tests.real.systems.processes import PATIENCE, tail, wait_until

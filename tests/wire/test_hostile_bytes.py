@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.model import LrmJobState
 from koala_adapter.wiki.codec.records import parse_jobs as parse_wiki_jobs
-from koala_adapter.wiki.codec.verbs import Dialect
+from koala_adapter.wiki.codec.words import Dialect
 from koala_local.jobs import JobRecord, decode, encode
 from koala_pbs.jobs import parse_jobs as parse_pbs_jobs
 from koala_pbs.torque import read_torque

@@ -6,31 +6,26 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.codec.verbs import (
+from koala_adapter.wiki.codec.frames import open_reply, read_key, seal
+from koala_adapter.wiki.codec.records import (
     Count,
-    Dialect,
-    HostFormat,
-    Initialize,
     JobRecord,
-    JobWord,
-    ModifyJob,
     NodeRecord,
-    NodeWord,
     Prepared,
-    RequeueJob,
-    StartJob,
-    WaitReason,
-    build_answer,
     build_job,
     build_node,
     build_nodes,
+    fit_records,
+)
+from koala_adapter.wiki.codec.verbs import (
+    Initialize,
+    ModifyJob,
+    RequeueJob,
+    StartJob,
+    build_answer,
     build_refusal,
     build_request,
-    fit_records,
     not_started,
-    open_reply,
-    read_key,
-    seal,
 )
 from koala_adapter.wiki.codec.words import (
     JOB_ATTRIBUTES,
@@ -39,6 +34,11 @@ from koala_adapter.wiki.codec.words import (
     MOST_NODES_OF_JOB,
     MOST_TASKS,
     NODE_ATTRIBUTES,
+    Dialect,
+    HostFormat,
+    JobWord,
+    NodeWord,
+    WaitReason,
 )
 
 KEY = read_key("42")

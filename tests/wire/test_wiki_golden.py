@@ -8,29 +8,19 @@ import re
 import pytest
 
 from koala_adapter.errors import WikiError
+from koala_adapter.wiki.codec.frames import FrameReader, checksum, open_reply, open_request, read_key, seal
+from koala_adapter.wiki.codec.records import build_job, build_nodes, join_records, parse_jobs, parse_nodes
 from koala_adapter.wiki.codec.verbs import (
-    Dialect,
-    FrameReader,
-    HostFormat,
     Reply,
     Request,
     build_answer,
-    build_job,
-    build_nodes,
     build_request,
     build_start_info,
-    checksum,
-    join_records,
-    open_reply,
-    open_request,
-    parse_jobs,
-    parse_nodes,
     parse_reply,
     parse_request,
-    parse_start_info,
-    read_key,
-    seal,
 )
+from koala_adapter.wiki.codec.words import Dialect, HostFormat
+from tests.wire.wiki_answers import parse_start_info
 from tests.wire.wiki_reasons import (
     CLOSED,
     REACTIONS,

@@ -19,16 +19,9 @@ from koala_adapter.errors import (
 )
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobState, Node, NodeState
 from koala_adapter.testing import new_context
-from koala_adapter.wiki.codec.verbs import (
-    Count,
-    Dialect,
-    JobRecord,
-    NodeRecord,
-    Reply,
-    parse_jobs,
-    parse_nodes,
-    parse_reply,
-)
+from koala_adapter.wiki.codec.records import Count, JobRecord, NodeRecord, parse_jobs, parse_nodes
+from koala_adapter.wiki.codec.verbs import Reply, parse_reply
+from koala_adapter.wiki.codec.words import Dialect
 from koala_wiki import PLUGIN
 from koala_wiki.lrm import (
     QUEUE,

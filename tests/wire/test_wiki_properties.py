@@ -13,42 +13,45 @@ from hypothesis import strategies as st
 
 from koala_adapter.errors import WikiError
 from koala_adapter.wiki.codec import verbs as requests
-from koala_adapter.wiki.codec.records import Prepared, fit_records
-from koala_adapter.wiki.codec.verbs import (
-    VERBS,
-    CancelType,
+from koala_adapter.wiki.codec.frames import FrameReader, open_reply, open_request, read_key, seal
+from koala_adapter.wiki.codec.records import (
     Count,
-    Dialect,
-    FrameReader,
-    HostFormat,
     JobRecord,
-    JobWord,
     NodeRecord,
-    NodeWord,
-    StartInfo,
-    Verb,
-    build_answer,
+    Prepared,
     build_job,
     build_nodes,
-    build_request,
-    build_start_info,
-    compressed,
-    expand,
+    fit_records,
     join_records,
-    open_reply,
-    open_request,
-    parse_event,
     parse_jobs,
     parse_nodes,
+)
+from koala_adapter.wiki.codec.verbs import (
+    StartInfo,
+    build_answer,
+    build_request,
+    build_start_info,
     parse_reply,
     parse_request,
-    parse_start_info,
+)
+from koala_adapter.wiki.codec.words import (
+    JOB_ATTRIBUTES,
+    NODE_ATTRIBUTES,
+    VERBS,
+    Attribute,
+    CancelType,
+    Dialect,
+    HostFormat,
+    JobWord,
+    Kind,
+    NodeWord,
+    Verb,
+    compressed,
+    expand,
     plain,
     ranges,
-    read_key,
-    seal,
 )
-from koala_adapter.wiki.codec.words import JOB_ATTRIBUTES, NODE_ATTRIBUTES, Attribute, Kind
+from tests.wire.wiki_answers import parse_event, parse_start_info
 from tests.wire.wiki_samples import KEY, golden, timestamp
 
 if TYPE_CHECKING:

@@ -6,28 +6,11 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.codec.verbs import (
-    Count,
-    Dialect,
-    FrameReader,
-    JobRecord,
-    NodeRecord,
-    Status,
-    build_refusal,
-    expand,
-    join_records,
-    open_reply,
-    open_request,
-    parse_event,
-    parse_jobs,
-    parse_nodes,
-    parse_reply,
-    parse_request,
-    read_key,
-    read_signal,
-    read_size,
-    seal,
-)
+from koala_adapter.wiki.codec.frames import FrameReader, open_reply, open_request, read_key, read_size, seal
+from koala_adapter.wiki.codec.records import Count, JobRecord, NodeRecord, join_records, parse_jobs, parse_nodes
+from koala_adapter.wiki.codec.verbs import build_refusal, parse_reply, parse_request, read_signal
+from koala_adapter.wiki.codec.words import Dialect, Status, expand
+from tests.wire.wiki_answers import parse_event
 
 KEY = read_key("42")
 

@@ -24,7 +24,8 @@ from koala_adapter.host.containment import DefectLog
 from koala_adapter.wiki.client import exchange
 from koala_adapter.wiki.codec import frames
 from koala_adapter.wiki.codec.frames import read_key, seal
-from koala_adapter.wiki.codec.verbs import Dialect, GetJobs
+from koala_adapter.wiki.codec.verbs import GetJobs
+from koala_adapter.wiki.codec.words import Dialect
 from tests.unit.wiki.test_server_listener import serving
 from tests.unit.wiki.wiki_source import KEY
 

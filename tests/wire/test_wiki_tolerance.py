@@ -6,20 +6,10 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.codec.verbs import (
-    CancelJob,
-    Dialect,
-    FrameReader,
-    JobRecord,
-    ModifyJob,
-    SignalJob,
-    build_job,
-    build_request,
-    open_request,
-    parse_request,
-    read_key,
-    seal,
-)
+from koala_adapter.wiki.codec.frames import FrameReader, open_request, read_key, seal
+from koala_adapter.wiki.codec.records import JobRecord, build_job
+from koala_adapter.wiki.codec.verbs import CancelJob, ModifyJob, SignalJob, build_request, parse_request
+from koala_adapter.wiki.codec.words import Dialect
 
 KEY = read_key("42")
 MESSAGE = b"CMD=GETJOBS ARG=0:ALL"

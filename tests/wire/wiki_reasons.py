@@ -11,7 +11,7 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
-from koala_adapter.wiki.codec.verbs import Dialect
+from koala_adapter.wiki.codec.words import Dialect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from koala_adapter.wiki.codec.verbs import Dialect, Envelope, FrameReader, Key, open_reply, read_key
+from koala_adapter.wiki.codec.frames import Envelope, FrameReader, Key, open_reply, read_key
+from koala_adapter.wiki.codec.words import Dialect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,58 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests and replies of WIKI: as values, as a scheduler and as a manager write and read them. Pure.
-
-Its ``__all__`` has the names of the whole codec, those of the other modules included.
-"""
+"""Requests and replies of WIKI: each verb as a class that writes and reads its argument, and the answers. Pure."""
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.codec.frames import (
-    HEADER_SIZE,
-    LARGEST_SIZE,
-    MAUI_LARGEST_SIZE,
-    REPLY_SKEW,
-    REQUEST_SKEW,
-    Envelope,
-    FrameReader,
-    Key,
-    checksum,
-    open_reply,
-    open_request,
-    read_key,
-    read_size,
-    seal,
-    signature_size,
-)
-from koala_adapter.wiki.codec.records import (
-    Count,
-    JobRecord,
-    NodeRecord,
-    Prepared,
-    build_job,
-    build_node,
-    build_nodes,
-    fit_records,
-    join_records,
-    parse_jobs,
-    parse_nodes,
-)
 from koala_adapter.wiki.codec.words import (
-    ACTIVE_WORDS,
-    DRAIN_WORD,
-    END_WORDS,
     SIGNALS,
     VERBS,
     CancelType,
     Dialect,
     Event,
     HostFormat,
-    JobWord,
-    NodeWord,
     Status,
     Verb,
     WaitReason,
@@ -67,120 +30,89 @@ from koala_adapter.wiki.codec.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-__all__ = [
-    "ACTIVE_WORDS",
-    "DRAIN_WORD",
-    "END_WORDS",
-    "HEADER_SIZE",
-    "LARGEST_SIZE",
-    "MAUI_LARGEST_SIZE",
-    "REPLY_SKEW",
-    "REQUEST_SKEW",
-    "SIGNALS",
-    "VERBS",
-    "CancelJob",
-    "CancelType",
-    "Count",
-    "Dialect",
-    "Envelope",
-    "Event",
-    "FrameReader",
-    "GetJobs",
-    "GetNodes",
-    "HostFormat",
-    "Initialize",
-    "JobRecord",
-    "JobWord",
-    "Key",
-    "ModifyJob",
-    "NodeRecord",
-    "NodeWord",
-    "NotifyJob",
-    "Prepared",
-    "Reply",
-    "Request",
-    "RequeueJob",
-    "ResumeJob",
-    "SignalJob",
-    "StartInfo",
-    "StartJob",
-    "Status",
-    "SuspendJob",
-    "Verb",
-    "WaitReason",
-    "WikiError",
-    "WillRun",
-    "build_answer",
-    "build_event",
-    "build_initialized",
-    "build_job",
-    "build_node",
-    "build_nodes",
-    "build_refusal",
-    "build_request",
-    "build_start_info",
-    "check_host",
-    "check_id",
-    "checksum",
-    "compressed",
-    "done",
-    "expand",
-    "fit_records",
-    "join_records",
-    "not_started",
-    "open_reply",
-    "open_request",
-    "parse_event",
-    "parse_jobs",
-    "parse_nodes",
-    "parse_reply",
-    "parse_request",
-    "parse_start_info",
-    "plain",
-    "ranges",
-    "read_key",
-    "read_signal",
-    "read_size",
-    "seal",
-    "signature_size",
-]
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
-# -- Requests as values --------------------------------------------------------------------------------------
-# One class for each verb.
+# -- Requests ------------------------------------------------------------------------------------------------
+# Messages such as ``CMD=STARTJOB ARG=101 TASKLIST=n1:n1``, as a scheduler builds and a resource manager reads them.
+#
+# Both sides of Slurm look for the parts by their names wherever they stand, so what is built never has such a name
+# inside of a value. What cannot be read is refused with the status and the words that Slurm had for it.
 
 ALL: Final = "ALL"
 LONGEST_COMMENT: Final = 512
 HIGHEST_NUMBER: Final = 65_535
-"""That SIGNALJOB may carry; whether there is such a signal, whoever is to send it finds."""
+"""That SIGNALJOB may carry; the receiver finds whether there is such a signal."""
 HIGHEST_PORT: Final = 65535
 LONGEST_MESSAGE: Final = 4096
 """Characters of a NOTIFYJOB."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_NOT_IN_CHANGE: Final = re.compile(r"[\s\"'\x00-\x1f\x7f\ud800-\udfff]")
+_NOT_IN_COMMENT: Final = re.compile(r"[\"'=;#\\\x00-\x1f\x7f\ud800-\udfff]")
+_SINCE: Final = re.compile(r"\s*(?P<since>[+-]?[0-9]{0,19}):", re.ASCII)
+_CHANGE: Final = re.compile(r"(?P<name>[A-Z][A-Z0-9_]*)=(?P<value>\"[^\"]*\"|'[^']*'|[^\s;]*)", re.ASCII)
+_COMMENT: Final = re.compile(r"\bCOMMENT=(?P<value>\"[^\"]*\"|'[^']*'|\S*)")
+_OLD_WILL_RUN: Final = re.compile(r"JOBID=(?P<job>[^\s@,]+)(?:@(?P<time>[0-9]{1,15}))?,(?P<nodes>\S*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetNodes:
+class Request(ABC):
+    """A request: a verb and its argument."""
+
+    verb: ClassVar[Verb]
+    equals_sign: ClassVar[bool] = False
+    """Slurm says of a message without its argument that it lacks ``ARG=``; of the other verbs that it lacks ``ARG``."""
+
+    @abstractmethod
+    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+        """Return what follows ``ARG=``. Raises WikiError for what cannot be said safely."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, argument: str, dialect: Dialect) -> Self:
+        """Return the request of an argument. Raises WikiError with the status and the words to answer with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetNodes(Request):
     """List nodes: those called ``names``, or all when None; in full only what changed after ``since`` (0: all)."""
 
     verb: ClassVar[Verb] = Verb.GETNODES
     since: int = 0
     names: tuple[str, ...] | None = None
 
+    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+        """``0:ALL`` or ``1700000000:n1:n2``."""
+        return _listing(self.since, None if self.names is None else map(check_host, self.names))
+
+    @classmethod
+    def read(cls, argument: str, dialect: Dialect) -> Self:
+        """Read host expressions, too."""
+        since, wanted = _read_listing(argument)
+        return cls(since=since, names=None if wanted is None else _hosts(wanted, "Invalid ARG value"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetJobs:
+class GetJobs(Request):
     """List jobs: those of ``ids``, or all when None; in full only what changed after ``since`` (0: all)."""
 
     verb: ClassVar[Verb] = Verb.GETJOBS
     since: int = 0
     ids: tuple[str, ...] | None = None
 
+    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+        """``0:ALL`` or ``1700000000:101:102``."""
+        return _listing(self.since, None if self.ids is None else map(check_id, self.ids))
+
+    @classmethod
+    def read(cls, argument: str, dialect: Dialect) -> Self:
+        """Take any word for an id."""
+        since, wanted = _read_listing(argument)
+        return cls(since=since, ids=None if wanted is None else tuple(_id(word) for word in wanted.split(":") if word))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartJob:
+class StartJob(Request):
     """Start a job on exactly these hosts."""
 
     verb: ClassVar[Verb] = Verb.STARTJOB
@@ -189,9 +121,30 @@ class StartJob:
     """One host for each task; empty: the resource manager chooses."""
     comment: str = ""
 
+    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+        """``101 TASKLIST=n1:n1``."""
+        if dialect is Dialect.WIKI2 and hosts is not HostFormat.PLAIN:
+            tasks = compressed(self.tasks)
+        else:
+            check_tasks(self.tasks)
+            tasks = plain(self.tasks)
+        return f"{check_id(self.job)} TASKLIST={tasks}{_comment(self.comment, dialect)}"
+
+    @classmethod
+    def read(cls, argument: str, dialect: Dialect) -> Self:
+        """Require a TASKLIST, which may be empty."""
+        job, rest = _job(argument, more=True)
+        tasks = _value(rest, "TASKLIST")
+        if tasks is None:
+            raise _bad("STARTJOB lacks TASKLIST")
+        hosts = _hosts(tasks, "STARTJOB TASKLIST is invalid")
+        if tasks and not hosts:
+            raise _bad("STARTJOB TASKLIST is invalid")
+        return cls(job=job, tasks=hosts, comment=_read_comment(rest, dialect))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelJob:
+class CancelJob(Request):
     """End a job."""
 
     verb: ClassVar[Verb] = Verb.CANCELJOB
@@ -199,70 +152,182 @@ class CancelJob:
     type: CancelType = CancelType.ADMIN
     comment: str = ""
 
+    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+        """``101 TYPE=ADMIN``; sched/wiki passes over a comment."""
+        return f"{check_id(self.job)} TYPE={self.type}{_comment(self.comment, Dialect.WIKI2)}"
+
+    @classmethod
+    def read(cls, argument: str, dialect: Dialect) -> Self:
+        """Require a TYPE in the second dialect alone."""
+        job, rest = _job(argument, more=True)
+        word = _value(rest, "TYPE")
+        if word is None and dialect is Dialect.WIKI2:
+            raise _bad("No TYPE value")
+        try:
+            kind = CancelType.ADMIN if word is None else CancelType(word)
+        except ValueError as error:
+            raise _bad("Invalid TYPE value") from error
+        return cls(job=job, type=kind, comment=_read_comment(rest, Dialect.WIKI2))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuspendJob:
+class _JobAlone(Request):
+    """A request that says of which job it speaks, and nothing else."""
+
+    job: str
+
+    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+        """``101``."""
+        return check_id(self.job)
+
+    @classmethod
+    def read(cls, argument: str, dialect: Dialect) -> Self:
+        """Pass over what follows the id."""
+        return cls(job=_job(argument)[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspendJob(_JobAlone):
     """Stop the processes of a running job for now."""
 
     verb: ClassVar[Verb] = Verb.SUSPENDJOB
-    job: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeJob:
+class ResumeJob(_JobAlone):
     """Let a suspended job go on."""
 
     verb: ClassVar[Verb] = Verb.RESUMEJOB
-    job: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequeueJob:
+class RequeueJob(_JobAlone):
     """Put a running job back into the queue."""
 
     verb: ClassVar[Verb] = Verb.REQUEUEJOB
-    job: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModifyJob:
+class ModifyJob(Request):
     """Change attributes of a job. TIMELIMIT is in minutes, unlike WCLIMIT of a record."""
 
     verb: ClassVar[Verb] = Verb.MODIFYJOB
+    equals_sign: ClassVar[bool] = True
+    changeable: ClassVar[Mapping[Dialect, frozenset[str]]] = {
+        Dialect.WIKI: frozenset({"BANK", "DEPEND", "HOSTLIST", "NODES", "PARTITION", "TIMELIMIT"}),
+        Dialect.WIKI2: frozenset(
+            {"BANK", "DEPEND", "HOSTLIST", "NODES", "PARTITION", "TIMELIMIT"}
+            | {"COMMENT", "GRES", "JOBNAME", "MINSTARTTIME", "RFEATURES", "VARIABLELIST", "WCKEY"}
+        ),
+    }
     job: str
     changes: tuple[tuple[str, str], ...]
     """Pairs (name, value) such as ``("TIMELIMIT", "20")``."""
 
+    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+        """``101 BANK=bio TIMELIMIT=20``: BANK first, VARIABLELIST last."""
+        names = [name for name, _ in self.changes]
+        unknown = [name for name in names if name not in self.changeable[dialect]]
+        if unknown or not names or len(set(names)) < len(names):
+            raise WikiError(f"MODIFYJOB cannot change {', '.join(unknown) or 'nothing, or one thing twice'}")
+        if dialect is Dialect.WIKI and "HOSTLIST" in names and "BANK" not in names:
+            raise WikiError(
+                "MODIFYJOB with HOSTLIST and without BANK kills a slurmctld with sched/wiki: it is not sent"
+            )
+        order = sorted(self.changes, key=lambda change: (change[0] == "VARIABLELIST", change[0] != "BANK"))
+        return " ".join((check_id(self.job), *(f"{name}={_change(name, value)}" for name, value in order)))
+
+    @classmethod
+    def read(cls, argument: str, dialect: Dialect) -> Self:
+        """Read all pairs, in whatever order."""
+        job, rest = _job(argument)
+        changes = tuple((found["name"], _unquoted(found["value"])) for found in _CHANGE.finditer(rest))
+        return cls(job=job, changes=changes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignalJob:
+class SignalJob(Request):
     """Send a signal to a running job."""
 
     verb: ClassVar[Verb] = Verb.SIGNALJOB
+    equals_sign: ClassVar[bool] = True
     job: str
     signal: int
 
+    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+        """``101 VALUE=10``."""
+        if not 1 <= self.signal <= HIGHEST_NUMBER:
+            raise WikiError(f"{self.signal} is no signal")
+        return f"{check_id(self.job)} VALUE={self.signal}"
+
+    @classmethod
+    def read(cls, argument: str, dialect: Dialect) -> Self:
+        """Read names of signals, too."""
+        job, rest = _job(argument)
+        word = _value(rest, "VALUE")
+        if word is None:
+            raise _bad("SIGNALJOB lacks VALUE=")
+        number = read_signal(word)
+        if number is None:
+            raise _bad("SIGNALJOB has invalid signal value")
+        return cls(job=job, signal=number)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotifyJob:
+class NotifyJob(Request):
     """Tell the user of a job something."""
 
     verb: ClassVar[Verb] = Verb.NOTIFYJOB
+    equals_sign: ClassVar[bool] = True
     job: str
     message: str
 
+    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+        """``101 MSG=the disk is full``."""
+        return f"{check_id(self.job)} MSG={_message(self.message)}"
+
+    @classmethod
+    def read(cls, argument: str, dialect: Dialect) -> Self:
+        """Take all that follows MSG= for the message."""
+        job, rest = _job(argument)
+        _, found, text = rest.partition("MSG=")
+        if not found:
+            raise _bad("NOTIFYJOB lacks MSG=")
+        return cls(job=job, message=_message(text))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Initialize:
+class Initialize(Request):
     """Set the port that gets events (0: none) and the form of host lists; None leaves it as it is."""
 
     verb: ClassVar[Verb] = Verb.INITIALIZE
+    equals_sign: ClassVar[bool] = True
     event_port: int | None = None
     hosts: HostFormat | None = None
 
+    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+        """``EPORT=15017 USEHOSTEXP=F``."""
+        if self.event_port is not None and not 0 <= self.event_port <= HIGHEST_PORT:
+            raise WikiError(f"{self.event_port} is no port")
+        port = [] if self.event_port is None else [f"EPORT={self.event_port}"]
+        form = [] if self.hosts is None else [f"USEHOSTEXP={self.hosts}"]
+        return " ".join(port + form)
+
+    @classmethod
+    def read(cls, argument: str, dialect: Dialect) -> Self:
+        """Leave what is not named as it is."""
+        port, form = _value(argument, "EPORT"), _value(argument, "USEHOSTEXP")
+        if port is not None and not (re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) and int(port) <= HIGHEST_PORT):
+            raise _bad("INITIALIZE has invalid EPORT")
+        try:
+            hosts = None if form is None else HostFormat(form)
+        except ValueError as error:
+            raise _bad("INITIALIZE has invalid USEHOSTEXP") from error
+        return cls(event_port=None if port is None else int(port), hosts=hosts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WillRun:
+class WillRun(Request):
     """Ask when and where a job could start on some of these nodes."""
 
     verb: ClassVar[Verb] = Verb.JOBWILLRUN
@@ -275,176 +340,54 @@ class WillRun:
     old: bool = False
     """In the older form, ``JOBID=5@TIME,NODES``; it is answered in the older form."""
 
+    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+        """``101 STARTTIME=1700000000 NODES=n[1-4] PREEMPT=99``."""
+        job, nodes = check_id(self.job), ranges(self.nodes)
+        time = "" if self.not_before is None else str(_at_least_zero(self.not_before))
+        if self.old:
+            return f"JOBID={job}{'@' if time else ''}{time},{nodes}"
+        preempt = f" PREEMPT={','.join(map(check_id, self.preempt))}" if self.preempt else ""
+        return f"{job} {f'STARTTIME={time} ' if time else ''}NODES={nodes}{preempt}"
 
-Request = (
-    GetNodes
-    | GetJobs
-    | StartJob
-    | CancelJob
-    | SuspendJob
-    | ResumeJob
-    | RequeueJob
-    | ModifyJob
-    | SignalJob
-    | NotifyJob
-    | Initialize
-    | WillRun
-)
+    @classmethod
+    def read(cls, argument: str, dialect: Dialect) -> Self:
+        """Read both forms."""
+        if argument.startswith("JOBID="):
+            found = _OLD_WILL_RUN.match(argument)
+            if not found:
+                raise _bad("Invalid ARG value")
+            time = None if found["time"] is None else int(found["time"])
+            nodes = _hosts(found["nodes"], "Invalid NODES value")
+            return cls(job=_id(found["job"]), nodes=nodes, not_before=time, old=True)
+        job, rest = _job(argument)
+        start, listed, preempt = (_value(rest, name) for name in ("STARTTIME", "NODES", "PREEMPT"))
+        if start is not None and not re.fullmatch(r"[0-9]{1,15}", start, re.ASCII):
+            raise _bad("Invalid STARTTIME value")
+        if listed is None:
+            raise _bad("Missing NODES value")
+        return cls(
+            job=job,
+            nodes=_hosts(listed, "Invalid NODES value"),
+            not_before=None if start is None else int(start),
+            preempt=tuple(_id(word, "Invalid PREEMPT value") for word in (preempt or "").split(",") if word),
+        )
 
 
-def message_text(text: str) -> str:
-    """Return what a NOTIFYJOB can carry of a text."""
-    return _CONTROL.sub(" ", text)[:LONGEST_MESSAGE].strip()
-
-
-# -- Requests as a scheduler builds them ---------------------------------------------------------------------
-# Messages such as ``CMD=STARTJOB ARG=101 TASKLIST=n1:n1``.
-#
-# Both sides of Slurm look for the parts by their names wherever they stand, so what is built never has such a name
-# inside of a value.
-
-CHANGEABLE: Final = {
-    Dialect.WIKI: frozenset({"BANK", "DEPEND", "HOSTLIST", "NODES", "PARTITION", "TIMELIMIT"}),
-    Dialect.WIKI2: frozenset(
-        {"BANK", "DEPEND", "HOSTLIST", "NODES", "PARTITION", "TIMELIMIT"}
-        | {"COMMENT", "GRES", "JOBNAME", "MINSTARTTIME", "RFEATURES", "VARIABLELIST", "WCKEY"}
-    ),
+REQUESTS: Final[Mapping[Verb, type[Request]]] = {
+    kind.verb: kind
+    for kind in (
+        *(GetNodes, GetJobs, StartJob, CancelJob, SuspendJob, ResumeJob, RequeueJob),
+        *(ModifyJob, SignalJob, NotifyJob, Initialize, WillRun),
+    )
 }
-"""What MODIFYJOB can change."""
-
-_NOT_IN_CHANGE: Final = re.compile(r"[\s\"'\x00-\x1f\x7f\ud800-\udfff]")
-_NOT_IN_COMMENT: Final = re.compile(r"[\"'=;#\\\x00-\x1f\x7f\ud800-\udfff]")
+"""The request of each verb."""
 
 
 def build_request(request: Request, dialect: Dialect, *, hosts: HostFormat = HostFormat.PLAIN) -> bytes:
     """Return the message of a request. Raises WikiError for what the dialect does not have, or cannot say safely."""
     if request.verb not in VERBS[dialect]:
         raise WikiError(f"{request.verb} does not exist in the dialect {dialect}")
-    return f"CMD={request.verb} ARG={_BUILDERS[request.verb](request, dialect, hosts)}".encode()
-
-
-def _build_list(request: GetNodes, _dialect: Dialect, _hosts: HostFormat) -> str:
-    if request.names is None:
-        return f"{_at_least_zero(request.since)}:{ALL}"
-    return f"{_at_least_zero(request.since)}:{_wanted(map(check_host, request.names))}"
-
-
-def _build_job_list(request: GetJobs, _dialect: Dialect, _hosts: HostFormat) -> str:
-    if request.ids is None:
-        return f"{_at_least_zero(request.since)}:{ALL}"
-    return f"{_at_least_zero(request.since)}:{_wanted(map(check_id, request.ids))}"
-
-
-def _wanted(names: Iterable[str]) -> str:
-    listed = list(names)
-    if listed[:1] == [ALL]:
-        raise WikiError(f"a list cannot begin with {ALL!r}: that means all of them")
-    return ":".join(listed)
-
-
-def _build_start(request: StartJob, dialect: Dialect, hosts: HostFormat) -> str:
-    if dialect is Dialect.WIKI2 and hosts is not HostFormat.PLAIN:
-        tasks = compressed(request.tasks)
-    else:
-        check_tasks(request.tasks)
-        tasks = plain(request.tasks)
-    return f"{check_id(request.job)} TASKLIST={tasks}{_comment(request.comment, dialect)}"
-
-
-def _build_cancel(request: CancelJob, _dialect: Dialect, _hosts: HostFormat) -> str:
-    # Also to sched/wiki, which passes over what it does not know.
-    return f"{check_id(request.job)} TYPE={request.type}{_comment(request.comment, Dialect.WIKI2)}"
-
-
-def _build_plain(request: SuspendJob | ResumeJob | RequeueJob, _dialect: Dialect, _hosts: HostFormat) -> str:
-    return check_id(request.job)
-
-
-def _build_modify(request: ModifyJob, dialect: Dialect, _hosts: HostFormat) -> str:
-    names = [name for name, _ in request.changes]
-    unknown = [name for name in names if name not in CHANGEABLE[dialect]]
-    if unknown or not names or len(set(names)) < len(names):
-        raise WikiError(f"MODIFYJOB cannot change {', '.join(unknown) or 'nothing, or one thing twice'}")
-    if dialect is Dialect.WIKI and "HOSTLIST" in names and "BANK" not in names:
-        raise WikiError("MODIFYJOB with HOSTLIST and without BANK kills a slurmctld with sched/wiki: it is not sent")
-    order = sorted(request.changes, key=lambda change: (change[0] == "VARIABLELIST", change[0] != "BANK"))
-    return " ".join((check_id(request.job), *(f"{name}={_change(name, value)}" for name, value in order)))
-
-
-def _change(name: str, value: str) -> str:
-    if name in {"COMMENT", "JOBNAME"}:
-        return f'"{_NOT_IN_COMMENT.sub("_", value)[:LONGEST_COMMENT]}"'
-    text = _NOT_IN_CHANGE.sub("_", value)
-    if name != "VARIABLELIST" and "=" in text:
-        raise WikiError(f"{name} cannot be {value!r}: what follows '=' would be taken for another name")
-    return text
-
-
-def _build_signal(request: SignalJob, _dialect: Dialect, _hosts: HostFormat) -> str:
-    if not 1 <= request.signal <= HIGHEST_NUMBER:
-        raise WikiError(f"{request.signal} is no signal")
-    return f"{check_id(request.job)} VALUE={request.signal}"
-
-
-def _build_notify(request: NotifyJob, _dialect: Dialect, _hosts: HostFormat) -> str:
-    return f"{check_id(request.job)} MSG={message_text(request.message)}"
-
-
-def _build_initialize(request: Initialize, _dialect: Dialect, _hosts: HostFormat) -> str:
-    if request.event_port is not None and not 0 <= request.event_port <= HIGHEST_PORT:
-        raise WikiError(f"{request.event_port} is no port")
-    port = [] if request.event_port is None else [f"EPORT={request.event_port}"]
-    form = [] if request.hosts is None else [f"USEHOSTEXP={request.hosts}"]
-    return " ".join(port + form)
-
-
-def _build_will_run(request: WillRun, _dialect: Dialect, _hosts: HostFormat) -> str:
-    job, nodes = check_id(request.job), ranges(request.nodes)
-    time = "" if request.not_before is None else str(_at_least_zero(request.not_before))
-    if request.old:
-        return f"JOBID={job}{'@' if time else ''}{time},{nodes}"
-    preempt = f" PREEMPT={','.join(map(check_id, request.preempt))}" if request.preempt else ""
-    return f"{job} {f'STARTTIME={time} ' if time else ''}NODES={nodes}{preempt}"
-
-
-def _at_least_zero(number: int) -> int:
-    if number < 0:
-        raise WikiError(f"{number} cannot be sent: it is negative")
-    return number
-
-
-def _comment(text: str, dialect: Dialect) -> str:
-    # Maui's dialect has no comments here, and reads on to the end of the line.
-    cleaned = _NOT_IN_COMMENT.sub("_", text)[:LONGEST_COMMENT].strip()
-    return f' COMMENT="{cleaned}"' if cleaned and dialect is Dialect.WIKI2 else ""
-
-
-_BUILDERS: Final[Mapping[Verb, Callable[..., str]]] = {
-    Verb.GETNODES: _build_list,
-    Verb.GETJOBS: _build_job_list,
-    Verb.STARTJOB: _build_start,
-    Verb.CANCELJOB: _build_cancel,
-    Verb.SUSPENDJOB: _build_plain,
-    Verb.RESUMEJOB: _build_plain,
-    Verb.MODIFYJOB: _build_modify,
-    Verb.REQUEUEJOB: _build_plain,
-    Verb.SIGNALJOB: _build_signal,
-    Verb.NOTIFYJOB: _build_notify,
-    Verb.INITIALIZE: _build_initialize,
-    Verb.JOBWILLRUN: _build_will_run,
-}
-
-
-# -- Requests as a resource manager reads them ---------------------------------------------------------------
-# What cannot be read is refused with the status and the words that Slurm had for it.
-
-_WITH_EQUALS_SIGN: Final = frozenset({Verb.MODIFYJOB, Verb.SIGNALJOB, Verb.NOTIFYJOB, Verb.INITIALIZE})
-"""Slurm says of these that they lack ``ARG=``, of the others that they lack ``ARG``."""
-
-_SINCE: Final = re.compile(r"\s*(?P<since>[+-]?[0-9]{0,19}):", re.ASCII)
-_CHANGE: Final = re.compile(r"(?P<name>[A-Z][A-Z0-9_]*)=(?P<value>\"[^\"]*\"|'[^']*'|[^\s;]*)", re.ASCII)
-_COMMENT: Final = re.compile(r"\bCOMMENT=(?P<value>\"[^\"]*\"|'[^']*'|\S*)")
-_OLD_WILL_RUN: Final = re.compile(r"JOBID=(?P<job>[^\s@,]+)(?:@(?P<time>[0-9]{1,15}))?,(?P<nodes>\S*)", re.ASCII)
+    return f"CMD={request.verb} ARG={request.argument(dialect, hosts)}".encode()
 
 
 def parse_request(message: bytes, dialect: Dialect, *, verbs: Collection[Verb] | None = None) -> Request:
@@ -461,10 +404,11 @@ def parse_request(message: bytes, dialect: Dialect, *, verbs: Collection[Verb] |
     verb = next((verb for verb in (VERBS[dialect] if verbs is None else verbs) if rest.startswith(verb)), None)
     if verb is None:
         raise _bad("unsupported request type")
+    kind = REQUESTS[verb]
     _, found, argument = rest[len(verb) :].partition("ARG=")
     if not found:
-        raise _bad(f"{verb} lacks ARG{'=' if verb in _WITH_EQUALS_SIGN else ''}")
-    return _PARSERS[verb](argument, verb, dialect)
+        raise _bad(f"{verb} lacks ARG{'=' if kind.equals_sign else ''}")
+    return kind.read(argument, dialect)
 
 
 def read_signal(text: str) -> int | None:
@@ -475,15 +419,64 @@ def read_signal(text: str) -> int | None:
     return SIGNALS.get(text.upper().removeprefix("SIG"))
 
 
-def _bad(text: str) -> WikiError:
-    return WikiError(text, status=Status.BAD_REQUEST)
+# -- Parts of arguments --------------------------------------------------------------------------------------
 
 
-def _id(text: str, refusal: str = "Invalid ARG value") -> str:
-    try:
-        return check_id(text)
-    except WikiError as error:
-        raise _bad(refusal) from error
+def _listing(since: int, names: Iterable[str] | None) -> str:
+    listed = [ALL] if names is None else list(names)
+    if names is not None and listed[:1] == [ALL]:
+        raise WikiError(f"a list cannot begin with {ALL!r}: that means all of them")
+    return f"{_at_least_zero(since)}:{':'.join(listed)}"
+
+
+def _read_listing(argument: str) -> tuple[int, str | None]:
+    """Return the time of a listing, and the names that are wanted; None: all."""
+    found = _SINCE.match(argument)
+    if not found:
+        raise _bad("Invalid ARG value")
+    since = int(found["since"]) if found["since"] not in {"", "+", "-"} else 0
+    wanted = (argument[found.end() :].split(None, 1) or [""])[0]
+    return max(0, since), None if wanted.split(":", 1)[0] == ALL else wanted
+
+
+def _change(name: str, value: str) -> str:
+    if name in {"COMMENT", "JOBNAME"}:
+        return f'"{_NOT_IN_COMMENT.sub("_", value)[:LONGEST_COMMENT]}"'
+    text = _NOT_IN_CHANGE.sub("_", value)
+    if name != "VARIABLELIST" and "=" in text:
+        raise WikiError(f"{name} cannot be {value!r}: what follows '=' would be taken for another name")
+    return text
+
+
+def _message(text: str) -> str:
+    return _CONTROL.sub(" ", text)[:LONGEST_MESSAGE].strip()
+
+
+def _at_least_zero(number: int) -> int:
+    if number < 0:
+        raise WikiError(f"{number} cannot be sent: it is negative")
+    return number
+
+
+def _comment(text: str, dialect: Dialect) -> str:
+    # Maui's dialect has no comments here, and reads on to the end of the line.
+    cleaned = _NOT_IN_COMMENT.sub("_", text)[:LONGEST_COMMENT].strip()
+    return f' COMMENT="{cleaned}"' if cleaned and dialect is Dialect.WIKI2 else ""
+
+
+def _read_comment(rest: str, dialect: Dialect) -> str:
+    found = _COMMENT.search(rest) if dialect is Dialect.WIKI2 else None
+    return _unquoted(found["value"])[:LONGEST_COMMENT] if found else ""
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
+
+
+def _value(text: str, name: str) -> str | None:
+    """Return the word after ``NAME=``, None when the name does not occur."""
+    found = re.search(rf"\b{name}=(\S*)", text)
+    return found[1] if found else None
 
 
 def _job(argument: str, *, more: bool = False) -> tuple[str, str]:
@@ -493,6 +486,13 @@ def _job(argument: str, *, more: bool = False) -> tuple[str, str]:
     if more and not blank:
         raise _bad("Invalid ARG value")
     return _id(job), argument[len(job) :]
+
+
+def _id(text: str, refusal: str = "Invalid ARG value") -> str:
+    try:
+        return check_id(text)
+    except WikiError as error:
+        raise _bad(refusal) from error
 
 
 def _hosts(text: str, refusal: str) -> tuple[str, ...]:
@@ -505,143 +505,8 @@ def _hosts(text: str, refusal: str) -> tuple[str, ...]:
     return hosts
 
 
-def _value(text: str, name: str) -> str | None:
-    """Return the word after ``NAME=``, None when the name does not occur."""
-    found = re.search(rf"\b{name}=(\S*)", text)
-    return found[1] if found else None
-
-
-def _first_word(text: str) -> str:
-    return (text.split(None, 1) or [""])[0]
-
-
-def _parse_list(argument: str, verb: Verb, _dialect: Dialect) -> GetNodes | GetJobs:
-    found = _SINCE.match(argument)
-    if not found:
-        raise _bad("Invalid ARG value")
-    since = int(found["since"]) if found["since"] not in {"", "+", "-"} else 0
-    wanted = _first_word(argument[found.end() :])
-    everything = wanted.split(":", 1)[0] == ALL
-    if verb is Verb.GETNODES:
-        return GetNodes(since=max(0, since), names=None if everything else _hosts(wanted, "Invalid ARG value"))
-    ids = None if everything else tuple(_id(word) for word in wanted.split(":") if word)
-    return GetJobs(since=max(0, since), ids=ids)
-
-
-def _parse_start(argument: str, _verb: Verb, dialect: Dialect) -> StartJob:
-    job, rest = _job(argument, more=True)
-    tasks = _value(rest, "TASKLIST")
-    if tasks is None:
-        raise _bad("STARTJOB lacks TASKLIST")
-    hosts = _hosts(tasks, "STARTJOB TASKLIST is invalid")
-    if tasks and not hosts:
-        raise _bad("STARTJOB TASKLIST is invalid")
-    return StartJob(job=job, tasks=hosts, comment=_read_comment(rest, dialect))
-
-
-def _read_comment(rest: str, dialect: Dialect) -> str:
-    found = _COMMENT.search(rest) if dialect is Dialect.WIKI2 else None
-    return _unquoted(found["value"])[:LONGEST_COMMENT] if found else ""
-
-
-def _unquoted(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
-
-
-def _parse_cancel(argument: str, _verb: Verb, dialect: Dialect) -> CancelJob:
-    job, rest = _job(argument, more=True)
-    word = _value(rest, "TYPE")
-    if word is None and dialect is Dialect.WIKI2:
-        raise _bad("No TYPE value")
-    try:
-        kind = CancelType.ADMIN if word is None else CancelType(word)
-    except ValueError as error:
-        raise _bad("Invalid TYPE value") from error
-    return CancelJob(job=job, type=kind, comment=_read_comment(rest, Dialect.WIKI2))
-
-
-def _parse_plain(argument: str, verb: Verb, _dialect: Dialect) -> Request:
-    job, _ = _job(argument)
-    kinds: dict[Verb, Callable[..., Request]] = {
-        Verb.SUSPENDJOB: SuspendJob,
-        Verb.RESUMEJOB: ResumeJob,
-        Verb.REQUEUEJOB: RequeueJob,
-    }
-    return kinds[verb](job=job)
-
-
-def _parse_modify(argument: str, _verb: Verb, _dialect: Dialect) -> ModifyJob:
-    job, rest = _job(argument)
-    changes = tuple((found["name"], _unquoted(found["value"])) for found in _CHANGE.finditer(rest))
-    return ModifyJob(job=job, changes=changes)
-
-
-def _parse_signal(argument: str, _verb: Verb, _dialect: Dialect) -> SignalJob:
-    job, rest = _job(argument)
-    word = _value(rest, "VALUE")
-    if word is None:
-        raise _bad("SIGNALJOB lacks VALUE=")
-    number = read_signal(word)
-    if number is None:
-        raise _bad("SIGNALJOB has invalid signal value")
-    return SignalJob(job=job, signal=number)
-
-
-def _parse_notify(argument: str, _verb: Verb, _dialect: Dialect) -> NotifyJob:
-    job, rest = _job(argument)
-    _, found, text = rest.partition("MSG=")
-    if not found:
-        raise _bad("NOTIFYJOB lacks MSG=")
-    return NotifyJob(job=job, message=message_text(text))
-
-
-def _parse_initialize(argument: str, _verb: Verb, _dialect: Dialect) -> Initialize:
-    port, form = _value(argument, "EPORT"), _value(argument, "USEHOSTEXP")
-    if port is not None and not (re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) and int(port) <= HIGHEST_PORT):
-        raise _bad("INITIALIZE has invalid EPORT")
-    try:
-        hosts = None if form is None else HostFormat(form)
-    except ValueError as error:
-        raise _bad("INITIALIZE has invalid USEHOSTEXP") from error
-    return Initialize(event_port=None if port is None else int(port), hosts=hosts)
-
-
-def _parse_will_run(argument: str, _verb: Verb, _dialect: Dialect) -> WillRun:
-    if argument.startswith("JOBID="):
-        found = _OLD_WILL_RUN.match(argument)
-        if not found:
-            raise _bad("Invalid ARG value")
-        time = None if found["time"] is None else int(found["time"])
-        nodes = _hosts(found["nodes"], "Invalid NODES value")
-        return WillRun(job=_id(found["job"]), nodes=nodes, not_before=time, old=True)
-    job, rest = _job(argument)
-    start, listed, preempt = (_value(rest, name) for name in ("STARTTIME", "NODES", "PREEMPT"))
-    if start is not None and not re.fullmatch(r"[0-9]{1,15}", start, re.ASCII):
-        raise _bad("Invalid STARTTIME value")
-    if listed is None:
-        raise _bad("Missing NODES value")
-    return WillRun(
-        job=job,
-        nodes=_hosts(listed, "Invalid NODES value"),
-        not_before=None if start is None else int(start),
-        preempt=tuple(_id(word, "Invalid PREEMPT value") for word in (preempt or "").split(",") if word),
-    )
-
-
-_PARSERS: Final[Mapping[Verb, Callable[[str, Verb, Dialect], Request]]] = {
-    Verb.GETNODES: _parse_list,
-    Verb.GETJOBS: _parse_list,
-    Verb.STARTJOB: _parse_start,
-    Verb.CANCELJOB: _parse_cancel,
-    Verb.SUSPENDJOB: _parse_plain,
-    Verb.RESUMEJOB: _parse_plain,
-    Verb.MODIFYJOB: _parse_modify,
-    Verb.REQUEUEJOB: _parse_plain,
-    Verb.SIGNALJOB: _parse_signal,
-    Verb.NOTIFYJOB: _parse_notify,
-    Verb.INITIALIZE: _parse_initialize,
-    Verb.JOBWILLRUN: _parse_will_run,
-}
+def _bad(text: str) -> WikiError:
+    return WikiError(text, status=Status.BAD_REQUEST)
 
 
 # -- Replies and events --------------------------------------------------------------------------------------
@@ -683,15 +548,6 @@ REASON_WORDS: Final = {
 _CONTROL_RUN: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
 _STATUS: Final = re.compile(r"SC=\s*(?P<status>[+-]?[0-9]{1,9})", re.ASCII)
 _RESPONSE: Final = re.compile(r"(?:RESPONSE|RSP)=")
-_OLD_START_INFO: Final = re.compile(
-    r"STARTINFO=(?P<job>[^\s:]+):(?P<tasks>[0-9]{1,9})@(?P<start>[0-9]{1,15}),(?P<nodes>\S*)", re.ASCII
-)
-_START_INFO: Final = re.compile(
-    r"STARTINFO=(?P<job>\S+) TASKS=(?P<tasks>[0-9]{1,9}) STARTTIME=(?P<start>[0-9]{1,15}) NODES=(?P<nodes>\S*)"
-    r"(?: PREEMPT=(?P<preempt>\S*))?",
-    re.ASCII,
-)
-_EVENTS: Final = {f"{event:d}\0".encode(): event for event in Event}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -766,25 +622,6 @@ def build_start_info(info: StartInfo | None) -> bytes:
     return f"SC=0 ARG=STARTINFO={job} TASKS={info.tasks} STARTTIME={info.start} NODES={nodes}{preempt}".encode()
 
 
-def parse_start_info(argument: str) -> StartInfo | None:
-    """Return the answer to JOBWILLRUN from what follows ARG=; None: never. Raises WikiError for anything else."""
-    if argument.startswith(NOT_RUNNABLE):
-        return None
-    for pattern in (_START_INFO, _OLD_START_INFO):
-        found = pattern.match(argument)
-        if found:
-            preempt = found["preempt"] if pattern is _START_INFO else None
-            return StartInfo(
-                job=found["job"],
-                tasks=int(found["tasks"]),
-                start=int(found["start"]),
-                nodes=expand(found["nodes"]),
-                preempt=tuple(filter(None, (preempt or "").split(","))),
-                old=pattern is _OLD_START_INFO,
-            )
-    raise WikiError(f"the answer to JOBWILLRUN cannot be understood: {argument[:80]!r}")
-
-
 def parse_reply(message: bytes) -> Reply:
     """Return a reply. As Maui reads it: the first ``SC=`` and the first ``ARG=``. Raises WikiError without a status."""
     text = message.decode("utf-8", "surrogateescape")
@@ -801,11 +638,3 @@ def parse_reply(message: bytes) -> Reply:
 def build_event(event: Event) -> bytes:
     """Return what a resource manager writes to the event port: four digits and a NUL, without a frame."""
     return f"{event:d}\0".encode()
-
-
-def parse_event(data: bytes) -> Event:
-    """Return the event that came in at the event port. Raises WikiError."""
-    event = _EVENTS.get(data[:5])
-    if event is None:
-        raise WikiError(f"{data[:20]!r} is no event")
-    return event

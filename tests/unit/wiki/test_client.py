@@ -24,23 +24,10 @@ from koala_adapter.errors import (
 from koala_adapter.model import LrmJobId
 from koala_adapter.testing import new_context
 from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.codec.verbs import (
-    Dialect,
-    FrameReader,
-    GetJobs,
-    GetNodes,
-    JobRecord,
-    Key,
-    NodeRecord,
-    RequeueJob,
-    build_answer,
-    build_job,
-    build_node,
-    join_records,
-    open_request,
-    read_key,
-    seal,
-)
+from koala_adapter.wiki.codec.frames import FrameReader, Key, open_request, read_key, seal
+from koala_adapter.wiki.codec.records import JobRecord, NodeRecord, build_job, build_node, join_records
+from koala_adapter.wiki.codec.verbs import GetJobs, GetNodes, RequeueJob, build_answer
+from koala_adapter.wiki.codec.words import Dialect
 from koala_local import PLUGIN as LOCAL_PLUGIN
 from koala_wiki import PLUGIN
 from koala_wiki.lrm import WikiLrm, WikiSettings

@@ -14,7 +14,7 @@ from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavaila
 from koala_adapter.lrm import Capabilities
 from koala_adapter.lrm.starts import OriginalRequest, Pin, StartLog
 from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
-from koala_adapter.wiki.codec.verbs import Dialect
+from koala_adapter.wiki.codec.words import Dialect
 from tests.sqlite_watch import closed_later
 from tests.unit.wiki.wiki_source import NOW, MemorySource, Server, job, node, running
 

@@ -13,8 +13,9 @@ import pytest
 import structlog
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.codec.frames import is_signed
-from koala_adapter.wiki.codec.verbs import Dialect, FrameReader, Status, checksum, open_reply, parse_reply
+from koala_adapter.wiki.codec.frames import FrameReader, checksum, is_signed, open_reply
+from koala_adapter.wiki.codec.verbs import parse_reply
+from koala_adapter.wiki.codec.words import Dialect, Status
 from tests.examples import repeated
 from tests.unit.wiki.wiki_source import KEY, NOW, Server, job, running
 from tests.wire.wiki_samples import golden

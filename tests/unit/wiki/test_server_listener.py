@@ -15,7 +15,8 @@ from anyio.abc import SocketAttribute
 from koala_adapter.errors import ConfigurationError, LrmUnavailableError, ServiceRunningError
 from koala_adapter.host.sockets import is_loopback
 from koala_adapter.wiki.client import Peer, exchange, load_key
-from koala_adapter.wiki.codec.verbs import Dialect, Event, GetJobs, Initialize, build_event
+from koala_adapter.wiki.codec.verbs import GetJobs, Initialize, build_event
+from koala_adapter.wiki.codec.words import Dialect, Event
 from koala_adapter.wiki.inventory import ServerOptions
 from koala_adapter.wiki.server import networks, serve
 from tests.unit.wiki.wiki_source import KEY, Server, job

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName
-from koala_adapter.wiki.codec.verbs import check_host
-from koala_adapter.wiki.codec.words import Dialect
+from koala_adapter.wiki.codec.words import Dialect, check_host
 from koala_adapter.wiki.inventory import host_counts, next_task_list
 from koala_adapter.wiki.reporting import node_names, wire_name
 from koala_adapter.wiki.resource import RunningJobsFile

@@ -13,7 +13,8 @@ from koala_adapter.errors import LrmError, LrmNotFoundError
 from koala_adapter.lrm import Capabilities
 from koala_adapter.lrm.starts import StartLog
 from koala_adapter.model import ClusterName, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
-from koala_adapter.wiki.codec.verbs import Envelope, FrameReader, Key, Reply, open_reply, parse_reply, read_key, seal
+from koala_adapter.wiki.codec.frames import Envelope, FrameReader, Key, open_reply, read_key, seal
+from koala_adapter.wiki.codec.verbs import Reply, parse_reply
 from koala_adapter.wiki.inventory import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.sources import Source, SourceListing
