@@ -20,6 +20,14 @@ from koala_adapter.errors import (
     ServiceUnavailableError,
 )
 from koala_adapter.outcome import NOT_SEEN
+from koala_adapter.report.sitevalues import (
+    CleanReport,
+    ClusterReport,
+    NegotiationAccess,
+    NegotiationReport,
+    PlanReport,
+    SampleSubmission,
+)
 from koala_adapter.report.values import JobReport
 
 if TYPE_CHECKING:
@@ -28,14 +36,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.protocol import Reply, Request
     from koala_adapter.model import Job
-    from koala_adapter.report.sitevalues import (
-        CleanReport,
-        ClusterReport,
-        NegotiationAccess,
-        NegotiationReport,
-        PlanReport,
-        SampleSubmission,
-    )
 
 
 # -- The client ----------------------------------------------------------------------------------------------
@@ -147,27 +147,19 @@ class Client:
 
     def clusters(self) -> list[ClusterReport]:
         """Return the clusters."""
-        from koala_adapter.report.sitevalues import ClusterReport  # noqa: PLC0415 - as few clients ask for it
-
         return [from_json(ClusterReport, one) for one in self._ask(protocol.Request(operation="clusters"))]
 
     def plan(self, job: Job) -> PlanReport:
         """Return where a job would go now."""
-        from koala_adapter.report.sitevalues import PlanReport  # noqa: PLC0415 - as few clients ask for it
-
         return from_json(PlanReport, self._ask(protocol.Request(operation="plan", job=asdict(job))))
 
     def script(self, job: Job, cluster: str) -> list[SampleSubmission]:
         """Return the exact submissions of a job to a cluster, not sent."""
-        from koala_adapter.report.sitevalues import SampleSubmission  # noqa: PLC0415 - as few clients ask for it
-
         found = self._ask(protocol.Request(operation="script", job=asdict(job), cluster=cluster))
         return [from_json(SampleSubmission, one) for one in found]
 
     def negotiation_access(self, job_id: str) -> NegotiationAccess:
         """Return how a program gets to negotiate for a job, once. Raises JobNotFoundError and JobRefusedError."""
-        from koala_adapter.report.sitevalues import NegotiationAccess  # noqa: PLC0415 - as few clients ask for it
-
         return from_json(NegotiationAccess, self._ask(protocol.Request(operation="negotiate", job_id=job_id)))
 
     def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:
@@ -175,8 +167,6 @@ class Client:
 
         Raises NegotiationError when there is none of that number.
         """
-        from koala_adapter.report.sitevalues import NegotiationReport  # noqa: PLC0415 - as few clients ask for it
-
         request = protocol.Request(operation="negotiations", job_id=job_id, number=number, limit=limit)
         return [from_json(NegotiationReport, one) for one in self._ask(request)]
 
@@ -186,8 +176,6 @@ class Client:
 
     def clean(self, older: float, *, dry_run: bool) -> CleanReport:
         """Remove what is left of jobs that ended more than ``older`` seconds ago, or only tell; takes its time."""
-        from koala_adapter.report.sitevalues import CleanReport  # noqa: PLC0415 - as few clients ask for it
-
         request = protocol.Request(operation="clean", older=older, dry_run=dry_run)
         return from_json(CleanReport, self._ask(request, timeout=None))
 

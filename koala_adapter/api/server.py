@@ -36,7 +36,7 @@ from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.metrics import openmetrics
 from koala_adapter.host.sockets import same_user
 from koala_adapter.model import ClusterName, JobId
-from koala_adapter.report.sitevalues import ClusterReport, PlanReport, SampleSubmission
+from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport, PlanReport, SampleSubmission
 from koala_adapter.report.values import JobReport, in_order, of_the_past
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.agents import sample_submissions
@@ -293,7 +293,6 @@ class Server:
 
     def _negotiations(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         from koala_adapter.api.negotiations import negotiation_reports
-        from koala_adapter.report.sitevalues import NegotiationReport
 
         service = self._service
         reports = negotiation_reports(

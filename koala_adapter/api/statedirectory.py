@@ -12,6 +12,7 @@ import os
 import re
 import select
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -193,8 +194,6 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 12
     Raises ServiceRunningError when another process owns the directory, and ServiceUnavailableError with the end of what
     it wrote to its log when it does not come up.
     """
-    import subprocess
-
     with ownership(directory, "koala serve, about to start") as lock:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         log = _above_standard(os.open(directory / LOG_NAME, flags, 0o600))

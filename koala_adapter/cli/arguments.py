@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from koala_adapter.config.tomlfile import toml_of
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.python.description import WALLTIME, Component, Job
 
@@ -88,8 +89,6 @@ def checked(session: Session, described: Job, save_as: Path | None) -> CheckedJo
 
     Raises ConfigurationError, before anything is written.
     """
-    from koala_adapter.config.tomlfile import toml_of
-
     text = toml_of(described.values())
     try:
         text.encode()

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Group
+from rich.live import Live
 from rich.markup import escape
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.live import Live
 
     from koala_adapter.cli.session import Session
     from koala_adapter.report.sitevalues import ClusterReport
@@ -408,7 +409,6 @@ class Display:
         return self
 
     def _new_live(self) -> Live:
-        from rich.live import Live
 
         return Live(console=self._console, refresh_per_second=8, transient=True, redirect_stdout=False)
 
@@ -473,7 +473,6 @@ def _progress(report: JobReport) -> RenderableType:
     if report.outcome is not None:
         clock = f"cleaning up, {report.placeholders_left} placeholders left"
     head = Text.from_markup(f"job [bold]{report.id}[/] {escape(report.name)}  {styled(report.state)}  {clock}")
-    from rich.spinner import Spinner
 
     lines: list[RenderableType] = [Spinner("dots", text=head), *_sweep_bar(report), components_table(report)]
     if report.launched_at is None and report.outcome is None:
@@ -524,7 +523,6 @@ class Watched:
     def __init__(self, console: Console) -> None:
         """Show on ``console``."""
         self._console = console
-        from rich.live import Live
 
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
         self._said: dict[str, str] = {}

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 import click
 
 from koala_adapter.api.client import Client
+from koala_adapter.api.statedirectory import LogPrinter
 from koala_adapter.cli.session import command_body, json_option, pass_session
+from koala_adapter.config.locations import SiteFileState, locate_site_file
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceUnavailableError
+from koala_adapter.report.values import where_output_is
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from koala_adapter.api.closedjournal import ClosedJournal
     from koala_adapter.api.offline import JournalView
     from koala_adapter.cli.session import Session
-    from koala_adapter.config.locations import SiteFileState
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.ordering.asking import Explanation
     from koala_adapter.report.sitevalues import ClusterReport
@@ -101,8 +103,6 @@ def status(session: Session, job_id: str | None, limit: int, watch: bool, as_jso
 
 def _tell_site_file(session: Session) -> None:
     """Say which site file the service has read, and whether it has changed since or another one is asked for."""
-    from koala_adapter.config.locations import SiteFileState, locate_site_file
-
     in_force = session.client.site_in_force()
     if in_force is None:
         return
@@ -316,8 +316,6 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
     Example:
       koala logs 12 -f
     """
-    from koala_adapter.api.statedirectory import LogPrinter
-
     source = job_information(session)
     report = source.job(job_id)
     if component is not None and component not in {one.name for one in report.components}:
@@ -333,8 +331,6 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
             printer.print_new(marked=report.processes(component, rank) > 1)
     printer.print_new(marked=report.processes(component, rank) > 1, rest=True)
     if report.sweep is not None:
-        from koala_adapter.report.values import where_output_is
-
         session.remark(where_output_is(report.sweep))
     elif printer.silent:
         _tell_silence(session, report, component, rank, errors=errors, waits=not follow and not report.over)
@@ -344,8 +340,6 @@ def _tell_silence(
     session: Session, report: JobReport, component: str | None, rank: int | None, *, errors: bool, waits: bool
 ) -> None:
     """Say where something is when there is nothing where it was looked for. Raises JobNotFoundError if it may come."""
-    from koala_adapter.api.statedirectory import LogPrinter
-
     other = LogPrinter(
         Path(report.output_directory), component=component, rank=rank, suffix=".out" if errors else ".err"
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
+from koala_adapter.application.shipping import install
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.session import command_body, pass_session
 from koala_adapter.errors import ConfigurationError
@@ -309,7 +310,5 @@ def app(directory: Path) -> None:
       export PKG_CONFIG_PATH=~/koala_app
       cc -o heat heat.c $(pkg-config --variable=sources koala_app) $(pkg-config --cflags --libs koala_app)
     """
-    from koala_adapter.application.shipping import install
-
     for path in install(directory):
         click.echo(f"wrote {path}")

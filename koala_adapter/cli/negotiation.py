@@ -12,15 +12,18 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
+from rich.markup import escape
 
+from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.jobs import QUEUE_LIMIT, job_information
 from koala_adapter.cli.session import command_body, json_option, pass_session
+from koala_adapter.negotiation.schema import EXTENSION, LARGEST_TEMPLATE, PUBLISHED, schema_path, to_object
+from koala_adapter.negotiation.serviceside.document import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import BinaryIO
 
-    from koala_adapter.cli.display import FittingTable
     from koala_adapter.cli.session import Session
     from koala_adapter.report.sitevalues import NegotiationMessageReport, NegotiationReport
 
@@ -76,9 +79,6 @@ def negotiations(session: Session, number: int | None, job_id: str, limit: int, 
 
 
 def _table(found: Sequence[NegotiationReport]) -> FittingTable:
-    from rich.markup import escape
-
-    from koala_adapter.cli.display import FittingTable
 
     table = FittingTable()
     for heading in ("id", "job", "process", "began", "state"):
@@ -155,8 +155,6 @@ def schema(extension: bool) -> None:
 
     It refers to the one of the extension as NT-koala.xsd. See `koala docs negotiation`.
     """
-    from koala_adapter.negotiation.schema import EXTENSION, PUBLISHED, schema_path
-
     click.echo(schema_path(EXTENSION if extension else PUBLISHED).read_text(encoding="utf-8"), nl=False)
 
 
@@ -198,9 +196,6 @@ def check(session: Session, file: BinaryIO, as_json: bool) -> None:
     Exit codes:
       0 it is one, 1 it is none
     """
-    from koala_adapter.negotiation.schema import LARGEST_TEMPLATE, to_object
-    from koala_adapter.negotiation.serviceside.document import parse
-
     template = parse(file.read(LARGEST_TEMPLATE + 1))
     if as_json:
         session.print_json(to_object(template))

@@ -10,24 +10,28 @@ from __future__ import annotations
 import shlex
 import sys
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from rich.markup import escape
+from rich.syntax import Syntax
 
 from koala_adapter.api.client import unless_another_answers
-from koala_adapter.api.statedirectory import LOG_NAME, ownership
+from koala_adapter.api.reporting import plan_report
+from koala_adapter.api.statedirectory import LOG_NAME, ownership, prepare_directory
 from koala_adapter.cli import import_a_service
 from koala_adapter.cli.arguments import JobArguments, checked, job_arguments, sweep_of_words
 from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.jobs import PATIENCE, job_information, lost
 from koala_adapter.cli.session import command_body, job_argument, json_option, pass_session
 from koala_adapter.cli.terminal import Interrupts
-from koala_adapter.config.jobfile import explained
+from koala_adapter.config.fields import DURATION_WORDS, NotAllowedError, parse_duration
+from koala_adapter.config.jobfile import explained, job_from_dict
 from koala_adapter.errors import EXIT_NOT_PLACED, EXIT_REFUSED, ConfigurationError, ServiceUnavailableError
-from koala_adapter.model import JobKind
+from koala_adapter.model import JobId, JobKind
+from koala_adapter.report.values import said
 from koala_adapter.scheduler.parameters import Approach
 
 if TYPE_CHECKING:
@@ -299,10 +303,6 @@ def _resumed(
     grace: int | None = None,
 ) -> Job:
     """Return the job that goes on with the sweep of another one. Raises ConfigurationError."""
-    from dataclasses import replace
-
-    from koala_adapter.config.jobfile import job_from_dict
-    from koala_adapter.model import JobId
     from koala_adapter.service.sweeps import kept_job
 
     try:
@@ -328,7 +328,6 @@ def _resumed(
 
 def _nothing_left(session: Session, job: Job) -> bool:
     """Tell whether all tasks of a sweep are done, and say so if they are."""
-    from koala_adapter.report.values import said
     from koala_adapter.service.sweeps import latest_progress
 
     found = latest_progress(session.directory / "jobs", job)
@@ -339,7 +338,6 @@ def _nothing_left(session: Session, job: Job) -> bool:
 
 
 def _seconds(walltime: str) -> int:
-    from koala_adapter.config.fields import DURATION_WORDS, NotAllowedError, parse_duration
 
     try:
         found = parse_duration(walltime)
@@ -427,8 +425,6 @@ def planned(session: Session, job: Job) -> PlanReport:
         import anyio
 
         from koala_adapter.api.offline import ask_clusters, read_record
-        from koala_adapter.api.reporting import plan_report
-        from koala_adapter.api.statedirectory import prepare_directory
 
         session.set_up_log()
         prepare_directory(session.directory)
@@ -510,7 +506,6 @@ def script(session: Session, job_file: Path, cluster: str, as_json: bool) -> Non
 def samples_without_service(session: Session, job: Job, cluster: str) -> tuple[list[SampleSubmission], str]:
     """Return the submissions as the next service would make them, and what in them is not certain yet."""
     from koala_adapter.api.offline import NO_INSTANCE, next_submissions, read_record
-    from koala_adapter.api.statedirectory import prepare_directory
 
     configs = {config.name: config for config in session.site.clusters}
     if cluster not in configs:
@@ -537,8 +532,6 @@ def show_sample(sample: SampleSubmission, cluster: str, console: Console) -> Non
     words = [f"{name}={shlex.quote(value)}" for name, value in sample.environment.items()]
     console.print(" ".join([*words, shlex.join(sample.command)]), markup=False, soft_wrap=True)
     if console.is_terminal:
-        from rich.syntax import Syntax
-
         console.print(Syntax(sample.script, "sh", background_color="default", word_wrap=False), soft_wrap=True)
     else:
         console.print(sample.script, markup=False, soft_wrap=True, end="")

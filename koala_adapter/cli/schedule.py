@@ -45,6 +45,7 @@ from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.passes import MisfitRules
 from koala_adapter.ordering.scheduler import OutsideScheduler, Pace, PacedWatcher, QueueMeter, give_back, start_plugin
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
+from koala_adapter.policies.loading import load_queue_policy
 from koala_adapter.queueing.backfill import METRICS, PriorityWeights, make_cluster_scheduler
 from koala_adapter.service.opening import close_lrm, make_lrm
 
@@ -485,8 +486,6 @@ def schedule(
       koala schedule --cluster a --shadow      what would change?
       koala schedule --give-back a             the batch system goes on by itself
     """
-    from koala_adapter.policies.loading import load_queue_policy
-
     if given_back is not None:
         if name is not None:
             raise click.UsageError("--give-back names the cluster itself: give it or --cluster")

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import traceback
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 import click
 
 from koala_adapter.errors import KoalaError
+from koala_adapter.python.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import PluginDefinition
     from koala_adapter.model import Job
     from koala_adapter.python.description import Job as JobDescription
-    from koala_adapter.python.site import Site
     from koala_adapter.scheduler.knownpolicies import Policies
 
 
@@ -96,8 +97,6 @@ class Session:
     @cached_property
     def here(self) -> Site:
         """The site and its service, as programs have them."""
-        from koala_adapter.python.site import Site
-
         return Site(self.site_option, state=self.state_option, notice=self.remark)
 
     @property
@@ -257,8 +256,6 @@ def fail(error: BaseException) -> NoReturn:
         sys.exit(EXIT_FAILURE)
     root = click.get_current_context().find_object(Session)
     if root is not None and root.log_shown:
-        import traceback
-
         traceback.print_exception(whole)
     show_error(
         KoalaError(

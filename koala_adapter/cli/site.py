@@ -15,23 +15,33 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import click
+from pydantic import TypeAdapter
 from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
 
+from koala_adapter.api.offline import clean as clean_here
+from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import prepare_directory
+from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.session import EXIT_FAILURE, command_body, in_seconds, json_option, pass_session
+from koala_adapter.config.locations import SITE_VARIABLE, new_site_file
+from koala_adapter.config.tomlfile import printable, show_duration
 from koala_adapter.errors import EXIT_LRM, ConfigurationError
+from koala_adapter.service.leftovers import Leftover, Owned, Reaper
+from koala_adapter.sitesetup.checks import CheckOptions, check_clusters, check_host
+from koala_adapter.sitesetup.find import nothing_found, search
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rich.console import Console
-    from rich.table import Table
 
     from koala_adapter.cli.session import Session
     from koala_adapter.lrm import CheckResult
     from koala_adapter.report.sitevalues import CleanReport
-    from koala_adapter.service.leftovers import Leftover, Owned, Reaper
     from koala_adapter.sitesetup.find import Found
 
 
@@ -65,8 +75,6 @@ def init(session: Session, yes: bool, output: Path | None, replace: bool) -> Non
       koala init --yes && koala check
       koala init --output -
     """
-    from koala_adapter.sitesetup.find import nothing_found, search
-
     path = _where(session, output)
     if path != STANDARD_OUTPUT and path.exists() and not replace:
         hint = f"`koala check` tries it; --replace writes a new one and keeps this as {path.name}.old"
@@ -89,7 +97,6 @@ def init(session: Session, yes: bool, output: Path | None, replace: bool) -> Non
 
 
 def _where(session: Session, output: Path | None) -> Path:
-    from koala_adapter.config.locations import SITE_VARIABLE, new_site_file
 
     named = output or session.site_option
     if named is None and os.environ.get(SITE_VARIABLE):
@@ -99,8 +106,6 @@ def _where(session: Session, output: Path | None) -> Path:
 
 def _tell(session: Session, found: Found) -> None:
     """Say what was found and what was left out."""
-    from koala_adapter.config.tomlfile import show_duration
-
     for cluster in found.clusters:
         limit = f", at most {show_duration(cluster.walltime_limit)}" if cluster.walltime_limit is not None else ""
         queue = f", queue {cluster.queue}" if cluster.queue is not None else ""
@@ -162,10 +167,6 @@ def check(
       koala check --timeout 300
       koala check --outside --cluster a
     """
-    import anyio
-
-    from koala_adapter.sitesetup.checks import CheckOptions, check_clusters, check_host
-
     for name in only:
         _require_cluster(session, name)
     checked = Checked(session.console, quiet=as_json)
@@ -227,8 +228,6 @@ class Checked:
         for result in results:
             self._results.append((where, result))
             if not self._quiet:
-                from rich.padding import Padding
-
                 self._console.print(Padding(result_line(result), (0, 0, 0, 2), expand=False))
 
     def summary(self) -> str:
@@ -254,8 +253,6 @@ class Checked:
 
 def result_line(result: CheckResult) -> Table:
     """Return a result as a line whose text goes on below itself where it is long."""
-    from rich.table import Table
-
     table = Table.grid(padding=(0, 1))
     table.add_column(width=4)
     table.add_column(overflow="fold")
@@ -296,10 +293,6 @@ def reap(session: Session, dry_run: bool, all_instances: bool, yes: bool, timeou
     Example:
       koala reap --dry-run
     """
-    import anyio
-
-    from koala_adapter.service.leftovers import Reaper
-
     prepare_directory(session.directory)
     reaper = Reaper(session.site, session.plugins, session.directory)
     with session.progress.status("looking for placeholders") as status:
@@ -318,8 +311,6 @@ def reap(session: Session, dry_run: bool, all_instances: bool, yes: bool, timeou
 
 
 def _owned(session: Session) -> Owned:
-    from koala_adapter.api.offline import read_record
-    from koala_adapter.service.leftovers import Owned
 
     record = read_record(session.directory, session.policies)
     return Owned(instance=record.instance, placeholders=record.scheduler.state.placeholders)
@@ -343,7 +334,6 @@ def _show_leftovers(session: Session, reaper: Reaper, *, dry_run: bool) -> None:
         if not reaper.trouble:
             session.console.print("no placeholder is without an owner")
         return
-    from koala_adapter.cli.display import FittingTable
 
     table = FittingTable()
     for heading in ("cluster", "LRM job", "name", "state", "node", "of"):
@@ -367,9 +357,6 @@ def _show_end(session: Session, reaper: Reaper) -> None:
 
 
 def _to_json(reaper: Reaper, *, dry_run: bool) -> dict[str, object]:
-    from pydantic import TypeAdapter
-
-    from koala_adapter.service.leftovers import Leftover
 
     leftovers = TypeAdapter(list[Leftover])
     return {
@@ -425,14 +412,12 @@ def _clean(session: Session, older: float, *, dry_run: bool) -> CleanReport:
     if session.client.running():
         session.check_site_option()
         return session.client.clean(older, dry_run=dry_run)
-    from koala_adapter.api.offline import clean as clean_here
 
     session.set_up_log()
     return clean_here(session.directory, session.policies, older=older, dry_run=dry_run)
 
 
 def _show_cleaned(session: Session, report: CleanReport) -> None:
-    from koala_adapter.config.tomlfile import printable
 
     for line in _lines(report):
         session.console.print(line, markup=False, soft_wrap=True)

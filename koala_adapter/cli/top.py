@@ -10,6 +10,7 @@ import os
 import select
 import sys
 import termios
+import textwrap
 import time
 import tty
 from contextlib import contextmanager, suppress
@@ -435,8 +436,6 @@ class TopLoop:
 
 def wrapped(text: str, width: int) -> list[str]:
     """Return the lines of a text as wide as the screen."""
-    import textwrap
-
     return [part for line in text.splitlines() for part in textwrap.wrap(line, max(1, width)) or [""]]
 
 

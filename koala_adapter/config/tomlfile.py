@@ -11,6 +11,7 @@ import json
 import os
 import re
 import stat
+import tomllib
 from bisect import bisect_right
 from collections.abc import Mapping
 from contextlib import suppress
@@ -160,8 +161,6 @@ def read_document(path: Path) -> Document:
 
 def parse_document(text: str, *, source: str) -> Document:
     """Parse TOML; ``source`` is what refusals call it. Raises ConfigurationError with line and column."""
-    import tomllib
-
     _require_shallow_keys(text, source)
     try:
         data = tomllib.loads(text)
@@ -325,7 +324,6 @@ class _Scan:
             self.lines.setdefault(path[:length], line)
 
     def _key(self) -> list[str]:
-        import tomllib
 
         parts = []
         while True:

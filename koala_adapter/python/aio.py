@@ -19,6 +19,7 @@ from anyio import to_thread
 from koala_adapter.api.asyncclient import AsyncClient
 from koala_adapter.api.client import new_submission
 from koala_adapter.errors import JobTimeoutError, KoalaError, ServiceUnavailableError
+from koala_adapter.model import Job as CheckedJob
 from koala_adapter.python.jobs import MOST_STARTS, JobResult, OutputFollower, mimebundle, text_of
 from koala_adapter.python.site import ENDING, LATEST, LOOK_AGAIN, Site
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from koala_adapter.model import Job as CheckedJob
     from koala_adapter.outcome import JobState
     from koala_adapter.python.description import Job
     from koala_adapter.report.sitevalues import ClusterReport
@@ -182,8 +182,6 @@ class AsyncJobHandle:
 
 async def submit(job: Job | str | PathLike[str] | CheckedJob, *, site: Site | None = None) -> AsyncJobHandle:
     """Hand a job, or a job file, to the service of a site, and start one if none runs; as :meth:`Site.submit`."""
-    from koala_adapter.model import Job as CheckedJob
-
     there = await _loaded(site)
     wanted = job if isinstance(job, CheckedJob) else await to_thread.run_sync(there.checked, job)
     client = AsyncClient(there.directory)

@@ -9,6 +9,8 @@ import time
 from collections import deque
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -137,14 +139,12 @@ def in_notebook() -> bool:
 
 
 def _begun(bundle: dict[str, str]) -> Shown:
-    from importlib import import_module
 
     shown: Shown = import_module("IPython.display").display(bundle, raw=True, display_id=True)
     return shown
 
 
 def _escaped(text: str) -> str:
-    from html import escape  # a terminal needs none
 
     return escape(text)
 

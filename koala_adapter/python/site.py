@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 import warnings
@@ -13,22 +14,26 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import KoalaError, ServiceAbsentError, ServiceUnavailableError
+from koala_adapter.api.client import Client, new_submission, stand_by, unanswered
+from koala_adapter.api.closedjournal import closed_journal
+from koala_adapter.api.statedirectory import JOURNAL_NAME, check_directory, ended_within, prepare_directory
+from koala_adapter.config.locations import SiteFileState, locate_site_file, no_site_file, state_directory
+from koala_adapter.config.tomlfile import toml_of
+from koala_adapter.errors import ConfigurationError, KoalaError, ServiceAbsentError, ServiceUnavailableError
+from koala_adapter.model import Job as CheckedJob
+from koala_adapter.python.jobs import JobHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
-    from koala_adapter.api.client import Client
     from koala_adapter.api.closedjournal import ClosedJournal
     from koala_adapter.api.offline import JournalView
-    from koala_adapter.config.locations import SiteFileState
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.lrm import PluginDefinition
-    from koala_adapter.model import Job as CheckedJob
     from koala_adapter.python.description import Job
-    from koala_adapter.python.jobs import JobHandle, JobResult
+    from koala_adapter.python.jobs import JobResult
     from koala_adapter.report.sitevalues import ClusterReport
     from koala_adapter.scheduler.knownpolicies import Policies
 
@@ -113,8 +118,6 @@ class Site:
 
         Raises ConfigurationError.
         """
-        from koala_adapter.config.locations import locate_site_file
-
         found = locate_site_file(self._named_file)
         if found is not None:
             return found
@@ -124,21 +127,15 @@ class Site:
     @cached_property
     def file_state(self) -> SiteFileState:
         """The site file as it was when it was read, or just before. Raises ConfigurationError."""
-        from koala_adapter.config.locations import SiteFileState
-
         return SiteFileState.of(self.file)
 
     @property
     def has_file(self) -> bool:
         """Tell whether somebody has written a site file. Raises ConfigurationError when the one named is gone."""
-        from koala_adapter.config.locations import locate_site_file
-
         return locate_site_file(self._named_file) is not None
 
     def _standin_file(self) -> Path:
         """Find what is here, and say in one line that it is used."""
-        from koala_adapter.config.locations import no_site_file
-        from koala_adapter.errors import ConfigurationError
         from koala_adapter.sitesetup.find import standin_site_file
 
         try:
@@ -159,9 +156,6 @@ class Site:
     @cached_property
     def directory(self) -> Path:
         """The state directory, there or not. Raises ConfigurationError when it is somebody else's."""
-        from koala_adapter.api.statedirectory import check_directory
-        from koala_adapter.config.locations import state_directory
-
         directory = state_directory(self._named_state)
         check_directory(directory)
         return directory
@@ -169,8 +163,6 @@ class Site:
     @cached_property
     def client(self) -> Client:
         """The service of the state directory, whether it runs or not."""
-        from koala_adapter.api.client import Client
-
         return Client(self.directory)
 
     def check_in_force(self, *, tell_change: bool = True) -> None:
@@ -178,8 +170,6 @@ class Site:
 
         ``tell_change``: give notice if the file has changed since the service read it.
         """
-        from koala_adapter.errors import ConfigurationError
-
         in_force = self.client.site_in_force()
         if in_force is None or in_force.digest == self.file_state.digest:
             return
@@ -214,8 +204,6 @@ class Site:
         ``job``: a description, the path of a job file, or what :meth:`checked` returned. Raises ConfigurationError,
         JobRefusedError and ServiceUnavailableError.
         """
-        from koala_adapter.model import Job as CheckedJob
-
         wanted = job if isinstance(job, CheckedJob) else self.checked(job)
         with ThreadPoolExecutor(1) as thread:
             # Where Ctrl-C comes upon a submission, it must be known whether there is a job to be cancelled.
@@ -229,7 +217,6 @@ class Site:
         return self.job(job_id)
 
     def _submit(self, job: CheckedJob) -> str:
-        from koala_adapter.api.client import new_submission, unanswered
 
         until, submission = time.monotonic() + ENDING, new_submission()
         lost: ServiceUnavailableError | None = None
@@ -278,8 +265,6 @@ class Site:
 
     def job(self, job_id: str) -> JobHandle:
         """Return a handle on a job by its id, whether there is such a job or not."""
-        from koala_adapter.python.jobs import JobHandle
-
         return JobHandle(self, job_id)
 
     def jobs(self, limit: int = LATEST) -> list[JobHandle]:
@@ -294,8 +279,6 @@ class Site:
         """
         if self.client.running():
             return self.client
-        from koala_adapter.api.closedjournal import closed_journal
-        from koala_adapter.api.statedirectory import JOURNAL_NAME
 
         def whole() -> JournalView:
             before_reading()
@@ -320,7 +303,6 @@ class Site:
         from anyio.from_thread import start_blocking_portal
 
         from koala_adapter.api.offline import answer_report, ask_clusters, read_record
-        from koala_adapter.api.statedirectory import prepare_directory
 
         prepare_directory(self.directory)
         record = read_record(self.directory, self.policies)
@@ -337,7 +319,6 @@ class Site:
         """
         if self.client.running():
             return None
-        from koala_adapter.api.client import stand_by
 
         pid = stand_by(self.client, self.file)
         if pid is not None:
@@ -407,7 +388,6 @@ class Site:
             pid, self._begun = self._begun, None
         if pid is None:
             return
-        from koala_adapter.api.statedirectory import ended_within
 
         with suppress(KoalaError):
             if self.client.pid() == pid and self.client.stop_if_idle():
@@ -468,8 +448,6 @@ def local_site(clusters: Sequence[str] = ("alpha", "beta"), *, processors: int =
     ...     [(cluster.name, cluster.processors) for cluster in site.clusters()]
     [('alpha', 2)]
     """
-    import shutil
-
     from koala_adapter.api.offline import temporary_directory
 
     directory = temporary_directory("koala-")
@@ -495,8 +473,6 @@ def local_site_text(
     ``directory``: for what placeholders print. ``clusters``: the processors of each, by name. ``scheduler``: settings
     beside, or in place of, the usual ones.
     """
-    from koala_adapter.config.tomlfile import toml_of
-
     tables = [
         {
             "name": name,
@@ -522,7 +498,6 @@ def _end_all(site: Site, state: Path) -> None:
     from anyio.from_thread import start_blocking_portal
 
     from koala_adapter.api.offline import ENDING, cancel_all, end_daemons, everywhere
-    from koala_adapter.api.statedirectory import ended_within
 
     pid = site.client.pid()
     if pid is not None:

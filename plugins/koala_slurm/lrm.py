@@ -33,6 +33,7 @@ from koala_adapter.lrm.drmaa.libraries import SLURM
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_slurm import client, releases
 from koala_slurm.client import LISTING_REQUESTS, CommandReader, SlurmCommands
+from koala_slurm.library import LibraryAccess
 from koala_slurm.listing import (
     ADDRESS_COMMAND,
     CONFIG_COMMAND,
@@ -48,7 +49,8 @@ from koala_slurm.listing import (
     sacct_command,
     without_default_memory,
 )
-from koala_slurm.starting import StartNotes, make_pin
+from koala_slurm.outside import OutsideReader, SlurmOutsideChecks
+from koala_slurm.starting import CoreReservation, Reserved, Starting, StartNotes, hold_verb, make_pin
 from koala_slurm.words import (
     ARGUMENTS_PER_COMMAND,
     TIME_FORMAT,
@@ -66,10 +68,7 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import ClusterContext
     from koala_adapter.lrm.contract import Directives
     from koala_adapter.model import LrmJob, Node, Queue
-    from koala_slurm.library import LibraryAccess
-    from koala_slurm.outside import OutsideReader
     from koala_slurm.settings import SlurmSettings
-    from koala_slurm.starting import Reserved, Starting
 
 log = structlog.get_logger()
 
@@ -557,8 +556,6 @@ class SlurmLrm(Lrm):
     @cached_property
     def _outside(self) -> OutsideReader:
         """What reads all that an outside scheduler must know: imported for that alone."""
-        from koala_slurm.outside import OutsideReader
-
         return OutsideReader(self._commands, self._notes)
 
     def _access(self) -> LibraryAccess | None:
@@ -567,14 +564,11 @@ class SlurmLrm(Lrm):
         Nor is it before the controller has told its release.
         """
         if self.library is None and self._config is not None and self._settings.access != "commands":
-            from koala_slurm.library import LibraryAccess
-
             self.library = LibraryAccess(self._context, self._settings, self._config)
         return self.library
 
     @cached_property
     def _reserved(self) -> Reserved:
-        from koala_slurm.starting import Reserved
 
         return Reserved()
 
@@ -795,8 +789,6 @@ class SlurmLrm(Lrm):
 
     async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
         """Do so for several jobs: those that were held alike are put in hold again in one request."""
-        from koala_slurm.starting import hold_verb
-
         by_verb: dict[str, list[LrmJobId]] = {}
         for job in jobs:
             note = self._notes.of(job)
@@ -832,7 +824,6 @@ class SlurmLrm(Lrm):
         self._outside.forget(job)
 
     def _starting(self, job: str, nodes: Sequence[str]) -> Starting:
-        from koala_slurm.starting import CoreReservation, Starting
 
         pin, numbers_by_node = make_pin(job, nodes), self._config is None or self._config.takes_cores_by_node
         reservation = CoreReservation(
@@ -877,8 +868,6 @@ class SlurmLrm(Lrm):
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's submission hook holds jobs, and that we may start them."""
-        from koala_slurm.outside import SlurmOutsideChecks
-
         checks = SlurmOutsideChecks(self._commands, self._outside, user=self._user, uid=os.geteuid())
         access = self._access()
         return (*(await access.check() if access is not None else ()), *await checks.run())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
+from xml.sax.saxutils import quoteattr
 
 from koala_adapter.errors import NegotiationError
 from koala_adapter.negotiation.document import LAYOUT_END, LAYOUT_HEAD, LAYOUT_RESOURCE
@@ -268,7 +269,6 @@ def _added_to_root(template: Template) -> str:
         text += f' k:Round="{template.round}"'
     if not template.reason:
         return text
-    from xml.sax.saxutils import quoteattr
 
     return text + f" k:Reason={quoteattr(template.reason)}"
 

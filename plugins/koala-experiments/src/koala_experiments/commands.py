@@ -102,7 +102,7 @@ def run(
     Example:
       koala experiment run vjm-deadlock --out results
     """
-    from koala_adapter.cli.simulationdisplay import progress_display, told
+    from koala_adapter.cli.simulate import progress_display, told
     from koala_adapter.report.figures import check_matplotlib
     from koala_adapter.report.page import tally
     from koala_adapter.scheduler.knownpolicies import OWN
