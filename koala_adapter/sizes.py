@@ -63,11 +63,11 @@ class AnySize(AcceptanceRule):
     name = "any"
 
     def largest(self, size: int) -> int:
-        """See :meth:`AcceptanceRule.largest`."""
+        """Return the largest usable size that is not above ``size``; 0 when there is none."""
         return size
 
     def smallest(self, size: int) -> int:
-        """See :meth:`AcceptanceRule.smallest`."""
+        """Return the smallest usable size that is not below ``size``."""
         return size
 
 
@@ -77,11 +77,11 @@ class PowerOfTwo(AcceptanceRule):
     name = "power-of-two"
 
     def largest(self, size: int) -> int:
-        """See :meth:`AcceptanceRule.largest`."""
+        """Return the largest usable size that is not above ``size``; 0 when there is none."""
         return 1 << (size.bit_length() - 1) if size > 0 else 0
 
     def smallest(self, size: int) -> int:
-        """See :meth:`AcceptanceRule.smallest`."""
+        """Return the smallest usable size that is not below ``size``."""
         return 1 << (size - 1).bit_length() if size > 1 else 1
 
 
@@ -97,11 +97,11 @@ class Multiple(AcceptanceRule):
         self._step = step
 
     def largest(self, size: int) -> int:
-        """See :meth:`AcceptanceRule.largest`."""
+        """Return the largest usable size that is not above ``size``; 0 when there is none."""
         return size // self._step * self._step
 
     def smallest(self, size: int) -> int:
-        """See :meth:`AcceptanceRule.smallest`."""
+        """Return the smallest usable size that is not below ``size``."""
         return -(-size // self._step) * self._step
 
 
@@ -137,11 +137,11 @@ class UsableSizes(AcceptanceRule):
         self._usable = usable
 
     def largest(self, size: int) -> int:
-        """See :meth:`AcceptanceRule.largest`."""
+        """Return the largest usable size that is not above ``size``; 0 when there is none."""
         return next((one for one in range(size, 0, -1) if self._usable(one)), 0)
 
     def smallest(self, size: int) -> int:
-        """See :meth:`AcceptanceRule.smallest`; LARGEST_SIZE when there is none up to that."""
+        """Return the smallest usable size that is not below ``size``; LARGEST_SIZE when there is none up to that."""
         return next((one for one in range(max(1, size), LARGEST_SIZE) if self._usable(one)), max(size, LARGEST_SIZE))
 
 
@@ -162,21 +162,21 @@ class WithPendingChanges(AcceptanceRule):
         self._altered = sums - {0}
 
     def accept(self, size: int, offered: int, minimum: int, maximum: int) -> int:
-        """See :meth:`AcceptanceRule.accept`."""
+        """Return how many of the processors offered are taken."""
         return super().accept(size, offered, minimum, max(0, maximum - self._most))
 
     def release(self, size: int, requested: int, minimum: int) -> int:
-        """See :meth:`AcceptanceRule.release`."""
+        """Return how many processors are given up when so many are requested."""
         return super().release(size, requested, minimum - self._least)
 
     def largest(self, size: int) -> int:
-        """See :meth:`AcceptanceRule.largest`."""
+        """Return the largest usable size that is not above ``size``; 0 when there is none."""
         while (size := self._rule.largest(size)) > 0 and not self._usable_when_altered(size):
             size -= 1
         return size
 
     def smallest(self, size: int) -> int:
-        """See :meth:`AcceptanceRule.smallest`; LARGEST_SIZE when there is none up to that."""
+        """Return the smallest usable size that is not below ``size``; LARGEST_SIZE when there is none up to that."""
         while (size := self._rule.smallest(size)) < LARGEST_SIZE and not self._usable_when_altered(size):
             size += 1
         return size
@@ -187,7 +187,7 @@ class WithPendingChanges(AcceptanceRule):
 
 
 class CheckedRule(AcceptanceRule):
-    """A rule of somebody else, whose answers are looked at before they are followed."""
+    """An installed rule, whose answers are checked before they are followed."""
 
     def __init__(self, rule: AcceptanceRule, described: str) -> None:
         """``described``: the rule and its entry point, as a person is told."""
@@ -196,14 +196,14 @@ class CheckedRule(AcceptanceRule):
         self._described = described
 
     def largest(self, size: int) -> int:
-        """See :meth:`AcceptanceRule.largest`. Raises PolicyAnswerError for an answer that is none."""
+        """Return the largest usable size not above ``size``. Raises PolicyAnswerError for an answer that is none."""
         found = self._asked(self._rule.largest, size)
         if not 0 <= found <= size:
             raise PolicyAnswerError.of(self._described, f"calls {found} the largest usable size not above {size}")
         return found
 
     def smallest(self, size: int) -> int:
-        """See :meth:`AcceptanceRule.smallest`. Raises PolicyAnswerError for an answer that is none."""
+        """Return the smallest usable size not below ``size``. Raises PolicyAnswerError for an answer that is none."""
         found = self._asked(self._rule.smallest, size)
         if found < size:
             raise PolicyAnswerError.of(self._described, f"calls {found} the smallest usable size not below {size}")
@@ -234,7 +234,7 @@ class SizeRules:
     """All rules that a job file may name."""
 
     installed: Mapping[str, AcceptanceRule] = field(default_factory=dict)
-    """Those beside koala's own, which nobody replaces."""
+    """Rules of other distributions by name; they cannot replace koala's own."""
 
     def known(self, name: str) -> bool:
         """Tell whether there is a rule of a name."""

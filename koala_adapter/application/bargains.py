@@ -47,7 +47,7 @@ class Bargains:
         self.size = 1
         self.bounds = Bounds()
         self.complaints: List[str] = []
-        """What is to be shown to people; whoever reads it takes it away."""
+        """Messages for the user; the caller that reads them removes them."""
         self._rule = rule
         self._host = _host(host)
         self._endpoint = Endpoint(_HERE, self._host)

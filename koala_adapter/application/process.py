@@ -63,13 +63,13 @@ class Process:
         self.ending = False
         """Whether koala has said that the end of the walltime is near."""
         self.told_left: Optional[int] = None
-        """Seconds that are left of it, as koala has just told; whoever reads it takes it away."""
+        """Seconds that are left of it, as koala has just told; the caller that reads it resets it."""
         self.warn_before = 0
         """So many seconds before its end the walltime is near, by itself; 0: never."""
         self.failure = ""
-        """What koala refuses to a call that waits; whoever reads it takes it away."""
+        """Why koala refuses a call that waits; the caller that reads it resets it."""
         self.complaints: List[str] = []
-        """What is to be shown to people; whoever reads it takes it away."""
+        """Messages for the user; the caller that reads them removes them."""
         self._contact = contact
         self._sizes = sizes
         self._mpi = MPI_METHODS[mpi]
@@ -301,7 +301,7 @@ class Process:
         return [note_payload("done", change=self.number)]
 
     def leave(self) -> List[bytes]:
-        """Say that this process is about to exit. Raises KoalaAppError when nobody has asked it to."""
+        """Say that this process is about to exit. Raises KoalaAppError when it was not asked to."""
         if self.state in ("changing", "done") and self.change is not None and self.change.rank is None:
             raise KoalaAppError("leave() before done(): change {} is not finished".format(self.number))
         if self.state != "left":

@@ -29,7 +29,7 @@ JOIN_PATIENCE = 30.0
 FAREWELL_PATIENCE = 5.0
 """Seconds in which the last words of a process that leaves must be on their way."""
 MOST_WAITING = 1000
-"""Frames; while more wait, nobody is told of errors."""
+"""Frames; while more wait to be sent, errors are not reported."""
 _PIECE = 65536
 
 
@@ -41,9 +41,9 @@ class Session:
         self.process = process
         self.bargains = bargains
         self.ends_at: Optional[float] = None
-        """When the processes are ended as their time is over, by time.monotonic(); None: nobody has told."""
+        """Monotonic time at which the walltime ends the processes; None: not known."""
         self.near_at: Optional[float] = None
-        """When that is near, also for one that is out of contact then; None: never, or nobody has told."""
+        """Monotonic time from which the end is near, in contact with koala or not; None: never, or not known."""
         self._path = path
         self._output: Deque[bytes] = deque()
         self._closing = False
@@ -424,8 +424,8 @@ class App:
     def time_left(self) -> Optional[float]:
         """Return the seconds until the processes are ended as their walltime is over, 0 or more.
 
-        None: nobody knows, as outside koala, or under a koala of an earlier version. What koala has said once holds
-        without contact, too.
+        None: not known, as outside koala or under an earlier version of koala. What koala has said once holds without
+        contact, too.
         """
         ends_at = None if self._session is None else self._session.ends_at
         return None if ends_at is None else max(0.0, ends_at - time.monotonic())

@@ -29,7 +29,7 @@ NEGOTIATION_FILE_NAME = "koala_nt.py"
 NEGOTIATION_MODULES = ("templates", "document", "states", "endpoint", "connection")
 """Each after those that it imports."""
 MODULES = ("notes", "sizes", "process", "bargains", "session")
-"""Likewise."""
+"""Modules of the library in Python, in this order."""
 NAMES = ("Answer", "App", "Change", "KoalaAppError", "Member", "join")
 """What a program may use."""
 
@@ -161,7 +161,7 @@ def _defined(node: ast.stmt) -> list[str]:
 C_FILES = ("koala_app.h", "koala_app.c", "koala_nt.h", "koala_nt.c")
 PKG_CONFIG_FILE = "koala_app.pc"
 _SIGNIFICANT_LINES = 2
-"""At the beginning of a file; they tell an older version of ours from a file of somebody else."""
+"""Lines at the beginning of a file by which an older version of the library is told from other files."""
 _PKG_CONFIG = """\
 # SPDX-License-Identifier: Apache-2.0
 # Written by koala app --install: what a compiler needs for programs that change their size under koala.

@@ -54,15 +54,15 @@ class PowersOfTwo(SizeRule):
     name = "power-of-two"
 
     def one_growth_at_a_time(self, size: int) -> bool:  # noqa: ARG002 - whatever it is
-        """See `SizeRule.one_growth_at_a_time`."""
+        """Whether a component changes on one cluster at a time."""
         return True
 
     def largest(self, size: int) -> int:
-        """See `SizeRule.largest`."""
+        """Return the largest usable size that is not above ``size``; 0 when there is none."""
         return 1 << (size.bit_length() - 1) if size > 0 else 0
 
     def smallest(self, size: int) -> int:
-        """See `SizeRule.smallest`."""
+        """Return the smallest usable size that is not below ``size``."""
         return 1 << (size - 1).bit_length() if size > 1 else 1
 
 
@@ -74,11 +74,11 @@ class MultiplesOf(SizeRule):
         self._step = step
 
     def largest(self, size: int) -> int:
-        """See `SizeRule.largest`."""
+        """Return the largest usable size that is not above ``size``; 0 when there is none."""
         return size // self._step * self._step
 
     def smallest(self, size: int) -> int:
-        """See `SizeRule.smallest`."""
+        """Return the smallest usable size that is not below ``size``."""
         return -(-size // self._step) * self._step
 
 
@@ -91,18 +91,18 @@ class ByFunction(SizeRule):
         self._function = function
 
     def one_growth_at_a_time(self, size: int) -> bool:  # noqa: ARG002 - whatever it is
-        """See `SizeRule.one_growth_at_a_time`."""
+        """Whether a component changes on one cluster at a time."""
         return True
 
     def accept(self, size: int, offered: int, minimum: int, maximum: int) -> int:
-        """See `SizeRule.accept`. Raises KoalaAppError when the function returns what cannot be."""
+        """Return how many of the processors offered are taken. Raises KoalaAppError for an impossible answer."""
         possible = min(size + offered, maximum)
         if possible <= size or possible < minimum:
             return 0
         return self._wanted(size, possible - size, size, possible) - size
 
     def release(self, size: int, requested: int, minimum: int) -> int:
-        """See `SizeRule.release`. Raises KoalaAppError when the function returns what cannot be."""
+        """Return how many of the processors requested are given up. Raises KoalaAppError for an impossible answer."""
         possible = max(size - requested, minimum)
         return size - self._wanted(size, possible - size, minimum, size) if possible < size else 0
 

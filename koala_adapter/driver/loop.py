@@ -141,31 +141,31 @@ class WritableStore(EventStore, Protocol):
 
 
 class LoopOwner(Protocol):
-    """Whoever runs a loop; it is told of handled events, and of trouble with the journal or the scheduler."""
+    """What runs a loop: it is told of handled events, and of trouble with the journal or the scheduler."""
 
     def handled(self, event: Event) -> None:
-        """Hear of an event that the scheduler has handled; its actions are carried out after this.
+        """Take note of an event that the scheduler has handled; its actions are carried out after this.
 
         May raise JournalBlockedError.
         """
 
     def settled(self) -> None:
-        """Hear that all that there was is done, or waits for the journal."""
+        """Take note that no event is left to be handled, or all wait for the journal."""
 
     def halted(self) -> None:
-        """Hear that nothing is done until the journal can be written: :meth:`EventLoop.try_again`."""
+        """Take note that nothing is done until the journal can be written; then call :meth:`EventLoop.try_again`."""
 
     def snapshot_begun(self) -> None:
-        """Hear that events wait until a snapshot is complete: :meth:`EventLoop.write_snapshot_group`."""
+        """Take note that a snapshot is to be written: call :meth:`EventLoop.write_snapshot_group` until it is complete."""
 
     def state_rebuilt(self, set_aside: Sequence[Event]) -> None:
-        """Hear that events were set aside: what agents and batch systems told by them must be asked for again.
+        """Take note that events were set aside: ask again for what agents and batch systems had told by them.
 
         The first is the latest of all. Where there are more, the state is no longer that in which it happened.
         """
 
     def failed(self, error: KoalaError) -> None:
-        """Hear that the state cannot be built again. Nothing is done any more; all that was journaled is there."""
+        """Take note that the state cannot be built again: nothing more is done; the journal has all events."""
 
 
 class EventLoop:
@@ -229,10 +229,10 @@ class EventLoop:
         self._drain()
 
     def enter(self, event: Event) -> None:
-        """Take in what a user wants; it is on disk before this returns.
+        """Take in the event of a user's request; it is on disk before this returns.
 
-        What is left of a snapshot is written first, without a pause; who can wait does so until :attr:`in_snapshot` is
-        over.
+        What is left of a snapshot is written first, without a pause; callers that can wait do so until
+        :attr:`in_snapshot` is false.
 
         Raises JournalBlockedError when it cannot be journaled: then it was never wanted. Raises JobRefusedError when
         the scheduler refuses it, and DefectError when it failed on it: then nothing was changed.

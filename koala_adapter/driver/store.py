@@ -130,7 +130,7 @@ def numbered_batches(state: State, actions: Iterable[Action]) -> list[NumberedBa
 
 
 def tellers(state: State, event: Event) -> list[PlaceholderId]:
-    """Return the placeholders whose agents told what an event is about: nobody else can tell it again."""
+    """Return the placeholders whose agents reported an event: they alone can report it again."""
     match event:
         case ev.PlaceholderHeld() | ev.PlaceholderSilent() | ev.PlaceholderEnding():
             return [event.placeholder]
@@ -170,7 +170,7 @@ def doubts(
 
 
 def failure_text(error: Exception) -> str:
-    """Return the traceback of a failure, for whoever mends the defect."""
+    """Return the traceback of a failure."""
     return "".join(traceback.format_exception(error))
 
 
@@ -198,37 +198,37 @@ class MemoryStore:
         self._batches: list[NumberedBatch] = []
 
     def append(self, event: Event) -> int:
-        """See WritableStore."""
+        """Keep an event and return its number."""
         self.events.append(event)
         return len(self.events)
 
     def sync(self) -> None:
-        """See WritableStore."""
+        """Do nothing: there is no disk."""
 
     def probe(self) -> None:
-        """See WritableStore."""
+        """Do nothing: memory can always be written."""
 
     def snapshot_in_groups(self, state: State, number: int) -> Generator[None, None, None]:  # noqa: ARG002 - of all stores
-        """See WritableStore: the events are all kept, so none is needed."""
+        """Take no snapshot: the events are all kept, so none is needed."""
         yield from ()
 
     def set_aside(self, number: int, event: Event, failure: str) -> None:  # noqa: ARG002 - it is in the list
-        """See EventStore."""
+        """Leave an event out from now on."""
         self.left_out[number] = failure
 
     def note_batch(self, batch: NumberedBatch) -> None:
-        """See EventStore."""
+        """Keep which submission has a name."""
         self._batches.append(batch)
 
     def batches(self) -> list[NumberedBatch]:
-        """See EventStore."""
+        """Return the submissions that were noted."""
         return list(self._batches)
 
     def largest_batch_number(self) -> int:
-        """See EventStore."""
+        """Return the largest number in the name of a submission."""
         return max((batch_number(one.key) for one in self._batches), default=0)
 
     def recover(self) -> tuple[State | None, Generator[tuple[int, Event], None, None]]:
-        """See EventStore."""
+        """Return the latest snapshot, and the numbered events after it."""
         numbered = enumerate(list(self.events), start=1)
         return None, ((number, event) for number, event in numbered if number not in self.left_out)

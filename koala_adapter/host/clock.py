@@ -87,7 +87,7 @@ class ServiceClock:
         return found if latest is None else max(found, latest)
 
     def now(self) -> float:
-        """Return the present time (seconds; those since the epoch while nobody sets the time of day)."""
+        """Return the present time in seconds: since the epoch, as long as the time of day is not set."""
         return self._zero + self._clocks.since_boot()
 
     @property

@@ -3,7 +3,7 @@
 
 A peer, a program or a plugin may make koala raise anything. Where that is caught, it is logged with its traceback, at
 most once a minute for each place and type of exception, with the number of those that were not logged. Peers that are
-turned away are logged under the same bound, so that nobody can fill the log.
+turned away are logged under the same bound, so that no peer can fill the log.
 """
 
 from __future__ import annotations

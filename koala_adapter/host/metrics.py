@@ -208,7 +208,7 @@ class Series:
 
 
 class Meter:
-    """What one process counts. Gauges are read when somebody asks: see :meth:`read_with`."""
+    """What one process counts. Gauges are read when metrics are asked for, see :meth:`read_with`."""
 
     def __init__(self) -> None:
         """Nothing is counted yet."""
@@ -226,7 +226,7 @@ class Meter:
         numbers[key] = numbers.get(key, 0.0) + amount
 
     def set(self, metric: Metric, *labels: str, value: float) -> None:
-        """Set a gauge, or a counter that somebody else counts."""
+        """Set a gauge, or a counter that is counted elsewhere."""
         numbers = self._of(metric, Kind.COUNTER if metric.kind is Kind.COUNTER else Kind.GAUGE).numbers
         numbers[_bounded(numbers, labels)] = value
 

@@ -28,7 +28,7 @@ MICROSECOND = 1e-6
 
 
 class ServiceManager:
-    """The way to whoever supervises this process."""
+    """Notifications to the supervisor of this process (sd_notify(3))."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         """``environment``: where systemd has written what it wants to be told."""
@@ -44,7 +44,7 @@ class ServiceManager:
         self._tell("STOPPING=1")
 
     async def keep_alive(self) -> None:
-        """Give signs of life while the event loop runs, until cancelled; return at once if nobody waits for them."""
+        """Send watchdog notifications while the event loop runs, until cancelled; return at once if none are wanted."""
         while self._path and self._limit is not None:
             self._tell("WATCHDOG=1")
             await anyio.sleep(self._limit / SIGNS_PER_LIMIT)

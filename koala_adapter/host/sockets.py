@@ -36,11 +36,11 @@ def is_loopback(address: str) -> bool:
 # -- Choosing a TCP port -------------------------------------------------------------------------------------
 
 LASTING_PORTS = range(20_000, 32_768)
-"""For who must be found at the same port after a restart: below the range from which Linux serves outgoing connections
-(ip_local_port_range, ip(7)), so that nobody gets it by chance meanwhile."""
+"""For servers that must keep their port over a restart: below the range from which Linux serves outgoing connections
+(ip_local_port_range, ip(7)), so that no other program gets it by chance meanwhile."""
 UNLIKELY_PORTS = range(10_000, 20_000)
-"""Below the ports that Linux gives to outgoing connections and to who asks for any (ip_local_port_range, ip(7)), and
-those of control centers: one of these may be somebody else's before whoever needs it comes to take it."""
+"""For ports that are chosen now and bound later: below those that Linux gives to outgoing connections and to programs
+that ask for any port (ip_local_port_range, ip(7)), and below those of control centers."""
 
 
 def lasting_ports() -> list[int]:
@@ -49,7 +49,7 @@ def lasting_ports() -> list[int]:
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine that nobody uses at this moment, nor will by chance soon."""
+    """Return a TCP port of this machine that is unused and unlikely to be taken soon."""
     for port in random.SystemRandom().sample(UNLIKELY_PORTS, 20):
         with suppress(OSError):
             return _tried(port)
@@ -57,7 +57,7 @@ def free_port() -> int:
 
 
 def _tried(port: int) -> int:
-    """Return a port at which nobody listens; 0: any. Raises OSError."""
+    """Return a port on which nothing listens; 0: any. Raises OSError."""
     with closing(socket.create_server(("127.0.0.1", port))) as listener:
         return int(listener.getsockname()[1])
 
@@ -71,7 +71,7 @@ TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 def local_tcp_user(client: tuple[str, int], server: tuple[str, int]) -> int | None:
     """Return the id of the user who has the client's socket of a TCP connection on this machine.
 
-    None: the socket is not on this machine, or nobody has it any more. The kernel lists a socket that its owner has
+    None: the socket is not on this machine, or is closed. The kernel lists a socket that its owner has
     closed as root's, with inode 0; such an entry tells nothing.
     """
     wanted = {f"{one} {two}" for one, two in zip(_table_forms(*client), _table_forms(*server), strict=False)}

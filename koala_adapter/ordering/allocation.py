@@ -147,8 +147,8 @@ class _Share:
 def rooms_of(nodes: Iterable[Node], taken: Mapping[str, int], memory_taken: Mapping[str, int]) -> dict[str, NodeRoom]:
     """Return what is left of each node that is up.
 
-    ``taken``: processors that jobs hold or are about to get there, by node, ``memory_taken`` likewise in MiB. Where
-    the LRM counts more than we can account for, its count is believed.
+    ``taken``: processors that jobs hold or are about to get there, by node; ``memory_taken``: their memory in MiB.
+    Where the LRM counts more than we can account for, its count is believed.
     """
     rooms = {}
     for node in nodes:

@@ -178,11 +178,11 @@ def report_as_read(report: ShadowReport, offset: float) -> ShadowReport:
 # No other user can put a socket in its place.
 
 BACKLOG = 256
-"""Who has connected and is not yet taken in; others wait in the kernel."""
+"""Connections that the kernel holds until they are accepted."""
 OWNER, EVERYBODY = 0o600, 0o666
-"""Modes: who may connect."""
+"""Modes of the socket: its owner, or every user, may connect."""
 NOBODY = frozenset({errno.ECONNREFUSED, errno.ENOENT})
-"""What connecting ends with where nobody listens any more."""
+"""Errors of connecting to a socket whose server has gone."""
 
 
 class SocketPath:
@@ -280,7 +280,7 @@ ROUND = 64
 """Connections that are taken in before it rests."""
 SHORTEST_REST = 0.001
 WITHOUT_ACCEPT = 0.1
-"""Seconds of rest when nobody can be taken in, as there are no descriptors."""
+"""Seconds of rest when no connection can be accepted for lack of descriptors."""
 
 BUSY = json.dumps({"busy": True}).encode() + b"\n"
 JOB_ID = re.compile(r"[!-~]{1,128}")
@@ -311,7 +311,7 @@ class ExplainServer:
         """Answer until cancelled.
 
         Raises ConfigurationError when another user could put something else in its place, and ServiceRunningError when
-        somebody answers there already.
+        another server answers there already.
         """
         with self._path.listening() as listener:
             async with anyio.create_task_group() as tasks:

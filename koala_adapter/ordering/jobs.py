@@ -285,7 +285,7 @@ class Suitability:
         self._problems: dict[object, str] = {}
         """By the shape of a job."""
         self._sizes: dict[object, int] = {}
-        """Likewise: the processors that it takes of its nodes."""
+        """Cached: the processors that each job takes of its nodes."""
         self._served: dict[str, tuple[int | None, str]] = {}
 
     def follow(self, listing: Listing) -> bool:

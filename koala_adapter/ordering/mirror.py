@@ -145,7 +145,7 @@ class Mirror:
         self.standings: Standings | None = None
         """Where the waiting jobs stood after the last decision; None before the first."""
         self.happened: list[JobEvent] = []
-        """Whoever drives this takes from here what is to be told."""
+        """Events to be shown; the driver of the mirror removes them."""
         self._make_scheduler = make_scheduler
 
     @property

@@ -186,7 +186,7 @@ class ShadowReport:
     """Seconds, of all these jobs, from submission to start or to now."""
     mean_wait_theirs: float
     left_out: int
-    """Jobs that wait now and are not counted, because nobody may start them: in hold, for other jobs, for a time."""
+    """Jobs that wait and are not counted, because they may not be started: held, dependent, or not yet due."""
     first_earlier: tuple[Difference, ...]
     """Those with the largest differences."""
     first_later: tuple[Difference, ...]

@@ -52,8 +52,8 @@ class PolicyDefinition:
     summary: str
     factory: Callable[..., Any]
     """Makes the policy. Of placement: called with nothing, returns a
-    :class:`~koala_adapter.scheduler.placement.policy.PlacementPolicy`. Of malleability: likewise a
-    :class:`~koala_adapter.scheduler.malleable.policies.MalleabilityPolicy`. Of sizes: likewise an
+    :class:`~koala_adapter.scheduler.placement.policy.PlacementPolicy`. Of malleability: called with nothing, returns a
+    :class:`~koala_adapter.scheduler.malleable.policies.MalleabilityPolicy`. Of sizes: called with nothing, returns an
     :class:`~koala_adapter.sizes.AcceptanceRule`. Of a queue: called with the number of
     processors of a cluster and ``weights=`` (:class:`~koala_adapter.queueing.queue.PriorityWeights`), returns an
     empty :class:`~koala_adapter.queueing.queue.ClusterScheduler`; it must be found by its module and name, for

@@ -41,7 +41,7 @@ class CheckedPlacement(PlacementPolicy):
         self._described = described
 
     def place(self, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> PlacementResult:
-        """See :meth:`PlacementPolicy.place`. Raises PolicyAnswerError for an answer that cannot be followed."""
+        """Return where the components go. Raises PolicyAnswerError for an answer that cannot be followed."""
         try:
             result: object = self._policy.place(list(requests), MappingProxyType(views))
         except Exception as error:
@@ -157,7 +157,7 @@ class CheckedMalleability(MalleabilityPolicy):
         self._described = described
 
     def messages(self, running: RunningJobs[J], step: Step) -> list[tuple[J, int]]:
-        """See :meth:`MalleabilityPolicy.messages`. Raises PolicyAnswerError for messages that cannot be sent."""
+        """Return the offers and requests of one step. Raises PolicyAnswerError for messages that cannot be sent."""
         given = replace(step, unwilling=set(step.unwilling))
         try:
             round_: object = self._policy.messages(running, given)
@@ -271,26 +271,26 @@ class CheckedQueue(ClusterScheduler):
     # What happened
 
     def submit(self, job: LocalJob) -> None:
-        """See ClusterScheduler."""
+        """Let a job wait from now on."""
         self._waiting[job] = job.processors
         self._tell(lambda policy: policy.submit(job))
 
     def withdraw(self, job: LocalJob, now: float) -> None:
-        """See ClusterScheduler."""
+        """Forget a waiting job."""
         if job not in self._waiting:
             raise ValueError(job.id)
         del self._waiting[job]
         self._tell(lambda policy: policy.withdraw(job, now))
 
     def end(self, job: LocalJob, now: float) -> None:
-        """See ClusterScheduler."""
+        """Take note that a running job has ended."""
         _, processors = self._running.pop(job)
         self.free += processors
         self._tell(lambda policy: policy.end(job, now))
         job.entry = None
 
     def resize(self, processors: int, now: float) -> None:
-        """See ClusterScheduler."""
+        """Take note that the cluster has another size."""
         self.free += processors - self.processors
         self.processors = processors
         self._tell(lambda policy: policy.resize(processors, now))
@@ -298,7 +298,7 @@ class CheckedQueue(ClusterScheduler):
     def revise(
         self, job: LocalJob, now: float, *, estimate: float | None = None, priority: float | None = None
     ) -> None:
-        """See ClusterScheduler."""
+        """Change what is known of a job."""
         if job not in self._running and job not in self._waiting:
             raise ValueError(job.id)
         self._tell(lambda policy: policy.revise(job, now, estimate=estimate, priority=priority))
@@ -307,19 +307,19 @@ class CheckedQueue(ClusterScheduler):
             job.priority = job.priority if priority is None else priority
 
     def adopt(self, job: LocalJob, started_at: float, now: float) -> None:
-        """See ClusterScheduler."""
+        """Take note of a job that was not started here."""
         self._started(job, job.processors, started_at)
         self._tell(lambda policy: policy.adopt(job, started_at, now))
 
     def put_back(self, jobs: Mapping[LocalJob, float], now: float) -> None:
-        """See ClusterScheduler."""
+        """Let jobs wait again that could not be started."""
         self._waiting.update((job, job.processors) for job in jobs)
         self._tell(lambda policy: policy.put_back(jobs, now))
 
     # What to do
 
     def schedule(self, now: float) -> list[LocalJob]:
-        """See ClusterScheduler."""
+        """Return the jobs to start now."""
         self.passes += 1
         self.wake_at = inf
         if self._policy is None:
@@ -359,32 +359,32 @@ class CheckedQueue(ClusterScheduler):
 
     @property
     def waiting(self) -> Sequence[LocalJob]:
-        """See ClusterScheduler."""
+        """Jobs that wait."""
         told = self._tell(lambda policy: list(policy.waiting)) or []
         return told if len(told) == len(self._waiting) and self._waiting.keys() == set(told) else list(self._waiting)
 
     @property
     def running(self) -> Sequence[LocalJob]:
-        """See ClusterScheduler."""
+        """Jobs that run."""
         return sorted(self._running, key=lambda job: (self._running[job][0] + job.estimate, str(job.id)))
 
     @property
     def demanded(self) -> int:
-        """See ClusterScheduler."""
+        """Processors that waiting jobs ask for."""
         waiting = sum(processors for processors in self._waiting.values() if processors <= self.processors)
         return self.processors - self.free + waiting
 
     def counters(self) -> Mapping[str, int]:
-        """See ClusterScheduler."""
+        """What the policy has counted."""
         return dict(self._tell(lambda policy: policy.counters()) or {}) | {"passes": self.passes}
 
     def reservations(self, now: float) -> Mapping[LocalJob, float]:
-        """See ClusterScheduler."""
+        """Reservations of waiting jobs."""
         told = self._tell(lambda policy: dict(policy.reservations(now))) or {}
         return {job: at for job, at in told.items() if job in self._waiting and isinstance(at, int | float)}
 
     def reservation(self, job: LocalJob, now: float) -> Reservation:
-        """See ClusterScheduler. Of a policy at fault it says that."""
+        """Return the reservation of a job. Of a policy at fault it says that."""
         order = list(self.waiting)
         position = order.index(job) + 1
         told = None if self.trouble else self._tell(lambda policy: policy.reservation(job, now))

@@ -60,7 +60,7 @@ def policy_names(kind: PolicyKind) -> tuple[str, ...]:
 def load_definitions(
     kind: PolicyKind, own: Iterable[str], entry_points: Iterable[metadata.EntryPoint] | None = None
 ) -> Mapping[str, InstalledPolicy]:
-    """Return the policies of a kind by name; ``own``: what koala's own are called, which nobody replaces.
+    """Return the policies of a kind by name; ``own``: names of koala's own, which cannot be replaced.
 
     Raises PluginError, naming the distribution at fault, when one cannot be imported or breaks the contract, and for
     an entry point that is of no kind.

@@ -51,7 +51,7 @@ class Interpolated(SpeedUp):
             raise ValueError(f"no curve goes through {self.points}")
 
     def execution_time(self, processors: int) -> float:
-        """See :meth:`SpeedUp.execution_time`."""
+        """Return the seconds that the work takes on so many processors."""
         last_size, last_time = self.points[-1]
         if processors >= last_size:
             return last_time
@@ -109,7 +109,7 @@ def ft(cost: ReconfigurationCost = FREE) -> Application:
 
 
 def gadget2(cost: ReconfigurationCost = FREE) -> Application:
-    """Return GADGET-2 likewise: 600 s on 2 processors, best 240 s, taken to be at its maximum of 46; any size."""
+    """Return GADGET-2: 600 s on 2 processors, best 240 s, taken to be at its maximum of 46; runs on any size."""
     curve = Interpolated(((2, 600.0), (46, 240.0)))
     return Application(name="GADGET-2", speed_up=curve, minimum=2, maximum=46, cost=cost)
 

@@ -212,7 +212,7 @@ def lublin(
 
 PREFIX = "model:"
 JOBS = 10_000
-"""Jobs of a model that has no number of its own, when nobody says how many."""
+"""Jobs of a model that has no number of its own, unless a number is given."""
 YEAR = 365 * 86_400
 BOUNDARY = 1000.0
 """Seconds; what is published is the share of jobs below it."""

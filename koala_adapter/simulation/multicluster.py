@@ -87,7 +87,7 @@ class WaitingLine:
         self._size += 1
 
     def head(self) -> tuple[SimulatedJob, Lane] | None:
-        """Return the first job of all, with its lane; None when nobody waits."""
+        """Return the first job of all, with its lane; None when no job waits."""
         if not self._size:
             return None
         lane = min(self._lanes, key=lambda lane: self._lanes[lane][0][0])
@@ -182,7 +182,7 @@ class SimulatedCluster:
 
     @property
     def idle(self) -> int:
-        """Processors that nobody uses; below 0 while such as are leaving are on a node that has failed."""
+        """Unused processors; below 0 while processors that are being released are on a node that has failed."""
         return self.processors - self.managed - self.local_used - self.down
 
     @property
@@ -404,7 +404,7 @@ class CountedPlacement:
         """Whether worst fit takes the cluster with the most free: thresholds do not count in its measure of load."""
         self._requests: dict[Lane, tuple[Sequence[ComponentRequest], str | None]] = {}
         self.frees = [cluster.free for cluster in clusters]
-        """``free`` of each cluster, kept up to date by whoever changes it: finding the largest must be quick."""
+        """``free`` of each cluster, updated with each change, so that the largest is found quickly."""
 
     def cluster(self, name: ClusterName) -> SimulatedCluster:
         """Return a cluster by its name."""
@@ -636,7 +636,7 @@ def _hold(run: Run, cluster: SimulatedCluster, amount: int) -> None:
 
 
 class CountedClusters:
-    """What is free, who waits and who can change, from the counts; and how decisions are carried out."""
+    """What job management asks of clusters and jobs, answered from counts, and how its decisions are carried out."""
 
     def __init__(
         self,
@@ -684,7 +684,7 @@ class CountedClusters:
     # ---- how far things are ---------------------------------------------------------------------------------------
 
     def decision_wanted(self) -> bool:
-        """See :class:`CountedSites`, also for all that follows."""
+        """Whether anything has changed since the last decision."""
         wanted = self.changed
         self.changed = False
         return wanted
@@ -770,7 +770,7 @@ class CountedClusters:
         """Do nothing: the queue is scanned as soon as something is free."""
 
     def grow(self, cluster: SimulatedCluster, value: int, *, thorough: bool) -> bool:
-        """Do a whole step. It is the last when nobody took anything, or all was made equal that could be."""
+        """Do a whole step. It is the last when no job took anything, or all sizes are as equal as they can be."""
         step = Step(direction=Direction.GROW, remaining=value, thorough=thorough)
         before = self._resizing.changes
         carry_out(self._malleability, cluster.running, step, self._resizing.ask)

@@ -26,11 +26,11 @@ class ProgressListener(Protocol):
     """Is told how far a run is."""
 
     def __call__(self, done: int, total: int, what: str, /) -> None:
-        """Hear that ``done`` of ``total`` parts of ``what`` are there."""
+        """Show that ``done`` of ``total`` parts of ``what`` are done."""
 
 
 def silent(done: int, total: int, what: str, /) -> None:
-    """Tell nobody."""
+    """Show no progress."""
 
 
 def in_parallel(function: Callable[[T], R], items: Sequence[T], processes: int) -> Iterator[tuple[int, R]]:

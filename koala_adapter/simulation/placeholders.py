@@ -133,13 +133,13 @@ class BatchSystem:
     def __init__(
         self, engine: Engine, name: ClusterName, processors: int, *, priorities: Mapping[str, int] | None = None
     ) -> None:
-        """``priorities``: of users; higher goes first, who is not in it has 0."""
+        """``priorities``: by user; higher goes first, the default is 0."""
         self.engine = engine
         self.name = name
         self.processors = processors
         self.priorities = dict(priorities or {})
         self.occupations: list[Occupation] | None = None
-        """Who had which processor, of jobs that ended; None: nobody wants to know."""
+        """Which job had which processor and when, of jobs that ended; None: not recorded."""
         self._free = list(range(processors))
         self._down: set[int] = set()
         self._queue: list[tuple[int, int, QueuedJob]] = []
@@ -150,7 +150,7 @@ class BatchSystem:
 
     @property
     def idle(self) -> int:
-        """Processors that nobody uses."""
+        """Unused processors."""
         return len(self._free)
 
     @property
@@ -389,30 +389,30 @@ class SimulatedService(FixedSizeApplications):
         self._loop.post(event)
 
     def handled(self, event: ev.Event) -> None:
-        """See LoopOwner."""
+        """Follow an event that the scheduler has handled."""
 
     def settled(self) -> None:
-        """See LoopOwner."""
+        """Take note that all has been handled."""
         wakeup = self._loop.scheduler.next_wakeup
         if wakeup is not None and (self._wakeup is None or wakeup < self._wakeup):
             self._wakeup = wakeup
             self.engine.at(wakeup, partial(self._wake, wakeup))
 
     def halted(self) -> None:
-        """See LoopOwner: what is kept in memory can always be written."""
+        """Raise AssertionError: what is kept in memory can always be written."""
 
     def snapshot_begun(self) -> None:
-        """See LoopOwner: nobody else waits for anything here."""
+        """Do nothing: no other work waits here."""
         while self._loop.write_snapshot_group():
             pass
 
     def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
-        """See LoopOwner: a simulation on which the scheduler fails is worth nothing."""
+        """Fail: a simulation on which the scheduler fails is worth nothing."""
         kind = type(set_aside[0]).__name__
         raise SimulationError(f"the scheduler failed on an event of the simulation ({kind}); the log has the traceback")
 
     def failed(self, error: KoalaError) -> None:
-        """See LoopOwner."""
+        """Fail: the state cannot be built again."""
         raise error
 
     def _wake(self, wakeup: float) -> None:
@@ -423,7 +423,7 @@ class SimulatedService(FixedSizeApplications):
     # ---- placeholders ---------------------------------------------------------------------------------------------
 
     def submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
-        """See Effector."""
+        """Submit placeholders to the simulated batch system."""
         self.engine.after(self.delays.submit, partial(self._arrive, action))
 
     def _arrive(self, action: act.SubmitPlaceholders) -> None:
@@ -471,11 +471,11 @@ class SimulatedService(FixedSizeApplications):
         self._post(ev.PlaceholderEnded(time=self.engine.now, placeholder=id_, reason=reason))
 
     def end_placeholders(self, action: act.EndPlaceholders) -> None:
-        """See Effector."""
+        """End placeholders in the simulated batch system."""
         self.engine.after(self.delays.message, partial(self._end, action))
 
     def read_output(self, action: act.ReadPlaceholderOutput) -> None:
-        """See Effector: a simulated agent that is never heard of writes nothing either."""
+        """Report no output: a simulated agent that is never heard of writes nothing either."""
 
     def _end(self, action: act.EndPlaceholders) -> None:
         for id_ in action.placeholders:
@@ -487,20 +487,20 @@ class SimulatedService(FixedSizeApplications):
     # ---- jobs -----------------------------------------------------------------------------------------------------
 
     def finish_job(self, action: act.FinishJob) -> None:
-        """See Effector."""
+        """Record the outcome of a job."""
         milestones = self.jobs[action.job_id]
         milestones.ended_at, milestones.outcome = self.engine.now, action.outcome
 
     def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
-        """See Effector: a simulation by a policy that cannot be followed is worth nothing."""
+        """Fail: a simulation by a policy that cannot be followed is worth nothing."""
         raise SimulationError(action.reason, hint="mend the policy; see `koala docs policies`")
 
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
-        """See Effector."""
+        """Record the corrected outcome of a job."""
         self.jobs[action.job_id].outcome = action.outcome
 
     def launch_job(self, action: act.LaunchJob) -> None:
-        """See Effector."""
+        """Start the ranks of a job."""
         record = self.state.jobs[action.job_id]
         milestones = self.jobs[action.job_id]
         milestones.launched_at = self.engine.now

@@ -59,7 +59,7 @@ class ClusterLoad:
 
     @property
     def load(self) -> float:
-        """Demand over size: 1 when all is used and nobody waits."""
+        """Demand over size: 1 when all processors are used and no job waits."""
         return self.demanded / self.processors if self.processors else float("inf")
 
     def satisfies(self, requirements: Requirements) -> bool:
@@ -107,7 +107,7 @@ class Watch(Protocol):
     """Is told how far a replay is, and may end it."""
 
     def __call__(self, submitted: int, /) -> bool:
-        """Hear that so many jobs have been submitted; return whether to go on."""
+        """Show that so many jobs have been submitted; return whether to go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

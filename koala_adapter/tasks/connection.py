@@ -25,7 +25,7 @@ PIECE = 1 << 20
 
 
 def connected(host: str, port: int, fingerprint: str) -> ssl.SSLSocket:
-    """Return a connection. Raises ssl.SSLError when it is somebody else who answers."""
+    """Return a connection. Raises ssl.SSLError when another server answers."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # nobody has signed it: its fingerprint is compared instead
@@ -64,7 +64,7 @@ def exactly(connection: ssl.SSLSocket, size: int) -> "Optional[bytes]":
 
 
 def sent(connection: ssl.SSLSocket, frame: bytes) -> bool:
-    """Send a frame; False when nobody is there for it any more."""
+    """Send a frame; return False when the connection has ended."""
     try:
         connection.sendall(LENGTH.pack(len(frame)) + frame)
     except OSError:

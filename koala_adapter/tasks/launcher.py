@@ -33,7 +33,7 @@ LARGEST_STREAM = 32 * 1024 * 1024
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL, signal.SIGXCPU)
-"""What ends a task together with its launcher, when a batch system or somebody else wants the node."""
+"""Signals by which a batch system, or another program, ends a task together with its launcher."""
 SETTLING = 1.0
 """Seconds in which a signal that has ended a task must have reached the launcher, too, if it was meant for both."""
 PR_SET_CHILD_SUBREAPER = 36
@@ -45,7 +45,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Launcher:
-    """One launcher: its connection, the task that it is at, and the answer that nobody has acknowledged."""
+    """One launcher: its connection, the task that it runs, and the answer that was not acknowledged."""
 
     def __init__(self, settings: "Dict[str, Any]") -> None:
         self._settings = settings
@@ -88,7 +88,7 @@ class Launcher:
         return 0
 
     def _connect(self) -> bool:
-        """Connect, for as long as it takes; False when nobody is to be found."""
+        """Connect, for as long as the settings allow; return False when no server is found."""
         until = time.monotonic() + self._settings["patience"]
         pause = FIRST_PAUSE
         while True:
@@ -127,7 +127,7 @@ class Launcher:
             self._say(self._answer)
 
     def _say(self, frame: bytes) -> None:
-        """Send a frame; one that nobody takes is no loss here: what matters is sent again."""
+        """Send a frame if there is a connection; what matters is sent again."""
         if self._connection is not None:
             self._sending = True
             if not sent(self._connection, frame):
@@ -157,7 +157,7 @@ class Launcher:
             kill_group(self._process.pid)
 
     def _end(self, _number: int, _frame: "Optional[FrameType]") -> None:
-        """Everything here is about to be ended: the task gets the same signal, and is somebody else's."""
+        """Leave at once: all processes here are about to be ended, and another launcher repeats the task."""
         self._leaving = self._ended = True
         if not self._sending:
             self._say(LEAVING)

@@ -49,12 +49,12 @@ MOST_UNPROVEN = 256
 FAIR_CHANCE = 1.0
 """Seconds that it has had by then at least."""
 BACKLOG = 4096
-"""Connections that may wait to be accepted, in their order: who has the token is behind no more than these."""
+"""Connections that may wait to be accepted, in their order: no client waits behind more than these."""
 
 
 @dataclass(slots=True, eq=False)
 class Puller:
-    """Somebody who wants work, or is at it."""
+    """A client that wants work, or is at it."""
 
     writer: asyncio.StreamWriter
     work: object = None
@@ -64,19 +64,19 @@ class Puller:
 
 
 class Board(Protocol):
-    """Who has the work."""
+    """Has the work, and is told of clients."""
 
     def came(self, puller: Puller) -> None:
-        """Somebody has shown the token; ``PullServer.free`` says that it waits for work."""
+        """Take note of a client that has shown the token; call ``PullServer.free`` to have work sent to it."""
 
     def heard(self, puller: Puller, frame: bytes) -> None:
-        """It has said something."""
+        """Take note of a frame from a client."""
 
     def gone(self, puller: Puller) -> None:
-        """Its connection has ended."""
+        """Take note that the connection of a client has ended."""
 
     def work_for(self, puller: Puller) -> bytes | None:
-        """Return the frame with work for somebody who waits; None: there is none now."""
+        """Return the frame with work for a client that waits; None: there is none now."""
 
 
 @dataclass(slots=True)
@@ -84,16 +84,16 @@ class _Present:
     idle: deque[Puller] = field(default_factory=deque)
     proven: set[Puller] = field(default_factory=set)
     unproven: dict[asyncio.Task[None], float] = field(default_factory=dict)
-    """Conversations with whoever has not shown the token yet, and since when, in this order."""
+    """Conversations without the token so far, and since when, oldest first."""
     conversing: set[asyncio.Task[None]] = field(default_factory=set)
     """With all of them."""
 
 
 class PullServer:
-    """Listens, lets in who has the token, and sends work to who waits for it."""
+    """Accepts clients that have the token, and sends them work when they wait for it."""
 
     def __init__(self, board: Board, token: bytes, *, largest_frame: int | None = None) -> None:
-        """``largest_frame``: bytes; who sends a larger one is sent away. None: no bound."""
+        """``largest_frame``: bytes; the connection of a client that sends a larger one is ended. None: no bound."""
         self._board = board
         self._token = token
         self._largest = largest_frame
@@ -103,7 +103,7 @@ class PullServer:
 
     @property
     def pullers(self) -> set[Puller]:
-        """Who is there now and has shown the token."""
+        """Clients that are connected and have shown the token."""
         return self._present.proven
 
     def listen(self, listening: socket.socket, certificate: Certificate, loop: asyncio.AbstractEventLoop) -> None:
@@ -114,13 +114,13 @@ class PullServer:
         self._accepting.add_done_callback(lambda _: listening.close())
 
     def free(self, puller: Puller) -> None:
-        """Note that somebody waits for work; once, however often it is said."""
+        """Take note that a client waits for work; saying so again changes nothing."""
         if not puller.leaving and puller not in self._present.idle:
             self._present.idle.append(puller)
             self.dispatch()
 
     def dispatch(self) -> None:
-        """Send work to those who wait, as far as there is any."""
+        """Send work to clients that wait, as far as there is any."""
         idle = self._present.idle
         while idle:
             frame = self._board.work_for(idle[0])
@@ -129,7 +129,7 @@ class PullServer:
             send(idle.popleft(), frame)
 
     async def close(self) -> None:
-        """Listen no more, end all connections, and return when nobody is at them."""
+        """Stop listening, end all connections, and return when their tasks have ended."""
         ours = {*self._present.conversing, *((self._accepting,) if self._accepting is not None else ())}
         for one in ours:
             one.cancel()
@@ -139,7 +139,7 @@ class PullServer:
             await asyncio.sleep(0)
 
     async def _accept(self, listening: socket.socket) -> None:
-        """Let in who comes; those that only connect are counted from their first moment on."""
+        """Accept connections; those without the token are counted from the first moment."""
         loop, present = asyncio.get_running_loop(), self._present
         while True:
             try:
@@ -158,7 +158,7 @@ class PullServer:
             conversation.add_done_callback(partial(self._end, connection))
 
     async def _room(self) -> None:
-        """Wait until one more may come who has not shown the token."""
+        """Wait until one more connection without the token is allowed."""
         unproven = self._present.unproven
         while len(unproven) >= MOST_UNPROVEN:
             oldest, since = next(iter(unproven.items()))
@@ -202,7 +202,7 @@ class PullServer:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def _hear(self, puller: Puller, reader: asyncio.StreamReader) -> None:
-        """Hear what somebody says until the end. Raises OSError, EOFError and TimeoutError."""
+        """Receive the frames of a client until it leaves. Raises OSError, EOFError and TimeoutError."""
         async with asyncio.timeout(PROVING):
             shown = await reader.readexactly(TOKEN_BYTES)
         if not hmac.compare_digest(shown, self._token):
@@ -238,5 +238,5 @@ def listening_socket(host: str, port: int = 0) -> socket.socket:
 
 
 def send(puller: Puller, frame: bytes) -> None:
-    """Send a frame to somebody."""
+    """Send a frame to a client."""
     puller.writer.write(LENGTH.pack(len(frame)) + frame)

@@ -132,7 +132,7 @@ class Pace:
         self._latest.append(max(0.0, seconds))
 
     def left(self, *, tasks: int, launchers: int) -> float | None:
-        """Return the seconds until so many tasks are done by so many launchers; None: nobody can tell yet."""
+        """Return the seconds until so many tasks are done by so many launchers; None: not known yet."""
         if not tasks:
             return 0.0
         if not launchers or not self._latest:
@@ -246,7 +246,7 @@ class Book:
         return Entry.DONE if 0 <= task < self.total and not self._over[task] else None
 
     def entry_of_failure(self, given: Assignment) -> Entry | None:
-        """Return what it means that a task failed; None: it is over, or somebody else is at it by now."""
+        """Return what it means that a task failed; None: it is over, or another launcher has it by now."""
         known = self._current(given)
         if known is None:
             return None
@@ -314,7 +314,7 @@ class Book:
         self._doubt(doubtful, latest + 1)
 
     def _doubt(self, tasks: list[int], following: int) -> None:
-        """Put tasks behind those that nobody has had."""
+        """Put tasks behind those that were never handed out."""
         fresh = [task for task in range(following, self.total) if task not in self._open] if tasks else []
         self._open.update((task, _Open()) for task in fresh)
         self._waiting.extend((*fresh, *tasks))

@@ -59,7 +59,7 @@ class Setback:
 
 
 class Setbacks:
-    """The failed starts of all jobs; times are of one clock that nobody sets."""
+    """The failed starts of all jobs; times are of a monotonic clock."""
 
     def __init__(self, patience: Patience | None = None) -> None:
         """``patience``: how long a job is left alone after so many failures."""
@@ -150,7 +150,7 @@ class ServerOptions:
     users: tuple[int, ...] = ()
     """Ids of users of this machine whose requests are heard, beside root and our own user."""
     user: str = "koala"
-    """What we call ourselves in AUTH=; nobody checks it."""
+    """Our name in AUTH=; it is not checked."""
     cache: float = 2.0
     """How old a listing of the LRM may be that is answered from."""
     retention: float = 300.0
@@ -177,7 +177,7 @@ class ServerOptions:
     user_holds: bool = False
     """Jobs held by their owners are ours to start, too: where the LRM cannot tell whose hold it is."""
     event_host: str = ""
-    """Where events go (WIKI2); empty: to whoever sent INITIALIZE."""
+    """Where events go (WIKI2); empty: to the sender of INITIALIZE."""
     event_port: int = 0
     """0: no events until INITIALIZE names a port."""
     event_interval: float = 10.0
@@ -199,7 +199,7 @@ class NodeEntry:
     node: Node
     used: int
     hidden: int
-    """Of these, used by nobody whose job is listed."""
+    """Of these, used by no job that is listed."""
     changed_at: int
     record: Prepared
 
@@ -216,7 +216,7 @@ class JobEntry:
     tasks: tuple[str, ...] = ()
     """Its task list as last reported."""
     ended_at: float | None = None
-    """When it was first seen to have ended, by the clock that nobody sets."""
+    """Monotonic time at which it was first seen to have ended."""
     polls: int = 0
     """Full listings that have told of its end."""
 
@@ -226,7 +226,7 @@ class Promise:
     """What a peer was told of a job, and must see until the LRM shows it, or for so long."""
 
     until: float
-    """By the clock that nobody sets."""
+    """Monotonic time."""
     places: tuple[Place, ...] = ()
     """Where it starts."""
     cancelled: bool = False
@@ -281,9 +281,9 @@ def chosen(
 POLLS_NEEDED = 2
 """Full listings of jobs that must have told of an end before it is forgotten."""
 SETBACK = "its last start failed"
-"""So begins what is told of a job that is kept back: who asks for it nevertheless may try."""
+"""Beginning of what is told of a job that is kept back; a scheduler may start it all the same."""
 LONGEST_MEMORY = 20
-"""Times the retention after which an end is forgotten even if nobody has asked."""
+"""Times the retention after which an end is forgotten even if no scheduler has asked."""
 
 
 class Inventory:
@@ -314,7 +314,7 @@ class Inventory:
         """Jobs that cannot be reported, and why."""
         self.ready = False
         self._steady = 0.0
-        """The time of the last listing on the clock that nobody sets."""
+        """Monotonic time of the last listing."""
         self._stamp = 0
         """The time of the last change as peers are told it: never earlier than one they were told before."""
 
@@ -434,8 +434,8 @@ class Inventory:
     def learn(self, survey: SourceListing, now: float, *, steady: float | None = None) -> bool:
         """Take what a source shows; return True when a job came, started or ended.
 
-        ``now``: the time of day; ``steady``: the time on a clock that nobody sets, by which is counted how long
-        something is so. None: the time of day serves for both.
+        ``now``: the time of day; ``steady``: the monotonic time, by which is counted how long something
+        is so. None: the time of day serves for both.
         """
         self._advance(now)
         self._steady = now if steady is None else steady

@@ -322,7 +322,7 @@ def node_word(node: Node, used: int, dialect: Dialect) -> NodeWord:
 def node_record(
     name: str, cluster: str, node: Node, *, used: int, hidden: int, words: ReportingRules, changed_at: int
 ) -> NodeRecord:
-    """Return the record of a node; ``hidden``: processors used by nobody whose job is listed."""
+    """Return the record of a node; ``hidden``: processors used by no job that is listed."""
     free = max(0, node.processors - used)
     queues = tuple(Count(wire_name(queue), max(1, node.processors)) for queue in node.queues) if words.classes else ()
     return NodeRecord(

@@ -179,7 +179,7 @@ class Notifier:
         """``clock``: monotonic seconds."""
         self._host = options.event_host
         self.port = options.event_port
-        """0: nobody wants events."""
+        """0: events are not wanted."""
         self._interval = options.event_interval
         self._clock = clock
         self._wanted: set[Event] = set()
@@ -187,7 +187,7 @@ class Notifier:
         self._changed = anyio.Event()
 
     def send_to(self, host: str, port: int) -> None:
-        """Send events there from now on; port 0: to nobody."""
+        """Send events there from now on; port 0: send none."""
         self._host, self.port = host, port
         self._sent.clear()
 
@@ -266,7 +266,7 @@ class Verbs:
         options: ServerOptions,
         steady: Callable[[], float],
     ) -> None:
-        """``steady``: a clock that nobody sets."""
+        """``steady``: a monotonic clock."""
         self._source = source
         self._inventory = inventory
         self._readings = readings
@@ -422,8 +422,8 @@ class WikiResource:
     ) -> None:
         """``key`` None: requests need no signature, and get none; only for tests of an AUTHTYPE=NONE.
 
-        ``clock``: the time of day, in which peers and batch systems speak; ``steady``: a clock that nobody sets, by
-        which is counted how long something is so; None: ``clock`` serves for both.
+        ``clock``: the time of day, in which peers and batch systems speak; ``steady``: a monotonic clock, by which
+        is counted how long something is so; None: ``clock`` serves for both.
         ``memory``: where the running jobs are kept for the next server. ``meter``: counts the requests; None: its own.
         """
         self.options = options
@@ -472,7 +472,7 @@ class WikiResource:
         self._remember()
 
     def _remember(self) -> None:
-        """Keep which jobs run or start, or have ended without anybody being told: the next server tells it."""
+        """Keep which jobs run or start, or have ended and were not reported: the next server reports them."""
         if self._memory is not None:
             self._memory.save(self.inventory.untold())
 
@@ -483,7 +483,7 @@ class WikiResource:
     async def answer(self, payload: bytes, peer: str) -> bytes | None:
         """Return the frame that answers a payload; None: nothing can be said, the connection is closed.
 
-        The answer is signed only where the payload is: whoever has one signed message can compute the key.
+        The answer is signed only where the payload is: the key can be computed from one signed message.
         """
         key = self._key if self.is_signed(payload) else None
         try:

@@ -261,7 +261,7 @@ async def _reconcile(resource: WikiResource, tried: anyio.Event) -> None:
 
 
 async def _watch(resource: WikiResource) -> None:
-    """Read while events are wanted, so that there is something to tell before anybody asks."""
+    """Read the source while events are wanted, so that changes are seen without a request."""
     while True:
         await anyio.sleep(max(1.0, resource.options.cache))
         if resource.notifier.port:

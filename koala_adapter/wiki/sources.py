@@ -90,7 +90,7 @@ class Source(ABC):
         self._cannot("hold jobs", job)
 
     async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:  # noqa: ARG002
-        """Hear that started jobs run, which are to come back in hold, should they be queued again; return errors."""
+        """Take note that started jobs run: they come back in hold should they be queued again; return errors."""
         return {}
 
     async def suspend(self, job: LrmJobId) -> None:
@@ -158,7 +158,7 @@ class LrmSource(Source):
         await self._lrm.undo_start(job)
 
     async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
-        """Hear that started jobs run, which are to come back in hold, should they be queued again; return errors."""
+        """Take note that started jobs run: they come back in hold should they be queued again; return errors."""
         return await self._lrm.confirm_starts(jobs)
 
     async def suspend(self, job: LrmJobId) -> None:

@@ -265,8 +265,8 @@ class FreshInventory:
     ) -> None:
         """``on_change`` is called when a job came, started or ended.
 
-        ``starter`` judges its starts by each reading, before anybody sees that. ``clock``: the time of day; ``steady``:
-        a clock that nobody sets.
+        ``starter`` judges its starts by each reading before it is used. ``clock``: the time of day; ``steady``: a
+        monotonic clock.
         """
         self._source = source
         self._inventory = inventory
@@ -281,7 +281,7 @@ class FreshInventory:
         breaker = CircuitBreaker(pause=min(options.cache, LONGEST_REST), longest_pause=LONGEST_REST)
         self._watcher = Watcher(self._read, breaker=breaker, on_trouble=self._note_trouble)
         self._waited_for: Look[None] | None = None
-        """The reading for which somebody has waited as long as an answer may take."""
+        """The reading for which a request has waited as long as an answer may take."""
 
     @property
     def under_way(self) -> Look[None] | None:
@@ -396,7 +396,7 @@ class JobStarts:
         steady: Callable[[], float],
         on_begun: Callable[[], None],
     ) -> None:
-        """``clock``: the time of day, seconds since the epoch; ``steady``: a clock that nobody sets.
+        """``clock``: the time of day, seconds since the epoch; ``steady``: a monotonic clock.
 
         ``on_begun`` is called when a job is told to be starting, before the source is asked.
         """

@@ -115,7 +115,7 @@ class Envelope:
     """A key was given and the checksum is right."""
     timestamp: int | None = None
     user: str = ""
-    """Who the sender says it is; nobody checks that."""
+    """The name that the sender gives itself; it is not checked."""
 
 
 def seal(message: bytes, *, key: Key | None, timestamp: int, user: str, limit: int = LARGEST_SIZE) -> bytes:

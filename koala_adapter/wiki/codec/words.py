@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Dialect(StrEnum):
-    """Who is spoken with."""
+    """Dialect of the protocol."""
 
     WIKI = "wiki"
     """Version 1: Maui, and Slurm's sched/wiki."""
