@@ -156,7 +156,7 @@ class LoopOwner(Protocol):
         """Take note that nothing is done until the journal can be written; then call :meth:`EventLoop.try_again`."""
 
     def snapshot_begun(self) -> None:
-        """Take note that a snapshot is to be written: call :meth:`EventLoop.write_snapshot_group` until it is complete."""
+        """Take note of a snapshot to be written; call :meth:`EventLoop.write_snapshot_group` until it is complete."""
 
     def state_rebuilt(self, set_aside: Sequence[Event]) -> None:
         """Take note that events were set aside: ask again for what agents and batch systems had told by them.
