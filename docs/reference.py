@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what is made from the program: JSON Schemas, keys and tables in pages, manual pages, completions.
+"""Writes what is made from the program: JSON Schemas, keys and tables in pages, the manual page koala(1).
 
 Run it after a change of a model or a command: ``python docs/reference.py``. A test fails while a file is out of date.
 """
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from docs.commandtree import command_tree
-from docs.manpages import man_pages
+from docs.manpages import man_page
 from docs.statediagram import drawing
 from docs.variables import table as variables_table
 from koala_adapter.cli.jsonshapes import SHAPES
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
 AnyState = TypeVar("AnyState", JobState, PlaceholderState)
 DOCS = Path(__file__).parent
-MAN = DOCS.parent / "man"
+MAN_PAGE = DOCS.parent / "man" / "koala.1"
 OURS = ("drmaa", "local", "pbs", "sge", "slurm", "wiki")
 MARKED = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NEGOTIATION = re.compile(r"(<!-- negotiation: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -133,7 +132,7 @@ def generated() -> dict[Path, str]:
         lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}",
         CAPABILITIES.sub(lambda mark: f"{mark[1]}{_capabilities(ours)}{mark[2]}", page.read_text(encoding="utf-8")),
     )
-    contents |= {MAN / name: text for name, text in man_pages(command_tree()).items()}
+    contents[MAN_PAGE] = man_page()
     return contents
 
 
