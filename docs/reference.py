@@ -31,7 +31,7 @@ from koala_adapter.config.sitefile import (
 )
 from koala_adapter.host import metrics as catalogue
 from koala_adapter.lrm import Capabilities, PluginDefinition
-from koala_adapter.negotiation.serviceside.states import RECEIVED, SENT
+from koala_adapter.negotiation.serviceside.states import RECEIVED, SENT, Message, Reply, State, Step
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.states import JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
 from koala_adapter.simulation.platform import (
@@ -195,13 +195,32 @@ def _said() -> str:
 
 
 def _heard() -> str:
-    """Return what each message does in each state of a negotiation; those that do the same stand together."""
+    """Return what each message does in each state of a negotiation; those that do the same stand together.
+
+    Left out is what the page says in a sentence: an ending ends a negotiation that has begun, and changes no ended one.
+    """
     rows = []
     for state, row in RECEIVED.items():
         for step in dict.fromkeys(row.values()):
-            heard = ", ".join(message.value for message in row if row[message] == step)
-            rows.append(f"| {state.value} | {heard} | {step.state.value} | {step.reply.value} |")
+            messages = [message for message in row if row[message] == step and not _plain_end(state, message, step)]
+            if messages:
+                heard = ", ".join(message.value for message in messages)
+                rows.append(f"| {state.value} | {heard} | {step.state.value} | {step.reply.value} |")
     return "\n".join(["", "| state | hears | then it is | and answers |", "|---|---|---|---|", *rows, "", ""])
+
+
+ENDED_BY = {
+    Message.REJECT: State.REJECTED,
+    Message.WITHDRAW: State.WITHDRAWN,
+    Message.EXPIRE: State.EXPIRED,
+    Message.ERROR: State.BROKEN,
+}
+
+
+def _plain_end(state: State, message: Message, step: Step) -> bool:
+    """Tell whether a message ends a negotiation as it says, or finds it ended, and is not answered."""
+    over = state in {*ENDED_BY.values(), State.LOST}
+    return message in ENDED_BY and step == Step(state if over else ENDED_BY[message], Reply.NONE)
 
 
 def _transitions(table: Mapping[AnyState, Mapping[AnyState, str]]) -> str:
