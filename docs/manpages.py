@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manual pages, section 1, of all commands, in the macros of man(7)."""
+"""The manual page koala(1), with all commands by sections, in the macros of man(7).
+
+It is committed, and not made by the build: reading the commands takes pydantic, rich and more, which the build of a
+checkout (`pip install git+...`) would have to fetch first. click-man makes a page for each command, without sections,
+environment and files.
+"""
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+import click
 
-    from docs.commandtree import Command, Option
+from koala_adapter.cli.koala import SECTIONS, koala
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ENVIRONMENT = {
     "KOALA_SITE": "The site file, unless --site says one.",
@@ -20,45 +28,76 @@ FILES = {
     "~/.local/state/koala": "State directory: the journal, the output of jobs, the socket of the service.",
 }
 AS_IT_IS = "\b"
+"""Stands before paragraphs of a help text that are not to be filled."""
 
 
-def man_pages(tree: Sequence[Command]) -> dict[str, str]:
-    """Return the text of each page by the name of its file, such as ``koala-run.1``."""
-    return {f"{'-'.join(command.path)}.1": "\n".join(_page(command)) + "\n" for command in tree}
+def man_page() -> str:
+    """Return the text of ``koala.1``."""
+    return "\n".join(_page()) + "\n"
 
 
-def _page(command: Command) -> Iterator[str]:
-    name = "-".join(command.path)
+def _page() -> Iterator[str]:
+    context = _context(koala, "koala", None)
+    text = _help_text(koala)
     yield '.\\" SPDX-License-Identifier: Apache-2.0'
     yield '.\\" Made by docs/reference.py from the help of the commands; do not edit.'
-    yield f'.TH "{name.upper()}" "1" "" "koala-adapter" "koala-adapter manual"'
+    yield '.TH "KOALA" "1" "" "koala-adapter" "koala-adapter manual"'
     yield ".SH NAME"
-    yield f"{_plain(name)} \\- {_plain(command.sentence)}"
+    yield f"koala \\- {_plain(text.partition('.')[0])}"
     yield ".SH SYNOPSIS"
-    yield f".B {_plain(command.name)}"
-    yield _plain(command.usage)
+    yield from (".B koala", _plain(" ".join(koala.collect_usage_pieces(context))))
     yield ".SH DESCRIPTION"
-    yield from _paragraphs(command.text)
-    if command.commands:
-        yield ".SH COMMANDS"
-        for member, sentence in command.commands:
-            yield from _item(f"\\fB{_plain(f'{name}-{member}')}\\fR(1)", sentence)
-    if command.options:
-        yield ".SH OPTIONS"
-        for option in command.options:
-            yield from _item(_spelt(option), option.help)
-    if len(command.path) == 1:
-        yield ".SH ENVIRONMENT"
-        for variable, text in ENVIRONMENT.items():
-            yield from _item(f"\\fB{_plain(variable)}\\fR", text)
-        yield ".SH FILES"
-        for path, text in FILES.items():
-            yield from _item(f"\\fI{_plain(path)}\\fR", text)
+    yield from _paragraphs(text)
+    yield ".SH OPTIONS"
+    yield from _options(koala, context)
+    for title, members in SECTIONS.items():
+        yield f'.SH "{title.upper()}"'
+        for name, _, _ in members:
+            yield from _command(name, koala, context)
+    yield ".SH ENVIRONMENT"
+    for variable, meaning in ENVIRONMENT.items():
+        yield from _item(f"\\fB{_plain(variable)}\\fR", meaning)
+    yield ".SH FILES"
+    for path, meaning in FILES.items():
+        yield from _item(f"\\fI{_plain(path)}\\fR", meaning)
     yield ".SH SEE ALSO"
-    others = [f"{name}-{member}" for member, _ in command.commands] or ["koala"]
-    yield ",\n".join(f".BR {_plain(other)} (1)" for other in others).replace("(1),", "(1) ,")
-    yield ".PP"
     yield "The manual: \\fBkoala docs\\fR lists its pages."
+
+
+def _command(name: str, group: click.Group, parent: click.Context) -> Iterator[str]:
+    """Return the part on a command, and those on the commands of a group."""
+    command = group.resolve_command(parent, [name])[1]
+    if command is None or command.hidden:
+        return
+    context = _context(command, name, parent)
+    usage = " ".join((context.command_path, *command.collect_usage_pieces(context)))
+    yield f'.SS "{_plain(usage)}"'
+    yield from _paragraphs(_help_text(command))
+    yield from _options(command, context)
+    if isinstance(command, click.Group):
+        for member in command.list_commands(context):
+            yield from _command(member, command, context)
+
+
+def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
+    return click.Context(command, info_name=name, parent=parent, **command.context_settings)
+
+
+def _help_text(command: click.Command) -> str:
+    return inspect.cleandoc(command.help or "")
+
+
+def _options(command: click.Command, context: click.Context) -> Iterator[str]:
+    """Return the options; --help stands with those of koala itself."""
+    for one in command.get_params(context):
+        if not isinstance(one, click.Option) or one.hidden or ("--help" in one.opts and command is not koala):
+            continue
+        names = ", ".join(f"\\fB{_plain(name)}\\fR" for name in (*one.opts, *one.secondary_opts))
+        flag = one.is_flag or one.count
+        record = one.get_help_record(context)
+        yield from _item(
+            names if flag else f"{names} \\fI{_plain(one.make_metavar(context))}\\fR", record[1] if record else ""
+        )
 
 
 def _paragraphs(text: str) -> Iterator[str]:
@@ -75,11 +114,6 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 def _item(head: str, text: str) -> Iterator[str]:
     yield from (".TP", head, _line(" ".join(text.split())))
-
-
-def _spelt(option: Option) -> str:
-    names = ", ".join(f"\\fB{_plain(name)}\\fR" for name in option.names)
-    return f"{names} \\fI{_plain(option.metavar)}\\fR" if option.metavar else names
 
 
 def _line(text: str) -> str:

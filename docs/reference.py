@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what is made from the program: JSON Schemas, keys and tables in pages, manual pages, completions.
+"""Writes what is made from the program: JSON Schemas, keys and tables in pages, the manual page koala(1).
 
 Run it after a change of a model or a command: ``python docs/reference.py``. A test fails while a file is out of date.
 """
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from docs.commandtree import command_tree
-from docs.manpages import man_pages
+from docs.manpages import man_page
 from docs.statediagram import drawing
 from docs.variables import table as variables_table
 from koala_adapter.cli.jsonshapes import SHAPES
@@ -32,7 +31,7 @@ from koala_adapter.config.sitefile import (
 )
 from koala_adapter.host import metrics as catalogue
 from koala_adapter.lrm import Capabilities, PluginDefinition
-from koala_adapter.negotiation.serviceside.states import RECEIVED, SENT
+from koala_adapter.negotiation.serviceside.states import RECEIVED, SENT, Message, Reply, State, Step
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.states import JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
 from koala_adapter.simulation.platform import (
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
 AnyState = TypeVar("AnyState", JobState, PlaceholderState)
 DOCS = Path(__file__).parent
-MAN = DOCS.parent / "man"
+MAN_PAGE = DOCS.parent / "man" / "koala.1"
 OURS = ("drmaa", "local", "pbs", "sge", "slurm", "wiki")
 MARKED = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NEGOTIATION = re.compile(r"(<!-- negotiation: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -133,7 +132,7 @@ def generated() -> dict[Path, str]:
         lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}",
         CAPABILITIES.sub(lambda mark: f"{mark[1]}{_capabilities(ours)}{mark[2]}", page.read_text(encoding="utf-8")),
     )
-    contents |= {MAN / name: text for name, text in man_pages(command_tree()).items()}
+    contents[MAN_PAGE] = man_page()
     return contents
 
 
@@ -196,13 +195,32 @@ def _said() -> str:
 
 
 def _heard() -> str:
-    """Return what each message does in each state of a negotiation; those that do the same stand together."""
+    """Return what each message does in each state of a negotiation; those that do the same stand together.
+
+    Left out is what the page says in a sentence: an ending ends a negotiation that has begun, and changes no ended one.
+    """
     rows = []
     for state, row in RECEIVED.items():
         for step in dict.fromkeys(row.values()):
-            heard = ", ".join(message.value for message in row if row[message] == step)
-            rows.append(f"| {state.value} | {heard} | {step.state.value} | {step.reply.value} |")
+            messages = [message for message in row if row[message] == step and not _plain_end(state, message, step)]
+            if messages:
+                heard = ", ".join(message.value for message in messages)
+                rows.append(f"| {state.value} | {heard} | {step.state.value} | {step.reply.value} |")
     return "\n".join(["", "| state | hears | then it is | and answers |", "|---|---|---|---|", *rows, "", ""])
+
+
+ENDED_BY = {
+    Message.REJECT: State.REJECTED,
+    Message.WITHDRAW: State.WITHDRAWN,
+    Message.EXPIRE: State.EXPIRED,
+    Message.ERROR: State.BROKEN,
+}
+
+
+def _plain_end(state: State, message: Message, step: Step) -> bool:
+    """Tell whether a message ends a negotiation as it says, or finds it ended, and is not answered."""
+    over = state in {*ENDED_BY.values(), State.LOST}
+    return message in ENDED_BY and step == Step(state if over else ENDED_BY[message], Reply.NONE)
 
 
 def _transitions(table: Mapping[AnyState, Mapping[AnyState, str]]) -> str:

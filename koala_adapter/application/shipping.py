@@ -55,7 +55,7 @@ _BEGINNING = '''\
     app.close()
 
 Not under koala the program runs as it is: every call works, and there is never a change.
-Needs the standard library of Python 3.6 or newer only. Made from koala-adapter; see `koala docs malleable`.
+Needs the standard library of Python 3.6 or newer only. Made from koala-adapter; see `koala docs adaptive`.
 """
 '''
 

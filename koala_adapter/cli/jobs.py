@@ -384,7 +384,7 @@ def metrics(session: Session, port: int | None) -> None:
 def _metrics_host(session: Session) -> str:
     """Return the address on which metrics are told by the site file, or this host's own where there is no such file."""
     try:
-        listen = session.site.metrics.listen if session.here.has_file else LOCALHOST
+        listen = session.site.metrics.listen
     except ConfigurationError:
         return LOCALHOST
     return {"0.0.0.0": LOCALHOST, "::": "::1"}.get(listen, listen)  # noqa: S104 - asked for, not listened on

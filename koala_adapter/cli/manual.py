@@ -302,7 +302,7 @@ def app(directory: Path) -> None:
     r"""Write the library for programs that change their size while they run, in Python and in C.
 
     Processes of a job with runner = "adaptive" find koala_app.py by themselves; programs in C are compiled with the
-    other files. Files that koala has not written are not overwritten. See `koala docs malleable`.
+    other files. Files that koala has not written are not overwritten. See `koala docs adaptive`.
 
     \b
     Example:

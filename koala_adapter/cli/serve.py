@@ -114,7 +114,7 @@ def serve(
     if reload:
         _reload(session)
         return
-    _ = session.site  # here: without a site file batch systems are looked for, in an event loop of their own
+    _ = session.site
     settings = Settings(session)
     with ownership(session.directory, inherited=lock_descriptor):
         while _served(settings, end_when_idle, metrics_port, ready_descriptor):

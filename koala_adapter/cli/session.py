@@ -113,13 +113,10 @@ class Session:
         """What the scheduler may use: koala's own policies and the installed ones. Raises PluginError."""
         return self.here.policies
 
-    @cached_property
+    @property
     def site_file(self) -> Path:
-        """The site file, or what stands in for one that nobody has written. Raises ConfigurationError."""
-        if self.here.has_file:
-            return self.here.file
-        with self.progress.status("no site file: looking for batch systems"):
-            return self.here.file
+        """The site file. Raises ConfigurationError."""
+        return self.here.file
 
     @property
     def site(self) -> SiteConfig:

@@ -23,15 +23,6 @@ STATE_VARIABLE = "KOALA_STATE"
 SYSTEM_SITE_FILE = Path("/etc/koala/site.toml")
 
 
-def find_site_file(explicit: Path | None = None, environment: Mapping[str, str] | None = None) -> Path:
-    """Return the site file as :func:`locate_site_file` does; raise ConfigurationError when there is none."""
-    path = locate_site_file(explicit, environment)
-    if path is None:
-        hint = "run `koala init`, which writes one of what it finds here, or try `koala demo`, which needs none"
-        raise ConfigurationError(no_site_file(environment), hint=hint)
-    return path
-
-
 def locate_site_file(explicit: Path | None = None, environment: Mapping[str, str] | None = None) -> Path | None:
     """Return the site file: ``explicit``, else $KOALA_SITE, else the user's own, else the system's; None: no such file.
 

@@ -34,7 +34,7 @@ from koala_adapter.config.fields import (
     known_policy,
     policy_schema,
 )
-from koala_adapter.config.locations import find_site_file, state_directory
+from koala_adapter.config.locations import state_directory
 from koala_adapter.config.tomlfile import parse_document, read_document
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.lrm.rate import URGENT_SHARE, WINDOW
@@ -56,7 +56,6 @@ __all__ = [
     "NoSettings",
     "SchedulerConfig",
     "SiteConfig",
-    "find_site_file",
     "load_site",
     "load_site_text",
     "shortest_poll_interval",

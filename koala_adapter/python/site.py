@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.api.client import Client, new_submission, stand_by, unanswered
 from koala_adapter.api.closedjournal import closed_journal
 from koala_adapter.api.statedirectory import JOURNAL_NAME, check_directory, ended_within, prepare_directory
-from koala_adapter.config.locations import SiteFileState, locate_site_file, no_site_file, state_directory
+from koala_adapter.config.locations import SiteFileState, locate_site_file, state_directory
 from koala_adapter.config.tomlfile import toml_of
 from koala_adapter.errors import ConfigurationError, KoalaError, ServiceAbsentError, ServiceUnavailableError
 from koala_adapter.model import Job as CheckedJob
@@ -69,7 +69,7 @@ class Site:
     ) -> None:
         """``file``, ``state``: as for :meth:`load`; here nothing is read or checked before it is used.
 
-        ``notice``: is told in one line when something stands in for a site file that nobody has written.
+        ``notice``: is told in one line when the site file has changed since the service read it.
         """
         self._notice = notice
         self._named_file = None if file is None else Path(file)
@@ -84,9 +84,9 @@ class Site:
     def load(cls, file: str | PathLike[str] | None = None, *, state: str | PathLike[str] | None = None) -> Self:
         """Read and check a site file.
 
-        ``file``: default $KOALA_SITE, ~/.config/koala/site.toml or /etc/koala/site.toml; where there is none, what
-        `koala init` would find stands in for it. ``state``: the directory of the service's private state, default
-        $KOALA_STATE or ~/.local/state/koala. Raises ConfigurationError.
+        ``file``: default $KOALA_SITE, ~/.config/koala/site.toml or /etc/koala/site.toml. ``state``: the
+        directory of the service's private state, default $KOALA_STATE or ~/.local/state/koala. Raises
+        ConfigurationError.
         """
         site = cls(file, state=state)
         _ = site.config, site.directory
@@ -114,36 +114,21 @@ class Site:
 
     @cached_property
     def file(self) -> Path:
-        """The site file; where nobody has written one, that of the service or else what stands in for one.
-
-        Raises ConfigurationError.
-        """
+        """The site file; where there is none, that of the running service. Raises ConfigurationError."""
         found = locate_site_file(self._named_file)
         if found is not None:
             return found
         in_force = self.client.site_in_force()
-        return Path(in_force.path) if in_force is not None and in_force.digest else self._standin_file()
+        if in_force is not None and in_force.digest:
+            return Path(in_force.path)
+        from koala_adapter.sitesetup.find import no_site_file_here
+
+        raise no_site_file_here(self.plugins)
 
     @cached_property
     def file_state(self) -> SiteFileState:
         """The site file as it was when it was read, or just before. Raises ConfigurationError."""
         return SiteFileState.of(self.file)
-
-    @property
-    def has_file(self) -> bool:
-        """Tell whether somebody has written a site file. Raises ConfigurationError when the one named is gone."""
-        return locate_site_file(self._named_file) is not None
-
-    def _standin_file(self) -> Path:
-        """Find what is here, and say in one line that it is used."""
-        from koala_adapter.sitesetup.find import standin_site_file
-
-        try:
-            path, described = standin_site_file(self.plugins, self.directory)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{no_site_file()}; {error.message}", hint=error.hint) from error
-        self._notice(f"no site file: using {described}; `koala init` writes one of it")
-        return path
 
     @cached_property
     def config(self) -> SiteConfig:

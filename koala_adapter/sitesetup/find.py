@@ -1,37 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the clusters of this host (``koala init``): candidates, probes, the site file, and a stand-in for one."""
+"""Finding the clusters of this host (``koala init``): candidates, probes, the site file."""
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
-import json
 import math
 import os
 import re
 import socket
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-from anyio.from_thread import start_blocking_portal
 
-from koala_adapter.api.statedirectory import prepare_directory
+from koala_adapter.config.locations import no_site_file
 from koala_adapter.config.sitefile import ClusterConfig, load_site_text, shortest_poll_interval
 from koala_adapter.config.tomlfile import printable, show_duration, toml_text
 from koala_adapter.errors import ConfigurationError, KoalaError, LrmError, PluginError
-from koala_adapter.lrm import Discovery, LeftOut, Surroundings, readable_text
+from koala_adapter.lrm import Discovery, LeftOut, Surroundings
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.service.clusters import read_cluster
 from koala_adapter.service.opening import close_lrm, make_lrm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from koala_adapter.lrm import FoundCluster, Lrm, PluginDefinition
     from koala_adapter.model import Queue
@@ -392,11 +388,6 @@ class Found:
     clusters: tuple[UsableCluster, ...]
     left_out: tuple[LeftOut, ...]
 
-    @property
-    def described(self) -> str:
-        """What is usable, for a person."""
-        return ", ".join(cluster.candidate.described for cluster in self.clusters)
-
     def text(self, *, made: str) -> str:
         """Return the site file; there must be clusters. ``made``: by what and when."""
         return site_text(self.clusters, self.left_out, find_address(), made=made)
@@ -420,20 +411,7 @@ def search(
     """
     tell("looking for batch systems")
     candidates, unusable = find_candidates(plugins, our_surroundings() if around is None else around)
-    return try_candidates(candidates, unusable, plugins, directory, tell=tell)
-
-
-def try_candidates(
-    candidates: Sequence[Candidate],
-    unusable: Sequence[LeftOut],
-    plugins: Mapping[str, PluginDefinition],
-    directory: Path,
-    *,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Found:
-    """Try what was found; ``unusable``: what need not be tried."""
-    with start_blocking_portal() as portal:  # in a thread: the caller may have an event loop running in this one
-        clusters, failing = portal.call(partial(probe_all, candidates, plugins, directory, tell=tell))
+    clusters, failing = anyio.run(partial(probe_all, candidates, plugins, directory, tell=tell))
     found = Found(clusters=clusters, left_out=(*unusable, *failing))
     if clusters:
         # Whatever a plugin told us, what is written can be read.
@@ -441,43 +419,20 @@ def try_candidates(
     return found
 
 
-# -- A site file that stands in for a missing one ------------------------------------------------------------
-# It is kept in the state directory while nothing has changed. Which batch systems are here is looked up each time,
-# which is fast; that all of them answer and take jobs is tried once a day.
-
-FILE_NAME = "found-site.toml"
-KEPT = 86_400.0
-"""Seconds after which all is tried again."""
+# -- Refusals ------------------------------------------------------------------------------------------------
 
 
-def standin_site_file(
-    plugins: Mapping[str, PluginDefinition], directory: Path, *, around: Surroundings | None = None
-) -> tuple[Path, str]:
-    """Return the site file of what ``koala init`` would find, and what that is, for a person.
-
-    ``directory``: the state directory. Raises ConfigurationError when there is nothing that can be used.
-    """
-    path = directory / FILE_NAME
-    candidates, unusable = find_candidates(plugins, our_surroundings() if around is None else around)
-    mark = f"# of {_fingerprint(candidates)}\n"
-    if _is_fresh(path) and readable_text(path).endswith(mark):
-        return path, ", ".join(one.described for one in candidates)
-    prepare_directory(directory)
-    found = try_candidates(candidates, unusable, plugins, directory)
-    if not found.clusters:
-        raise nothing_found(found.left_out)
-    text = found.text(made=f"made because there was none, {time.strftime('%Y-%m-%d %H:%M')}")
-    # What did not answer may do so next time: nothing is kept then.
-    complete = len(found.clusters) == len(candidates)
-    _replace(path, text + (mark if complete else ""))
-    return path, found.described
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file that other commands may read at the same time: they see the old one or the new one."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        file.write(text)
-    Path(file.name).replace(path)
+def no_site_file_here(
+    plugins: Mapping[str, PluginDefinition], *, around: Surroundings | None = None
+) -> ConfigurationError:
+    """Return the refusal for a missing site file: where it was looked for, which batch systems are here, what to do."""
+    candidates, left_out = find_candidates(plugins, our_surroundings() if around is None else around)
+    if not candidates:
+        nothing = nothing_found(left_out)
+        return ConfigurationError(f"{no_site_file()}; {nothing.message}", hint=nothing.hint)
+    here = ", ".join(one.described for one in candidates)
+    hint = "`koala init` tries them and writes a site file; `koala demo` needs none"
+    return ConfigurationError(f"{no_site_file()}; batch systems of this host: {here}", hint=hint)
 
 
 def nothing_found(left_out: Sequence[LeftOut]) -> ConfigurationError:
@@ -489,15 +444,3 @@ def nothing_found(left_out: Sequence[LeftOut]) -> ConfigurationError:
     )
     what = "no batch system can be used from here:" if seen else "no batch system was found on this host"
     return ConfigurationError(f"{what}{seen}", hint=hint)
-
-
-def _fingerprint(candidates: Sequence[Candidate]) -> str:
-    told = [[one.name, one.plugin, sorted(one.found.settings.items())] for one in candidates]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
-
-
-def _is_fresh(path: Path) -> bool:
-    try:
-        return 0 <= time.time() - path.stat().st_mtime < KEPT
-    except OSError:
-        return False

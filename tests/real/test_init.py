@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala init`` among real batch systems: what it writes passes ``koala check``; a job runs without a site file."""
+"""``koala init`` among real batch systems: what it writes passes ``koala check``, and jobs run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import tomllib
 from typing import TYPE_CHECKING
 
+from koala_adapter.errors import EXIT_CONFIGURATION
 from tests.real.systems.processes import USERS_PATH
 
 if TYPE_CHECKING:
@@ -42,13 +43,16 @@ def koala(home: Path, variables: Mapping[str, str], *arguments: str) -> subproce
 
 
 def test_from_nothing_to_the_first_job(slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path) -> None:
-    """A job before there is a site file; then one of both systems, which all checks find right."""
+    """A job is refused with what is here; `koala init` writes a site file of it that works."""
     variables = {"SLURM_CONF": str(slurm_a.conf), **sge_cell.variables()}
-    done = koala(tmp_path, variables, "run", "-n", "2", "--", "echo", "hello")
-    assert (done.returncode, done.stdout.count("hello")) == (0, 2), done.stderr
-    (said,) = [line for line in done.stderr.splitlines() if line.startswith("no site file")]
+    job = ("run", "-n", "2", "--", "echo", "hello")
+    done = koala(tmp_path, variables, *job)
+    assert done.returncode == EXIT_CONFIGURATION
+    said = " ".join(done.stderr.split())
+    assert "no site file found" in said
     assert "a (Slurm, by $SLURM_CONF)" in said
     assert "Grid Engine cell" in said
+    assert "`koala init`" in said
 
     done = koala(tmp_path, variables, "init", "--yes")
     assert done.returncode == 0, done.stderr
@@ -60,6 +64,9 @@ def test_from_nothing_to_the_first_job(slurm_a: SlurmCluster, sge_cell: GridEngi
     # The file says all: nothing is left to the variables by which it was made.
     done = koala(tmp_path, {}, "check", "--timeout", "120")
     assert done.returncode == 0, done.stdout + done.stderr
+
+    done = koala(tmp_path, {}, *job)
+    assert (done.returncode, done.stdout.count("hello")) == (0, 2), done.stderr
 
     done = koala(tmp_path, variables, "init", "--yes")
     assert done.returncode != 0

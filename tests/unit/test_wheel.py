@@ -73,8 +73,8 @@ def check_metadata(file: Path) -> None:
     assert {"Operating System :: POSIX :: Linux", "Typing :: Typed"} <= set(classifiers)
 
 
-def test_manual_pages_are_installed_where_man_looks() -> None:
-    """All that are there; that they are there and right is tested where they are made."""
+def test_the_manual_page_is_installed_where_man_looks() -> None:
+    """That it is right is tested where it is made."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     assert config["options.data_files"]["share/man/man1"] == "man/*.1"

@@ -21,7 +21,7 @@
  * -pthread.
  *
  * What fails returns -1 (or NULL), writes a line to standard error, and koala_app_error() says why. The calls are made by
- * one thread. docs/malleable.md of koala-adapter says what happens when. */
+ * one thread. docs/adaptive.md of koala-adapter says what happens when. */
 #ifndef KOALA_APP_H
 #define KOALA_APP_H
 

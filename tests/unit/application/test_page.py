@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of docs/malleable.md on the library: its examples run and print what it says."""
+"""docs/adaptive.md, on the library: its examples run and print what it says."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 from koala_adapter.application.shipping import install
 from tests.unit.application.koala_end import LIVENESS
 
-WHOLE_PAGE = (Path(__file__).parents[3] / "docs" / "malleable.md").read_text(encoding="utf-8")
-PAGE = WHOLE_PAGE.partition("\n## Your own program, five calls\n")[2].partition("\n## ")[0]
+PAGE = (Path(__file__).parents[3] / "docs" / "adaptive.md").read_text(encoding="utf-8")
 IN_PYTHON = re.compile(r"^```python\n(?P<code>.*?)^```\n\n```text\n(?P<output>.*?)^```\n", re.MULTILINE | re.DOTALL)
 IN_C = re.compile(r"^```c\n(?P<code>.*?)^```\n", re.MULTILINE | re.DOTALL)
 

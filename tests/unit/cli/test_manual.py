@@ -106,7 +106,7 @@ def test_pages_show_what_they_include() -> None:
     assert [name for name, text in pages.items() if "literalinclude" in text] == []
     assert "```python\n# SPDX-License-Identifier: Apache-2.0\n" in pages["plugins"]
     assert "class TinyqLrm(Lrm):" in pages["plugins"]
-    assert "```python\ndef main(" in pages["malleable"]
+    assert "```python\ndef main(" in pages["adaptive"]
     assert "```c\n    connection = NT_Connect(" in pages["negotiation"]
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_without_a_site_file_batch_systems_are_looked_for_first(tmp_path: Path) -> None:
-    """Before the service has an event loop, which can have no other inside; here none is found."""
+def test_a_missing_site_file_is_refused(tmp_path: Path) -> None:
+    """Before there is a service."""
     environment = {"HOME": str(tmp_path), "PATH": str(tmp_path), "KOALA_SITE": None, "KOALA_STATE": str(tmp_path / "s")}
     done = CliRunner().invoke(koala, ["serve", "--end-when-idle", "0"], env=environment)
     assert done.exit_code == EXIT_CONFIGURATION, done.stderr

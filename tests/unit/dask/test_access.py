@@ -84,8 +84,8 @@ def test_without_distributed_the_way_out_is_told() -> None:
     assert "pip install 'koala-adapter[dask]'" in done.stdout
 
 
-def test_without_a_site_file_batch_systems_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by the command line; here none is found."""
+def test_a_missing_site_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the command line, with what is found on this host; here nothing is."""
     monkeypatch.delenv("KOALA_SITE", raising=False)
     for name in ("HOME", "PATH", "KOALA_STATE"):
         monkeypatch.setenv(name, str(tmp_path))

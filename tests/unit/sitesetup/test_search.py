@@ -14,18 +14,17 @@ import pytest
 
 import koala_local
 from koala_adapter.config.sitefile import load_site_text
-from koala_adapter.errors import ConfigurationError, PluginError
+from koala_adapter.errors import PluginError
 from koala_adapter.lrm import Discovery, FoundCluster, LeftOut, Surroundings, load_plugins
 from koala_adapter.model import Queue
 from koala_adapter.sitesetup.find import (
-    FILE_NAME,
     Address,
     Candidate,
     UsableCluster,
     find_candidates,
+    no_site_file_here,
     search,
     site_text,
-    standin_site_file,
     unique_name,
 )
 from tests.local_daemon import end_daemon
@@ -101,20 +100,6 @@ def test_a_plugin_that_hangs_leaves_the_others_alone() -> None:
     assert [(one.what, one.why) for one in left_out] == [("plugin a", "its search has not ended within 2 s")]
 
 
-def test_a_site_file_that_was_found_is_never_half_written(tmp_path: Path) -> None:
-    """Another command may read it meanwhile: the file is replaced as a whole."""
-    directory = tmp_path / "state"
-    path, _ = standin_site_file({"local": plugin(FOUND)}, directory, around=NOWHERE)
-    before = path.stat().st_ino
-    with path.open(encoding="utf-8") as reader:
-        other = replace(FOUND, described="another")
-        path.write_text(path.read_text(encoding="utf-8").replace("# of ", "# of x"), encoding="utf-8")
-        standin_site_file({"local": plugin(other)}, directory, around=NOWHERE)
-        assert "# of x" in reader.read()
-    assert path.stat().st_ino != before
-    assert [one.name for one in directory.iterdir() if one.name.startswith("tmp")] == []
-
-
 def usable(**more: object) -> UsableCluster:
     """Return a cluster that works."""
     values: dict[str, object] = {
@@ -177,30 +162,17 @@ def test_a_search_tries_what_it_finds(tmp_path: Path) -> None:
     assert site.cluster("here").settings.model_dump()["processors"] == 3
 
 
-def test_what_stands_in_is_kept_while_nothing_changes(tmp_path: Path) -> None:
-    """It is made anew when something else is found, and there is none of nothing."""
-    directory = tmp_path / "state"
-    path, told = standin_site_file({"local": plugin(FOUND)}, directory, around=NOWHERE)
-    assert path == directory / FILE_NAME
-    assert told == "here (this host, by a test)"
-    made = path.stat().st_ino, path.stat().st_mtime_ns
-    again, _ = standin_site_file({"local": plugin(FOUND)}, directory, around=NOWHERE)
-    assert (again.stat().st_ino, again.stat().st_mtime_ns) == made
-    other = replace(FOUND, settings={"processors": 2})
-    standin_site_file({"local": plugin(other)}, directory, around=NOWHERE)
-    assert tomllib.loads(path.read_text())["clusters"][0]["settings"] == {"processors": 2}
+def test_a_missing_site_file_is_refused_with_what_is_here() -> None:
+    """And with the command that writes one; where nothing is here, with the reasons and what could be set."""
+    refusal = no_site_file_here({"local": plugin(FOUND)}, around=NOWHERE)
+    assert "no site file found; looked for: $KOALA_SITE" in refusal.message
+    assert refusal.message.endswith("batch systems of this host: here (this host, by a test)")
+    assert "`koala init`" in refusal.hint
     seen = LeftOut(what="Slurm", why="no answer", remedy="wait")
-    with pytest.raises(ConfigurationError, match="no answer; wait"):
-        standin_site_file({"local": plugin(left_out=(seen,))}, directory, around=NOWHERE)
-
-
-def test_what_is_found_can_be_tried_from_within_an_event_loop(tmp_path: Path) -> None:
-    """That of a notebook, or of whoever asks clusters without a site file."""
-
-    async def from_within() -> str:
-        return standin_site_file({"local": plugin(FOUND)}, tmp_path / "state", around=NOWHERE)[1]
-
-    assert anyio.run(from_within) == "here (this host, by a test)"
+    refusal = no_site_file_here({"local": plugin(left_out=(seen,))}, around=NOWHERE)
+    assert "no batch system can be used from here:\n  Slurm: no answer; wait" in refusal.message
+    assert "SLURM_CONF" in refusal.hint
+    assert "koala demo" in refusal.hint
 
 
 def test_a_definition_with_a_wrong_discover_is_refused() -> None:
