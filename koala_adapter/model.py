@@ -219,7 +219,7 @@ class Node:
     processors: int
     """Configured processors."""
     processors_used: int
-    """Processors allocated to anybody's jobs."""
+    """Processors allocated to jobs of all users."""
     memory_mib: int | None = None
     load: float | None = None
     """Operating-system load average, when the LRM tells."""
@@ -305,7 +305,7 @@ class Queue:
 
 
 class HoldOwner(StrEnum):
-    """Who put a waiting job in hold, and so who may release it."""
+    """Owner of the hold of a waiting job, who may release it."""
 
     USER = "user"
     OPERATOR = "operator"

@@ -234,7 +234,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
             return self._client.job(job_id)
 
     def _stand_by(self) -> None:
-        """See to it that a service answers, where that has not been in vain a moment ago."""
+        """Start a service if none answers. Raises the error of the last start if that failed a moment ago."""
         if self._failed_start is not None and time.monotonic() < self._failed_start[0] + PAUSE:
             raise self._failed_start[1]
         try:

@@ -81,7 +81,7 @@ class OwnSocket:
         self._resources = resources
 
     async def serve(self, handle: Handle, *, look_again: float = LOOK_AGAIN) -> None:
-        """Serve whoever connects, and has connected before, until cancelled; look at the path at times (seconds)."""
+        """Serve all connections until cancelled; look at the path of the socket every ``look_again`` seconds."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve_streams, self._listener, handle)
             while True:
@@ -173,7 +173,7 @@ class Server:
         return self._service.meter.meter
 
     async def serve(self, listener: OwnSocket) -> None:
-        """Serve whoever connects, and has connected before, until cancelled."""
+        """Serve all connections, those made before included, until cancelled."""
         await listener.serve(self._converse)
 
     @property

@@ -31,7 +31,7 @@ KEPT = 3
 
 
 class RotatedLog:
-    """A text stream on a descriptor that is an open file; whoever else writes to the descriptors goes on with it."""
+    """A text stream on the descriptors of a log file; other writers to these descriptors go on with the new file."""
 
     def __init__(self, path: Path, descriptors: tuple[int, ...] = (1, 2), *, largest: int = LARGEST) -> None:
         """``path``: of the file that all of ``descriptors`` are open on; the last of them is written to."""

@@ -244,7 +244,7 @@ class OrderScreen:
         self._failing = bool(why)
 
     def farewell(self, found: Overview) -> None:
-        """Say what becomes of the jobs when nobody schedules any more."""
+        """Say what becomes of the jobs when the scheduler ends."""
         running, waiting = found.running, found.starting + found.waiting + found.left_out
         self._session.remark(
             f"koala schedules {self.cluster} no more; jobs that run on: {running}, "

@@ -64,7 +64,7 @@ EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
 """Ended by Ctrl-C, as shells say it: 128 + SIGINT."""
 EXIT_BROKEN_PIPE = 141
-"""Nobody reads our output any more: 128 + SIGPIPE."""
+"""The reader of our output has gone: 128 + SIGPIPE."""
 WIDE = 500
 """Columns where there is no terminal: a program that reads our tables wants no line broken."""
 
@@ -126,7 +126,7 @@ class Session:
 
     @property
     def directory(self) -> Path:
-        """The state directory, there or not. Raises ConfigurationError when it is somebody else's."""
+        """The state directory, there or not. Raises ConfigurationError when it belongs to another user."""
         return self.here.directory
 
     @property

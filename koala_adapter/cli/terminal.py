@@ -95,7 +95,7 @@ def send_hangup() -> None:
 def hangup_once(handle: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], None]:
     """Return a handler of SIGHUP that passes on the first one only.
 
-    One hangup comes from the kernel, from the shell and from a failed write: these are not somebody who insists.
+    One hangup comes from the kernel, from the shell and from a failed write: these do not count as a second one.
     """
     heard = False
 

@@ -307,7 +307,7 @@ class _PlacedCluster(BaseModel, frozen=True, extra="forbid", defer_build=True):
 
 
 REQUESTS_AS_OWNER = 1800
-"""Requests a minute, unless the site says otherwise, of whoever starts all jobs: ten starts a second are possible."""
+"""Requests a minute of a scheduler that starts all jobs, unless the site says otherwise: ten starts a second."""
 
 
 class ClusterConfig(_PlacedCluster, defer_build=True):
@@ -385,7 +385,7 @@ class ClusterConfig(_PlacedCluster, defer_build=True):
 
     @property
     def requests_as_owner(self) -> int:
-        """Upper bound of requests a minute of whoever owns the order of all the cluster's jobs."""
+        """Upper bound of requests a minute of a scheduler that orders all jobs of the cluster."""
         given = "requests_per_minute" in self.model_fields_set
         return self.requests_per_minute if given else REQUESTS_AS_OWNER
 

@@ -300,7 +300,7 @@ class JobService(Protocol):
         """Return who tells of jobs. Raises ServiceUnavailableError when there has never been a service."""
 
     def begin_service(self) -> int | None:
-        """See to it that a service answers. Raises ServiceRunningError and ServiceUnavailableError."""
+        """Start a service if none answers. Raises ServiceRunningError and ServiceUnavailableError."""
 
 
 class JobHandle:

@@ -202,7 +202,7 @@ class Maui(ClusterScheduler):
 
 
 class FirstFit(Maui):
-    """FIRSTFIT: whoever comes first in the queue and fits. With a depth of 1 it gives EASY's schedule."""
+    """FIRSTFIT: the first job in the queue that fits. With a depth of 1 it gives EASY's schedule."""
 
     __slots__ = ()
 

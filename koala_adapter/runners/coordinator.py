@@ -366,7 +366,7 @@ class ChangeUnderWay:
         return waited_for
 
     def problem(self, membership: Membership, processes: Mapping[int, Process]) -> str:
-        """Return why it cannot be made while nobody has been told of it yet; nothing when it can."""
+        """Return why a change that no process knows of yet cannot be made; nothing when it can."""
         if self.at > LARGEST_NUMBER:
             return f"its processes count more than {LARGEST_NUMBER} adaptation points"
         for rank in membership.speakers:
@@ -378,7 +378,7 @@ class ChangeUnderWay:
         return ""
 
     def held_up_by(self, membership: Membership, processes: Mapping[int, Process]) -> str:
-        """Return who has kept it from being made; to be asked when its time is over."""
+        """Return the ranks that have kept the change from being made in time."""
         for rank in membership.speakers:
             if rank not in processes:
                 return f"process {rank} was out of contact, and has not come back"
@@ -458,7 +458,7 @@ class Coordinator:
     def __init__(self, patience: float, done_patience: float = 600.0) -> None:
         """``patience``: seconds in which all must stand at a point, or have joined, before a change is given up.
 
-        ``done_patience``: seconds in which all must have carried it out; who has not is taken as lost then.
+        ``done_patience``: seconds in which all must have carried it out; a process that has not is taken as lost.
         """
         self._patience = patience
         self._done_patience = done_patience
@@ -664,7 +664,7 @@ class Coordinator:
         self._tells.extend(Tell(rank, said) for rank in ranks if rank in self._processes)
 
     def _welcome(self) -> None:
-        """Begin with the first members when all of them have come; tell again who has missed it."""
+        """Begin with the first members when all of them have come; tell those that missed it again."""
         members = self._membership.speakers
         known = [self._processes[rank] for rank in members if rank in self._processes]
         if len(known) + len(self._membership.ended.intersection(members)) < len(members):
@@ -797,7 +797,7 @@ class Coordinator:
         self._release(current)
 
     def _release(self, current: ChangeUnderWay) -> None:
-        """Let everybody go on as if nothing had been asked."""
+        """Let all processes go on as if nothing had been asked."""
         self._current = None
         if current.stage is Stage.GATHERING:
             return

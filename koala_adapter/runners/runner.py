@@ -238,7 +238,7 @@ class ProcessRunner(Runner):
     """Starts one process for each rank; they find each other by KOALA_ADDRESSES if they need to."""
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """See :meth:`Runner.launches_in`."""
+        """Return the processes of a placeholder that are to be launched."""
         application = self.application
         launch = Launch(
             task=self.task_of(rank.rank),

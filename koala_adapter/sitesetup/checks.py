@@ -201,7 +201,7 @@ def _all_local(site: SiteConfig) -> bool:
 # -- One cluster, from the outside in ------------------------------------------------------------------------
 
 LISTINGS_AS_OWNER = 30
-"""In a minute, by whoever starts all jobs."""
+"""Listings a minute of a scheduler that starts all jobs."""
 LEAST_RATE = 60
 """Starts a minute below which an outside scheduler keeps processors idle."""
 REACH_TIME = 10.0

@@ -134,7 +134,7 @@ class LrmUnderTest:
     context: ClusterContext
     """As given to the factory; see :func:`new_context`."""
     lrm: Lrm
-    """Started; whoever made it closes it."""
+    """Started; the fixture that made it closes it."""
     scratch: Path
     """Existing directory that this process and the jobs can both write."""
     processors: int
@@ -168,7 +168,7 @@ class LrmUnderTest:
     submitter: Lrm | None = None
     """Started; puts the kit's jobs into the same LRM, as its users do, where the plugin itself cannot ``submit``."""
     waiting: LrmJobState = LrmJobState.QUEUED
-    """State in which a job is shown that nobody holds and for which there is no room: HELD where the plugin sees
+    """State in which a job is shown that is not held and for which there is no room: HELD where the plugin sees
     only an outside scheduler's view."""
 
 

@@ -204,7 +204,7 @@ class TaskFiles:
     size: Count
     """Bytes of what has arrived."""
     left: Count
-    """Files that nobody asked for, and that are gone with the rank's directory."""
+    """Files that were not asked for, and are removed with the rank's directory."""
     left_names: Annotated[tuple[Text, ...], Field(max_length=NAMED_LIMIT)]
     omitted: Count
     omissions: Annotated[tuple[Omission, ...], Field(max_length=NAMED_LIMIT)]

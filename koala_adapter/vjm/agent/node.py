@@ -23,7 +23,7 @@ BOOTTIME = 7  # clock_gettime(2): seconds since the node was booted, suspension 
 
 
 def clock() -> float:
-    """Return seconds that nobody sets and that pass while the node sleeps, too: those since it was booted."""
+    """Return the seconds since the node was booted, suspension included."""
     return time.clock_gettime(BOOTTIME)
 
 
@@ -92,7 +92,7 @@ class Settings:
 
 
 def read_token(path: str) -> str:
-    """Return the token in a file that nobody else can have read or written."""
+    """Return the token in a file that no other user can have read or written."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:

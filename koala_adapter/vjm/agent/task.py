@@ -401,7 +401,7 @@ class TaskList:
             task.order(int(message["signal"]))
 
     def on_application(self, message: "Dict[str, Any]") -> None:
-        """Hand a frame on to the process of a task; nobody may be there to read it."""
+        """Hand a frame on to the process of a task, if it is connected."""
         task = self._tasks.get(message["task"])
         if task is not None and task.application is not None:
             task.application.tell(a2b_base64(message["data"]))
