@@ -88,7 +88,7 @@ PAUSE = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """What is kept of a block."""
+    """A block: its job and last known status."""
 
     job_id: str
     status: JobStatus
@@ -159,7 +159,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
 
     @property
     def label(self) -> str:
-        """What Parsl calls it."""
+        """Label of the provider in Parsl."""
         return "koala"
 
     @property

@@ -52,7 +52,7 @@ class RotatedLog:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: lines are written at once."""
 
     def _put_aside(self) -> None:
         if not os.path.samestat(self._path.stat(), os.fstat(self._descriptors[-1])):
@@ -85,7 +85,7 @@ class LogStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write as far as possible."""
+        """Write the text, or drop it when that fails."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)

@@ -81,7 +81,7 @@ class Session:
 
     @cached_property
     def console(self) -> Console:
-        """Where results go."""
+        """Console for results, on standard output."""
         return make_console(sys.stdout)
 
     @cached_property
@@ -188,16 +188,16 @@ class LineEnds(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override] # by which rich chooses what it draws with
-        """That of the file."""
+        """Encoding of the file."""
         return getattr(self._file, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        """Write whole lines."""
+        """Write text without blanks at the ends of lines."""
         self._file.write(re.sub(" +(?=\n)", "", text))
         return len(text)
 
     def flush(self) -> None:
-        """Have what was written go out."""
+        """Flush the file."""
         self._file.flush()
 
     def close(self) -> None:

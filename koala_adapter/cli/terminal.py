@@ -122,14 +122,14 @@ class Interrupts:
         self._pending = False
 
     def __enter__(self) -> Self:
-        """Take over the signals."""
+        """Install the signal handlers."""
         handlers = {signal.SIGINT: self._handle, signal.SIGTERM: self._handle, signal.SIGHUP: hangup_once(self._handle)}
         for number, handler in handlers.items():
             self._former[number] = signal.signal(number, handler)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give them back."""
+        """Restore the former signal handlers."""
         for number, handler in self._former.items():
             signal.signal(number, handler)
 

@@ -78,7 +78,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the person looks at."""
+    """What is selected and shown on the screen."""
 
     chosen: str = ""
     """Job that keys are for; empty: none."""

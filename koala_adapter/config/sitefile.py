@@ -375,12 +375,12 @@ class ClusterConfig(_PlacedCluster, defer_build=True):
 
     @property
     def cluster_name(self) -> ClusterName:
-        """The name as the model's type."""
+        """Name of the cluster, as ClusterName."""
         return ClusterName(self.name)
 
     @property
     def parameters(self) -> ClusterParameters:
-        """What the scheduler is told of it."""
+        """Parameters of the cluster for the scheduler."""
         return ClusterParameters(name=self.cluster_name, **values_of(ClusterParameters, self))
 
     @property

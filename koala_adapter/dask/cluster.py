@@ -191,7 +191,7 @@ SETTLING = 10.0
 
 
 class Owner(Protocol):
-    """Whose job it is."""
+    """What a WorkersJob asks of its cluster, and tells it."""
 
     def described(self, scheduler: str, size: int) -> AbstractContextManager[Job]:
         """Have the job of ``size`` workers of the scheduler at an address, with its files, during the block."""
@@ -238,7 +238,7 @@ class WorkersJob(ProcessInterface):
 
     @property
     def size(self) -> int:
-        """Return how many processors it has."""
+        """Return how many processors the job has."""
         components = () if self.report is None else self.report.components
         return sum(one.processors for one in components)
 

@@ -50,13 +50,13 @@ class RemoteTracebackError(Exception):
     """Stands as the cause of an exception for where it was raised on a node."""
 
     def __str__(self) -> str:
-        """The traceback there."""
+        """Return the traceback of the node."""
         return f"\n{self.args[0]}"
 
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """What is to be done once."""
+    """A call that is to be made once, and its future."""
 
     payload: bytes
     future: Future[Any]
@@ -91,11 +91,11 @@ class TaskServer:
 
     @property
     def workers(self) -> int:
-        """How many workers are there now."""
+        """Number of workers that are connected."""
         return len(self._server.pullers)
 
     def add(self, task: Task) -> None:
-        """Have a task done."""
+        """Queue a task for the workers."""
         self._loop.call_soon_threadsafe(self._add, task)
 
     def fail(self, error: KoalaError) -> None:
@@ -323,7 +323,7 @@ class Executor(AnyExecutor):
 
     @property
     def workers(self) -> int:
-        """How many workers are there now."""
+        """Number of workers that are connected."""
         return self._server.workers
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:

@@ -93,7 +93,7 @@ class Site:
         return site
 
     def __repr__(self) -> str:
-        """Name both places."""
+        """Return the site file and the state directory."""
         return f"koala.Site({str(self._named_file or '')!r}, state={str(self._named_state or '')!r})"
 
     # ---- where it is ------------------------------------------------------------------------------------------------

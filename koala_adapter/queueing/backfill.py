@@ -201,7 +201,7 @@ class Conservative(ClusterScheduler):
         self.cut_short = 0
 
     def submit(self, job: LocalJob) -> None:
-        """Let a job wait from now on."""
+        """Add a job to the queue."""
         super().submit(job)
         job.reserved_at = inf
         if job.processors <= self.processors:

@@ -42,7 +42,7 @@ class PriorityWeights:
     """Seconds in which past use counts half; used only with ``share``."""
 
     def __post_init__(self) -> None:
-        """Refuse a half-life that is none."""
+        """Raise ValueError for a half-life that is not positive."""
         if not self.half_life > 0:
             msg = f"the half-life of past use must be above 0 s, not {self.half_life:g}"
             raise ValueError(msg)
@@ -171,13 +171,13 @@ class LocalJob:
         return str(self.id) < str(other.id)
 
     def __repr__(self) -> str:
-        """What a failing test should show."""
+        """Return id, processors and estimate, for failing tests."""
         return f"LocalJob({self.id!r}, {self.processors} x {self.estimate:g} s, submitted {self.submitted_at:g})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """What can be said of a waiting job."""
+    """When a waiting job is expected to start, and why it waits."""
 
     start: float | None
     """When it starts at the latest as long as all jobs end by their estimates; None: nothing is promised yet."""
@@ -254,7 +254,7 @@ class ClusterScheduler(ABC):
     # What happened
 
     def submit(self, job: LocalJob) -> None:
-        """Let a job wait from now on."""
+        """Add a job to the queue."""
         processors = job.processors
         if processors > self.processors:
             self._aside.append(job)

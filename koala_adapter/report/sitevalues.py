@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """Things of one sort."""
+    """Removed files or directories of one kind, counted."""
 
     what: str
     """``directories``, ``reports``, ``request windows``, ``words of placeholders`` or ``logs``."""

@@ -78,7 +78,7 @@ class WalltimeNotices:
         return self._monitor.due
 
     def take_tells(self) -> list[Tell]:
-        """Return what is to be said, once."""
+        """Return the messages to be sent, and clear them."""
         tells, self._tells = self._tells, []
         return tells
 

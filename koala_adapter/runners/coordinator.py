@@ -48,7 +48,7 @@ _NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A verb, and words by their keys."""
+    """A message of the protocol: a verb and its parameters."""
 
     verb: str
     words: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -68,7 +68,7 @@ class Note:
 
 
 def note(verb: str, **words: object) -> Note:
-    """Return a note with these words."""
+    """Return the message for these values."""
     return Note(verb, MappingProxyType({key: str(value) for key, value in words.items()}))
 
 
@@ -167,7 +167,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Say something to a process."""
+    """A message to be sent to a process."""
 
     rank: int
     note: Note
@@ -226,7 +226,7 @@ LONGEST_CONTACT = 200
 
 
 class Stand(StrEnum):
-    """Where a process is in a change."""
+    """State of a process within a change."""
 
     NEW = "new"
     """It has joined, and is no member yet."""
@@ -268,7 +268,7 @@ class Process:
         return self.stand in {Stand.RUNNING, Stand.LEFT} and self.change >= number
 
     def move(self, stand: Stand, change: int, at: int = 0) -> None:
-        """Note where it is now."""
+        """Set the state of the process."""
         self.stand, self.change, self.at = stand, change, at
 
 
@@ -300,7 +300,7 @@ _ACTIVE = (Stand.RUNNING, Stand.ARMED, Stand.WAITING)
 
 
 class Stage(IntEnum):
-    """How far the change is."""
+    """Stage of a change."""
 
     GATHERING = 0
     """Members or newcomers are not all in contact yet."""
@@ -535,7 +535,7 @@ class Coordinator:
     # ---- what follows ---------------------------------------------------------------------------------------------
 
     def take_tells(self) -> list[Tell]:
-        """Return what is to be said, once."""
+        """Return the messages to be sent, and clear them."""
         tells, self._tells = self._tells, []
         return tells
 

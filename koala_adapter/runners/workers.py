@@ -50,7 +50,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowOffer(Observation):
-    """Processors could be had."""
+    """An offer of processors to a component of workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ class Retirements:
 
     @property
     def ranks(self) -> frozenset[int]:
-        """Those that are on their way out."""
+        """Ranks of workers that were asked to end."""
         return frozenset(self._until)
 
     def overdue(self, now: float) -> tuple[int, ...]:

@@ -93,11 +93,11 @@ class Installation(Protocol):
 
     @property
     def site_file(self) -> Path:
-        """Where the site file is."""
+        """Path of the site file."""
 
     @property
     def site(self) -> SiteConfig:
-        """What it says."""
+        """The validated site file."""
 
     @property
     def client(self) -> Client:
@@ -430,7 +430,7 @@ def asked_times(installation: Installation) -> list[AskedTime]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """What a user wants to know."""
+    """Options of ``koala check``."""
 
     timeout: float | None
     """Seconds that a placeholder may take to report; None: none is submitted."""

@@ -117,7 +117,7 @@ HEARTBEAT = 5.0
 
 @dataclass(slots=True)
 class Visit:
-    """What is known of one placeholder."""
+    """State of one trial placeholder."""
 
     token: str
     registered: anyio.Event = field(default_factory=anyio.Event)

@@ -169,7 +169,7 @@ class SessionRegistry(Protocol):
 
 
 class ResultReceiver(Protocol):
-    """Where the ranks' output files go."""
+    """Receives the output files of ranks."""
 
     def take(self, placeholder: PlaceholderId, piece: channel.FilePiece) -> channel.FileAck:
         """Keep a piece of a file, or refuse the file. Raises ProtocolError for what no agent says."""
@@ -189,7 +189,7 @@ class _Peer:
 
     @property
     def placeholder(self) -> PlaceholderId:
-        """Whose agent it says it is."""
+        """Placeholder that the peer claims to hold."""
         return PlaceholderId(batch=BatchKey(self.hello.batch), index=self.hello.index)
 
 

@@ -54,7 +54,7 @@ TLS12_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """A key with its certificate."""
+    """A private key and its certificate."""
 
     path: Path
     """PEM file with both, of mode 0600."""

@@ -112,7 +112,7 @@ UNREAD = 10_000
 
 
 class AgentConnection:
-    """What is said to and by one agent."""
+    """A connection to one agent."""
 
     def __init__(
         self, placeholder: PlaceholderId, stream: TLSStream, decoder: Decoder[AgentMessage], tasks: TaskGroup

@@ -226,7 +226,7 @@ class Endpoint:
 
     @property
     def open_negotiations(self) -> int:
-        """How many have not ended."""
+        """Number of negotiations that have not ended."""
         return sum(one.state not in ENDED for one in self._known.values())
 
     def next_deadline(self) -> float | None:

@@ -108,7 +108,7 @@ def read_token(path: str) -> str:
 
 
 class Timers:
-    """Calls to be made later."""
+    """Functions to be called at a later time."""
 
     def __init__(self) -> None:
         self._calls: "List[Tuple[float, int, Callable[[], None]]]" = []  # in the order of their time
@@ -121,7 +121,7 @@ class Timers:
         self._calls.sort()  # there are few
 
     def run(self) -> None:
-        """Make the calls that are due."""
+        """Call the functions that are due."""
         while self._calls and self._calls[0][0] <= clock():
             self._calls.pop(0)[2]()
 

@@ -191,7 +191,7 @@ class Guard:
         os.close(reader)
 
     def watch(self, session: int) -> None:
-        """Tell of the session of a new task."""
+        """Tell the guard the session of a new task."""
         self._tell(f"+{session}\n")
 
     def forget(self, session: int) -> None:

@@ -221,7 +221,7 @@ class Spawned:
         self.pid = pid
 
     def wait(self) -> None:
-        """Reap it."""
+        """Wait for the child and return its status."""
         os.waitpid(self.pid, 0)
 
 
@@ -332,7 +332,7 @@ class Output:
         return not self._kept
 
     def add(self, data: bytes) -> None:
-        """Take what a task wrote."""
+        """Queue a piece of a task's output."""
         self._kept += data
 
     def next(self) -> "Tuple[int, bytes]":
