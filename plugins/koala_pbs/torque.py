@@ -253,12 +253,20 @@ def read_torque(text: str, section: str) -> dict[str, Attributes]:
 
 
 def _job(attributes: Attributes) -> Attributes:
-    """Return a job; one with values that cannot be read in a state that is not known."""
-    try:
-        return _translated(attributes)
-    except ValueError as error:
-        kept = {name: value_of(attributes, name) for name in ("Job_Name", "Job_Owner", "euser")}
-        return {**kept, "job_state": "?", "comment": f"its listing cannot be read: {error}"}
+    """Return a job; one with values that cannot be read, or without name or state, in a state that is not known."""
+    fault = next((f"it has no {name}" for name in ("Job_Name", "job_state") if not value_of(attributes, name)), "")
+    if not fault:
+        try:
+            return _translated(attributes)
+        except ValueError as error:
+            fault = str(error)
+    kept = {name: value_of(attributes, name) for name in ("Job_Name", "Job_Owner", "euser")}
+    return {
+        **kept,
+        "Job_Name": kept["Job_Name"] or "?",
+        "job_state": "?",
+        "comment": f"its listing cannot be read: {fault}",
+    }
 
 
 def _translated(attributes: Attributes) -> Attributes:
