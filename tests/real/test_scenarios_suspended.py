@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.errors import EXIT_LOST
+from koala_adapter.errors import EXIT_LOST, EXIT_WALLTIME
 from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobState
 from tests.real.leftovers import Traces
@@ -161,3 +161,28 @@ def test_a_suspension_in_slurm_beyond_the_lease(new_user: NewUser, slurm_a: Slur
 def test_a_suspension_in_grid_engine_beyond_the_lease(new_user: NewUser, sge_cell: GridEngineCell) -> None:
     """The placeholder that is suspended is deleted, too."""
     expect_lost(new_user(sge_cell, center=SHORT), sge_cell)
+
+
+def expect_ended_at_its_walltime(user: KoalaUser, system: System) -> None:
+    """Suspend a placeholder until the job's walltime is over: the time counts, and what is suspended is ended."""
+    traces = Traces(user)
+    file = user.job_file(part(system.name, 2, "sleep", "600", environment=traces.mark), walltime=20)
+    job = user.submit(file)
+    report = user.wait(job, lambda report: report.over or runs_with_known_ids(report), what="runs")
+    # On a very slow machine it may be over by now: then there is nothing to be suspended.
+    number = report.components[0].lrm_ids[0]
+    system.run(*SUSPEND[isinstance(system, SlurmCluster)], number, check=False)
+    outcome = user.wait_over(job).outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.FAILED, EndReason.WALLTIME, EXIT_WALLTIME)
+    traces.expect_none(but_words=True)
+
+
+def test_the_walltime_goes_on_while_slurm_suspends(new_user: NewUser, slurm_a: SlurmCluster) -> None:
+    """Slurm itself does not count that time: its own limit is later."""
+    expect_ended_at_its_walltime(new_user(slurm_a), slurm_a)
+
+
+def test_the_walltime_goes_on_while_grid_engine_suspends(new_user: NewUser, sge_cell: GridEngineCell) -> None:
+    """Grid Engine counts it, too."""
+    expect_ended_at_its_walltime(new_user(sge_cell), sge_cell)
