@@ -71,6 +71,10 @@ class QueueTie:
     """Of ``default_chunk`` alone, which each chunk gets: numbers keep it to vnodes, too."""
     partition: str = ""
 
+    def with_defaults(self, chunk: Mapping[str, str]) -> QueueTie:
+        """Return what ties a queue of a server each of whose chunks gets this."""
+        return replace(self, resources={**chunk, **self.resources}, chunk={**chunk, **self.chunk})
+
 
 @dataclass(frozen=True, slots=True)
 class Vnodes:

@@ -17,6 +17,8 @@ from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.user import part, runs_with_known_ids
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.real.conftest import NewUser
     from tests.real.lrms import System
     from tests.real.systems import GridEngineCell
@@ -52,7 +54,7 @@ class Counting:
         self.number = report.components[0].lrm_ids[0]
         self.wait_for_progress()
 
-    def _change(self, commands: dict[bool, tuple[str, ...]]) -> None:
+    def _change(self, commands: Mapping[bool, tuple[str, ...]]) -> None:
         self.system.run(*commands[isinstance(self.system, SlurmCluster)], self.number)
 
     def suspend(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from koala_adapter.errors import LrmRejectedError
 from koala_pbs.jobs import assign, parse_jobs, parse_nodes, parse_selections
-from koala_pbs.queues import ends_of, parse_queues
+from koala_pbs.queues import ends_of, parse_queues, parse_server
 from koala_pbs.vnodes import parse_vnodes, placed, tied
 
 if TYPE_CHECKING:
@@ -112,6 +112,18 @@ def test_places_of_a_queue_whose_chunks_get_an_amount(chunk: dict[str, object], 
     assert (node.places(None), node.places_idle(None)) == (ever, now)
     assert (node.places("workq"), node.places_idle("workq")) == (8, 8)
     assert (node.places("gpuq,workq"), node.places_idle("gpuq,workq")) == (8, 8)
+
+
+def test_chunks_get_what_their_server_says_unless_their_queue_says_otherwise() -> None:
+    """A GPU for each, at a site where all nodes have some; two in one queue, and none in another."""
+    server = parse_server(json.dumps({"Server": {"s": {"default_chunk": {"ncpus": 1, "ngpus": 1}}}}))
+    wanted = {"oneq": {}, "twoq": {"ngpus": 2}, "noneq": {"ngpus": 0}}
+    config = {"Queue": {name: queue(default_chunk=chunk) for name, chunk in wanted.items()}}
+    ties = {one.name: one.tie.with_defaults(server.default_chunk) for one in parse_queues(json.dumps(config))}
+    listed = tied(parse_nodes(VNODES, queues=tuple(ties)), parse_vnodes(VNODES), ties, default=["oneq"])
+    found = {node.name: node for node in listed}
+    assert {name: found["gpu"].places(name) for name in (*wanted, None)} == {"oneq": 4, "twoq": 2, "noneq": 8, None: 4}
+    assert found["plain"].queues == ("noneq",)
 
 
 def test_a_job_that_names_no_queue_has_the_places_of_any_in_which_it_may_end_up() -> None:
