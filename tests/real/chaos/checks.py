@@ -162,6 +162,9 @@ def _left(stage: Stage) -> list[str]:
     def left() -> list[str]:
         # What a placeholder said whose agent had no time to remove it is kept for the user.
         mine = [one for one in stage.traces.left() if not one.startswith(WORDS)]
+        if stage.forgotten:
+            # Scripts of submissions that are not known any more are removed after an hour.
+            mine = [one for one in mine if "/scripts/" not in one or stage.user.prefix in one]
         return mine + stage.left_in_temporary()
 
     with suppress(SystemFailedError):
