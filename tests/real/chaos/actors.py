@@ -245,7 +245,7 @@ class Actors:
         submitting.join(PATIENCE)
         stage.look()
         named = [id_ for id_, history in stage.histories.items() if history.planned.name == planned.name]
-        if len(told) != 1 or (len(named) != 1 and not planned.followed):
+        if len(told) != 1 or len(named) != 1:
             stage.troubles.append(f"{planned.name} was submitted once, and is {named or 'no job'}; told: {told}")
         return f"{planned.name}: {told}"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 END_SECONDS = 60.0
 """Bound on the time from the end of a job to that of the command that follows it."""
-LINE = re.compile(rb"(?:c\d+/\d+: )?((?:job|killed)\d+ \d+ \d+)")
+LINE = re.compile(rb"(?:c\d+/\d+: )?(job\d+ \d+ \d+)")
 """What a rank writes, with or without the mark of its rank."""
 
 

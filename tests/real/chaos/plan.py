@@ -8,7 +8,7 @@ is there when it comes; ``Step.choice`` decides among the candidates.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tests.real.chaos.jobs import CLUSTERS, PlannedJob, drawn_job
@@ -206,7 +206,10 @@ def _faults(chance: random.Random, seconds: float, absences: _Absences) -> list[
             choice=round(chance.random(), 3),
             processors=chance.randint(1, 6) if deed is Deed.LOCAL_JOB else 0,
             seconds=round(chance.uniform(1.0, 12.0), 1) if deed is Deed.LOCAL_JOB else 0.0,
-            job=drawn_job(chance, f"killed{number}") if deed is Deed.KILL_WHILE_SUBMITTING else None,
+            # Not by a command: one that finds no service is the service itself.
+            job=replace(drawn_job(chance, f"killed{number}"), followed=False)
+            if deed is Deed.KILL_WHILE_SUBMITTING
+            else None,
         )
         at += chance.expovariate(1 / BETWEEN_FAULTS)
         part = _part(first)
