@@ -64,14 +64,8 @@ from koala_adapter.negotiation.serviceside.template import (
     committed,
     countered,
 )
-from koala_adapter.service.sizes.port import (
-    Conversation,
-    Granter,
-    OneTimeTokens,
-    PeerListener,
-    Promised,
-    ReservationBook,
-)
+from koala_adapter.service.sizes.port import Conversation, OneTimeTokens, PeerListener
+from tests.granting import Granter, Promised, ReservationBook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -46,16 +46,9 @@ from koala_adapter.scheduler.actions import GrantProcessors
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from koala_adapter.service.records import TABLES, NegotiationKeeper, NegotiationStore
 from koala_adapter.service.sizes.adaptive import Adaptations
-from koala_adapter.service.sizes.port import (
-    Conversation,
-    Granter,
-    NegotiationPort,
-    OneTimeTokens,
-    PeerListener,
-    Promised,
-    ReservationBook,
-)
-from tests.unit.scheduler.test_adapting import AdaptiveSite
+from koala_adapter.service.sizes.port import Conversation, NegotiationPort, OneTimeTokens, PeerListener
+from tests.granting import Granter, Promised, ReservationBook
+from tests.unit.scheduler.malleable_site import AdaptiveSite
 
 if TYPE_CHECKING:
     from collections.abc import Collection

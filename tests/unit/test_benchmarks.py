@@ -81,3 +81,15 @@ def test_each_benchmark_that_starts_processes_has_them_ended() -> None:
         and "cutoff.begin(" not in path.read_text(encoding="utf-8")
     ]
     assert without == []
+
+
+TEST_MODULES = re.compile(r"^\s*(?:from|import)\s+(?:tests\.)?(?:\w+\.)*(?:test_\w+|conftest)\b", re.MULTILINE)
+
+
+def test_no_benchmark_imports_tests() -> None:
+    """What both use is in modules of its own: a benchmark must not change with the tests of something else."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(BENCHMARKS.glob("*.py"))}
+    assert len(texts) > 20
+    assert [name for name, text in texts.items() if TEST_MODULES.search(text)] == []
+    for line in ("from tests.unit.scheduler.test_adapting import AdaptiveSite", "import tests.conftest"):
+        assert TEST_MODULES.search(line)
