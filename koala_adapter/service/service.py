@@ -635,8 +635,7 @@ class Service:
             asked = [component.cluster] if component.cluster in obstacles else list(obstacles)
             if asked and all(obstacles[name] for name in asked):
                 said = "; ".join(f"{name}: {obstacles[name]}" for name in asked)
-                message = f"nothing can be submitted for component {component.name!r}: {said}"
-                raise JobRefusedError(message, hint="`koala check` tries it again")
+                raise JobRefusedError(f"nothing can be submitted for component {component.name!r}: {said}")
 
     def submit(self, make_job: Callable[[JobId, float], Job], *, submission: str = "") -> JobId:
         """Enter a job into the queue; ``make_job`` gets its id and time. Returns once it is on disk.

@@ -6,6 +6,7 @@ The library stands for slurm-drmaa, which is in no package registry. Grid Engine
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -172,8 +173,9 @@ def test_wrong_library_on_which_a_site_insists(slurm_a: SlurmCluster, tmp_path: 
     done = koala(tmp_path, variables, "check", "--no-submit")
     assert done.returncode != 0
     assert f"FAIL placeholders: {library} cannot be used: it uses libslurm" in done.stdout
-    shown = koala(tmp_path, variables, "status").stdout
-    assert "no jobs" in shown
+    assert "no jobs" in koala(tmp_path, variables, "status").stdout
+    (cluster,) = json.loads(koala(tmp_path, variables, "clusters", "--json").stdout)
+    assert cluster["closed"].startswith(f"takes no placeholders: {library} cannot be used: ")
 
     compile_library(tmp_path)
     done = koala(tmp_path, variables, "run", "-n", "1", "--", "true")

@@ -103,10 +103,12 @@ async def test_job_for_which_nothing_can_be_submitted_is_refused(served: Served)
 
 
 async def test_obstacle_is_looked_for_before_a_job_is_refused_for_it(served: Served) -> None:
-    """What was put right meanwhile refuses nothing."""
+    """Its cluster shows as closed; what was put right meanwhile refuses nothing."""
     async with anyio.create_task_group() as tasks:
         server = await tasks.start(host, served.site, served.plugins, served.directory)
         served.lrm.obstacle = OBSTACLE
+        reports = await to_thread.run_sync(Client(served.directory).clusters)
+        assert OBSTACLE in str(reports[0].closed)
         await AsyncClient(served.directory).submit(job("0", component("x", 1)))
         assert served.lrm.obstacle == ""
         server.stop_wanted.set()
