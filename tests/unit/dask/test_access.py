@@ -85,9 +85,9 @@ def test_without_distributed_the_way_out_is_told() -> None:
 
 
 def test_without_a_site_file_batch_systems_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by the command line; here none is found."""
+    """As by the command line; here none is found, or one that is not set up."""
     monkeypatch.delenv("KOALA_SITE", raising=False)
     for name in ("HOME", "PATH", "KOALA_STATE"):
         monkeypatch.setenv(name, str(tmp_path))
-    with pytest.raises(ConfigurationError, match=r"no site file found.*; no batch system was found on this host"):
+    with pytest.raises(ConfigurationError, match=r"no site file found.*; no batch system (was found|can be used)"):
         _ = KoalaCluster(maximum=2)
