@@ -38,6 +38,14 @@ from koala_adapter.scheduler.claiming.waiting import (
     wake_for_scan,
 )
 from koala_adapter.scheduler.context import Context
+from koala_adapter.scheduler.ends import (
+    finish,
+    forget_jobs,
+    last_ranks_timer,
+    rank_ended,
+    walltime_timer,
+    workers_timer,
+)
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.malleable.changes import (
     change_given_up,
@@ -63,16 +71,7 @@ from koala_adapter.scheduler.malleable.steps import others_seen
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.placement.policy import infeasibility
 from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State, Timer, TimerKind
-from koala_adapter.scheduler.reports import (
-    finish,
-    forget_jobs,
-    holds_seen,
-    last_ranks_timer,
-    moves_seen,
-    rank_ended,
-    suspensions_seen,
-    workers_timer,
-)
+from koala_adapter.scheduler.reports import holds_seen, moves_seen, suspensions_seen
 from koala_adapter.scheduler.states import Ledger, Roster
 from koala_adapter.scheduler.timetable import Timetable, advance, change_due, give_time, postpone
 
@@ -203,7 +202,7 @@ class Scheduler:
             case ev.CancelRequested():
                 _cancel_requested(context, event)
             case ev.JobsForgotten():
-                forget_jobs(context, event.job_ids)
+                forget_jobs(context, event)
             case ev.ClusterPolled():
                 _cluster_polled(context, event)
             case ev.ClusterUnavailable():
@@ -237,9 +236,7 @@ class Scheduler:
             case ev.RankStarted():
                 reports.rank_started(context, event)
             case ev.RankEnded():
-                record = self.state.jobs.get(event.job_id)
-                if record is not None:
-                    rank_ended(context, record, event.rank, event.end)
+                rank_ended(context, event)
             case ev.OfferAnswered():
                 offer_answered(context, event)
             case ev.ProcessorsReleased():
@@ -387,8 +384,7 @@ def _fire_job(context: Context, timer: Timer, record: JobRecord) -> None:
     elif timer.kind is TimerKind.LAST_RANKS:
         last_ranks_timer(context, record)
     elif timer.kind is TimerKind.WALLTIME:
-        detail = f"stopped at the job's walltime of {record.job.walltime} s"
-        context.outcomes.append((record, outcome_without_code(JobState.FAILED, EndReason.WALLTIME, detail)))
+        walltime_timer(context, record)
 
 
 def _fire_placeholder(context: Context, timer: Timer, placeholder: PlaceholderRecord) -> None:

@@ -8,7 +8,6 @@ durations in words, placeholders without contact, sizes of malleable jobs, then 
 from __future__ import annotations
 
 from collections import Counter
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind
@@ -16,15 +15,14 @@ from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.claiming.waiting import awaited_looks
 from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.ends import Fate, deserted, fate
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.scheduler.malleable.changes import ends_alone, newcomer
 from koala_adapter.scheduler.malleable.policies import Direction
-from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import ChangePhase
-from koala_adapter.scheduler.reports import hold_groups, is_worker, moves_told
+from koala_adapter.scheduler.reports import hold_groups, moves_told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from koala_adapter.model import ClusterName, Component, Job
     from koala_adapter.scheduler.records import (
@@ -67,26 +65,28 @@ def _measured(seconds: float) -> str:
 # -- Placeholders without contact, and what the job loses with them ------------------------------------------
 
 
-class Loss(StrEnum):
-    """What becomes of a job with the loss of a placeholder, in the words of a sentence."""
-
-    JOB = "the job is lost"
-    WORKER = "the job goes on with fewer workers"
-    GROWTH = "the growth that they are for is given up"
-    NOTHING = "they are taken as gone, which the job does not need any more"
+LOSSES: Mapping[Fate, str] = {
+    Fate.JOB: "the job is lost",
+    Fate.WORKER: "the job goes on with fewer workers",
+    Fate.NEWCOMER: "the growth that they are for is given up",
+    Fate.NOTHING: "they are taken as gone, which the job does not need any more",
+}
+"""What becomes of a job with the loss of placeholders, in the words of a sentence."""
 
 
 def without_contact(state: State, record: JobRecord, now: float) -> str:
     """Say with how many placeholders of a launched job there is no contact, and what follows when; empty: with all."""
-    silent: dict[Loss, list[PlaceholderRecord]] = {}
+    silent: dict[Fate, list[PlaceholderRecord]] = {}
     for placeholder in state.placeholders_of(record):
         awaited = placeholder.suspended_since is not None and state.parameters.await_suspended
         if placeholder.silent_since is not None and not awaited:
-            silent.setdefault(_loss(record, placeholder), []).append(placeholder)
-    workers = silent.get(Loss.WORKER, [])
-    if workers and _deserted(state, record, len(workers)):
-        silent.setdefault(Loss.JOB, []).extend(silent.pop(Loss.WORKER))
-    told = "".join(_said(state, loss, silent[loss], now) for loss in Loss if loss in silent)
+            rank = record.rank_in(placeholder)
+            loss = Fate.NEWCOMER if rank is None else fate(record, rank.rank)
+            silent.setdefault(Fate.NOTHING if loss is Fate.LEAVER else loss, []).append(placeholder)
+    workers = silent.get(Fate.WORKER, [])
+    if workers and deserted(state, record, losses=len(workers)):
+        silent.setdefault(Fate.JOB, []).extend(silent.pop(Fate.WORKER))
+    told = "".join(_said(state, words, silent[loss], now) for loss, words in LOSSES.items() if loss in silent)
     return _suspended(state, record, now) + told
 
 
@@ -103,33 +103,13 @@ def _suspended(state: State, record: JobRecord, now: float) -> str:
     )
 
 
-def _loss(record: JobRecord, placeholder: PlaceholderRecord) -> Loss:
-    """Return what comes of the loss of one placeholder, as ``placeholder_failed`` decides it."""
-    rank = next((rank.rank for rank in record.ranks if rank.placeholder == placeholder.id), None)
-    if rank is None:
-        return Loss.GROWTH
-    if rank in record.departed or (rank in record.ends and record.ends[rank].ok):
-        return Loss.NOTHING
-    if ends_alone(record, rank):
-        return Loss.GROWTH if newcomer(record, rank) else Loss.NOTHING
-    return Loss.WORKER if is_worker(record, rank) else Loss.JOB
-
-
-def _deserted(state: State, record: JobRecord, losses: int) -> bool:
-    """Tell whether nobody would be left, and nobody would give the job any processors."""
-    if state.parameters.approach is not Approach.NONE or record.sizes_wanted:
-        return False
-    return sum(claim.processors + claim.coming for claim in record.claims) <= losses
-
-
-def _said(state: State, loss: Loss, silent: list[PlaceholderRecord], now: float) -> str:
+def _said(state: State, loss: str, silent: list[PlaceholderRecord], now: float) -> str:
     counts = Counter(placeholder.cluster for placeholder in silent)
     where = ", ".join(f"{count} on {name}" for name, count in counts.items())
     since = min(one.silent_since for one in silent if one.silent_since is not None)
     left = duration(since + state.parameters.lease - now)
     return (
-        f" There is no contact with {len(silent)} of its placeholders ({where}); "
-        f"if that lasts another {left}, {loss.value}."
+        f" There is no contact with {len(silent)} of its placeholders ({where}); if that lasts another {left}, {loss}."
     )
 
 

@@ -23,8 +23,10 @@ from koala_adapter.model import (
     HoldOwner,
     Job,
     JobId,
+    Launcher,
     LrmJobId,
     PlaceholderId,
+    RunnerName,
     TaskEnd,
 )
 from koala_adapter.outcome import JobOutcome, JobState, PlaceholderState
@@ -648,6 +650,30 @@ class JobRecord:
         new = {rank for change in changes if change.phase is ChangePhase.TAKING for rank in change.ranks}
         over = self.ends.keys() | self.departed | new
         return [rank.rank for rank in self.ranks if rank.rank not in over]
+
+    def is_worker(self, rank: int) -> bool:
+        """Tell whether a process is one that may come and go without the others."""
+        return self.job.has_workers and not self.job.is_head(self.ranks[rank].component)
+
+    def rank_in(self, placeholder: PlaceholderRecord) -> Rank | None:
+        """Return the process of a placeholder; None: it has none."""
+        return next((rank for rank in self.ranks if rank.placeholder == placeholder.id), None)
+
+    def is_done(self) -> bool:
+        """Tell whether all work of a launched job is done, as far as its processes have ended well.
+
+        A sweep is done when that is said; a job of a head and workers with its head; any other with all of its
+        processes, and under MPI its launcher.
+        """
+        if self.job.runner is RunnerName.SWEEP:
+            return self.launcher_over
+        if self.job.launcher is Launcher.MPI:
+            return self.launcher_over and not self.ranks_awaited()
+        if self.job.runner is RunnerName.WORKERS:
+            head = [rank.rank for rank in self.ranks if self.job.is_head(rank.component)]
+            if head:
+                return self.ends.keys() >= set(head)
+        return len(self.ends) + len(self.departed) == len(self.ranks)
 
     def unclaim(self, placeholders: set[PlaceholderId]) -> None:
         """Take placeholders out of the claims: they are no longer counted on."""

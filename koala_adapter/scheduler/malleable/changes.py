@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from koala_adapter.model import EndReason, Launcher
-from koala_adapter.outcome import JobOutcome, JobState, PlaceholderState
+from koala_adapter.outcome import COMPLETED, JobState, PlaceholderState
 from koala_adapter.scheduler.actions import Rank, TakeProcessors, WithdrawOffer
 from koala_adapter.scheduler.claiming.claims import end_placeholder, submit_batch
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
@@ -449,9 +448,7 @@ def processors_released(context: Context, event: ev.ProcessorsReleased) -> None:
         going = [id_ for id_ in claim.placeholders if id_ in released][:spare]
         if going:
             depart(context, record, number, going)
-    if record.ends and len(record.ends) + len(record.departed) == len(record.ranks):
-        over = JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0)
-        context.outcomes.append((record, over))
+    check_done(context, record)
 
 
 def _in_use(context: Context, id_: PlaceholderId) -> bool:
@@ -566,7 +563,7 @@ def change_given_up(context: Context, event: ev.ChangeGivenUp) -> None:
 
 
 def newcomer(record: JobRecord, rank: int) -> bool:
-    """Tell whether a process was started for a growth that is not made."""
+    """Tell whether a process was started for a growth that is not made: it begins to count when that is."""
     if not record.job.adapts(record.ranks[rank].component):
         return False
     return any(
@@ -574,57 +571,25 @@ def newcomer(record: JobRecord, rank: int) -> bool:
     )
 
 
-def ends_alone(record: JobRecord, rank: int) -> bool:
-    """Tell whether a process may end, or be lost, without the others: it is new, or was taken out."""
-    return _of_rank(record, rank) is not None
-
-
-def process_over(context: Context, record: JobRecord, rank: int, why: str) -> bool:
-    """Take the end of a process that may end without the others: True when it is one."""
-    found = _of_rank(record, rank)
-    if found is None:
-        return False
-    if found.change.phase is ChangePhase.RELEASING:
-        depart(context, record, found.claim, _placeholders(record, [rank]))
-        check_all_over(context, record)
-    else:
-        _give_up_change(context, found, f"the new process {rank} {why}")
-    return True
-
-
-def process_lost(context: Context, record: JobRecord, rank: int, placeholder: PlaceholderRecord) -> bool:
-    """Take the loss of such a process with its placeholder, to whose end somebody else sees: True when it is one."""
-    found = _of_rank(record, rank)
-    if found is None:
-        return False
-    if found.change.phase is ChangePhase.RELEASING:
-        depart(context, record, found.claim, [placeholder.id], gone=True)
-        check_all_over(context, record)
-    else:
-        pause_growth(context, cluster_of(context, record, found.claim))
-        _give_up_change(context, found, f"the placeholder of the new process {rank} was lost", gone=placeholder.id)
-    return True
-
-
 def leavers_overdue(context: Context, record: JobRecord, number: int, change: Change) -> None:
     """End the placeholders of processes that were let go and have not ended."""
     left = [rank for rank in change.ranks if rank not in record.departed]
     record.last_trouble = f"processes that were taken out did not end: {', '.join(map(str, left))}"
     depart(context, record, number, _placeholders(record, left))
-    check_all_over(context, record)
+    check_done(context, record)
 
 
-def check_all_over(context: Context, record: JobRecord) -> None:
-    """Complete a job all of whose other processes, and launcher, have ended well."""
-    if record.state is not JobState.RUNNING or not record.ends:
-        return
-    if record.job.launcher is Launcher.MPI:
-        over = record.launcher_over and not record.ranks_awaited()
-    else:
-        over = len(record.ends) + len(record.departed) == len(record.ranks)
-    if over:
-        outcome = JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0)
-        context.outcomes.append((record, outcome))
+def check_done(context: Context, record: JobRecord) -> None:
+    """Complete a running job all of whose other processes, and launcher, have ended well."""
+    if record.state is JobState.RUNNING and record.ends and record.is_done():
+        context.outcomes.append((record, COMPLETED))
+
+
+def give_up(context: Context, record: JobRecord, rank: int, why: str, *, gone: PlaceholderId | None) -> None:
+    """Give up the growth that brought a process. ``gone``: its placeholder, if somebody else sees to its end."""
+    found = change_of_rank(record, rank)
+    if found is not None:
+        _give_up_change(context, found, why, gone=gone)
 
 
 def _give_up_change(context: Context, found: _Found, reason: str, *, gone: PlaceholderId | None = None) -> None:
@@ -649,7 +614,7 @@ def _give_up_change(context: Context, found: _Found, reason: str, *, gone: Place
         context.roster.update(record)
         context.scan_wanted = True
         announce_withdrawal(context, record, parts, reason)
-        check_all_over(context, record)  # the others may have ended meanwhile
+        check_done(context, record)  # the others may have ended meanwhile
         return
     cluster = cluster_of(context, record, number).name
     record.last_trouble = f"{change.accepted - change.done} processors on {cluster} were not given back: {reason}"
@@ -685,8 +650,8 @@ def _find(context: Context, job_id: JobId, number: int, phases: Collection[Chang
     return None
 
 
-def _of_rank(record: JobRecord, rank: int) -> _Found | None:
-    """Return the change that allows a process to end: it is new and not told of it yet, or it was taken out."""
+def change_of_rank(record: JobRecord, rank: int) -> _Found | None:
+    """Return the change that allows a process to end alone: it is new and not told of it yet, or it was let go."""
     if record.state is not JobState.RUNNING or not record.job.adapts(record.ranks[rank].component):
         return None
     for index, claim in enumerate(record.claims):

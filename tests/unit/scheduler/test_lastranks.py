@@ -11,7 +11,7 @@ from koala_adapter.model import EndReason, Launcher, MpiResize, RunnerName, Task
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors
-from koala_adapter.scheduler.reports import PATIENCE
+from koala_adapter.scheduler.ends import PATIENCE
 from tests.unit.scheduler.malleable_site import malleable, part
 from tests.unit.scheduler.scheduler_site import Site, component, job, of_kind
 from tests.unit.scheduler.test_adapting import AdaptiveSite
