@@ -11,23 +11,23 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from koala_adapter.outcome import NOT_SEEN
 from koala_adapter.scheduler.actions import Effects
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.scheduler.placement.policies import expected_wait
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
 from koala_adapter.scheduler.states import Roster, initial_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from koala_adapter.model import BatchKey, ClusterName, Component, JobId
     from koala_adapter.outcome import JobOutcome
     from koala_adapter.scheduler.claiming.queue import PlacementQueue
+    from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.parameters import Parameters
-    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
+    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State, TimerKind
     from koala_adapter.scheduler.states import Ledger
     from koala_adapter.scheduler.timetable import Timetable
 
@@ -135,6 +135,12 @@ def _digest(record: JobRecord, parameters: Parameters) -> float:
 
 # -- The context of one event, and the views of clusters -----------------------------------------------------
 
+if TYPE_CHECKING:
+    Handlers: TypeAlias = Mapping[type[Event], Callable[["Context", Any], None]]
+    """What takes in an event of each kind; each chapter has such a table at its end."""
+    JobTimers: TypeAlias = Mapping[TimerKind, Callable[["Context", JobRecord], None]]
+    PlaceholderTimers: TypeAlias = Mapping[TimerKind, Callable[["Context", PlaceholderRecord], None]]
+
 
 @dataclass(slots=True)
 class Context:
@@ -192,7 +198,7 @@ class Context:
             files=cluster.parameters.files,
             bandwidth=cluster.parameters.bandwidth,
             bandwidth_from=cluster.parameters.bandwidth_from,
-            expected_wait=expected_wait(cluster, self.state, self.now),
+            expected_wait=self.state.expected_wait(cluster, self.now),
         )
 
     def views(self) -> Views:

@@ -25,6 +25,7 @@ from koala_adapter.scheduler.claiming.claims import drop_if_forgotten, end_place
 from koala_adapter.scheduler.claiming.exchange import reassign_to_claiming, reassign_to_waiting
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.context import SHORTEST_PAUSE
+from koala_adapter.scheduler.events import JobsForgotten, RankEnded
 from koala_adapter.scheduler.malleable.changes import (
     change_of_rank,
     check_done,
@@ -41,8 +42,7 @@ from koala_adapter.scheduler.records import ChangePhase, TimerKind
 if TYPE_CHECKING:
     from koala_adapter.model import TaskEnd
     from koala_adapter.scheduler.actions import Rank
-    from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.events import JobsForgotten, RankEnded
+    from koala_adapter.scheduler.context import Context, Handlers, JobTimers
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord, State
 
 
@@ -451,3 +451,11 @@ def _worker_said(record: JobRecord, rank: int, end: TaskEnd) -> str:
     how = known.get(end.reason, end.reason.value)
     detail = f": {end.detail}" if end.detail else ""
     return f"worker {rank} (component {record.ranks[rank].component!r}) {how}{detail}"
+
+
+HANDLERS: Handlers = {RankEnded: rank_ended, JobsForgotten: forget_jobs}
+JOB_TIMERS: JobTimers = {
+    TimerKind.WORKERS: workers_timer,
+    TimerKind.LAST_RANKS: last_ranks_timer,
+    TimerKind.WALLTIME: walltime_timer,
+}

@@ -363,36 +363,7 @@ class SizeWanted(Event):
     processors: int
 
 
-EVENT_TYPES: tuple[type[Event], ...] = (
-    Configured,
-    TimeReached,
-    TimersPostponed,
-    JobSubmitted,
-    CancelRequested,
-    JobsForgotten,
-    ClusterPolled,
-    ClusterUnavailable,
-    HoldsSeen,
-    MovesSeen,
-    SuspensionsSeen,
-    BatchSubmitted,
-    BatchRejected,
-    BatchUncertain,
-    BatchAbsent,
-    PlaceholderStarted,
-    PlaceholderHeld,
-    PlaceholderSilent,
-    PlaceholderEnding,
-    PlaceholderEnded,
-    PlaceholderSaid,
-    RankStarted,
-    RankEnded,
-    OfferAnswered,
-    ProcessorsReleased,
-    MoreRequested,
-    LessRequested,
-    PointReached,
-    ChangeMade,
-    ChangeGivenUp,
-    SizeWanted,
+EVENT_TYPES: tuple[type[Event], ...] = tuple(
+    one for one in list(globals().values()) if isinstance(one, type) and issubclass(one, Event) and one is not Event
 )
+"""All kinds of events; :data:`koala_adapter.scheduler.core.HANDLERS` has each."""

@@ -228,6 +228,10 @@ class Wait:
     """Until the latest of its placeholders that is held by now."""
 
 
+WAITS_KEPT = 20
+"""Entries of a waiting history: what was earlier says little of the load now."""
+
+
 @dataclass(slots=True)
 class ClusterRecord:
     """A cluster as last seen, and what we ourselves have there."""
@@ -294,12 +298,17 @@ class ClusterRecord:
     others_waiting: list[OthersJob] = field(default_factory=list)
     """Jobs of others that wait in its queue, in that order, as far as running malleable jobs are shrunk for them."""
     waits: list[Wait] = field(default_factory=list)
-    """Waiting history, oldest first, bounded (placement/policies.py)."""
+    """Waiting history, oldest first, bounded."""
 
     @property
     def name(self) -> ClusterName:
         """Its name in the site file."""
         return self.parameters.name
+
+    @property
+    def mean_wait(self) -> float | None:
+        """Mean of the waiting history, in seconds; None: nothing is known."""
+        return sum(wait.seconds for wait in self.waits) / len(self.waits) if self.waits else None
 
     @property
     def capacity(self) -> int:
@@ -762,6 +771,33 @@ class State:
         """Return the placeholders in the claims of a job (not those already given up or gone)."""
         ids = (id_ for claim in record.claims for id_ in claim.placeholders)
         return [self.placeholders[id_] for id_ in ids if id_ in self.placeholders]
+
+    def note_wait(self, placeholder: PlaceholderRecord, now: float) -> None:
+        """Write into the waiting history of a cluster that a placeholder got its processor.
+
+        A submission is one entry: a parallel job waits for the last of its processors.
+        """
+        waits = self.clusters[placeholder.cluster].waits
+        seconds = max(0.0, now - placeholder.submitted_at)
+        for wait in reversed(waits):
+            if wait.batch == placeholder.id.batch:
+                wait.seconds = max(wait.seconds, seconds)
+                return
+        waits.append(Wait(batch=placeholder.id.batch, seconds=seconds))
+        del waits[:-WAITS_KEPT]
+
+    def note_vain_wait(self, placeholder: PlaceholderRecord, now: float) -> None:
+        """Write into the history that a placeholder ended without a processor, if it waited longer than others do."""
+        if now - placeholder.submitted_at > (self.clusters[placeholder.cluster].mean_wait or 0.0):
+            self.note_wait(placeholder, now)
+
+    def expected_wait(self, cluster: ClusterRecord, now: float) -> float | None:
+        """Return the seconds that new placeholders will probably wait on a cluster: the mean of those before.
+
+        What waits there now has waited long enough already to count, once it exceeds that. None: nothing is known.
+        """
+        oldest = next((self.batches[key].submitted_at for key in cluster.pending if key in self.batches), None)
+        return cluster.mean_wait if oldest is None else max(cluster.mean_wait or 0.0, now - oldest)
 
     def note_claims(self, record: JobRecord, now: float) -> None:
         """Write down what is to be known of a job's placeholders when they are gone: at its launch and at its end."""

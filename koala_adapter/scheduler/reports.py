@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, HoldOwner, TaskEnd
 from koala_adapter.outcome import LAUNCHED_STATES, JobState, PlaceholderState
+from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.claiming.claims import (
     SILENCE_MARGIN,
     check_complete,
@@ -21,15 +22,12 @@ from koala_adapter.scheduler.claiming.claims import (
 from koala_adapter.scheduler.claiming.exchange import yield_to_priority
 from koala_adapter.scheduler.ends import correct_outcome, placeholder_lost, settle_suspicion
 from koala_adapter.scheduler.malleable.changes import check_running, check_taken, newcomer, stub_held
-from koala_adapter.scheduler.placement.policies import note_wait
 from koala_adapter.scheduler.records import TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from koala_adapter.scheduler import events as ev
-    from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.events import HoldsSeen, MovesSeen, SuspensionsSeen
+    from koala_adapter.scheduler.context import Context, Handlers, PlaceholderTimers
     from koala_adapter.scheduler.records import PlaceholderRecord
 
 
@@ -68,7 +66,7 @@ class HoldGroup:
         return f"{HOLDERS[self.holder]} ({self.reason})" if self.reason else HOLDERS[self.holder]
 
 
-def holds_seen(context: Context, event: HoldsSeen) -> None:
+def holds_seen(context: Context, event: ev.HoldsSeen) -> None:
     """Note whose holds the placeholders on a cluster are in."""
     seen = {hold.placeholder: hold for hold in event.holds}
     for placeholder in context.state.placeholders.on(event.cluster).values():
@@ -133,7 +131,7 @@ def placeholder_held(context: Context, event: ev.PlaceholderHeld) -> None:
         context.ledger.move(placeholder, PlaceholderState.HELD)
         if placeholder.held_at is None:
             placeholder.held_at = context.now
-            note_wait(context.state, placeholder, context.now)
+            context.state.note_wait(placeholder, context.now)
         if placeholder.stub:
             stub_held(context, placeholder)
             return
@@ -153,7 +151,7 @@ def placeholder_silent(context: Context, event: ev.PlaceholderSilent) -> None:
         _watch_silence(context, placeholder)
 
 
-def suspensions_seen(context: Context, event: SuspensionsSeen) -> None:
+def suspensions_seen(context: Context, event: ev.SuspensionsSeen) -> None:
     """Note which placeholders of a cluster are suspended. One that goes on has time to come into contact again."""
     for placeholder in context.state.placeholders.on(event.cluster).values():
         if placeholder.id in event.placeholders:
@@ -255,7 +253,7 @@ def rank_started(context: Context, event: ev.RankStarted) -> None:
 # where a placeholder went, because the queue that it was submitted to does not show it any more.
 
 
-def moves_seen(context: Context, event: MovesSeen) -> None:
+def moves_seen(context: Context, event: ev.MovesSeen) -> None:
     """Note where the placeholders of a cluster are."""
     seen = {move.placeholder: move.elsewhere for move in event.moves}
     for placeholder in context.state.placeholders.on(event.cluster).values():
@@ -269,3 +267,18 @@ def moves_told(placeholders: Iterable[PlaceholderRecord]) -> list[str]:
         if one.elsewhere:
             counts[one.elsewhere] = counts.get(one.elsewhere, 0) + 1
     return [f"{count} moved to {place}" for place, count in counts.items()]
+
+
+HANDLERS: Handlers = {
+    ev.HoldsSeen: holds_seen,
+    ev.MovesSeen: moves_seen,
+    ev.SuspensionsSeen: suspensions_seen,
+    ev.PlaceholderStarted: placeholder_started,
+    ev.PlaceholderHeld: placeholder_held,
+    ev.PlaceholderSilent: placeholder_silent,
+    ev.PlaceholderEnding: placeholder_ending,
+    ev.PlaceholderEnded: placeholder_ended,
+    ev.PlaceholderSaid: placeholder_said,
+    ev.RankStarted: rank_started,
+}
+PLACEHOLDER_TIMERS: PlaceholderTimers = {TimerKind.SILENCE: silence_timer}

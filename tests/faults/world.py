@@ -12,10 +12,11 @@ from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedErr
 from koala_adapter.model import ClusterName, EndReason, JobId, JobKind, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.knownpolicies import OWN, POLICIES
+from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.malleable.changes import name_of, parts_of
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
+from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
 from koala_adapter.scheduler.records import ChangePhase, TimerKind
 from tests.faults.adaptivelaws import AdaptiveLaws, adaptive_job
 from tests.faults.adaptivelaws import check_outcome as check_adaptive_outcome
@@ -210,11 +211,11 @@ class World:
     def _placed(self, one: Job) -> Job:
         """Return a job with a placement policy of its own; where that splits, some components are split, and larger."""
         chance = random.Random(f"{self.seed}/{one.id}")
-        policy = chance.choice(["worst-fit", *sorted(POLICIES)])
+        policy = chance.choice(["worst-fit", *sorted(PLACEMENT_POLICIES)])
         one = replace(one, placement=policy)
         if self.strange:
             one = replace(one, placement=STRANGE, maximum_tries=chance.randint(1, 40))
-        if self.malleable or not (self.strange or POLICIES[policy].splits):
+        if self.malleable or not (self.strange or PLACEMENT_POLICIES[policy].splits):
             return one
         parts: list[Component] = []
         for part in one.components:

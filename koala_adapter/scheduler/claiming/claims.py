@@ -28,15 +28,14 @@ from koala_adapter.scheduler.claiming.waiting import (
     would_be_queued,
 )
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, backoff, life
-from koala_adapter.scheduler.placement.policies import note_vain_wait
+from koala_adapter.scheduler.events import BatchAbsent, BatchRejected, BatchSubmitted, BatchUncertain
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed, infeasibility
 from koala_adapter.scheduler.records import BatchRecord, Claim, PlaceholderRecord, TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.claiming.queue import Lane
-    from koala_adapter.scheduler.context import Context, Views
-    from koala_adapter.scheduler.events import BatchSubmitted, BatchUncertain
+    from koala_adapter.scheduler.context import Context, Handlers, JobTimers, PlaceholderTimers, Views
     from koala_adapter.scheduler.placement.policy import PlacedComponent
     from koala_adapter.scheduler.records import JobRecord, State
 
@@ -130,7 +129,7 @@ def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None
     state = context.state
     record = state.jobs[placeholder.job_id]
     if placeholder.held_at is None and placeholder.lrm_id is not None:
-        note_vain_wait(state, placeholder, context.now)
+        state.note_vain_wait(placeholder, context.now)
     if placeholder.stub:
         context.lost_stubs.append(placeholder)
     context.ledger.remove(placeholder)
@@ -301,12 +300,13 @@ def batch_uncertain(context: Context, event: BatchUncertain) -> None:
         batch.uncertain = event.reason
 
 
-def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool) -> None:
+def batch_failed(context: Context, event: BatchRejected | BatchAbsent) -> None:
     """Forget the placeholders of a submission that is not there, and claim others.
 
     What was taken before, or has shown itself since, is there whatever is said now: a late or repeated message.
     """
-    batch = context.state.batches.get(key)
+    rejected, reason = isinstance(event, BatchRejected), event.reason
+    batch = context.state.batches.get(event.batch)
     if batch is None or batch.lrm_ids is not None:
         return
     gone = [p for p in _placeholders_in(context.state, batch) if p.started_at is None]
@@ -316,7 +316,7 @@ def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool
     if not gone:
         return
     if not rejected:
-        context.never_arrived.add(key)
+        context.never_arrived.add(event.batch)
     record = context.state.jobs[gone[0].job_id]
     missed = {placeholder.id for placeholder in gone}
     claim = next((one for one in record.claims if missed.intersection(one.placeholders)), None)
@@ -556,3 +556,17 @@ def _launch(context: Context, record: JobRecord) -> None:
     record.ranks = tuple(ranks)
     context.timetable.for_job(record, TimerKind.WALLTIME, context.now + record.job.walltime)
     context.effects.add(LaunchJob(job_id=record.job.id, ranks=record.ranks))
+
+
+HANDLERS: Handlers = {
+    BatchSubmitted: batch_submitted,
+    BatchRejected: batch_failed,
+    BatchAbsent: batch_failed,
+    BatchUncertain: batch_uncertain,
+}
+JOB_TIMERS: JobTimers = {TimerKind.RETAKE: retake}
+PLACEHOLDER_TIMERS: PlaceholderTimers = {
+    TimerKind.REGISTRATION: registration_timer,
+    TimerKind.KEPT: kept_timer,
+    TimerKind.ENDING: ending_timer,
+}

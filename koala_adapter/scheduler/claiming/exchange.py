@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.claiming.queue import Lane
-    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.context import Context, JobTimers
     from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord
 
     Free = dict[ClusterName, list[PlaceholderRecord]]
@@ -327,3 +327,6 @@ def _replace_in_claims(record: JobRecord, old: PlaceholderId, new: PlaceholderId
         if old in claim.placeholders:
             claim.placeholders[claim.placeholders.index(old)] = new
             return
+
+
+JOB_TIMERS: JobTimers = {TimerKind.LIFE: life_timer}

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.outcome import COMPLETED, JobState, PlaceholderState
+from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Rank, TakeProcessors, WithdrawOffer
 from koala_adapter.scheduler.claiming.claims import end_placeholder, submit_batch
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from koala_adapter.model import JobId, PlaceholderId
-    from koala_adapter.scheduler import events as ev
-    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.context import Context, Handlers, JobTimers
     from koala_adapter.scheduler.records import Change, ClusterRecord, JobRecord, PlaceholderRecord
 
 
@@ -816,3 +816,13 @@ def give_up_places(context: Context, claim: Claim, going: Sequence[PlaceholderId
         placeholder.stub = False
         end_placeholder(context, placeholder)
     context.scan_wanted = True
+
+
+HANDLERS: Handlers = {
+    ev.OfferAnswered: offer_answered,
+    ev.ProcessorsReleased: processors_released,
+    ev.PointReached: point_reached,
+    ev.ChangeMade: change_made,
+    ev.ChangeGivenUp: change_given_up,
+}
+JOB_TIMERS: JobTimers = {TimerKind.NEAR_END: near_end_timer}

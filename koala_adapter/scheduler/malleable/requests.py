@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.outcome import JobState
+from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import GrantProcessors
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
 from koala_adapter.scheduler.malleable.changes import (
@@ -55,8 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.model import Component, PlaceholderId
-    from koala_adapter.scheduler import events as ev
-    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.context import Context, Handlers
     from koala_adapter.scheduler.records import Change, Claim, ClusterRecord, JobRecord, PlaceholderRecord
 
 
@@ -574,3 +574,10 @@ def _give(context: Context, record: JobRecord, component: Component, lacking: in
             if gather(context, record, number, change, count):
                 given += count
     return given
+
+
+HANDLERS: Handlers = {
+    ev.MoreRequested: more_requested,
+    ev.LessRequested: less_requested,
+    ev.SizeWanted: size_wanted,
+}

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName, InputFile
-from koala_adapter.scheduler.knownpolicies import POLICIES
-from koala_adapter.scheduler.placement.policies import WaitingHistory
+from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES, WaitingHistory
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Piece, Placed, pack_fewest
 from tests.unit.scheduler.test_placement import Views, request, request_sets, site, some_fit, view, view_sets
 
@@ -48,7 +47,7 @@ def flexible(name: str, minimum: int, maximum: int | None = None) -> ComponentRe
 
 def ask(policy: str, views: Views, *requests: ComponentRequest) -> PlacementResult:
     """Return what a policy says."""
-    return POLICIES[policy].place(requests, views)
+    return PLACEMENT_POLICIES[policy].place(requests, views)
 
 
 def parts(result: PlacementResult) -> list[tuple[str, str, int]]:
@@ -69,11 +68,11 @@ def all_requests(draw: st.DrawFn) -> list[ComponentRequest]:
     return [replace(one, splittable=one.component.cluster is None and draw(st.booleans())) for one in made]
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(PLACEMENT_POLICIES))
 @given(view_sets(), all_requests())
 def test_no_policy_exceeds_room_or_size(policy: str, views: Views, requests: list[ComponentRequest]) -> None:
     """Whatever a policy prefers: allowed open clusters, within their room, each component in its size."""
-    if not POLICIES[policy].splits:
+    if not PLACEMENT_POLICIES[policy].splits:
         requests = [replace(one, splittable=False) for one in requests]
     result = ask(policy, views, *requests)
     if not isinstance(result, Placed):
@@ -96,7 +95,7 @@ def test_no_policy_exceeds_room_or_size(policy: str, views: Views, requests: lis
         assert pieces[name] == 1 or (wanted.splittable and shares[name] == wanted.component.minimum)
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(PLACEMENT_POLICIES))
 @given(view_sets(), request_sets())
 def test_every_policy_places_what_fits(policy: str, views: Views, requests: list[ComponentRequest]) -> None:
     """Preferences never make a job wait that fits, and what never fits is refused by each."""

@@ -9,7 +9,7 @@ from koala_adapter.model import EndReason
 from koala_adapter.outcome import PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.parameters import Parameters
-from koala_adapter.scheduler.placement.policies import REMEMBERED, expected_wait
+from koala_adapter.scheduler.records import WAITS_KEPT
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, job, submissions
 
 SELECTED = "waiting-history"
@@ -17,7 +17,7 @@ SELECTED = "waiting-history"
 
 def expected(site: Site) -> list[float | None]:
     """Return the expected waits on clusters a and b."""
-    return [expected_wait(site.state.clusters[name], site.state, site.now) for name in (A, B)]
+    return [site.state.expected_wait(site.state.clusters[name], site.now) for name in (A, B)]
 
 
 def after_waits(a: float, b: float) -> Site:
@@ -90,14 +90,14 @@ def test_wait_in_vain_counts_only_when_it_was_long(waited: float, known: float) 
 def test_history_is_bounded_and_forgets_the_oldest() -> None:
     """After many submissions only the last ones count."""
     site = Site({"a": 4, "b": 4})
-    for number in range(REMEMBERED + 5):
+    for number in range(WAITS_KEPT + 5):
         site.submit(job(str(number), component("x", 1, cluster="a")))
         site.take_all()
         site.now += 500.0 if number < 5 else 7.0
         site.run(str(number))
         site.complete(str(number))
         site.end_ending()
-    assert len(site.state.clusters[A].waits) == REMEMBERED
+    assert len(site.state.clusters[A].waits) == WAITS_KEPT
     assert expected(site)[0] == 7.0
 
 

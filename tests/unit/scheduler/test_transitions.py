@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of states say what can happen, all of it happens, and nothing else is let through."""
+"""The tables of states, events and timers: all that can happen is in them, and nothing else is let through."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ import pytest
 
 from koala_adapter.errors import TransitionError
 from koala_adapter.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler import ends, reports
+from koala_adapter.scheduler.claiming import claims
+from koala_adapter.scheduler.core import HANDLERS, JOB_TIMERS, PLACEHOLDER_TIMERS
+from koala_adapter.scheduler.events import EVENT_TYPES
+from koala_adapter.scheduler.malleable import changes, requests
+from koala_adapter.scheduler.records import TimerKind
 from koala_adapter.scheduler.states import JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
 from tests.unit.scheduler.scheduler_site import Site, job
 
@@ -19,6 +25,16 @@ def test_every_state_is_in_the_tables() -> None:
     assert set(PLACEHOLDER_TRANSITIONS) == set(PlaceholderState)
     for source, targets in JOB_TRANSITIONS.items():
         assert not source.final or all(target.final for target in targets)
+
+
+def test_every_event_and_timer_has_a_handler() -> None:
+    """The tables of the chapters, put together, have each kind once."""
+    assert set(HANDLERS) == set(EVENT_TYPES)
+    chapters = (claims, reports, ends, changes, requests)
+    assert sum(len(chapter.HANDLERS) for chapter in chapters) + 7 == len(HANDLERS)
+    handled_in_place = {TimerKind.SCAN, TimerKind.PAUSE, TimerKind.CHANGE}
+    assert set(JOB_TIMERS) | set(PLACEHOLDER_TIMERS) | handled_in_place == set(TimerKind)
+    assert len(JOB_TIMERS) + len(PLACEHOLDER_TIMERS) + len(handled_in_place) == len(TimerKind)
 
 
 def test_every_state_can_be_reached() -> None:
