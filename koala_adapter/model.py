@@ -110,6 +110,11 @@ class Component:
     retirement: Retirement = Retirement()
     """How a worker among its processes is asked to end."""
 
+    @property
+    def takes_any_size(self) -> bool:
+        """Tell whether every size within its bounds is of use to it."""
+        return self.sizes == "any"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepAxis:

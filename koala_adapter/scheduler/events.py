@@ -266,8 +266,6 @@ class OfferAnswered(Event):
     """It has not declined: its time ran out as the service was down, and it may be asked anew."""
     trouble: str = ""
     """What is wrong with the rule by which it was to be answered."""
-    in_the_way: tuple[int, ...] = ()
-    """Numbers of growths that are gathered on other clusters: without them it can give up more than ``accepted``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -684,6 +684,16 @@ class JobRecord:
                 return self.ends.keys() >= set(head)
         return len(self.ends) + len(self.departed) == len(self.ranks)
 
+    def is_changing(self, claim: Claim) -> bool:
+        """Tell whether a change is under way that another one of this claim must wait for.
+
+        A component that cannot have any size changes on one cluster at a time, so that its rule is asked about the size
+        that it will have.
+        """
+        if claim.change is not None or self.job.component(claim.component).takes_any_size:
+            return claim.change is not None
+        return any(one.change is not None for one in self.claims if one.component == claim.component)
+
     def unclaim(self, placeholders: set[PlaceholderId]) -> None:
         """Take placeholders out of the claims: they are no longer counted on."""
         if len(placeholders) == 1:  # of thousands that are lost one by one, each is among the first

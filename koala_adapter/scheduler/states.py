@@ -400,7 +400,7 @@ class Roster:
 
 def is_busy(record: JobRecord, claim: Claim) -> bool:
     """Tell whether a running malleable job is to be left alone: it changes already, or is about to end."""
-    return claim.change is not None or bool(record.ends)
+    return bool(record.ends) or record.is_changing(claim)
 
 
 def order_of(record: JobRecord, number: int) -> Order:

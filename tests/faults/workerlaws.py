@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -78,25 +77,15 @@ class WorkerLaws:
         more = sum(_gathered(claim.change) + len(claim.places) for claim in claims)
         assert size + more <= part.maximum, f"job {id_}: beyond its maximum"
         changes = [claim.change for claim in claims if claim.change is not None]
+        one_at_a_time = part.takes_any_size or len({name_of(one) for one in changes}) <= 1
+        assert one_at_a_time, f"job {id_}: {part.name} has a rule, and changes on several clusters"
         agreed = {one.number for one in changes if one.phase is ChangePhase.RELEASING}
         if agreed - self._agreed.get((id_, part.name), set()) and self._departed.get(id_) == len(record.departed):
             left = size - sum(one.accepted - one.done for one in changes if one.phase is ChangePhase.RELEASING)
             assert left >= part.minimum, f"job {id_}: koala takes {part.name} below its minimum"
             rule = rule_named(part.sizes)
-            for one in _sizes_with(left, changes):
-                assert rule.largest(one) == one, f"job {id_}: {one} is no size of {part.name}"
+            assert rule.largest(left) == left, f"job {id_}: {left} is no size of {part.name}"
         self._agreed[id_, part.name] = agreed
-
-
-def _sizes_with(size: int, changes: Sequence[Change]) -> set[int]:
-    """Return what may become of a size by growths that are gathered, each of which may come to nothing."""
-    growths = Counter[int]()
-    for change in changes:
-        growths[name_of(change)] += _gathered(change)
-    sizes = {size}
-    for growth in growths.values():
-        sizes |= {one + growth for one in sizes}
-    return sizes
 
 
 def _gathered(change: Change | None) -> int:

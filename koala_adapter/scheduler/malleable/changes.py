@@ -19,10 +19,8 @@ from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.steps import (
     abandon_after,
-    ask,
     cluster_of,
     jobs_have_grown,
-    new_change,
     pause,
     promised_on,
     settle,
@@ -72,12 +70,6 @@ def parts_of(record: JobRecord, change: Change) -> list[Part]:
         if claim.change is not None and name_of(claim.change) == name
     ]
     return sorted(found, key=lambda part: part.change.number)
-
-
-def dispensable(record: JobRecord, change: Change) -> bool:
-    """Tell whether a change is a growth that can be handed back: it is gathered, and nobody was shrunk for it."""
-    parts = (part.change for part in parts_of(record, change))
-    return all(one.phase is ChangePhase.GATHERING and not one.shrunk_others for one in parts)
 
 
 def shared_out(parts: Iterable[Part], most: Iterable[int], wanted: int) -> list[Share]:
@@ -684,33 +676,8 @@ def offer_answered(context: Context, event: ev.OfferAnswered) -> None:
             step = cluster_of(context, record, number).step
             if event.lapsed and change.in_step and step is not None:
                 step.lapsed = True
-            if event.in_the_way and change.processors < 0 and _ask_again(context, record, number, event.in_the_way):
-                return
             take_answer(context, record, number, change, event.accepted)
             return
-
-
-def _ask_again(context: Context, record: JobRecord, number: int, in_the_way: Collection[int]) -> bool:
-    """Hand back growths with which an application cannot give processors up, and ask for these anew.
-
-    Who waits for them comes before what is gathered. False, and nothing is done, when none of them is gathered any
-    more: the answer was about other sizes than it has by now.
-    """
-    claim = record.claims[number]
-    change, handed_back = claim.change, False
-    for index, other in enumerate(record.claims):
-        growth = other.change
-        named = growth is not None and growth.number in in_the_way and other.component == claim.component
-        if growth is not None and named and dispensable(record, growth):
-            withdraw(context, record, index, f"with them, too few can be given back on {claim.cluster}")
-            handed_back = True
-    if change is None or not handed_back:
-        return False
-    again = new_change(context, change.processors, ChangePhase.ASKED)
-    again.in_step, again.reason = change.in_step, change.reason
-    context.ledger.end_change(claim)
-    ask(context, record, number, again)
-    return True
 
 
 def take_answer(context: Context, record: JobRecord, number: int, change: Change, accepted: int) -> None:

@@ -84,8 +84,10 @@ def more_requested(context: Context, event: ev.MoreRequested) -> None:
     for one in own if event.agreement else own[:1]:
         record.claims[one].last_request = event.number
     claim = record.claims[number]
-    if claim.change is not None and claim.change.phase is ChangePhase.ASKED:
-        take_answer(context, record, number, claim.change, 0)  # it asks for more instead of answering
+    for one in own if not record.job.component(claim.component).takes_any_size else [number]:
+        asked = record.claims[one].change
+        if asked is not None and asked.phase is ChangePhase.ASKED:
+            take_answer(context, record, one, asked, 0)  # it asks for more instead of answering
     change = new_change(context, event.processors, ChangePhase.PROMISED)
     change.agreement, change.asker, change.wish = event.agreement, event.rank, event.processors
     change.least = event.least
@@ -113,7 +115,7 @@ def _growth_problem(record: JobRecord, number: int, event: ev.MoreRequested) -> 
         return NEAR_END
     if event.cluster and record.claims[number].cluster != event.cluster:
         return f"component {event.component!r} cannot grow on {event.cluster}"
-    return "another change is under way" if record.claims[number].change is not None else ""
+    return "another change is under way" if record.is_changing(record.claims[number]) else ""
 
 
 def _why_not_more(record: JobRecord, claim: Claim, wanted: int) -> str:
@@ -298,7 +300,8 @@ def _claims_meant(context: Context, record: JobRecord, event: ev.MoreRequested, 
     if not event.agreement:
         return own[:1]
     named = [one for one in own if event.cluster in {"", record.claims[one].cluster}]
-    able = [one for one in named if record.claims[one].change is None and record.claims[one].cluster is not None]
+    able = [one for one in named if record.claims[one].cluster is not None]
+    able = [one for one in able if not record.is_changing(record.claims[one])]
     able = [one for one in able if not record.claims[one].growth_refused] or able
     with_memory = [one for one in able if not _lacking_memory(context, record, one, event)]
     able = with_memory or able
@@ -433,7 +436,7 @@ def _queues(context: Context, record: JobRecord, component: Component) -> bool:
 
     While jobs wait in the placement queue, the room is theirs.
     """
-    asked = record.job.adapts(component.name) or component.sizes != "any"
+    asked = record.job.adapts(component.name) or not component.takes_any_size
     return not asked and not len(context.queue)
 
 
@@ -538,7 +541,7 @@ def _ask_back(context: Context, record: JobRecord, component: Component, surplus
         if change is not None and change.phase is ChangePhase.GATHERING:
             surplus -= sum(part.change.accepted for part in parts_of(record, change))
             withdraw(context, record, number, "its owner wants it smaller", as_wanted=True)
-        if claim.change is None and claim.processors > 0 and surplus > 0:
+        if not record.is_changing(claim) and claim.processors > 0 and surplus > 0:
             asked = min(surplus, claim.processors)
             surplus -= asked
             record.sizes_asked_at = context.now  # not where a change is under way: it is asked when that is over
@@ -557,9 +560,9 @@ def _give(context: Context, record: JobRecord, component: Component, lacking: in
     A place that waits on a cluster stands for a processor that is free there.
     """
     given = 0
-    asks = record.job.adapts(component.name) or component.sizes != "any"
+    asks = record.job.adapts(component.name) or not component.takes_any_size
     for number, claim in enumerate(record.claims):
-        if claim.component != component.name or claim.change is not None or claim.growth_refused:
+        if claim.component != component.name or record.is_changing(claim) or claim.growth_refused:
             continue
         cluster = cluster_of(context, record, number)
         count = min(lacking - given - len(claim.places), free_on(context, cluster))
