@@ -31,7 +31,7 @@ from koala_adapter.scheduler.claiming.waiting import (
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.malleable import changes, requests
-from koala_adapter.scheduler.malleable.changes import change_timer, open_added_clusters, stub_lost
+from koala_adapter.scheduler.malleable.changes import open_added_clusters, stub_lost
 from koala_adapter.scheduler.malleable.jobmanagement import JobManagement, RecordedSites
 from koala_adapter.scheduler.malleable.requests import keep_to_wanted_sizes, place_lost, would_take
 from koala_adapter.scheduler.malleable.steps import others_seen
@@ -167,7 +167,9 @@ class Scheduler:
         elif timer.job_id is not None:
             record = self.state.jobs[timer.job_id]
             if timer.kind is TimerKind.CHANGE:
-                change_timer(context, record, change_due(record, timer))
+                change = change_due(record, timer)
+                if change is not None:
+                    changes.Changes(context, record).late(change)
             else:
                 JOB_TIMERS[timer.kind](context, record)
 

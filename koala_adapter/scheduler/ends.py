@@ -26,16 +26,7 @@ from koala_adapter.scheduler.claiming.exchange import reassign_to_claiming, reas
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.context import SHORTEST_PAUSE
 from koala_adapter.scheduler.events import JobsForgotten, RankEnded
-from koala_adapter.scheduler.malleable.changes import (
-    change_of_rank,
-    check_done,
-    check_running,
-    check_taken,
-    depart,
-    drop_changes,
-    give_up,
-    time_left,
-)
+from koala_adapter.scheduler.malleable.changes import Changes, change_of_rank, check_running, time_left
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import ChangePhase, TimerKind
 
@@ -70,7 +61,7 @@ def fate(record: JobRecord, rank: int) -> Fate:
         return Fate.NOTHING
     found = change_of_rank(record, rank)
     if found is not None:
-        return Fate.NEWCOMER if found.change.phase is ChangePhase.TAKING else Fate.LEAVER
+        return Fate.NEWCOMER if found[0].phase is ChangePhase.TAKING else Fate.LEAVER
     return Fate.WORKER if record.is_worker(rank) else Fate.JOB
 
 
@@ -98,23 +89,22 @@ def process_ended(
         return
     record.started.add(rank)  # agents report the end alone of a process that could not be started
     check_running(context, record)
+    changes, found = Changes(context, record), change_of_rank(record, rank)
     match what:
-        case Fate.NEWCOMER:
+        case Fate.NEWCOMER if found is not None:
             why = f"the new process {rank} {_how(end)}"
             if lost is not None:
                 why = f"the placeholder of the new process {rank} was lost"
-            give_up(context, record, rank, why, gone=None if lost is None else lost.id)
-        case Fate.LEAVER:
-            found = change_of_rank(record, rank)
-            if found is not None:
-                depart(context, record, found.claim, [record.ranks[rank].placeholder], gone=lost is not None)
-            check_done(context, record)
+            changes.give_up(found[0], why, on=found[1], gone=None if lost is None else lost.id)
+        case Fate.LEAVER if found is not None:
+            changes.depart(found[1].claim, [record.ranks[rank].placeholder], gone=lost is not None)
+            changes.check_done()
         case Fate.WORKER:
             _worker_ended(context, record, rank, end, lost)
         case _:
             record.ends[rank] = end
             if record.job.kind.varies:
-                check_taken(context, record)
+                changes.check_taken()
                 context.roster.update(record)
             _judge(context, record, rank, end)
 
@@ -186,10 +176,10 @@ def _worker_ended(context: Context, record: JobRecord, rank: int, end: TaskEnd, 
         why = f"worker {rank} ended{', near the end of the walltime' if _near_end(context, record) else ' by itself'}"
     number, asked = record.claim_of(placeholder), False
     if number is not None:
-        change = record.claims[number].change
+        change, changes = record.change_on(number), Changes(context, record)
         asked = change is not None and change.phase is ChangePhase.RELEASING
-        depart(context, record, number, [placeholder.id], why, gone=lost is not None)
-        check_taken(context, record)
+        changes.depart(number, [placeholder.id], why, gone=lost is not None)
+        changes.check_taken()
     if lost is not None:
         if deserted(context.state, record):
             record.ended_by = lost.id
@@ -207,7 +197,7 @@ def _worker_ended(context: Context, record: JobRecord, rank: int, end: TaskEnd, 
 
 def deserted(state: State, record: JobRecord, *, losses: int = 0) -> bool:
     """Tell whether nothing would be left of a job without so many processors, and nobody would give it any."""
-    left = sum(claim.processors + claim.coming for claim in record.claims)
+    left = sum(claim.processors for claim in record.claims) + record.coming()
     return left <= losses and _never_grows(state, record)
 
 
@@ -323,7 +313,7 @@ def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
     record.timers.clear()
     if record.job.kind.varies:
         context.roster.update(record)
-        drop_changes(context, record)
+        Changes(context, record).drop()
     leave_queue(context, record)
     context.effects.add(FinishJob(job_id=record.job.id, outcome=outcome))
     spares = context.state.placeholders_of(record) if record.live else []

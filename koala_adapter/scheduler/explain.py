@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import JobKind
+from koala_adapter.model import ClusterName, JobKind
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.claiming.waiting import awaited_looks
@@ -24,12 +24,13 @@ from koala_adapter.scheduler.reports import hold_groups, moves_told
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from koala_adapter.model import ClusterName, Component, Job
+    from koala_adapter.model import Component, Job
     from koala_adapter.scheduler.records import (
         Change,
         Claim,
         ClusterRecord,
         JobRecord,
+        Part,
         PlaceholderRecord,
         SizeChange,
         State,
@@ -133,19 +134,19 @@ def sizes(state: State, record: JobRecord, now: float) -> str:
 
 
 def _sizes(state: State, record: JobRecord, component: Component) -> str:
-    claims = [claim for claim in record.claims if claim.component == component.name and claim.cluster is not None]
+    numbers = [number for number, claim in enumerate(record.claims) if claim.component == component.name]
+    claims = [record.claims[number] for number in numbers if record.claims[number].cluster is not None]
     where = f"on {claims[0].cluster}" if len(claims) == 1 else "on all clusters together"
     who = "It" if len(record.job.components) == 1 else component.name
     asks = ", for which it asks itself" if record.job.kind is JobKind.EVOLVING else ""
-    clusters = [(claim, state.clusters[claim.cluster]) for claim in claims if claim.cluster is not None]
-    changing = "".join(
-        f"; {_change(claim.change)}{'' if len(claims) == 1 else f' on {claim.cluster}'}"
-        f"{_shrunk_for(cluster, claim.change)}"
-        for claim, cluster in clusters
-        if claim.change is not None
-    )
+    clusters = [state.clusters[claim.cluster] for claim in claims if claim.cluster is not None]
+    changing = ""
+    for change, part in filter(None, map(record.part_on, numbers)):
+        cluster = state.clusters.get(record.claims[part.claim].cluster or ClusterName(""))
+        on = "" if len(claims) == 1 or cluster is None else f" on {cluster.name}"
+        changing += f"; {_change(change, part)}{on}{_shrunk_for(cluster, change)}"
     changing += "".join(_places(state, record, claim) for claim in claims)
-    others = "".join(f" {wanted_by_others(cluster)}." for _, cluster in clusters if cluster.others_waiting)
+    others = "".join(f" {wanted_by_others(cluster)}." for cluster in clusters if cluster.others_waiting)
     return f" {who} can have {component.minimum} to {component.maximum} processors {where}{asks}{changing}.{others}"
 
 
@@ -204,17 +205,17 @@ def _shrunk_for(cluster: ClusterRecord | None, change: Change) -> str:
     return "" if step is None or step.step.direction is Direction.GROW else f" ({step.reason})"
 
 
-def _change(change: Change) -> str:
-    count = abs(change.processors)
+def _change(change: Change, part: Part) -> str:
+    count = abs(part.processors)
     match change.phase:
         case ChangePhase.ASKED:
             return _asked(change, count)
         case ChangePhase.PROMISED:
             return f"it asked for {count} more, and others give up processors for it"
         case ChangePhase.GATHERING:
-            return f"{change.accepted} more are being gathered for it"
+            return f"{part.accepted} more are being gathered for it"
         case ChangePhase.TAKING:
-            return f"it is taking in {len(change.ranks)} more{_at_point(change)}"
+            return f"it is taking in {len(part.ranks)} more{_at_point(change)}"
     return _release(change)
 
 

@@ -89,33 +89,38 @@ class Timer:
 
 
 # -- Changes of size under way -------------------------------------------------------------------------------
-# A change of a running malleable component goes through these phases (CoreGRID TR-0092):
-#
-# - growing: ASKED (an offer is out) → GATHERING (the accepted number of stubs is submitted as placeholders; the
-#   application keeps running) → TAKING (all are held; the application takes them in) → over;
-# - shrinking: ASKED → RELEASING (it gives up processors, then their placeholders go back to the LRM) → over;
-# - growing that the application insists on: PROMISED (others are being shrunk for it) → GATHERING → TAKING → over.
+# A change of a running malleable component goes through phases (CoreGRID TR-0092); which may follow which is written
+# in ``states.CHANGE_TRANSITIONS``. A wish of an application may be met on several clusters: then the change has a part
+# for each claim. All parts are offered, gathered, taken in and given up together.
 
 
 class ChangePhase(StrEnum):
     """How far a change has come."""
 
+    NEW = "new"
+    """It is in no record yet."""
     ASKED = "asked"
+    """Processors are offered, or asked back; the application has not answered."""
     PROMISED = "promised"
+    """The application insists on more than is free; other jobs are shrunk for it."""
     GATHERING = "gathering"
+    """The accepted number of placeholders is submitted; the application keeps running."""
     TAKING = "taking"
+    """All of them are held; the application takes them in."""
     RELEASING = "releasing"
+    """The application gives processors up; their placeholders go back to the LRM."""
+    OVER = "over"
+    """It is in no record any more."""
 
 
 @dataclass(slots=True)
-class Change:
-    """A change of the size of one claim."""
+class Part:
+    """What one claim has of a change."""
 
-    number: int
-    """Number of its message; answers repeat it."""
+    claim: int
+    """Index of the claim in its job."""
     processors: int
     """Asked from the application, or by it: positive to grow, negative to shrink."""
-    phase: ChangePhase
     accepted: int = 0
     """Processors that the application takes or gives up; known after ASKED."""
     done: int = 0
@@ -124,6 +129,18 @@ class Change:
     """Placeholders gathered for it that the application has not been told of."""
     ranks: list[int] = field(default_factory=list)
     """Ranks that it is taking in; of an adaptive component that gives up processors, those that leave."""
+
+
+@dataclass(slots=True)
+class Change:
+    """A change of the size of one component of a running job."""
+
+    number: int
+    """Number of its message; answers repeat it."""
+    component: str
+    parts: list[Part]
+    """The first is where the change began; only a growth has several."""
+    phase: ChangePhase = ChangePhase.NEW
     reason: str = ""
     """What it is for, for people."""
     in_step: bool = False
@@ -148,12 +165,50 @@ class Change:
     """Memory that each of them comes with; 0: what all placeholders of the cluster have."""
     submitted_again: bool = False
     """Its stubs did not arrive at their batch system, and others were submitted: that is done once."""
-    lead: int = 0
-    """Number of the change that this one is a part of, where a wish is met on several clusters; 0: its own."""
     least: int = 1
     """Fewer processors than this are of no use to the application that asked for them."""
     countered: bool = False
     """It asked for more than that: it has been offered this part of it, which is kept for it until it answers."""
+
+    @property
+    def processors(self) -> int:
+        """Processors of all parts; below 0: the component becomes smaller."""
+        return sum(part.processors for part in self.parts)
+
+    @property
+    def accepted(self) -> int:
+        """Accepted processors of all parts."""
+        return sum(part.accepted for part in self.parts)
+
+    @property
+    def done(self) -> int:
+        """Processors of all parts that were given up so far."""
+        return sum(part.done for part in self.parts)
+
+    @property
+    def stubs(self) -> list[PlaceholderId]:
+        """Placeholders that are gathered for all parts."""
+        return [stub for part in self.parts for stub in part.stubs]
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks of all parts that come or go."""
+        return [rank for part in self.parts for rank in part.ranks]
+
+    def kept(self, part: Part) -> int:
+        """Return the processors that are kept for a part on its cluster, before anything is submitted for it."""
+        reserved = self.phase is ChangePhase.PROMISED or (self.phase is ChangePhase.ASKED and part.processors > 0)
+        return part.processors if reserved else 0
+
+    def coming(self, part: Part) -> int:
+        """Return the processors by which the claim of a part may be about to grow, beyond those that it has."""
+        if self.phase is ChangePhase.GATHERING:
+            return part.accepted
+        return 0 if self.phase is ChangePhase.TAKING else max(0, part.processors)
+
+    def leaving(self, part: Part) -> int:
+        """Return the processors that the claim of a part may be about to give up."""
+        return part.accepted - part.done if self.phase is ChangePhase.RELEASING else max(0, -part.processors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,8 +253,8 @@ class Promise:
     """An application to which the scheduler owes processors of a cluster."""
 
     job_id: JobId
-    claim: int
-    """Index among the claims of the job."""
+    change: int
+    """Number of its change, which is PROMISED."""
     polled_at: float | None = None
     """When the cluster had last been looked at."""
 
@@ -503,8 +558,6 @@ class Claim:
     """Seconds from the submission of its placeholders until the last one was held; kept when they are gone."""
     lrm_ids: tuple[LrmJobId, ...] = ()
     """LRM ids of the placeholders that it ended with; kept when they are gone."""
-    change: Change | None = None
-    """Change of its size that is under way, while the job runs."""
     last_request: int = 0
     """Number of the latest request of the application for more processors."""
     places: list[PlaceholderId] = field(default_factory=list)
@@ -519,22 +572,6 @@ class Claim:
     def missing(self) -> int:
         """Placeholders still to be submitted."""
         return self.processors - len(self.placeholders)
-
-    @property
-    def coming(self) -> int:
-        """Processors by which it may be about to grow."""
-        change = self.change
-        if change is None or change.processors < 0 or change.phase is ChangePhase.TAKING:
-            return 0
-        return change.accepted if change.phase is ChangePhase.GATHERING else change.processors
-
-    @property
-    def leaving(self) -> int:
-        """Processors that it may be about to give up."""
-        change = self.change
-        if change is None or change.processors > 0:
-            return 0
-        return change.accepted - change.done if change.phase is ChangePhase.RELEASING else -change.processors
 
     def sized(self, component: Component) -> Component:
         """Return the component of this claim in the size that the claim has: a piece of it, or the whole."""
@@ -581,6 +618,8 @@ class JobRecord:
     """Ranks that an adaptive job has taken in while it ran, in that order: so their processes know each other."""
     departed: set[int] = field(default_factory=set)
     """Ranks whose processors a malleable job has given up."""
+    changes: dict[int, Change] = field(default_factory=dict)
+    """Changes of its size that are under way, while it runs, by number."""
     sizes_wanted: dict[str, int] = field(default_factory=dict)
     """Most processors that its owner wants a component to have from now on, by its name."""
     sizes_asked_at: float | None = None
@@ -655,10 +694,52 @@ class JobRecord:
 
     def ranks_awaited(self) -> list[int]:
         """Return the processes that have not ended; those that a growth was still to bring in need not have begun."""
-        changes = [claim.change for claim in self.claims if claim.change is not None]
-        new = {rank for change in changes if change.phase is ChangePhase.TAKING for rank in change.ranks}
+        new = {rank for one in self.changes.values() if one.phase is ChangePhase.TAKING for rank in one.ranks}
         over = self.ends.keys() | self.departed | new
         return [rank.rank for rank in self.ranks if rank.rank not in over]
+
+    def part_on(self, number: int) -> tuple[Change, Part] | None:
+        """Return the change of a claim that is under way, and its part of that; ``number``: index of the claim."""
+        for change in self.changes.values():
+            for part in change.parts:
+                if part.claim == number:
+                    return change, part
+        return None
+
+    def change_on(self, number: int) -> Change | None:
+        """Return the change of a claim that is under way; ``number``: index of the claim."""
+        found = self.part_on(number)
+        return None if found is None else found[0]
+
+    def is_changing(self, number: int) -> bool:
+        """Tell whether a change is under way that another one of a claim must wait for; ``number``: index of the claim.
+
+        A component that cannot have any size changes on one cluster at a time, so that its rule is asked about the size
+        that it will have.
+        """
+        component = self.claims[number].component
+        if self.job.component(component).takes_any_size:
+            return self.change_on(number) is not None
+        return any(change.component == component for change in self.changes.values())
+
+    def size(self, component: str) -> int:
+        """Return the processors that a component has on all clusters."""
+        return sum(claim.processors for claim in self.claims if claim.component == component)
+
+    def coming(self, component: str | None = None, *, beside: Claim | None = None) -> int:
+        """Return by how many processors a component (None: all) may be about to grow; ``beside``: but for one claim."""
+        return sum(change.coming(part) for change, part in self._parts(component, beside))
+
+    def leaving(self, component: str | None = None, *, beside: Claim | None = None) -> int:
+        """Return the processors that a component (None: all) may be about to give up, likewise."""
+        return sum(change.leaving(part) for change, part in self._parts(component, beside))
+
+    def _parts(self, component: str | None, beside: Claim | None) -> Iterator[tuple[Change, Part]]:
+        for change in self.changes.values():
+            if component in {None, change.component}:
+                for part in change.parts:
+                    if self.claims[part.claim] is not beside:
+                        yield change, part
 
     def is_worker(self, rank: int) -> bool:
         """Tell whether a process is one that may come and go without the others."""
@@ -683,16 +764,6 @@ class JobRecord:
             if head:
                 return self.ends.keys() >= set(head)
         return len(self.ends) + len(self.departed) == len(self.ranks)
-
-    def is_changing(self, claim: Claim) -> bool:
-        """Tell whether a change is under way that another one of this claim must wait for.
-
-        A component that cannot have any size changes on one cluster at a time, so that its rule is asked about the size
-        that it will have.
-        """
-        if claim.change is not None or self.job.component(claim.component).takes_any_size:
-            return claim.change is not None
-        return any(one.change is not None for one in self.claims if one.component == claim.component)
 
     def unclaim(self, placeholders: set[PlaceholderId]) -> None:
         """Take placeholders out of the claims: they are no longer counted on."""

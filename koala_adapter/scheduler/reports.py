@@ -21,7 +21,7 @@ from koala_adapter.scheduler.claiming.claims import (
 )
 from koala_adapter.scheduler.claiming.exchange import yield_to_priority
 from koala_adapter.scheduler.ends import correct_outcome, placeholder_lost, settle_suspicion
-from koala_adapter.scheduler.malleable.changes import check_running, check_taken, newcomer, stub_held
+from koala_adapter.scheduler.malleable.changes import Changes, check_running, newcomer
 from koala_adapter.scheduler.records import TimerKind
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def placeholder_held(context: Context, event: ev.PlaceholderHeld) -> None:
             placeholder.held_at = context.now
             context.state.note_wait(placeholder, context.now)
         if placeholder.stub:
-            stub_held(context, placeholder)
+            Changes(context, context.state.jobs[placeholder.job_id]).held(placeholder)
             return
         yield_to_priority(context, placeholder)
         record = context.state.jobs[placeholder.job_id]
@@ -242,7 +242,7 @@ def rank_started(context: Context, event: ev.RankStarted) -> None:
         return
     if record.state is JobState.RUNNING and event.rank not in record.started and not newcomer(record, event.rank):
         record.started.add(event.rank)
-        check_taken(context, record)
+        Changes(context, record).check_taken()
     elif record.state is JobState.LAUNCHING:
         record.started.add(event.rank)
         check_running(context, record)

@@ -54,9 +54,8 @@ def give_time(state: State, timetable: Timetable, now: float) -> None:
 
 def _await_answers(state: State, until: float) -> None:
     """Take nothing for declined before that."""
-    changes = (claim.change for job in state.jobs.values() for claim in job.claims)
-    for change in changes:
-        if change is not None and change.phase is ChangePhase.ASKED and change.due is not None:
+    for change in (change for job in state.jobs.values() for change in job.changes.values()):
+        if change.phase is ChangePhase.ASKED and change.due is not None:
             change.due = change.due._replace(at=max(change.due.at, until))
 
 
@@ -88,10 +87,9 @@ def _move_timers(state: State, moved: Callable[[TimerKind, float, PlaceholderRec
     for job in state.jobs.values():
         for kind, due in job.timers.items():
             job.timers[kind] = due._replace(at=moved(kind, due.at, None))
-        for claim in job.claims:
-            if claim.change is not None and claim.change.due is not None:
-                due = claim.change.due
-                claim.change.due = due._replace(at=moved(TimerKind.CHANGE, due.at, None))
+        for change in job.changes.values():
+            if change.due is not None:
+                change.due = change.due._replace(at=moved(TimerKind.CHANGE, change.due.at, None))
 
 
 # -- The timetable -------------------------------------------------------------------------------------------
@@ -123,9 +121,9 @@ class Timetable:
         for job_id, record in state.jobs.items():
             for kind, due in record.timers.items():
                 yield Timer(*due, kind, job_id=job_id)
-            for claim in record.claims:
-                if claim.change is not None and claim.change.due is not None:
-                    yield Timer(*claim.change.due, TimerKind.CHANGE, job_id=job_id)
+            for change in record.changes.values():
+                if change.due is not None:
+                    yield Timer(*change.due, TimerKind.CHANGE, job_id=job_id)
         for id_, placeholder in state.placeholders.items():
             for kind, due in placeholder.timers.items():
                 yield Timer(*due, kind, placeholder=id_)
@@ -224,11 +222,11 @@ class Timetable:
             del state.jobs[timer.job_id].timers[timer.kind]
 
 
-def change_due(record: JobRecord, timer: Timer) -> int | None:
-    """Return the index of the claim whose change a timer is for; None: that is over."""
-    for number, claim in enumerate(record.claims):
-        if claim.change is not None and claim.change.due is not None and claim.change.due.number == timer.number:
-            return number
+def change_due(record: JobRecord, timer: Timer) -> Change | None:
+    """Return the change that a timer is for; None: that is over."""
+    for change in record.changes.values():
+        if change.due is not None and change.due.number == timer.number:
+            return change
     return None
 
 

@@ -51,10 +51,9 @@ class WatchedWorld(World):
     def check(self) -> None:
         """Check what must hold at any moment, and note the phases of it."""
         super().check()
-        claims = (claim for record in self.service.state.jobs.values() for claim in record.claims)
-        changes = [claim.change for claim in claims if claim.change is not None]
+        changes = [change for record in self.service.state.jobs.values() for change in record.changes.values()]
         self.phases |= {change.phase for change in changes}
-        self.joint_phases |= {change.phase for change in changes if change.lead}
+        self.joint_phases |= {change.phase for change in changes if len(change.parts) > 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +314,7 @@ class StubWorld(World):
         self.moments += [self.service.store.moments] * bool(stubs)
         self._batches |= stubs
         for record in state.jobs.values():
-            changes = [claim.change for claim in record.claims if claim.change is not None]
+            changes = record.changes.values()
             self.again |= {(record.job.id, change.number) for change in changes if change.submitted_again}
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import Component, JobKind, Retirement, RunnerName
 from koala_adapter.outcome import JobState
-from koala_adapter.scheduler.malleable.changes import name_of
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import ChangePhase, TimerKind
 from koala_adapter.sizes import rule_named
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.model import ClusterName, Job, JobId, TaskEnd
-    from koala_adapter.scheduler.records import Change, JobRecord, State
+    from koala_adapter.scheduler.records import JobRecord, State
 
 
 def of_workers(one: Job, clusters: Sequence[ClusterName], *, seed: int) -> Job:
@@ -69,15 +68,16 @@ class WorkerLaws:
     def _check_size(self, record: JobRecord, part: Component) -> None:
         id_ = record.job.id
         claims = [claim for claim in record.claims if claim.component == part.name]
-        size = sum(claim.processors for claim in claims)
+        size = record.size(part.name)
+        changes = [change for change in record.changes.values() if change.component == part.name]
         if record.job.is_head(part.name):
             assert size == part.minimum, f"job {id_}: the head has another size"
-            assert all(claim.change is None for claim in claims), f"job {id_}: the head is to change"
+            assert not changes, f"job {id_}: the head is to change"
             return
-        more = sum(_gathered(claim.change) + len(claim.places) for claim in claims)
+        more = sum(change.accepted for change in changes if change.phase is ChangePhase.GATHERING)
+        more += sum(len(claim.places) for claim in claims)
         assert size + more <= part.maximum, f"job {id_}: beyond its maximum"
-        changes = [claim.change for claim in claims if claim.change is not None]
-        one_at_a_time = part.takes_any_size or len({name_of(one) for one in changes}) <= 1
+        one_at_a_time = part.takes_any_size or len(changes) <= 1
         assert one_at_a_time, f"job {id_}: {part.name} has a rule, and changes on several clusters"
         agreed = {one.number for one in changes if one.phase is ChangePhase.RELEASING}
         if agreed - self._agreed.get((id_, part.name), set()) and self._departed.get(id_) == len(record.departed):
@@ -86,10 +86,6 @@ class WorkerLaws:
             rule = rule_named(part.sizes)
             assert rule.largest(left) == left, f"job {id_}: {left} is no size of {part.name}"
         self._agreed[id_, part.name] = agreed
-
-
-def _gathered(change: Change | None) -> int:
-    return 0 if change is None or change.phase is not ChangePhase.GATHERING else change.accepted
 
 
 def _check_places(state: State, record: JobRecord) -> None:

@@ -13,7 +13,6 @@ from koala_adapter.model import ClusterName, EndReason, JobId, JobKind, RunnerNa
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN
-from koala_adapter.scheduler.malleable.changes import name_of, parts_of
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
@@ -402,18 +401,11 @@ class World:
 
 def check_changes(state: State, record: JobRecord) -> None:
     """Check that each change of size has something ahead that will end it."""
-    for claim in record.claims:
-        change = claim.change
-        if change is None:
-            continue
-        parts = parts_of(record, change)
-        assert parts[0].change.number == name_of(change), "a part of a change that is over"
-        assert len({part.change.phase for part in parts}) == 1, "parts of a change are in different phases"
-        first = record.claims[parts[0].claim].cluster  # that it waits for, if it waits for others
+    for change in record.changes.values():
+        first = record.claims[change.parts[0].claim].cluster  # that it waits for, if it waits for others
         step = None if first is None else state.clusters[first].step
         if change.phase is ChangePhase.TAKING:
-            taken = {rank for part in parts for rank in part.change.ranks}
-            assert not record.started.issuperset(taken), "has taken all and does not go on"
+            assert not record.started.issuperset(change.ranks), "has taken all and does not go on"
         elif change.adaptation and not change.made:
             assert TimerKind.WALLTIME in record.timers, "a change that nobody ends"
         elif change.phase is not ChangePhase.PROMISED or step is None or not step.awaited:

@@ -355,9 +355,9 @@ def _exclude_from_growth(
 
     Unless its owner asks for that.
     """
-    for claim in record.claims:
-        if claim.change is not None and missed.intersection(claim.change.stubs):
-            claim.excluded[cluster] = reason
+    for part in (part for change in record.changes.values() for part in change.parts):
+        if missed.intersection(part.stubs):
+            record.claims[part.claim].excluded[cluster] = reason
     context.roster.update(record)
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from koala_adapter.scheduler.claiming.claims import scan_queue
 from koala_adapter.scheduler.claiming.waiting import waits_for_looks
 from koala_adapter.scheduler.context import closed_reason
-from koala_adapter.scheduler.malleable.changes import withdraw
+from koala_adapter.scheduler.malleable.changes import Changes
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.requests import keep_promises
 from koala_adapter.scheduler.malleable.steps import (
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.malleable.policies import RunningJobs
-    from koala_adapter.scheduler.records import Change, ClusterRecord, JobRecord
+    from koala_adapter.scheduler.records import ClusterRecord, JobRecord
 
 
 # -- Where to shrink for the head of the queue ---------------------------------------------------------------
@@ -93,17 +93,12 @@ def yield_to_others(context: Context, cluster: ClusterRecord) -> None:
         return
     for member in list(context.roster.on(cluster.name)):
         record = context.state.jobs[member.job_id]
-        change = record.claims[member.claim].change
-        if change is not None and _waits_in_queue(context, change):
-            withdraw(context, record, member.claim, "jobs of others wait for them")
-
-
-def _waits_in_queue(context: Context, change: Change) -> bool:
-    """Tell whether stubs of a growth wait for which no running job has been shrunk."""
-    if change.phase is not ChangePhase.GATHERING or change.shrunk_others:
-        return False
-    stubs = (context.state.placeholders.get(id_) for id_ in change.stubs)
-    return any(stub is not None and stub.waiting for stub in stubs)
+        found = record.part_on(member.claim)
+        if found is None or found[0].phase is not ChangePhase.GATHERING or found[0].shrunk_others:
+            continue
+        stubs = (context.state.placeholders.get(id_) for id_ in found[1].stubs)
+        if any(stub is not None and stub.waiting for stub in stubs):
+            Changes(context, record).give_up(found[0], "jobs of others wait for them")
 
 
 # -- The decisions, on counts of processors ------------------------------------------------------------------

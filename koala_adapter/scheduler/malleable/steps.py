@@ -13,7 +13,7 @@ from koala_adapter.errors import PolicyAnswerError
 from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, RequestProcessors
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
 from koala_adapter.scheduler.malleable.policies import Direction, Step
-from koala_adapter.scheduler.records import Change, ChangePhase, ClusterStep, OthersJob
+from koala_adapter.scheduler.records import Change, ChangePhase, ClusterStep, OthersJob, Part
 from koala_adapter.scheduler.states import order_of
 
 if TYPE_CHECKING:
@@ -46,6 +46,11 @@ def pause(context: Context, cluster: ClusterRecord, direction: Direction, second
     else:
         cluster.no_shrink_before = until
     context.timetable.for_cluster(cluster, until)
+
+
+def pause_growth(context: Context, cluster: ClusterRecord) -> None:
+    """Offer nothing on a cluster for a while: what was to be had there was not."""
+    pause(context, cluster, Direction.GROW, context.state.parameters.backoff)
 
 
 def growth_paused(context: Context, cluster: ClusterRecord) -> bool:
@@ -205,8 +210,8 @@ def wanted_again(context: Context, record: JobRecord, component: str) -> None:
 
 def promised_on(context: Context, cluster: ClusterRecord) -> int:
     """Return how many processors are kept for all promises of a cluster."""
-    claims = (context.state.jobs[one.job_id].claims[one.claim] for one in cluster.promises)
-    return sum(claim.change.processors for claim in claims if claim.change is not None)
+    changes = (context.state.jobs[one.job_id].changes.get(one.change) for one in cluster.promises)
+    return sum(change.parts[0].processors for change in changes if change is not None)
 
 
 def policy_of(context: Context, cluster: ClusterRecord) -> MalleabilityPolicy:
@@ -280,15 +285,16 @@ def _note_unwanted(context: Context, cluster: ClusterRecord, over: ClusterStep) 
         pause(context, cluster, Direction.GROW, max(SHORTEST_PAUSE, context.state.parameters.scan_interval))
 
 
-def settle(context: Context, record: JobRecord, number: int, change: Change, accepted: int) -> None:
-    """Tell a step what became of a message: by how many processors (signed) the job grows or has shrunk."""
-    cluster = cluster_of(context, record, number)
+def settle(context: Context, record: JobRecord, change: Change, accepted: int) -> None:
+    """Tell a step what became of its message: by how many processors (signed) the job grows or has shrunk."""
+    part = change.parts[0]
+    cluster = cluster_of(context, record, part.claim)
     current = cluster.step
     if not change.in_step or current is None:
         return
     change.in_step = False
     current.awaited -= 1
-    current.step.answered(order_of(record, number), change.processors, accepted)
+    current.step.answered(order_of(record, part.claim), part.processors, accepted)
     continue_step(context, cluster)
 
 
@@ -297,10 +303,11 @@ def abandon_after(context: Context, record: JobRecord, change: Change, seconds: 
     context.timetable.for_change(record, change, context.now + max(SHORTEST_PAUSE, seconds))
 
 
-def new_change(context: Context, processors: int, phase: ChangePhase) -> Change:
-    """Return a change with a number of its own."""
+def new_change(context: Context, record: JobRecord, parts: list[Part], reason: str) -> Change:
+    """Return a change with a number of its own, which is in no record yet."""
     context.state.changes_made += 1
-    return Change(number=context.state.changes_made, processors=processors, phase=phase)
+    component = record.claims[parts[0].claim].component
+    return Change(number=context.state.changes_made, component=component, parts=parts, reason=reason)
 
 
 def _messages(
@@ -320,29 +327,31 @@ def _messages(
 
 def _ask(context: Context, member: RunningClaim, amount: int, reason: str) -> None:
     record = context.state.jobs[member.job_id]
-    change = new_change(context, amount, ChangePhase.ASKED)
-    change.in_step, change.reason = True, reason
-    ask(context, record, member.claim, change)
+    change = new_change(context, record, [Part(member.claim, amount)], reason)
+    change.in_step = True
+    ask(context, record, change)
 
 
-def ask(context: Context, record: JobRecord, number: int, change: Change) -> None:
-    """Offer processors to a claim of a job, or ask for some of its, and wait for the answer as long as is allowed."""
-    claim = record.claims[number]
-    context.ledger.begin_change(claim, change, ChangePhase.ASKED)
+def ask(context: Context, record: JobRecord, change: Change) -> None:
+    """Offer processors to a job on one cluster, or ask for some of its, and wait for the answer as long as allowed."""
+    (part,) = change.parts
+    context.ledger.move_change(record, change, ChangePhase.ASKED)
     abandon_after(context, record, change, context.state.parameters.answer_timeout)
-    kind = OfferProcessors if change.processors > 0 else RequestProcessors
+    kind = OfferProcessors if part.processors > 0 else RequestProcessors
     context.effects.add(
         kind(
             job_id=record.job.id,
-            component=claim.component,
-            cluster=cluster_of(context, record, number).parameters.name,
+            component=change.component,
+            cluster=cluster_of(context, record, part.claim).name,
             number=change.number,
-            processors=abs(change.processors),
+            processors=abs(part.processors),
         )
     )
     context.roster.update(record)
 
 
-def free_on(context: Context, cluster: ClusterRecord) -> int:
-    """Return the processors that a running job would get at once on a cluster."""
-    return cluster.available if closed_reason(cluster, context.now) is None else 0
+def free_on(context: Context, cluster: ClusterRecord, *, kept: int = 0) -> int:
+    """Return the processors that a running job would get at once on a cluster. ``kept``: for it, or for later ones."""
+    if closed_reason(cluster, context.now) is not None:
+        return 0
+    return max(0, min(cluster.room, cluster.load_free) + kept)

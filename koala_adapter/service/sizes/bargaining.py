@@ -46,7 +46,6 @@ from koala_adapter.negotiation.serviceside.template import (
 )
 from koala_adapter.runners.adaptive import able_to_leave
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.malleable.changes import parts_of
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.scheduler.states import bounds
 from koala_adapter.sizes import OWN_SIZES, SizeRules
@@ -314,8 +313,7 @@ def offer_of(
     """Return the offer, or the request, that a change begins with, or why nothing can be taken, or given up, here."""
     grows, wanted = change.processors > 0, change.processors
     if grows:
-        together = sum(part.change.processors for part in parts_of(record, change)) - change.processors
-        wanted = min(wanted, bounds(record, claim)[1] - claim.processors + together)
+        wanted = min(wanted, bounds(record, claim)[1] - claim.processors)
         if wanted < 1:
             return FirstOffer(None, _NO_MORE_WANTED, "")
     one = record.job.component(claim.component)
@@ -348,7 +346,7 @@ def offer_of(
 
 
 def restored(
-    record: JobRecord, claim: Claim, change: Change, host: str, kept: KeptNegotiation | None, *, carried_out: bool
+    claim: Claim, change: Change, host: str, kept: KeptNegotiation | None, *, carried_out: bool
 ) -> tuple[Template, State] | None:
     """Return what koala said last in the negotiation of a change, and its state; None: it begins anew."""
     if change.phase is ChangePhase.ASKED:
@@ -357,7 +355,7 @@ def restored(
             return acceptance, State.ACCEPTING
         if not change.countered:
             return None
-    template = _restored_template(record, claim, change, host, templates_of(kept))
+    template = _restored_template(claim, change, host, templates_of(kept))
     # Who was accepted by koala as it asked has the last word, and may have said it.
     settled = not change.agreement or change.countered or carried_out or is_committed(kept)
     state = {ChangePhase.ASKED: State.OFFERED, ChangePhase.PROMISED: State.ASKED}.get(
@@ -366,16 +364,14 @@ def restored(
     return {State.AGREED: committed(template), State.ACCEPTING: accepted(template)}.get(state, template), state
 
 
-def _restored_template(
-    record: JobRecord, claim: Claim, change: Change, host: str, said: Sequence[Template] = ()
-) -> Template:
+def _restored_template(claim: Claim, change: Change, host: str, said: Sequence[Template] = ()) -> Template:
     """Return what stands in the negotiation of a change: as much as the records tell, of what was said to be about.
 
     ``said``: all that is known to have been said in it, in order. What the peer understands to stand has all resources
     that were in its first template, also those that were declined.
     """
     own = bool(change.agreement)
-    quantity = _quantity_of(record, change)
+    quantity = _quantity_of(change)
     standing = [one for one in said if one.status in _STANDING and one.quantity(CPU)]
     if not standing:
         return _recorded_template(claim, change, host, quantity)
@@ -404,13 +400,12 @@ def _restored_template(
 _STANDING = frozenset({Status.NEGOTIATION, Status.ACCEPTED, Status.COMMITTED})
 
 
-def _quantity_of(record: JobRecord, change: Change) -> int:
+def _quantity_of(change: Change) -> int:
     """Return how many processors stand in the negotiation of a change."""
     if change.phase is ChangePhase.PROMISED:
         return change.wish
     asked = change.phase is ChangePhase.ASKED
-    parts = [part.change for part in parts_of(record, change)]
-    return max(1, sum(abs(one.processors) if asked else one.accepted for one in parts))
+    return max(1, abs(change.processors) if asked else change.accepted)
 
 
 def _recorded_template(claim: Claim, change: Change, host: str, quantity: int) -> Template:
@@ -600,7 +595,7 @@ class Negotiations:
             standing = endpoint.standing(agreement.key)
             if standing is None or endpoint.state(agreement.key) is not State.ACCEPTED:
                 return
-            comes = sum(part.change.accepted for part in parts_of(record, change))
+            comes = change.accepted
             if change.processors > 0 and not change.agreement and comes < standing.quantity(CPU):
                 reason = f"only {comes} can be had any more"  # to which it has not agreed: it is offered anew
                 endpoint.send(withdrawn(standing, reason), self._clock())
@@ -794,7 +789,7 @@ class Negotiations:
             if final is not None and final.status is not Status.CONSUMED and not party.carries_out(change):
                 had_ended.append((change, final))
                 continue
-            found = restored(record, claim, change, host_of(record, rank), kept, carried_out=party.carries_out(change))
+            found = restored(claim, change, host_of(record, rank), kept, carried_out=party.carries_out(change))
             if found is None:
                 self._offered_before[record.job.id].add(change.number)
                 continue  # it is offered again
@@ -881,6 +876,6 @@ def _loss(lost: int, of: int) -> str:
 
 
 def _changes(record: JobRecord, party: Party) -> Iterator[tuple[Claim, Change]]:
-    for claim in record.claims:
-        if claim.change is not None and party.negotiates(claim.component):
-            yield claim, claim.change
+    for change in record.changes.values():
+        if party.negotiates(change.component):
+            yield record.claims[change.parts[0].claim], change

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName, JobId
     from koala_adapter.runners.workers import Order, WorkersRunner
-    from koala_adapter.scheduler.records import Claim, JobRecord, State
+    from koala_adapter.scheduler.records import Change, Claim, JobRecord, State
 
 
 log = structlog.get_logger()
@@ -121,41 +121,39 @@ class WorkersResizing:
         for record in list(self._state().jobs.values()):
             if record.state is JobState.RUNNING and record.job.has_workers:
                 with contained("resuming a change of size", job=record.job.id):
-                    for claim in record.claims:
-                        self._resume(record, claim)
+                    for change in list(record.changes.values()):
+                        self._resume(record, change)
 
-    def _resume(self, record: JobRecord, claim: Claim) -> None:
-        change, cluster = claim.change, claim.cluster
-        if change is None or cluster is None:
+    def _resume(self, record: JobRecord, change: Change) -> None:
+        part = change.parts[0]
+        if change.phase is not ChangePhase.ASKED:
+            self._carry_on(record, change)
             return
-        if change.phase is ChangePhase.ASKED and change.agreement:
+        if change.agreement:
             return  # it is for the program to answer that has asked
-        if change.phase is ChangePhase.ASKED:
-            kind = act.OfferProcessors if change.processors > 0 else act.RequestProcessors
-            action = kind(
-                job_id=record.job.id,
-                component=claim.component,
-                cluster=cluster,
-                number=change.number,
-                processors=abs(change.processors),
-            )
-            if isinstance(action, act.OfferProcessors):
-                self.offer(action)
-            else:
-                self.request(action)
+        kind = act.OfferProcessors if part.processors > 0 else act.RequestProcessors
+        action = kind(
+            job_id=record.job.id,
+            component=change.component,
+            cluster=_cluster_of(record.claims[part.claim]),
+            number=change.number,
+            processors=abs(part.processors),
+        )
+        if isinstance(action, act.OfferProcessors):
+            self.offer(action)
         else:
-            self._carry_on(record, claim)
+            self.request(action)
 
     def carry_on(self, record: JobRecord) -> None:
         """Have the workers of a job leave that it has agreed to give up; nobody is asked twice."""
-        for claim in record.claims:
-            self._carry_on(record, claim)
+        for change in list(record.changes.values()):
+            self._carry_on(record, change)
 
-    def _carry_on(self, record: JobRecord, claim: Claim) -> None:
-        change, runner = claim.change, self._applications.workers(record)
-        if change is not None and change.phase is ChangePhase.RELEASING and runner is not None:
+    def _carry_on(self, record: JobRecord, change: Change) -> None:
+        runner = self._applications.workers(record)
+        if change.phase is ChangePhase.RELEASING and runner is not None:
             left = change.accepted - change.done
-            self._retire(runner, _request(record, claim, left), left)
+            self._retire(runner, _request(record, record.claims[change.parts[0].claim], left), left)
 
     def handled(self, touched: Iterable[JobId]) -> None:
         """The scheduler has handled an event that touched these jobs: their workers may be others than before."""

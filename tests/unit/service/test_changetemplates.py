@@ -11,7 +11,7 @@ from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler.actions import OfferProcessors
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.scheduler.records import Change, ChangePhase
+from koala_adapter.scheduler.records import Change, ChangePhase, Part
 from koala_adapter.service.sizes.bargaining import AdaptiveParty, FirstOffer, offer_of
 from koala_adapter.sizes import OWN_SIZES, AnySize, CheckedRule, SizeRules
 from tests.unit.scheduler.malleable_site import malleable
@@ -53,9 +53,9 @@ def offers(found: AdaptiveSite, rules: SizeRules = OWN_SIZES) -> list[FirstOffer
     runner.follow(record, found.now)
     party = AdaptiveParty(runner)
     return [
-        offer_of(record, party, claim, claim.change, "n", rules=rules, answer_within=9)
-        for claim in record.claims
-        if claim.change is not None and claim.change.phase is ChangePhase.ASKED
+        offer_of(record, party, record.claims[one.parts[0].claim], one, "n", rules=rules, answer_within=9)
+        for one in record.changes.values()
+        if one.phase is ChangePhase.ASKED
     ]
 
 
@@ -84,9 +84,7 @@ def test_a_rule_that_fails_is_told_for_offers_and_requests() -> None:
         assert one.template is None
         assert one.trouble.endswith("it raises ValueError: no idea of 4")
     record = found.record("1")
-    for claim in record.claims:
-        claim.change = None
-    record.claims[0].change = Change(number=9, processors=-1, phase=ChangePhase.ASKED)
+    record.changes = {9: Change(number=9, component="m", parts=[Part(0, -1)], phase=ChangePhase.ASKED)}
     (request,) = offers(found, RULES)
     assert processors(request.template) == 1
     assert request.trouble.endswith("it raises ValueError: no idea of 1")
