@@ -122,23 +122,6 @@ class HoldsSeen(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """A placeholder that its LRM has handed on to another one."""
-
-    placeholder: PlaceholderId
-    elsewhere: str
-    """Where it is, in the words of the LRM, such as ``workq@other``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MovesSeen(Event):
-    """All placeholders of ours that a cluster's LRM has handed on; those that are not named are where they were."""
-
-    cluster: ClusterName
-    moves: tuple[Move, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SuspensionsSeen(Event):
     """All placeholders of ours that a cluster's LRM lists as suspended; those that are not named are not."""
 

@@ -19,7 +19,7 @@ from koala_adapter.scheduler.ends import Fate, deserted, fate
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.records import ChangePhase
-from koala_adapter.scheduler.reports import hold_groups, moves_told
+from koala_adapter.scheduler.reports import hold_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -379,7 +379,7 @@ def _in_queue(state: State, name: ClusterName, queued: list[PlaceholderRecord], 
         return f"{text}, which is out of reach ({cluster.unavailable})"
     holds = [f"{one.count} {one.told} for {duration(now - one.since)}" for one in hold_groups(queued)]
     idle = [f"idle there: {cluster.idle}"] if cluster.polled_at is not None else []
-    known = "; ".join((*idle, *holds, *moves_told(queued)))
+    known = "; ".join((*idle, *holds))
     return f"{text} ({known})" if known else text
 
 

@@ -495,8 +495,6 @@ class PlaceholderRecord:
     """Who holds it there; None: its LRM does not tell."""
     hold_reason: str = ""
     """The LRM's own word for that hold."""
-    elsewhere: str = ""
-    """Where its LRM has moved it; empty: it is on its cluster."""
 
     @property
     def held(self) -> bool:

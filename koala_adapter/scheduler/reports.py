@@ -248,30 +248,8 @@ def rank_started(context: Context, event: ev.RankStarted) -> None:
         check_running(context, record)
 
 
-# -- Placeholders that a batch system has moved to another one -----------------------------------------------
-# There they wait and run as before, and agents report from any place, so no decision depends on it. Users are told
-# where a placeholder went, because the queue that it was submitted to does not show it any more.
-
-
-def moves_seen(context: Context, event: ev.MovesSeen) -> None:
-    """Note where the placeholders of a cluster are."""
-    seen = {move.placeholder: move.elsewhere for move in event.moves}
-    for placeholder in context.state.placeholders.on(event.cluster).values():
-        placeholder.elsewhere = seen.get(placeholder.id, "")
-
-
-def moves_told(placeholders: Iterable[PlaceholderRecord]) -> list[str]:
-    """Return how many placeholders were moved to each place, such as ``3 moved to workq@other``."""
-    counts: dict[str, int] = {}
-    for one in placeholders:
-        if one.elsewhere:
-            counts[one.elsewhere] = counts.get(one.elsewhere, 0) + 1
-    return [f"{count} moved to {place}" for place, count in counts.items()]
-
-
 HANDLERS: Handlers = {
     ev.HoldsSeen: holds_seen,
-    ev.MovesSeen: moves_seen,
     ev.SuspensionsSeen: suspensions_seen,
     ev.PlaceholderStarted: placeholder_started,
     ev.PlaceholderHeld: placeholder_held,
