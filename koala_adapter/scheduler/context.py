@@ -88,7 +88,7 @@ def batch_number(key: BatchKey) -> int:
 # and one of them must give its part back early enough for the other to get it before its own time is over: the batch
 # system has to see the end and start what waits, and the agent there has to report. So lives differ by whole gaps of
 # that length, as do the slots in which stations on a shared wire try again. Two instances that drew the same gap most
-# likely draw different ones after the next setback. Nothing here is random: the same history gives the same number,
+# likely draw different ones after the next failure. Nothing here is random: the same history gives the same number,
 # otherwise a replay would decide differently.
 
 SHORTEST_PAUSE = 1.0
@@ -117,9 +117,9 @@ def grace(parameters: Parameters) -> float:
 
 
 def backoff(record: JobRecord, parameters: Parameters) -> float:
-    """Return the seconds to pause after the latest setback: doubling, bounded, and out of step with others."""
+    """Return the seconds to pause after the latest failed claim: doubling, bounded, and out of step with others."""
     first, longest = parameters.backoff, parameters.longest_backoff
-    doubled = first * 2.0 ** min(max(0, record.setbacks - 1), 30)
+    doubled = first * 2.0 ** min(max(0, record.failed_claims - 1), 30)
     shortest = max(first, min(doubled, longest / 2))  # where the bound is reached they still differ
     return max(SHORTEST_PAUSE, min(longest, shortest * (1 + _digest(record, parameters))))
 
@@ -129,7 +129,7 @@ def _digest(record: JobRecord, parameters: Parameters) -> float:
 
     A CRC would not do: those of two instances differ by the same bits after every try.
     """
-    digest = sha256(f"{parameters.instance}/{record.job.id}/{record.setbacks}".encode()).digest()
+    digest = sha256(f"{parameters.instance}/{record.job.id}/{record.failed_claims}".encode()).digest()
     return int.from_bytes(digest[:6]) / 2.0**48
 
 

@@ -32,7 +32,7 @@ from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.malleable import changes, requests
 from koala_adapter.scheduler.malleable.changes import open_added_clusters, stub_lost
-from koala_adapter.scheduler.malleable.jobmanagement import JobManagement, RecordedSites
+from koala_adapter.scheduler.malleable.jobmanagement import JobManagement, SchedulerClusters
 from koala_adapter.scheduler.malleable.requests import keep_to_wanted_sizes, place_lost, would_take
 from koala_adapter.scheduler.malleable.steps import others_seen
 from koala_adapter.scheduler.parameters import Approach
@@ -101,7 +101,7 @@ class Scheduler:
 
     def _decide(self, context: Context) -> None:
         keep_to_wanted_sizes(context)
-        JobManagement(RecordedSites(context)).decide()
+        JobManagement(SchedulerClusters(context)).decide()
 
     def touched(self, event: ev.Event) -> dict[JobId, None]:
         """Return the jobs that the latest event, which is given, names, and the malleable ones that it has changed.

@@ -196,13 +196,13 @@ def _worker_ended(context: Context, record: JobRecord, rank: int, end: TaskEnd, 
 
 
 def deserted(state: State, record: JobRecord, *, losses: int = 0) -> bool:
-    """Tell whether nothing would be left of a job without so many processors, and nobody would give it any."""
+    """Tell whether nothing would be left of a job without so many processors, and it would get no others."""
     left = sum(claim.processors for claim in record.claims) + record.coming()
     return left <= losses and _never_grows(state, record)
 
 
 def _never_grows(state: State, record: JobRecord) -> bool:
-    """Tell whether nobody will give a job further processors: koala does not, and its owner asked for none."""
+    """Tell whether a job gets no further processors: koala offers none, and its owner asked for none."""
     return state.parameters.approach is Approach.NONE and not record.sizes_wanted
 
 
@@ -272,7 +272,7 @@ def await_last_ranks(context: Context, record: JobRecord) -> None:
 
 
 def last_ranks_timer(context: Context, record: JobRecord) -> None:
-    """End a job whose launcher is gone while processes run: nobody can say any more that they did their work.
+    """End a job whose launcher is gone while processes run: what they have done is not told any more.
 
     What an agent has to tell that is out of contact is waited for: it comes back, or is taken as lost.
     """

@@ -97,7 +97,7 @@ class ClusterUnavailable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """A placeholder that does not start before somebody releases it in its LRM, or before something else happens."""
+    """A placeholder that does not start before it is released in its LRM, or before something else happens."""
 
     placeholder: PlaceholderId
     holder: HoldOwner | None = None
@@ -302,7 +302,7 @@ class LessRequested(Event):
 class PointReached(Event):
     """All processes of an adaptive component stand at the point of a change, and its newcomers have joined.
 
-    From now on it is carried out: nobody is told before this is in the journal.
+    From now on it is carried out. The processes are told once this is in the journal.
     """
 
     job_id: JobId

@@ -359,9 +359,9 @@ def _awaited(state: State, record: JobRecord, now: float) -> list[str]:
 
 def _until(record: JobRecord, now: float) -> str:
     """Say when something changes by itself: a claim is repeated, or the life of what is held ends."""
-    if record.retake_at is not None:
+    if record.reclaim_at is not None:
         missing = sum(_wanted(record, claim) - len(claim.placeholders) for claim in record.claims)
-        again = f"in {duration(record.retake_at - now)}" if record.retake_at > now else "now"
+        again = f"in {duration(record.reclaim_at - now)}" if record.reclaim_at > now else "now"
         return f"; {_processors(missing)} that it lost or gave back will be claimed again {again}"
     if record.life_ends_at is not None:
         return f"; what it holds is kept for another {duration(record.life_ends_at - now)}, then given back for a while"
@@ -411,7 +411,7 @@ def _waiting(state: State, queue_position: int | None, record: JobRecord, now: f
 
 
 def _first_looks(state: State, record: JobRecord, now: float, policies: Policies) -> str:
-    """Say which clusters nobody has looked at yet are waited for."""
+    """Say which clusters are waited for that have not been polled yet."""
     awaited = [cluster for cluster in awaited_looks(state, now) if _usable(cluster, record, policies)]
     if not awaited:
         return ""

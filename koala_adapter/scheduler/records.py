@@ -50,7 +50,7 @@ class TimerKind(StrEnum):
 
     SCAN = "scan"
     LIFE = "life"
-    RETAKE = "retake"
+    RECLAIM = "reclaim"
     REGISTRATION = "registration"
     KEPT = "kept"
     """A placeholder has been kept waiting by a limit of its own, or by the site, for a while."""
@@ -78,7 +78,7 @@ class Due(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Timer:
-    """The same with its subject, as it stands in the order of time."""
+    """A time with its subject, as it stands in the order of time."""
 
     at: float
     number: int
@@ -263,11 +263,11 @@ class Promise:
 
 
 @dataclass(slots=True)
-class OthersJob:
+class ForeignJob:
     """A job of others that waits in the queue of its cluster."""
 
     processors: int
-    doubted_at: float | None = None
+    blocked_from: float | None = None
     """From when on it seems to wait for something else, because so many processors are idle; None: they are not."""
 
 
@@ -305,8 +305,8 @@ class ClusterRecord:
     idle: int = 0
     ours_polled: int = 0
     ours_left: bool = False
-    """The last poll showed fewer of ours than the one before: who waits may have been started there since it was asked
-    who waits, and before it was asked what is idle."""
+    """The last poll showed fewer of ours than the one before. The LRM lists jobs before nodes: a job that it listed as
+    waiting may have started on the processors that came free."""
     polled_at: float | None = None
     first_look_until: float | None = None
     """How long its first poll is waited for before jobs are queued elsewhere; None: it is not waited for."""
@@ -321,11 +321,11 @@ class ClusterRecord:
     queued: int = 0
     """Those of them that wait in the LRM's queue (or are on their way there)."""
     pending: dict[BatchKey, int] = field(default_factory=dict)
-    """The same by submission, oldest first."""
+    """Queued placeholders by submission, oldest first."""
     ending: int = 0
     """Those of them that are on their way out: their processors come free soon."""
     offered: int = 0
-    """Processors that are offered or promised to running jobs, so nobody else is placed on them."""
+    """Processors that are offered or promised to running jobs, so that no other job is placed on them."""
     gathering: int = 0
     """Placeholders submitted for running jobs that grow and have not taken them in yet."""
     refused_answer: str = ""
@@ -338,19 +338,19 @@ class ClusterRecord:
     """Free processors that no running job would take when they were offered last; None: something has changed since."""
     no_growth_before: float | None = None
     """Pause after processors for growing could not be had, or running jobs were shrunk."""
-    levelled_until: float | None = None
-    """Until when running jobs are not levelled again (equipartition) while they are the same ``levelled`` ones."""
-    levelled: int = 0
-    """Number of malleable jobs that ran when they were levelled last."""
+    balanced_until: float | None = None
+    """Until when running jobs are not balanced again (equipartition) while they are the same ``balanced`` ones."""
+    balanced: int = 0
+    """Number of malleable jobs that ran when they were balanced last."""
     no_shrink_before: float | None = None
     """Pause after running jobs gave up less than they were asked for, or have grown."""
-    vain_shrinks: int = 0
+    fruitless_shrinks: int = 0
     """Steps in a row that were to shrink running jobs and freed nothing, while their sizes were the same."""
-    vain_sizes: list[int] = field(default_factory=list)
+    fruitless_sizes: list[int] = field(default_factory=list)
     """These sizes, in the order of the start of the jobs."""
-    vain_until: float | None = None
+    fruitless_until: float | None = None
     """Until when running jobs of these sizes are not asked again."""
-    others_waiting: list[OthersJob] = field(default_factory=list)
+    others_waiting: list[ForeignJob] = field(default_factory=list)
     """Jobs of others that wait in its queue, in that order, as far as running malleable jobs are shrunk for them."""
     waits: list[Wait] = field(default_factory=list)
     """Waiting history, oldest first, bounded."""
@@ -382,7 +382,7 @@ class ClusterRecord:
 
     @property
     def load_free(self) -> int:
-        """Processors nobody else uses, less all that we have or asked for; negative when more is asked than free."""
+        """Processors that no other user has, less all that we have or asked for; may be negative."""
         return self.idle + self.ours_polled - self.managed - self.offered
 
     @property
@@ -532,7 +532,7 @@ class BatchRecord:
     taken_at: float | None = None
     """When that became known: a listing asked for before may have missed it. None: not noted."""
     uncertain: str | None = None
-    """Why nobody knows whether the submission arrived."""
+    """Why it is unknown whether the submission arrived."""
     live: int = 0
     """Placeholders of it that have not ended."""
     mixed: bool = False
@@ -595,9 +595,9 @@ class JobRecord:
     """When it is looked at again, and what for."""
     life_extended: bool = False
     """Its end was put off once, because missing placeholders had just begun to start."""
-    retake_with_room: bool = False
+    reclaim_with_room: bool = False
     """All else is held and only room was lacking: they are claimed again as soon as one of its placeholders is gone."""
-    setbacks: int = 0
+    failed_claims: int = 0
     """How often this claim came to nothing so far; sets the length of the next pause."""
     hand_backs: int = 0
     """How often held processors were handed back because others were missing."""
@@ -623,7 +623,7 @@ class JobRecord:
     sizes_asked_at: float | None = None
     """When it was asked last to give up what it has beyond them."""
     growth_rests: bool = False
-    """It does not grow for a while: workers have ended of which nobody had asked it."""
+    """It does not grow for a while: workers have ended that were not asked to."""
     ends_soon: bool = False
     """It has so little of its walltime left that it grows no more."""
     worker_failures: int = 0
@@ -637,7 +637,7 @@ class JobRecord:
     ended_by: PlaceholderId | None = None
     """Placeholder whose end, as its agent told it, decided the outcome; its LRM may know better why it ended."""
     launcher_over: bool = False
-    """Who speaks for all of its processes has ended well, or has said that all is done."""
+    """The launcher of all its processes has ended well, or has said that all is done."""
     suspected: JobOutcome | None = None
     """What mpiexec said of its end while an agent was out of contact, whose loss may be the true cause."""
     outcome: JobOutcome | None = None
@@ -657,9 +657,9 @@ class JobRecord:
         return self._due(TimerKind.LIFE)
 
     @property
-    def retake_at(self) -> float | None:
+    def reclaim_at(self) -> float | None:
         """When the processors that were handed back are claimed again."""
-        return self._due(TimerKind.RETAKE)
+        return self._due(TimerKind.RECLAIM)
 
     def _due(self, kind: TimerKind) -> float | None:
         due = self.timers.get(kind)

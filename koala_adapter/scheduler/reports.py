@@ -12,10 +12,10 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.claiming.claims import (
     SILENCE_MARGIN,
     check_complete,
+    claim_failed,
     end_placeholder,
     forget_placeholder,
     note_missing,
-    setback,
     start_life,
     watch_kept,
 )
@@ -201,7 +201,7 @@ def placeholder_ended(context: Context, event: ev.PlaceholderEnded) -> None:
         correct_outcome(context, context.state.jobs[placeholder.job_id], placeholder, end)
         forget_placeholder(context, placeholder)
         record = context.state.jobs.get(placeholder.job_id)
-        if record is not None and record.retake_with_room:
+        if record is not None and record.reclaim_with_room:
             check_complete(context, record)
 
 
@@ -217,7 +217,7 @@ def _lose(context: Context, placeholder: PlaceholderRecord, end: TaskEnd) -> Non
         if end.reason is EndReason.LAUNCH_FAILED and placeholder.held_at is None:
             note_missing(context, placeholder, trouble)
         else:
-            setback(context, record, trouble)
+            claim_failed(context, record, trouble)
 
 
 IN_VAIN = ("MISSING", "placeholder ")

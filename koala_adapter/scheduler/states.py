@@ -113,7 +113,7 @@ PLACEHOLDER_TRANSITIONS: Mapping[PlaceholderState, Mapping[PlaceholderState, str
         PlaceholderState.ENDING: {},
     }
 )
-"""The same for a placeholder. A new one is submitted; its record is dropped, from any state, when it is gone."""
+"""For each state of a placeholder the states that may follow it. A new one is submitted; a gone one is dropped."""
 
 
 _GIVEN_UP = "it comes to nothing, or its job ends"
@@ -146,7 +146,7 @@ CHANGE_TRANSITIONS: Mapping[ChangePhase, Mapping[ChangePhase, str]] = MappingPro
         ChangePhase.OVER: {},
     }
 )
-"""The same for a change of size. A new one is in no record, and one that is over is dropped from its job."""
+"""For each phase of a change the phases that may follow it. A new one is in no record, nor one that is over."""
 
 AnyState = TypeVar("AnyState", JobState, PlaceholderState, ChangePhase)
 
@@ -456,7 +456,7 @@ def _limits(record: JobRecord, claim: Claim) -> tuple[int, int]:
     minimum, maximum = bounds(record, claim)
     if record.ends_soon:
         maximum = 0
-    if record.job.kind is JobKind.EVOLVING:  # nobody offers it anything, or asks it for anything
+    if record.job.kind is JobKind.EVOLVING:  # it is offered nothing, and asked for nothing
         minimum, maximum = claim.processors, claim.processors
     return min(minimum, claim.processors), max(maximum, claim.processors)
 

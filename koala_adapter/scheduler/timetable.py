@@ -72,7 +72,7 @@ def _after_downtime(
     if kind in AWAITS_AGENTS and at <= now:
         return now + state.parameters.registration_timeout
     if kind is TimerKind.ENDING and placeholder is not None and placeholder.host:
-        # Its agent may hold the last output of a job, and has yet to find out that somebody listens again.
+        # Its agent may hold the last output of a job, and has yet to find out that the service is back.
         return max(at, now + state.parameters.registration_timeout)
     return at
 
@@ -111,7 +111,7 @@ class Timetable:
         return sum(self._stands(timer) for timer in self._heap)
 
     def rebuild(self) -> None:
-        """Put all timers in order anew: records have been changed by somebody else."""
+        """Put all timers in order anew: the records were changed from outside."""
         self._heap = [*self._of_clusters(), *self._of_jobs()]
         heapq.heapify(self._heap)
         self._pause_ends = {(timer.cluster, timer.at) for timer in self._heap if timer.kind is TimerKind.PAUSE}
@@ -231,8 +231,8 @@ def change_due(record: JobRecord, timer: Timer) -> Change | None:
 
 
 def _pauses(cluster: ClusterRecord) -> list[float]:
-    shrinking = (cluster.no_shrink_before, cluster.vain_until)
-    growing = (cluster.no_growth_before, cluster.levelled_until)
+    shrinking = (cluster.no_shrink_before, cluster.fruitless_until)
+    growing = (cluster.no_growth_before, cluster.balanced_until)
     ends = (cluster.paused_until, cluster.first_look_until, *growing, *shrinking)
-    doubts = (job.doubted_at for job in cluster.others_waiting)
+    doubts = (job.blocked_from for job in cluster.others_waiting)
     return [at for at in (*ends, *doubts) if at is not None]

@@ -684,7 +684,7 @@ class CountedClusters:
     # ---- how far things are ---------------------------------------------------------------------------------------
 
     def decision_wanted(self) -> bool:
-        """See :class:`CountedSites`, also for all that follows."""
+        """See :class:`DecidedClusters`, also for all that follows."""
         wanted = self.changed
         self.changed = False
         return wanted

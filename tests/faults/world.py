@@ -420,7 +420,7 @@ def check_progress(state: State) -> None:
                 assert state.scan_due is not None, f"{id_} waits and nobody scans"
         elif record.state is JobState.CLAIMING:
             missing = any(claim.cluster is None or claim.missing for claim in record.claims)
-            assert missing == (record.retake_at is not None), f"{id_}: missing {missing}, retake {record.retake_at}"
+            assert missing == (record.reclaim_at is not None), f"{id_}: missing {missing}, reclaim {record.reclaim_at}"
             if record.held:
                 assert record.life_ends_at is not None, f"{id_} holds for ever"
             if not missing:

@@ -13,7 +13,7 @@ from koala_adapter.errors import PolicyAnswerError
 from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, RequestProcessors
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
 from koala_adapter.scheduler.malleable.policies import Direction, Step
-from koala_adapter.scheduler.records import Change, ChangePhase, ClusterStep, OthersJob, Part
+from koala_adapter.scheduler.records import Change, ChangePhase, ClusterStep, ForeignJob, Part
 from koala_adapter.scheduler.states import order_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def growth_paused(context: Context, cluster: ClusterRecord) -> bool:
 
 
 def jobs_have_grown(context: Context, cluster: ClusterRecord) -> None:
-    """Ask nobody to shrink for a while."""
+    """Ask no job to shrink for a while."""
     pause(context, cluster, Direction.SHRINK, context.state.parameters.shrink_pause)
 
 
@@ -68,25 +68,25 @@ def jobs_have_shrunk(context: Context, cluster: ClusterRecord) -> None:
     pause(context, cluster, Direction.GROW, context.state.parameters.grow_pause)
 
 
-def shrunk_in_vain(context: Context, cluster: ClusterRecord) -> None:
-    """Ask nobody to shrink for a while; after some vain steps, twice as long each time that nothing has changed.
+def shrunk_fruitlessly(context: Context, cluster: ClusterRecord) -> None:
+    """Ask no job to shrink for a while; after some fruitless steps, twice as long each time that nothing has changed.
 
     A policy may ask jobs that cannot give anything, as EGS does (CoreGRID TR-0092); others may have their reasons.
     """
     parameters, sizes = context.state.parameters, _sizes(context, cluster)
-    cluster.vain_shrinks = cluster.vain_shrinks + 1 if sizes == cluster.vain_sizes else 1
-    cluster.vain_sizes = sizes
+    cluster.fruitless_shrinks = cluster.fruitless_shrinks + 1 if sizes == cluster.fruitless_sizes else 1
+    cluster.fruitless_sizes = sizes
     seconds = max(SHORTEST_PAUSE, parameters.scan_interval)
     pause(context, cluster, Direction.SHRINK, seconds)
-    doublings = min(MOST_DOUBLINGS, max(0, cluster.vain_shrinks - PATIENCE))
-    cluster.vain_until = context.now + min(seconds * 2**doublings, max(seconds, parameters.longest_backoff))
-    context.timetable.for_cluster(cluster, cluster.vain_until)
+    doublings = min(MOST_DOUBLINGS, max(0, cluster.fruitless_shrinks - PATIENCE))
+    cluster.fruitless_until = context.now + min(seconds * 2**doublings, max(seconds, parameters.longest_backoff))
+    context.timetable.for_cluster(cluster, cluster.fruitless_until)
 
 
-def asked_in_vain(context: Context, cluster: ClusterRecord) -> bool:
+def shrinking_is_fruitless(context: Context, cluster: ClusterRecord) -> bool:
     """Tell whether nothing has changed since running jobs gave nothing, and it is too early to ask them again."""
-    until = cluster.vain_until
-    return until is not None and context.now < until and _sizes(context, cluster) == cluster.vain_sizes
+    until = cluster.fruitless_until
+    return until is not None and context.now < until and _sizes(context, cluster) == cluster.fruitless_sizes
 
 
 def _sizes(context: Context, cluster: ClusterRecord) -> list[int]:
@@ -115,35 +115,35 @@ def others_seen(context: Context, cluster: ClusterRecord, wanted: Iterable[int])
 
     They have no names here. Of several of the same size, those that were there first are taken to have left first.
     """
-    known: dict[int, list[OthersJob]] = {}
+    known: dict[int, list[ForeignJob]] = {}
     for job in cluster.others_waiting:
         known.setdefault(job.processors, []).append(job)
     sizes = list(wanted)
     for size, jobs in known.items():
         del jobs[: max(0, len(jobs) - sizes.count(size))]
-    found = [known[size].pop(0) if known.get(size) else OthersJob(size) for size in sizes]
+    found = [known[size].pop(0) if known.get(size) else ForeignJob(size) for size in sizes]
     for job in found:
-        _doubt(context, cluster, job)
+        _note_blocked(context, cluster, job)
     cluster.others_waiting = found
 
 
-def _doubt(context: Context, cluster: ClusterRecord, job: OthersJob) -> None:
+def _note_blocked(context: Context, cluster: ClusterRecord, job: ForeignJob) -> None:
     """Begin, or end, to doubt that a job waits for processors."""
     parameters, now = context.state.parameters, context.now
-    since = job.doubted_at
+    since = job.blocked_from
     fits = job.processors <= cluster.idle
     if since is not None and (now >= since + parameters.longest_backoff or (now < since and not fits)):
-        job.doubted_at = None
-    if fits and job.doubted_at is None:
-        job.doubted_at = now + parameters.backoff
-        context.timetable.for_cluster(cluster, job.doubted_at)
+        job.blocked_from = None
+    if fits and job.blocked_from is None:
+        job.blocked_from = now + parameters.backoff
+        context.timetable.for_cluster(cluster, job.blocked_from)
 
 
 def lacking_for_others(context: Context, cluster: ClusterRecord) -> int:
     """Return by how many processors jobs of a cluster are to be shrunk for others that wait; 0 or less: by none.
 
     A batch system is asked for its jobs, then for its nodes. Those that it starts between the two on what ours have
-    left are seen both to wait and to occupy it. So nobody is asked for more before the next poll.
+    left are seen both to wait and to occupy it. So no job is asked for more before the next poll.
     """
     if not cluster.others_waiting or cluster.ours_left:
         return 0
@@ -183,7 +183,7 @@ def _wanted(context: Context, cluster: ClusterRecord, most: int) -> int:
         return 0
     parameters, total = context.state.parameters, 0
     for job in cluster.others_waiting:
-        since = job.doubted_at
+        since = job.blocked_from
         doubted = since is not None and since <= context.now < since + parameters.longest_backoff
         if not doubted and total + job.processors <= most:
             total += job.processors
@@ -248,8 +248,8 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
     grows = step.direction is Direction.GROW
     if grows and step.rounds:
         if policy.rebalances and cluster.promises:
-            # What some have given up belongs to those who insist first. Waiting for it here would keep them waiting for
-            # as long as their batch system does not say that it is free.
+            # What some have given up belongs first to those that insist. Waiting for it here would keep them waiting
+            # for as long as their batch system does not say that it is free.
             cluster.step, context.scan_wanted = None, True
             return
         if policy.rebalances and cluster.ending:
@@ -266,13 +266,13 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
         _note_unwanted(context, cluster, current)
         if policy.rebalances and step.rounds:
             # What one application declines leaves the others unequal, which would begin it all again at this instant.
-            cluster.levelled_until = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
-            cluster.levelled = len(context.roster.on(cluster.parameters.name))
-            context.timetable.for_cluster(cluster, cluster.levelled_until)
+            cluster.balanced_until = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
+            cluster.balanced = len(context.roster.on(cluster.parameters.name))
+            context.timetable.for_cluster(cluster, cluster.balanced_until)
     elif step.remaining > 0 and step.remaining >= current.value:  # what helped a little is worth another step
-        shrunk_in_vain(context, cluster)
+        shrunk_fruitlessly(context, cluster)
     else:
-        cluster.vain_shrinks, cluster.vain_until = 0, None
+        cluster.fruitless_shrinks, cluster.fruitless_until = 0, None
         jobs_have_shrunk(context, cluster)
 
 

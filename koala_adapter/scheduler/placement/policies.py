@@ -46,7 +46,7 @@ class WorstFit(PlacementPolicy):
     name = "worst-fit"
 
     def place(self, requests: Sequence[ComponentRequest], views: Views) -> PlacementResult:
-        """See :meth:`PlacementPolicy.place`."""
+        """Place all components or none."""
         order = sorted(requests, key=lambda r: (r.component.cluster is None, -r.component.minimum))
         clusters = _greedy(order, views, self.preference(views)) or _searched(requests, views)
         if clusters is None:
@@ -102,7 +102,7 @@ class CloseToFiles(WorstFit):
     name = "close-to-files"
 
     def preference(self, views: Mapping[ClusterName, ClusterView]) -> Preference:
-        """See :meth:`WorstFit.preference`: the nearer the better; of two unknown distances, the less to move."""
+        """Prefer the nearest cluster; of two at unknown distances, that to which less must be moved."""
 
         def nearness(request: ComponentRequest, view: ClusterView) -> tuple[float, ...]:
             missing = [file for file in request.component.input_files if not holds(view, file.source)]
@@ -151,7 +151,7 @@ class ClusterMinimization(PlacementPolicy):
     name = "cluster-minimization"
 
     def place(self, requests: Sequence[ComponentRequest], views: Views) -> PlacementResult:
-        """See :meth:`PlacementPolicy.place`."""
+        """Place all components or none."""
         if not self.splits:
             requests = [replace(one, splittable=False) if one.splittable else one for one in requests]
         opened = [view for view in views.values() if view.closed is None]
@@ -252,7 +252,7 @@ class WaitingHistory(PlacementPolicy):
         return WaitingHistory(parameters.cluster_cost)
 
     def place(self, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> PlacementResult:
-        """See :meth:`PlacementPolicy.place`.
+        """Place all components or none.
 
         Within clusters that wait no longer than some bound, the fewest that hold the job are the best; so each bound
         that there can be is tried, from the shortest on, until waiting longer cannot pay.

@@ -132,7 +132,7 @@ def test_cancelled_while_the_outcome_is_unknown() -> None:
         assert site.pass_time(1000.0) == []
 
 
-def test_the_absence_of_what_was_given_up_is_no_setback() -> None:
+def test_the_absence_of_what_was_given_up_is_no_claim_failed() -> None:
     """Its component has gone elsewhere meanwhile, because another submission was refused: it misses nothing."""
     site = Site({"a": 4, "b": 4}, Parameters(backoff=1.0))
     site.submit(job("1", component("x", 3), component("y", 1, cluster="b")))
@@ -149,7 +149,7 @@ def test_the_absence_of_what_was_given_up_is_no_setback() -> None:
     tries = site.record("1").tries
     site.post(ev.BatchAbsent(time=site.now, batch=unknown, reason="not there"))
     record = site.record("1")
-    assert (record.tries, record.retake_at) == (tries, None)
+    assert (record.tries, record.reclaim_at) == (tries, None)
     site.take_all()
     assert launches(site.hold_all("1")) == ["1"]
 

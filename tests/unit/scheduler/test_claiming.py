@@ -164,7 +164,7 @@ def test_missing_part_is_claimed_at_once_when_all_others_are_held() -> None:
 
 
 def test_retake_counts_settled_and_moving_components_together() -> None:
-    """A retake never takes more than there is room for, whichever component it is for."""
+    """A reclaim never takes more than there is room for, whichever component it is for."""
     site = Site({"a": 6, "b": 4}, Parameters(backoff=10.0))
     site.submit(job("1", component("stays", 3, cluster="a"), component("moves", 2)))
     assert site.placed("1") == {"stays": (A, 3), "moves": (B, 2)}

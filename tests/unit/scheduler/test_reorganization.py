@@ -48,7 +48,7 @@ def test_giver_gets_the_places_in_the_queue() -> None:
     (winner,) = launches(site.actions)
     giver = "2" if winner == "1" else "1"
     record = site.record(giver)
-    assert (record.exchanges, record.hand_backs, record.setbacks, record.held) == (2, 0, 0, 0)
+    assert (record.exchanges, record.hand_backs, record.failed_claims, record.held) == (2, 0, 0, 0)
     assert {p.cluster for p in site.claimed(giver)} == {A, B}
     assert f"2 to job {winner}" in record.last_trouble
     assert launches(site.hold_all(giver)) == [giver]
@@ -126,7 +126,7 @@ def test_loss_of_an_exchanged_place_concerns_its_new_job() -> None:
     lost = next(p.id for p in site.claimed(giver) if p.cluster == (A if giver == "1" else B))
     site.ended(lost, EndReason.CANCELLED)
     assert site.record(winner).state is JobState.LAUNCHING
-    assert site.record(giver).retake_at is not None
+    assert site.record(giver).reclaim_at is not None
     assert sum(submissions(site.pass_time(101.0)).values()) == 1
 
 
@@ -159,7 +159,7 @@ def test_job_of_higher_priority_goes_first(priority: int, first: str) -> None:
     assert launches(site.actions) == [first]
 
 
-def test_waiting_job_of_higher_priority_is_placed_before_a_retake() -> None:
+def test_waiting_job_of_higher_priority_is_placed_before_a_reclaim() -> None:
     """What job 1 lost and wants again, at the moment a paused cluster opens, goes to the more important job 2."""
     for priority, winner, loser in ((5, "2", "1"), (0, "1", "2")):
         site = Site({"a": 4, "b": 2}, LIFE)
@@ -196,7 +196,7 @@ def test_small_job_runs_in_what_is_handed_back() -> None:
     assert launches(done) == ["small"]
     assert len(set(ends(done))) == 1
     record = site.record("1")
-    assert (record.hand_backs, record.held, record.retake_at is not None) == (1, 0, True)
+    assert (record.hand_backs, record.held, record.reclaim_at is not None) == (1, 0, True)
     assert record.last_trouble == (
         "3 held processors were handed back after their life cycle (2 of them to waiting jobs), still waiting on b"
     )
