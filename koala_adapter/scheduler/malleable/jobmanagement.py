@@ -144,8 +144,11 @@ class ShrunkFor(Enum):
     """For jobs of others that wait there."""
 
 
-class CountedSites(Protocol[C]):
-    """The clusters at one point in time, with what runs on them and what waits for them."""
+class Sites(Protocol[C]):
+    """The clusters at one point in time, with what runs on them and what waits for them.
+
+    Methods that answer here by themselves are about what cannot happen where applications answer at once.
+    """
 
     @property
     def approach(self) -> Approach:
@@ -175,17 +178,21 @@ class CountedSites(Protocol[C]):
     def ending(self, cluster: C) -> int:
         """Return the processors that were given up and are not free yet."""
 
-    def just_seen(self, cluster: C) -> bool:
+    def just_seen(self, cluster: C) -> bool:  # noqa: ARG002 - for those that override it
         """Tell whether the cluster has just been polled. Then nothing is waited for, or it might be for ever."""
+        return False
 
-    def in_reach(self, cluster: C) -> bool:
+    def in_reach(self, cluster: C) -> bool:  # noqa: ARG002 - for those that override it
         """Tell whether anything can be submitted to a cluster at present."""
+        return True
 
-    def changing(self, cluster: C) -> bool:
+    def changing(self, cluster: C) -> bool:  # noqa: ARG002 - for those that override it
         """Tell whether running jobs of a cluster are being asked to change."""
+        return False
 
-    def promised(self, cluster: C) -> bool:
+    def promised(self, cluster: C) -> bool:  # noqa: ARG002 - for those that override it
         """Tell whether running jobs have been promised what comes free on a cluster."""
+        return False
 
     def paused(self, cluster: C, direction: Direction) -> bool:
         """Tell whether the last step in a direction was in vain, and it is too early for another."""
@@ -195,6 +202,7 @@ class CountedSites(Protocol[C]):
 
     def short_of_processors(self) -> Iterable[tuple[C, int, ShrunkFor]]:
         """Yield clusters whose batch system makes jobs wait, how many processors these lack, and whose they are."""
+        return ()
 
     def jobs_wait(self) -> bool:
         """Tell whether jobs wait in the placement queue for which running ones could be shrunk."""
@@ -218,7 +226,7 @@ class CountedSites(Protocol[C]):
 class JobManagement(Generic[C]):
     """Takes the decisions, for sites that know the counts and carry decisions out."""
 
-    def __init__(self, sites: CountedSites[C]) -> None:
+    def __init__(self, sites: Sites[C]) -> None:
         """Decide for these sites."""
         self._sites = sites
 
@@ -351,7 +359,7 @@ class RecordedSites:
 
     @property
     def approach(self) -> Approach:
-        """See :class:`CountedSites`, also for all that follows."""
+        """Job management approach of the configured scheduler."""
         return self._state.parameters.approach
 
     def decision_wanted(self) -> bool:

@@ -217,9 +217,10 @@ class Counted(Multicluster):
 
     history: History
 
-    def _instant(self, now: float) -> None:
-        super()._instant(now)
-        for run in list(self._live.values()):
+    def instant(self, now: float) -> None:
+        """Let an instant happen, then look at the world."""
+        super().instant(now)
+        for run in list(self.runs.values()):
             ((cluster, size),) = run.held.items()
             note(self.history, str(run.job.number), now, str(cluster.name), size)
 
