@@ -25,10 +25,10 @@ from koala_adapter.outcome import PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN
-from koala_adapter.simulation.world import FIRST, LAST, local_users
+from koala_adapter.simulation.world import FIRST, LAST, live_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from koala_adapter.errors import KoalaError
     from koala_adapter.model import ClusterName, Job
@@ -189,23 +189,28 @@ class BatchSystem:
         self._schedule_soon()
         job.on_end(job, reason)
 
-    def fail(self, place: int, seconds: float) -> None:
-        """Lose a processor, with the job on it, for so many seconds."""
-        if place in self._down:
+    def local_job(self, use: LocalUse) -> None:
+        """Submit the job of a local user."""
+        self.submit(local_job("local", use.processors, use.run, self))
+
+    def node_fails(self, node: int) -> None:
+        """Lose a processor, with the job on it; nothing happens to one that is away."""
+        if node in self._down:
             return
-        self._down.add(place)
-        job = self._running.get(place)
+        self._down.add(node)
+        job = self._running.get(node)
         if job is not None:
             self.end(job, EndReason.NODE_LOST)
         else:
-            self._free.remove(place)
+            self._free.remove(node)
             heapq.heapify(self._free)
-        self.engine.after(seconds, lambda: self._repair(place), rank=FIRST)
 
-    def _repair(self, place: int) -> None:
-        self._down.discard(place)
-        heapq.heappush(self._free, place)
-        self._schedule_soon()
+    def node_returns(self, node: int) -> None:
+        """Have a processor back that failed."""
+        if node in self._down:
+            self._down.remove(node)
+            heapq.heappush(self._free, node)
+            self._schedule_soon()
 
     def _schedule_soon(self) -> None:
         """Start jobs when all else that happens now has happened."""
@@ -241,23 +246,10 @@ def local_job(user: str, processors: int, seconds: float, system: BatchSystem) -
     return QueuedJob(user, processors, 1e12, start, lambda _job, _reason: None)
 
 
-def submit_local(engine: Engine, system: BatchSystem, uses: Iterator[LocalUse]) -> None:
-    """Have the local users of a cluster submit their jobs, one after the other, as long as there are any."""
-    use = next(uses, None)
-    if use is None:
-        return
-
-    def submit() -> None:
-        system.submit(local_job("local", use.processors, use.run, system))
-        submit_local(engine, system, uses)
-
-    engine.at(use.submitted_at, submit)
-
-
 def with_local_users(engine: Engine, model: ClusterModel, load: BackgroundLoad, seed: int) -> BatchSystem:
     """Return the batch system of a cluster whose local users are going to submit their jobs."""
     system = BatchSystem(engine, model.cluster, model.processors)
-    submit_local(engine, system, local_users(model, load, seed))
+    live_beside(engine, system, model, load=load, failures=None, seed=seed)
     return system
 
 
