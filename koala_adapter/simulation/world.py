@@ -29,6 +29,8 @@ MIDDLE = 1
 """Rank of ordinary events."""
 LAST = 2
 """Rank of decisions: they see all that happened at the instant."""
+SETTLED = 3
+"""Rank of what lets a job or a change be through, after all that follows from the decisions of the instant."""
 
 
 class EventHandle:

@@ -17,6 +17,7 @@ from koala_adapter.simulation.placeholders import (
     BatchSystem,
     Delays,
     QueuedJob,
+    Rigid,
     SimulatedService,
     local_job,
     run_to_end,
@@ -126,7 +127,7 @@ def world(seed: int = 0, *, delays: Delays | None = None, run: float = 100.0) ->
         systems,
         Parameters(placeholder_life=300.0),
         [ClusterParameters(name=A), ClusterParameters(name=B)],
-        run_seconds=lambda _: run,
+        program_of=lambda _: Rigid(run),
         seed=seed,
         delays=delays,
     )
@@ -190,7 +191,7 @@ def test_same_seed_same_journal() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_jobs_survive_failing_nodes_and_silent_agents(seed: int) -> None:
     """With processors that fail and agents that are never heard of, every job ends and nothing is left behind."""
-    engine, service = world(seed, delays=Delays(mute=0.1))
+    engine, service = world(seed, delays=Delays(silent_share=0.1))
     for number in range(8):
         service.submit(job(str(number), 2, 1, at=engine.now))
         for system in service.systems.values():

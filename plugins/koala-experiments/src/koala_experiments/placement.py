@@ -21,7 +21,7 @@ from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.placement.policies import holds, transfer_seconds
 from koala_adapter.scheduler.placement.policy import ClusterView
-from koala_adapter.simulation.placeholders import SimulatedService, run_to_end, with_local_users
+from koala_adapter.simulation.placeholders import Rigid, SimulatedService, run_to_end, with_local_users
 from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
 from koala_adapter.simulation.world import Engine
 from koala_experiments.framework import (
@@ -224,17 +224,17 @@ def simulate(case: Case) -> Outcome:
     works = workload(case.seed, jobs=case.jobs, interval=case.interval, start=WARM_UP)
     staging = Staging(site)
 
-    def seconds(record: JobRecord) -> float:
+    def program(record: JobRecord) -> Rigid:
         run = works[int(record.job.id)].run
         clusters = {claim.cluster for claim in record.claims}
-        return staging.seconds(record) + run * (1 + case.slowdown * (len(clusters) - 1))
+        return Rigid(staging.seconds(record) + run * (1 + case.slowdown * (len(clusters) - 1)))
 
     service = SimulatedService(
         engine,
         systems,
         Parameters(maximum_tries=1_000_000, finished_kept=case.jobs),
         site,
-        run_seconds=seconds,
+        program_of=program,
         seed=case.seed,
         policies=case.policies,
     )

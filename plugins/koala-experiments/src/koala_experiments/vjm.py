@@ -18,9 +18,10 @@ from koala_adapter.report.figures import Figure, Series
 from koala_adapter.report.page import Cell, Finding, Result, Table
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.simulation.placeholders import (
+    Allocation,
     BatchSystem,
-    Occupation,
     QueuedJob,
+    Rigid,
     SimulatedService,
     run_to_end,
     with_local_users,
@@ -105,7 +106,7 @@ def simulate_deadlock(case: DeadlockCase) -> DeadlockOutcome:
         BatchSystem(engine, B, NODES, priorities={"user2": 1}),
     ]
     for system in systems:
-        system.occupations = []
+        system.allocations = []
     return _direct(case, engine, systems) if case.variant == DIRECT else _virtual(case, engine, systems)
 
 
@@ -169,7 +170,7 @@ def _virtual(case: DeadlockCase, engine: Engine, systems: Sequence[BatchSystem])
             systems,
             Parameters(instance=user, placeholder_life=life),
             clusters,
-            run_seconds=lambda _record: case.run,
+            program_of=lambda _record: Rigid(case.run),
             user=user,
             seed=case.seed,
         )
@@ -214,10 +215,10 @@ def _deadlock_bars(systems: Sequence[BatchSystem], services: Sequence[SimulatedS
     }
     for number, system in enumerate(systems):
         still = [
-            Occupation(place=place, who=job.user, begins_at=job.started_at or 0.0, ends_at=begin + HORIZON)
+            Allocation(place=place, who=job.user, begins_at=job.started_at or 0.0, ends_at=begin + HORIZON)
             for place, job in system.running.items()
         ]
-        for one in [*(system.occupations or ()), *still]:
+        for one in [*(system.allocations or ()), *still]:
             node = number * NODES + one.place
             launched, ended = spans[one.who]
             middle = min(max(launched, one.begins_at), one.ends_at)
@@ -441,7 +442,7 @@ def simulate_selection(case: SelectionCase) -> SelectionOutcome:
             maximum_tries=1_000_000,
         ),
         [ClusterParameters(name=system.name) for system in systems],
-        run_seconds=lambda record: runs[record.job.id],
+        program_of=lambda record: Rigid(runs[record.job.id]),
         seed=case.seed,
     )
     at = WARM_UP
