@@ -78,7 +78,7 @@ def test_a_live_job_is_what_was_simulated(tmp_path: Path) -> None:
     """FT becomes workers that take powers of two; a rigid job keeps its two processes."""
     jobs = koala_workload(WMR_HIGH, 0, jobs=20)
     for one in jobs:
-        made = live_job(one, address="127.0.0.1", port=1, key=tmp_path / "authkey", user="me")
+        made = live_job(one, address="127.0.0.1", port=1, files=[tmp_path / "worker.py"], user="me")
         (worker,) = made.components
         if one.malleable:
             assert (made.kind, made.runner) == (JobKind.MALLEABLE, RunnerName.WORKERS)
