@@ -219,7 +219,7 @@ class Node:
     processors: int
     """Configured processors."""
     processors_used: int
-    """Processors allocated to anybody's jobs."""
+    """Processors allocated to jobs of all users."""
     memory_mib: int | None = None
     load: float | None = None
     """Operating-system load average, when the LRM tells."""
@@ -246,6 +246,11 @@ class Node:
     """
     closed_queues: tuple[str, ...] = ()
     """Queues of the node that take or start no job now; an empty name stands for jobs that name none."""
+    queue_places: tuple[tuple[str, int, int], ...] = ()
+    """Queues whose jobs each take something else here, such as a GPU: how many jobs that allows ever, and now.
+
+    An empty name stands for jobs that name no queue.
+    """
 
     def grain_in(self, queue: str | None) -> int:
         """Return how many processors a job of a queue, or of any of several, gets at a time."""
@@ -263,19 +268,28 @@ class Node:
 
     def places(self, queue: str | None) -> int:
         """Return how many jobs of one processor, or placeholders, the node takes when nothing else runs on it."""
+        ever, _ = self._place_limits(queue)
         if (queue or "") in self.whole_queues:
-            return min(1, self.processors)
-        return -(-self.processors // self.grain_in(queue))
+            return min(1, self.processors, ever)
+        return min(-(-self.processors // self.grain_in(queue)), ever)
 
     def places_idle(self, queue: str | None) -> int:
         """Return how many jobs of one processor, or placeholders, could start now."""
         if (queue or "") in self.closed_queues:
             return 0
+        _, now = self._place_limits(queue)
         if (queue or "") in self.whole_queues:
-            return min(1, self.processors_idle) if self.processors_used == 0 else 0
+            return min(1, self.processors_idle, now) if self.processors_used == 0 else 0
         if not self.counts_grains:
-            return min(self.processors_idle, max(0, self.places(queue) - self.processors_used))
-        return self.processors_idle // self.grain_in(queue)
+            cores = -(-self.processors // self.grain_in(queue))
+            return min(self.processors_idle, max(0, cores - self.processors_used), now)
+        return min(self.processors_idle // self.grain_in(queue), now)
+
+    def _place_limits(self, queue: str | None) -> tuple[int, int]:
+        """Return how many jobs of a queue, or of any of several, ``queue_places`` allows ever and now."""
+        limits = {name: (ever, now) for name, ever, now in self.queue_places}
+        found = [limits.get(name, (self.processors, self.processors)) for name in (queue or "").split(",")]
+        return max(ever for ever, _ in found), max(now for _, now in found)
 
     @property
     def processors_idle(self) -> int:
@@ -305,7 +319,7 @@ class Queue:
 
 
 class HoldOwner(StrEnum):
-    """Who put a waiting job in hold, and so who may release it."""
+    """Owner of the hold of a waiting job, who may release it."""
 
     USER = "user"
     OPERATOR = "operator"

@@ -73,7 +73,7 @@ class JobKind(StrEnum):
 
     @property
     def varies(self) -> bool:
-        """Tell whether the size may change while the job runs, whoever begins that."""
+        """Tell whether the size may change while the job runs, begun by koala or by the program."""
         return self in {JobKind.MALLEABLE, JobKind.EVOLVING}
 
 

@@ -88,7 +88,7 @@ PAUSE = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """What is kept of a block."""
+    """A block: its job and last known status."""
 
     job_id: str
     status: JobStatus
@@ -159,7 +159,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
 
     @property
     def label(self) -> str:
-        """What Parsl calls it."""
+        """Label of the provider in Parsl."""
         return "koala"
 
     @property
@@ -234,7 +234,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
             return self._client.job(job_id)
 
     def _stand_by(self) -> None:
-        """See to it that a service answers, where that has not been in vain a moment ago."""
+        """Start a service if none answers. Raises the error of the last start if that failed a moment ago."""
         if self._failed_start is not None and time.monotonic() < self._failed_start[0] + PAUSE:
             raise self._failed_start[1]
         try:

@@ -85,6 +85,34 @@ def test_a_tiny_experiment_writes_its_page(koala: Koala) -> None:
     assert processes_naming(str(koala.directory)) == []
 
 
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
+SMALLEST = {
+    "koala-live": ("jobs=2", "pace=1000", "divisor=20", "approaches=pra"),
+    "negotiation": ("steps=6", "work=0.05"),
+}
+"""Live experiments with settings at the ends of what is allowed."""
+
+
+def refuse(word: str) -> None:
+    """Take no number that JSON does not have."""
+    pytest.fail(f"{word} in the JSON of the result")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", SMALLEST)
+def test_live_experiments_end_with_a_result_at_their_smallest(koala: Koala, name: str, seed: int) -> None:
+    """Whatever its claims come to, where hardly anything is run; and nothing is left."""
+    options = [word for one in SMALLEST[name] for word in ("--set", one)]
+    out = koala.directory / "out"
+    koala.run("experiment", "run", name, "--seed", str(seed), *options, "--out", str(out), timeout=WHOLE)
+    result = json.loads((out / "result.json").read_text(), parse_constant=refuse)
+    assert result["findings"]
+    assert all(rows for rows in result["tables"].values())
+    assert (out / "index.html").exists()
+    assert left(koala) == []
+    assert processes_naming(str(koala.directory)) == []
+
+
 @pytest.mark.nightly
 def test_an_interrupted_experiment_leaves_nothing(koala: Koala) -> None:
     """Ctrl-C while jobs run ends them, their clusters and the command, which says so by its exit code."""

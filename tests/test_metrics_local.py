@@ -90,8 +90,9 @@ def test_a_service_tells_what_became_of_a_job(koala: Koala) -> None:
     by_command = samples(koala.inside("metrics").stdout)
     assert by_command["koala_job_starts_total",] == 1
     assert samples(koala.inside("metrics", "--port", str(port)).stdout)["koala_job_starts_total",] == 1
-    nobody = koala.inside("metrics", "--port", str(free_port()), check=246)
-    assert "--metrics-port" in nobody.stderr
+    refused = koala.inside("metrics", "--port", str(free_port()), check=246)
+    assert "metrics cannot be read from port" in " ".join(refused.stderr.split())
+    assert "--metrics-port" in refused.stderr
 
 
 def test_a_shadow_tells_its_gains(koala: Koala) -> None:

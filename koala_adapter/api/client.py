@@ -300,9 +300,9 @@ def unavailable(directory: Path, why: object) -> ServiceUnavailableError:
 # A caller gets the service that runs, one that another process is starting, or a new one in the background.
 
 COMING_UP = 120.0
-"""Seconds to wait for a service that somebody else is starting."""
+"""Seconds to wait for a service that another process is starting."""
 OTHER_START = 2.0
-"""Seconds after which it is looked whether that one is still there."""
+"""Seconds between two looks whether that process still runs."""
 
 T = TypeVar("T")
 

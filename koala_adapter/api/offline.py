@@ -395,7 +395,8 @@ def _clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) 
     log = directory / LOG_NAME
     with Journal(directory / JOURNAL_NAME, read_only=dry_run) as journal:
         cleaning = Cleaning(directory, journal, state, older=older, now=record.now, log=log)
-        chosen = cleaning.choose()
+        seen = cleaning.look(cleaning.known())
+        chosen = cleaning.choose(seen, {id_: sweep for part in cleaning.later() for id_, sweep in part.items()})
         if dry_run:
             return cleaning.tell(chosen)
 

@@ -40,7 +40,7 @@ from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport, Pl
 from koala_adapter.report.values import JobReport, in_order, of_the_past
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.agents import sample_submissions
-from koala_adapter.service.leftovers import Cleaning
+from koala_adapter.service.leftovers import Cleaning, Seen
 from koala_adapter.service.service import Service
 from koala_adapter.wire.messages import adapter_of
 
@@ -81,7 +81,7 @@ class OwnSocket:
         self._resources = resources
 
     async def serve(self, handle: Handle, *, look_again: float = LOOK_AGAIN) -> None:
-        """Serve whoever connects, and has connected before, until cancelled; look at the path at times (seconds)."""
+        """Serve all connections until cancelled; look at the path of the socket every ``look_again`` seconds."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve_streams, self._listener, handle)
             while True:
@@ -131,6 +131,9 @@ QUIET_AFTER = 1.1
 JOBS_PAUSE = 0.5
 """Seconds between two replies of a watch of all jobs at least."""
 
+LOOKING_LIMIT = 1800.0
+"""Seconds in which a cleaning must have looked through the state directory."""
+
 CHANGING = frozenset({"submit", "cancel", "resize"})
 """Requests that change something; all others are answered at any time."""
 
@@ -166,6 +169,8 @@ class Server:
         self._leaving = False
         self._conversations = 0
         self._ended = anyio.Event()
+        self._cleaning = anyio.Lock()
+        """One cleaning at a time: another one would find what the first is removing."""
 
     @property
     def meter(self) -> Meter:
@@ -173,7 +178,7 @@ class Server:
         return self._service.meter.meter
 
     async def serve(self, listener: OwnSocket) -> None:
-        """Serve whoever connects, and has connected before, until cancelled."""
+        """Serve all connections, those made before included, until cancelled."""
         await listener.serve(self._converse)
 
     @property
@@ -360,22 +365,34 @@ class Server:
                 await anyio.sleep(JOBS_PAUSE)
 
     async def _clean(self, request: Request) -> CleanReport:
+        """Clean, while others are served: all that reads or removes many files is done in a thread."""
         service = self._service
-        await service.ready()
-        now, older = service.now(), request.older
-        later: dict[str, str | None] = {}
-        for part in service.journal.finished.sweeps_since(
-            now - older
-        ):  # there may be many: others are served meanwhile
-            later |= part
-            await anyio.lowlevel.checkpoint()
-        await service.ready()
-        cleaning = Cleaning(service.directory, service.journal, service.state, older=older, now=now, later=later)
-        chosen = cleaning.choose()
-        if request.dry_run:
-            return await to_thread.run_sync(cleaning.tell, chosen)
-        cleaning.give_up(chosen, service.forget)
-        return await to_thread.run_sync(cleaning.remove, chosen)
+        async with self._cleaning:
+            await service.ready()
+            older, now = request.older, service.now()
+            cleaning = Cleaning(service.directory, service.journal, service.state, older=older, now=now)
+            seen = await self._looked(cleaning)
+            later: dict[str, str | None] = {}
+            for part in cleaning.later():  # there may be many
+                later |= part
+                await anyio.lowlevel.checkpoint()
+            await service.ready()
+            # The scheduler may have been made anew meanwhile, with another state.
+            cleaning = Cleaning(service.directory, service.journal, service.state, older=older, now=now)
+            chosen = cleaning.choose(seen, later)
+            if request.dry_run:
+                return await to_thread.run_sync(cleaning.tell, chosen)
+            cleaning.give_up(chosen, service.forget)
+            return await to_thread.run_sync(cleaning.remove, chosen)
+
+    async def _looked(self, cleaning: Cleaning) -> Seen:
+        known = cleaning.known()
+        try:
+            with anyio.fail_after(LOOKING_LIMIT):
+                return await to_thread.run_sync(cleaning.look, known, abandon_on_cancel=True)
+        except TimeoutError:
+            message = f"the state directory could not be looked through within {LOOKING_LIMIT / 60:.0f} minutes"
+            raise ServiceUnavailableError(message, hint="see what slows its file system down") from None
 
     def _plan(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         service = self._service

@@ -134,7 +134,7 @@ def _above_standard(descriptor: int) -> int:
 def _lock(descriptor: int, directory: Path, way_out: str) -> None:
     """Lock the file of a state directory; wait for what an owner that was killed had just begun to start.
 
-    A new process has the descriptor until it runs its program, and nobody tells when that is.
+    A new process has the descriptor until it runs its program; there is no event for that.
     """
     until = time.monotonic() + LEFT_BY_THE_KILLED
     while True:

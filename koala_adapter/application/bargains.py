@@ -86,7 +86,7 @@ class Bargains:
         return self._endpoint.next_deadline()
 
     def time_passed(self, now: float) -> None:
-        """End what was not answered in time."""
+        """End negotiations that were not answered in time."""
         self._take(self._endpoint.time_passed(now), now)
 
     def disconnected(self, now: float) -> None:

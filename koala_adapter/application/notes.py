@@ -30,7 +30,7 @@ class NoteError(KoalaAppError):
 
 
 class Note(NamedTuple):
-    """A verb, and words by their keys."""
+    """A message between a process and koala: a verb, and words by their keys."""
 
     verb: str
     words: Dict[str, str] = {}  # noqa: RUF012 - of a NamedTuple, and never changed

@@ -382,7 +382,7 @@ class App:
     """One process of a program. Its calls are made by one thread."""
 
     def __init__(self, process: Process, session: Optional[Session]) -> None:
-        """Not to be called: see `join`."""
+        """Make a session; programs call `join` instead."""
         self._process = process
         self._session = session
 

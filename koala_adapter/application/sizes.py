@@ -49,7 +49,7 @@ class SizeRule:
 
 
 class PowersOfTwo(SizeRule):
-    """Powers of two only."""
+    """Size rule: powers of two only."""
 
     name = "power-of-two"
 
@@ -67,7 +67,7 @@ class PowersOfTwo(SizeRule):
 
 
 class MultiplesOf(SizeRule):
-    """Multiples of a number only."""
+    """Size rule: multiples of a number only."""
 
     def __init__(self, step: int) -> None:
         self.name = _MULTIPLE + str(step)

@@ -28,7 +28,7 @@ class AsWritten:
         self._text = text.rstrip("\n") + "\n"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Return the text as it is."""
+        """Return the text without changes."""
         yield Segment(self._text)
 
 

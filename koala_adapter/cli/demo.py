@@ -251,7 +251,7 @@ class MalleableStory(Story):
         self._sizes: list[int] = []
 
     def prepare(self) -> None:
-        """Begin without local users."""
+        """Submit nothing: local users come later."""
 
     def look(self, report: JobReport, clusters: Sequence[ClusterReport]) -> None:
         """Tell of changes of size, and have the next local user come when the job has had all there is for a while."""

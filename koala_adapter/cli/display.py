@@ -95,7 +95,7 @@ class FittingTable(Table):
     """Columns with a heading each, the first of which names the row; cells are texts with markup."""
 
     def __init__(self, *headings: str) -> None:
-        """Have no rows yet."""
+        """Create a table without rows."""
         super().__init__(*headings, box=None, pad_edge=False, header_style="dim")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -413,7 +413,7 @@ class Display:
         return Live(console=self._console, refresh_per_second=8, transient=True, redirect_stdout=False)
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """Stop the live display."""
         self._live.stop()
 
     def show(self, report: JobReport) -> None:
@@ -521,7 +521,7 @@ class Watched:
     """What a person sees of jobs while they go on."""
 
     def __init__(self, console: Console) -> None:
-        """Show on ``console``."""
+        """Show jobs on ``console``."""
         self._console = console
 
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
@@ -535,7 +535,7 @@ class Watched:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave what was shown last."""
+        """Stop the live display; the last picture stays."""
         self._live.stop()
 
     def show(self, reports: Sequence[JobReport]) -> None:

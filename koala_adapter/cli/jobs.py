@@ -363,7 +363,7 @@ LONGEST_ANSWER = 30.0
 @click.option(
     "--port",
     type=click.IntRange(1, 65_535),
-    help="Ask whoever tells metrics on this port of [metrics] listen (`--metrics-port`). Default: the running service.",
+    help="Read the metrics from this port of [metrics] listen (`--metrics-port`). Default: from the running service.",
 )
 @pass_session
 @command_body
@@ -399,7 +399,7 @@ def _fetched(host: str, port: int) -> str:
         response = connection.getresponse()
         text = response.read().decode("utf-8", "replace")
     except (OSError, HTTPException) as error:
-        message = f"nobody tells metrics on port {port} of {host}: {getattr(error, 'strerror', None) or error}"
+        message = f"metrics cannot be read from port {port} of {host}: {getattr(error, 'strerror', None) or error}"
         hint = "start koala serve, schedule or wiki serve with --metrics-port"
         raise ServiceUnavailableError(message, hint=hint) from error
     finally:

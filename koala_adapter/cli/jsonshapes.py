@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """A job that was handed in."""
+    """Answer to a submission: the id of the job."""
 
     id: str
 
@@ -70,7 +70,7 @@ class SubmittedFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobExplanation:
-    """Why a job is where it is."""
+    """Why a job waits, or what became of it."""
 
     id: str
     state: JobState
@@ -97,7 +97,7 @@ class Scripts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     cluster: str | None
     """None: this host."""
@@ -110,7 +110,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """All that was looked at."""
+    """Results of all checks."""
 
     ok: bool
     """Whether nothing failed."""
@@ -140,7 +140,7 @@ class Cleaned(CleanReport):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenBackQueue:
-    """What a batch system got back."""
+    """Jobs that were given back to the batch system's own scheduler."""
 
     cluster: str
     released: tuple[str, ...]
@@ -152,7 +152,7 @@ class GivenBackQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowEnd(ShadowReport):
-    """The last line of a shadow."""
+    """Last line of a shadow run: its report."""
 
     kind: str
     """Always ``report``."""
@@ -286,7 +286,7 @@ class ExperimentFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentResult:
-    """What came out of an experiment."""
+    """Result of an experiment."""
 
     experiment: str
     page: str
@@ -343,7 +343,7 @@ class _AllThere(GenerateJsonSchema):
     """Members that have a default are printed, too."""
 
     def field_is_required(self, field: Any, total: bool) -> bool:  # noqa: ANN401, ARG002 - the signature of pydantic
-        """Tell that it is."""
+        """Return True: members with a default are printed, too."""
         return True
 
 

@@ -31,7 +31,7 @@ KEPT = 3
 
 
 class RotatedLog:
-    """A text stream on a descriptor that is an open file; whoever else writes to the descriptors goes on with it."""
+    """A text stream on the descriptors of a log file; other writers to these descriptors go on with the new file."""
 
     def __init__(self, path: Path, descriptors: tuple[int, ...] = (1, 2), *, largest: int = LARGEST) -> None:
         """``path``: of the file that all of ``descriptors`` are open on; the last of them is written to."""
@@ -52,7 +52,7 @@ class RotatedLog:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: lines are written at once."""
 
     def _put_aside(self) -> None:
         if not os.path.samestat(self._path.stat(), os.fstat(self._descriptors[-1])):
@@ -85,7 +85,7 @@ class LogStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write as far as possible."""
+        """Write the text, or drop it when that fails."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)

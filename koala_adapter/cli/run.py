@@ -134,7 +134,7 @@ def _submit_several(session: Session, files: Sequence[Path], *, as_json: bool) -
 
 
 def go_on_in_background(session: Session, text: str) -> None:
-    """Start a service that outlives this command, and say so, unless somebody else has just started one."""
+    """Start a service that outlives this command, and say so, unless another process has just started one."""
     if session.client.running():
         return
     with session.progress.status("starting a service"):

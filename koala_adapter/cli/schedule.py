@@ -100,7 +100,7 @@ def places(nodes: tuple[tuple[str, int], ...]) -> str:
 
 
 def line(happening: JobEvent) -> str:
-    """Return one line for a person."""
+    """Return an event as one line of text."""
     one = happening
     what = _processors(one.processors)
     parts = [f"on {places(one.nodes)}" if one.nodes else "", one.detail]
@@ -111,7 +111,7 @@ def line(happening: JobEvent) -> str:
 
 
 def style(happening: JobEvent) -> str:
-    """Return the style of its line."""
+    """Return the style in which an event is printed."""
     return "dim" if happening.kind in QUIET else STYLES.get(happening.kind, "")
 
 
@@ -198,7 +198,7 @@ class OrderScreen:
     """Shows what goes on: lines of what happened, and on a terminal where the queue stands."""
 
     def __init__(self, session: Session, cluster: str, meter: QueueMeter, *, as_json: bool) -> None:
-        """Nothing is shown yet."""
+        """Create a display that shows nothing yet."""
         self._session = session
         self.cluster = cluster
         self.meter = meter
@@ -214,12 +214,12 @@ class OrderScreen:
             self._status.start()
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """Stop the display."""
         if self._status is not None:
             self._status.stop()
 
     def tell(self, happened: Sequence[JobEvent]) -> None:
-        """Show what happened, and count it."""
+        """Print an event, and count it."""
         self.meter.tell(happened)
         for one in happened:
             if self._as_json:
@@ -228,12 +228,12 @@ class OrderScreen:
                 self._session.console.print(line(one), style=style(one), markup=False, soft_wrap=True)
 
     def show(self, text: str) -> None:
-        """Show where things stand."""
+        """Show the state of the queue."""
         if self._status is not None:
             self._status.update(text)
 
     def show_report(self, report: ShadowReport) -> None:
-        """Show where a shadow stands."""
+        """Show the report of a shadow so far."""
         ours, theirs = (seconds(wait) for wait in (report.mean_wait_ours, report.mean_wait_theirs))
         self.show(f"{self.cluster}: {report.jobs} jobs, mean wait {ours} with this policy, {theirs} as it is")
 
@@ -244,7 +244,7 @@ class OrderScreen:
         self._failing = bool(why)
 
     def farewell(self, found: Overview) -> None:
-        """Say what becomes of the jobs when nobody schedules any more."""
+        """Say what becomes of the jobs when the scheduler ends."""
         running, waiting = found.running, found.starting + found.waiting + found.left_out
         self._session.remark(
             f"koala schedules {self.cluster} no more; jobs that run on: {running}, "
@@ -341,7 +341,7 @@ SHORTEST = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the options ask for."""
+    """The options of ``koala schedule``, checked."""
 
     policy: str
     metric: str

@@ -49,7 +49,7 @@ metrics_port_option = click.option(
 
 
 async def tell_metrics(tasks: TaskGroup, session: Session, meter: Meter, port: int | None) -> None:
-    """Answer who asks for metrics while the task group runs, and say where. Raises ServiceRunningError."""
+    """Serve metrics while the task group runs, and say where. Raises ServiceRunningError."""
     if port is None:
         return
     from koala_adapter.host.metricsport import MetricsEndpoint
@@ -139,7 +139,7 @@ class Settings:
         self.earlier, self.session, self.failure = self.session, fresh, ""
 
     def started(self) -> None:
-        """Hear that the service has started."""
+        """Take note that the service has started."""
         self.earlier = None
 
     def go_back(self, error: Exception) -> None:

@@ -64,7 +64,7 @@ EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
 """Ended by Ctrl-C, as shells say it: 128 + SIGINT."""
 EXIT_BROKEN_PIPE = 141
-"""Nobody reads our output any more: 128 + SIGPIPE."""
+"""The reader of our output has gone: 128 + SIGPIPE."""
 WIDE = 500
 """Columns where there is no terminal: a program that reads our tables wants no line broken."""
 
@@ -81,7 +81,7 @@ class Session:
 
     @cached_property
     def console(self) -> Console:
-        """Where results go."""
+        """Console for results, on standard output."""
         return make_console(sys.stdout)
 
     @cached_property
@@ -126,7 +126,7 @@ class Session:
 
     @property
     def directory(self) -> Path:
-        """The state directory, there or not. Raises ConfigurationError when it is somebody else's."""
+        """The state directory, there or not. Raises ConfigurationError when it belongs to another user."""
         return self.here.directory
 
     @property
@@ -188,16 +188,16 @@ class LineEnds(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override] # by which rich chooses what it draws with
-        """That of the file."""
+        """Encoding of the file."""
         return getattr(self._file, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        """Write whole lines."""
+        """Write text without blanks at the ends of lines."""
         self._file.write(re.sub(" +(?=\n)", "", text))
         return len(text)
 
     def flush(self) -> None:
-        """Have what was written go out."""
+        """Flush the file."""
         self._file.flush()
 
     def close(self) -> None:

@@ -206,7 +206,7 @@ class Checked:
     """The results so far; printed as they come."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
-        """``quiet``: only collect."""
+        """``quiet``: collect results without printing them."""
         self._console = console
         self._quiet = quiet
         self._results: list[tuple[str, CheckResult]] = []
@@ -231,13 +231,13 @@ class Checked:
                 self._console.print(Padding(result_line(result), (0, 0, 0, 2), expand=False))
 
     def summary(self) -> str:
-        """Return the last line."""
+        """Return the line that closes the output: how many checks are OK."""
         if self.ok:
             return f"[green]all {len(self._results)} checks are OK[/]"
         return f"[red]{self.failures} of {len(self._results)} checks FAIL[/]"
 
     def to_json(self) -> dict[str, object]:
-        """Return all results for a program."""
+        """Return all results as JSON."""
         checks = [
             {
                 "cluster": None if where == HOST else where,

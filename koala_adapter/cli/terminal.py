@@ -95,7 +95,7 @@ def send_hangup() -> None:
 def hangup_once(handle: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], None]:
     """Return a handler of SIGHUP that passes on the first one only.
 
-    One hangup comes from the kernel, from the shell and from a failed write: these are not somebody who insists.
+    One hangup comes from the kernel, from the shell and from a failed write: these do not count as a second one.
     """
     heard = False
 
@@ -122,14 +122,14 @@ class Interrupts:
         self._pending = False
 
     def __enter__(self) -> Self:
-        """Take over the signals."""
+        """Install the signal handlers."""
         handlers = {signal.SIGINT: self._handle, signal.SIGTERM: self._handle, signal.SIGHUP: hangup_once(self._handle)}
         for number, handler in handlers.items():
             self._former[number] = signal.signal(number, handler)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give them back."""
+        """Restore the former signal handlers."""
         for number, handler in self._former.items():
             signal.signal(number, handler)
 

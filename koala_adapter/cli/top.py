@@ -78,7 +78,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the person looks at."""
+    """What is selected and shown on the screen."""
 
     chosen: str = ""
     """Job that keys are for; empty: none."""
@@ -101,7 +101,7 @@ def choose(view: View, snapshot: Snapshot, by: int) -> View:
 
 
 def shown_jobs(snapshot: Snapshot) -> list[JobReport]:
-    """Return the jobs in the order in which they are shown: those that run first, then who waits, then the latest."""
+    """Return the jobs in the order in which they are shown: running, waiting, then the latest that ended."""
 
     def rank(report: JobReport) -> tuple[int, float]:
         if report.outcome is not None:
@@ -144,7 +144,7 @@ def _title(snapshot: Snapshot, view: View) -> Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shares:
-    """Who has the processors of a cluster."""
+    """How the processors of a cluster are shared."""
 
     ours: int
     of_jobs: dict[str, int]
@@ -176,7 +176,7 @@ def _clusters(snapshot: Snapshot, width: int) -> Iterator[Text]:
 
 
 def _shares(report: ClusterReport, jobs: Sequence[JobReport]) -> _Shares:
-    """Return who has a cluster's processors: the last poll as to others and idle ones, ours as they are by now."""
+    """Return how a cluster's processors are shared: others' and idle ones by the last poll, ours as they are now."""
     whole, others = report.processors or 0, report.others or 0
     ours = report.placeholders - report.placeholders_queued
     of_jobs = {job.id: _held_on(job, report.name) for job in jobs}

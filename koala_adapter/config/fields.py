@@ -249,7 +249,7 @@ RetireCommand = Annotated[tuple[PlainText, ...], AfterValidator(_program)]
 
 
 class MpiResizeWanted(StrEnum):
-    """What a job file may say."""
+    """Values of ``mpi_resize`` in a job file."""
 
     ANY = "any"
     SPAWN = "spawn"

@@ -58,7 +58,7 @@ KINDS = 'a range such as "1..100" or "0..1..0.25", a list of values, or { file =
 
 
 def _value(value: object) -> str:
-    """Take numbers as they are written; of truth values nobody knows how the program writes them."""
+    """Take numbers as they are written; refuse truth values, which programs write in different ways."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):

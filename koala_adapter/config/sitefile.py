@@ -307,7 +307,7 @@ class _PlacedCluster(BaseModel, frozen=True, extra="forbid", defer_build=True):
 
 
 REQUESTS_AS_OWNER = 1800
-"""Requests a minute, unless the site says otherwise, of whoever starts all jobs: ten starts a second are possible."""
+"""Requests a minute of a scheduler that starts all jobs, unless the site says otherwise: ten starts a second."""
 
 
 class ClusterConfig(_PlacedCluster, defer_build=True):
@@ -375,17 +375,17 @@ class ClusterConfig(_PlacedCluster, defer_build=True):
 
     @property
     def cluster_name(self) -> ClusterName:
-        """The name as the model's type."""
+        """Name of the cluster, as ClusterName."""
         return ClusterName(self.name)
 
     @property
     def parameters(self) -> ClusterParameters:
-        """What the scheduler is told of it."""
+        """Parameters of the cluster for the scheduler."""
         return ClusterParameters(name=self.cluster_name, **values_of(ClusterParameters, self))
 
     @property
     def requests_as_owner(self) -> int:
-        """Upper bound of requests a minute of whoever owns the order of all the cluster's jobs."""
+        """Upper bound of requests a minute of a scheduler that orders all jobs of the cluster."""
         given = "requests_per_minute" in self.model_fields_set
         return self.requests_per_minute if given else REQUESTS_AS_OWNER
 

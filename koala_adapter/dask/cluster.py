@@ -114,7 +114,7 @@ def job_values(
 def worker_command(settings: WorkerSettings, *, scheduler: str, credentials: Mapping[str, str]) -> list[str]:
     """Return the command of a worker: Dask's own, with one thread for the one processor that it has.
 
-    No nanny stands between it and the signals that it gets, and nobody is served a page of what it does.
+    It has no nanny, so that it gets signals itself, and no dashboard.
     """
     options = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", LEAVE]
     options += ["--death-timeout", str(settings.death_timeout)]
@@ -191,7 +191,7 @@ SETTLING = 10.0
 
 
 class Owner(Protocol):
-    """Whose job it is."""
+    """What a WorkersJob asks of its cluster, and tells it."""
 
     def described(self, scheduler: str, size: int) -> AbstractContextManager[Job]:
         """Have the job of ``size`` workers of the scheduler at an address, with its files, during the block."""
@@ -238,7 +238,7 @@ class WorkersJob(ProcessInterface):
 
     @property
     def size(self) -> int:
-        """Return how many processors it has."""
+        """Return how many processors the job has."""
         components = () if self.report is None else self.report.components
         return sum(one.processors for one in components)
 
@@ -345,7 +345,7 @@ JOB = "job"
 """The one entry in what :class:`SpecCluster` takes for a table of workers."""
 LOCALHOST = "127.0.0.1"
 UNFINISHED = frozenset({"waiting", "queued", "no-worker", "processing"})
-"""Words of Dask's scheduler for tasks that wait for somebody to work them out."""
+"""States of tasks that wait for a worker, in the words of Dask's scheduler."""
 
 logger = logging.getLogger(__name__)
 
@@ -399,8 +399,8 @@ class KoalaCluster(SpecCluster):
         worker_options: Further options of ``dask worker``, such as ``["--resources", "GPU=1"]``.
         retire_grace: Seconds that a worker has to leave; half of them, tasks have to be finished.
         death_timeout: Seconds after which a worker ends that does not find the scheduler.
-        security: Dask's. Default: a temporary key of this cluster's own, so that nobody else gets in. With
-            ``Security()`` there is no TLS, and whoever reaches the port of the scheduler can run programs as you.
+        security: Dask's. Default: a temporary key of this cluster's own, so that other users cannot connect.
+            With ``Security()`` there is no TLS, and all who reach the port of the scheduler can run programs as you.
         host: Name or IP address by which nodes reach this process. Default: as they reach koala's control center.
         port: The port of the scheduler; 0: any.
         dashboard_address: Where Dask's dashboard is served, to everybody who reaches it. Default: this host alone.

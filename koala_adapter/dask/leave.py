@@ -71,7 +71,7 @@ async def be_heard(worker: Worker) -> None:
     """Wait, for a bounded time, until the scheduler has heard all that this worker has said.
 
     Results are told in a stream. Retirement is asked for beside it, and can overtake them: then the scheduler takes a
-    result for a task that is still being computed, or does not see that nobody else has it, and has it computed again.
+    result for a task that is still being computed, or does not see that no other worker has it, and repeats it.
     """
     mark = {"action": "leaving", "mark": uuid.uuid4().hex}
     worker.log_event(worker.address, mark)
@@ -83,7 +83,7 @@ async def be_heard(worker: Worker) -> None:
 
 
 async def retire(worker: Worker, *, remove: bool) -> bool:
-    """Have the scheduler see to it that others have all results of this worker; return False if nobody can take them.
+    """Have the scheduler copy all results of this worker to others; return False if no worker can take them.
 
     One worker after the other: of a result that two have who leave at once, each takes the other's for one that stays.
     """

@@ -79,7 +79,7 @@ class Effector(Protocol):
 
 
 def carry_out(action: Action, effector: Effector) -> None:  # noqa: C901, PLR0912 - one plain line per kind of action
-    """Have an action carried out."""
+    """Call the method of the effector for an action."""
     match action:
         case act.SubmitPlaceholders():
             effector.submit_placeholders(action)
@@ -122,7 +122,7 @@ log = structlog.get_logger()
 
 
 class WritableStore(EventStore, Protocol):
-    """A journal, for its only writer."""
+    """A journal as its only writer uses it."""
 
     def append(self, event: Event) -> int:
         """Store an event and return its number. Raises JournalBlockedError when it cannot: then it never happened."""

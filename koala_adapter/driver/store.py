@@ -189,7 +189,7 @@ def report_defect(number: int, event: Event, failure: str) -> None:
 
 
 class MemoryStore:
-    """All events, in their order."""
+    """A journal in memory: all events in order."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -213,11 +213,11 @@ class MemoryStore:
         yield from ()
 
     def set_aside(self, number: int, event: Event, failure: str) -> None:  # noqa: ARG002 - it is in the list
-        """Leave an event out from now on."""
+        """Leave an event out of the state from now on."""
         self.left_out[number] = failure
 
     def note_batch(self, batch: NumberedBatch) -> None:
-        """Keep which submission has a name."""
+        """Keep the number and name of a submission."""
         self._batches.append(batch)
 
     def batches(self) -> list[NumberedBatch]:

@@ -37,7 +37,7 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostClocks:
-    """What a machine knows of time."""
+    """The clocks of a machine at one moment."""
 
     time_of_day: Callable[[], float] = time.time
     """Seconds since the epoch, as the machine believes; may be set at any time, in either direction."""

@@ -32,7 +32,7 @@ class DefectLog:
     """Logs unexpected exceptions and refused peers, with a bound for each kind of entry."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock``: seconds."""
+        """``clock``: returns monotonic seconds."""
         self._clock = clock
         self._logged: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
         """When an entry of each kind was logged last, and how many were not logged since; the oldest first."""

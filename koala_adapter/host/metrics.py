@@ -211,7 +211,7 @@ class Meter:
     """What one process counts. Gauges are read when metrics are asked for, see :meth:`read_with`."""
 
     def __init__(self) -> None:
-        """Nothing is counted yet."""
+        """Create a meter without counts."""
         self._series: dict[Metric, Series] = {}
         self._sources: list[Callable[[Meter], None]] = []
 
@@ -270,14 +270,14 @@ class CountedWindow(Protocol):
 
     @property
     def per_minute(self) -> int:
-        """The bound."""
+        """Most requests a minute."""
 
     @property
     def total(self) -> int:
-        """Those of this process."""
+        """Requests of this process."""
 
     def recent(self) -> int:
-        """Those of the last minute."""
+        """Requests within the last minute."""
 
 
 class Observable(Protocol):
@@ -287,7 +287,7 @@ class Observable(Protocol):
 
     @property
     def window(self) -> CountedWindow:
-        """Its bound."""
+        """Most requests within the window."""
 
 
 def process_meter(role: str, *, began_at: float | None = None) -> Meter:

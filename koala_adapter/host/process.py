@@ -36,11 +36,11 @@ class ServiceManager:
         self._limit = _watchdog_limit(environment)
 
     def ready(self) -> None:
-        """Tell that the service serves."""
+        """Notify the supervisor that the service is ready (READY=1)."""
         self._tell("READY=1")
 
     def stopping(self) -> None:
-        """Tell that it ends in good order."""
+        """Notify the supervisor of an orderly end (STOPPING=1)."""
         self._tell("STOPPING=1")
 
     async def keep_alive(self) -> None:

@@ -129,7 +129,7 @@ class _Reader:
         self.text = ""
 
     def start(self, name: str, attributes: Dict[str, str]) -> None:
-        """Take the beginning of an element."""
+        """Handle the start tag of an element."""
         depth = len(self.path)
         if depth == 0:
             right = name == "NT" and "NT_AgreementID" in attributes
@@ -166,7 +166,7 @@ class _Reader:
         return found
 
     def end(self, name: str) -> None:
-        """Take the end of an element."""
+        """Handle the end tag of an element."""
         self.path.pop()
         text, self.text = self.text.strip(_SPACE), ""
         if len(self.path) == 1 and name != "Resource":
@@ -179,7 +179,7 @@ class _Reader:
             raise NegotiationError("{} is missing".format(self.INNER[len(self.resources[-1][1])]))
 
     def characters(self, text: str) -> None:
-        """Take some text."""
+        """Handle character data."""
         if text.strip(_SPACE) and (len(self.path) < self.DEPTH or self.path[-1] == "Resource"):
             raise NegotiationError("{} has text".format(self.path[-1]))
         self.text += text

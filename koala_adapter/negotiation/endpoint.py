@@ -54,7 +54,7 @@ class Event(NamedTuple):
 
 
 class _Negotiation:
-    """Where one negotiation is."""
+    """State of one negotiation."""
 
     def __init__(self, standing: Template) -> None:
         self.state = "new"

@@ -39,7 +39,7 @@ EXTENSION = "NT-koala.xsd"
 
 
 def schema_path(name: str) -> Path:
-    """Return where a schema lies."""
+    """Return the path of an installed schema."""
     return Path(__file__).with_name(name)
 
 

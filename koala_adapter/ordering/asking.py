@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What is known of one job."""
+    """State, place and reason of one job, as told to a user."""
 
     job_id: str
     user: str
@@ -84,7 +84,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """Where the whole queue stands."""
+    """Summary of the whole queue."""
 
     read_at: float | None
     """When the batch system was listed last."""
@@ -186,10 +186,10 @@ NOBODY = frozenset({errno.ECONNREFUSED, errno.ENOENT})
 
 
 class SocketPath:
-    """Where such a socket is."""
+    """Path of a socket that other users may be allowed to use."""
 
     def __init__(self, path: Path, *, mode: int) -> None:
-        """Nothing is made or looked at yet."""
+        """Keep the path; it is checked and made later."""
         self._path = path
         self._mode = mode
 

@@ -44,7 +44,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One job as we know it."""
+    """A job of the listing with what is derived from it."""
 
     job: LrmJob
     """As it was listed last, but with what its user insisted on before we tied it to nodes."""
@@ -85,7 +85,7 @@ class Start:
 
 
 class JobEventKind(StrEnum):
-    """What may happen to a job."""
+    """Kinds of events of a queue."""
 
     SUBMITTED = "submitted"
     LEFT_OUT = "left out"
@@ -103,7 +103,7 @@ class JobEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """One line of what went on."""
+    """An event of a queue, as shown by ``koala schedule``."""
 
     time: float
     kind: JobEventKind
@@ -130,7 +130,7 @@ _ELEMENT = re.compile(r"(?<=\[)\d+(?=\])|\d+$")
 
 
 class JobCategory(Enum):
-    """What a listed job is to us."""
+    """Whether and why a listed job is scheduled by us."""
 
     OURS = "ours to start"
     LEFT_OUT = "left out"
@@ -140,7 +140,7 @@ class JobCategory(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Which waiting jobs are ours."""
+    """Rules by which listed jobs are scheduled by us."""
 
     shadow: bool = False
     """Take what the batch system itself schedules: jobs that are queued, not those in hold."""
@@ -277,7 +277,7 @@ class Suitability:
     """What nodes and queues allow, whatever runs."""
 
     def __init__(self) -> None:
-        """Nothing has been listed yet."""
+        """Create an empty list of jobs."""
         self.pools = Pools(nodes={}, queues={}, default=None)
         self._queues: Mapping[str, Queue] = {}
         self._rooms: tuple[NodeRoom, ...] = ()

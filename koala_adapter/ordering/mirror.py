@@ -66,7 +66,7 @@ class Standing:
 
 
 class _Queue:
-    """One pool's queue as it was."""
+    """State of one pool's queue before a pass."""
 
     def __init__(self, scheduler: ClusterScheduler, now: float) -> None:
         self._order: Sequence[LocalJob] = tuple(scheduler.waiting)

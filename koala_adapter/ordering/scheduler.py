@@ -45,12 +45,12 @@ class QueueMeter:
     """Counts decisions, and tells where the queue, or its shadow, stands."""
 
     def __init__(self, cluster: str) -> None:
-        """Nothing is counted yet."""
+        """Create a meter without counts."""
         self.meter = process_meter("schedule")
         self._cluster = cluster
 
     def tell(self, happened: Iterable[JobEvent]) -> None:
-        """Count what happened."""
+        """Count an event of the queue."""
         for one in happened:
             self.meter.add(metric.QUEUE_EVENTS, self._cluster, one.kind.value)
 
@@ -196,7 +196,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenBack:
-    """What became of the jobs."""
+    """Jobs that were released, run on, or stayed held."""
 
     released: tuple[LrmJobId, ...]
     """They waited in the hook's hold, and are in it no more."""

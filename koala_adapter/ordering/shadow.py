@@ -34,7 +34,7 @@ SHORTEST = 0.5
 
 @dataclass(slots=True, eq=False)
 class ObservedJob:
-    """What was seen of one job."""
+    """Times of one job under the batch system's own scheduler."""
 
     id: LrmJobId
     user: str

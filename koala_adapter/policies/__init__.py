@@ -30,7 +30,7 @@ INTERFACE_VERSION = 1
 
 
 class PolicyKind(StrEnum):
-    """What a policy decides."""
+    """Kinds of policies."""
 
     PLACEMENT = "placement"
     """Which component of a job goes to which cluster."""

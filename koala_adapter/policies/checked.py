@@ -271,12 +271,12 @@ class CheckedQueue(ClusterScheduler):
     # What happened
 
     def submit(self, job: LocalJob) -> None:
-        """Let a job wait from now on."""
+        """Add a job to the queue."""
         self._waiting[job] = job.processors
         self._tell(lambda policy: policy.submit(job))
 
     def withdraw(self, job: LocalJob, now: float) -> None:
-        """Forget a waiting job."""
+        """Remove a waiting job from the queue."""
         if job not in self._waiting:
             raise ValueError(job.id)
         del self._waiting[job]
@@ -298,7 +298,7 @@ class CheckedQueue(ClusterScheduler):
     def revise(
         self, job: LocalJob, now: float, *, estimate: float | None = None, priority: float | None = None
     ) -> None:
-        """Change what is known of a job."""
+        """Change the estimate or the priority of a job."""
         if job not in self._running and job not in self._waiting:
             raise ValueError(job.id)
         self._tell(lambda policy: policy.revise(job, now, estimate=estimate, priority=priority))
@@ -359,13 +359,13 @@ class CheckedQueue(ClusterScheduler):
 
     @property
     def waiting(self) -> Sequence[LocalJob]:
-        """Jobs that wait."""
+        """Waiting jobs, in the order of the queue."""
         told = self._tell(lambda policy: list(policy.waiting)) or []
         return told if len(told) == len(self._waiting) and self._waiting.keys() == set(told) else list(self._waiting)
 
     @property
     def running(self) -> Sequence[LocalJob]:
-        """Jobs that run."""
+        """Running jobs, in the order of their expected ends."""
         return sorted(self._running, key=lambda job: (self._running[job][0] + job.estimate, str(job.id)))
 
     @property
@@ -375,11 +375,11 @@ class CheckedQueue(ClusterScheduler):
         return self.processors - self.free + waiting
 
     def counters(self) -> Mapping[str, int]:
-        """What the policy has counted."""
+        """Counters of the policy, by name."""
         return dict(self._tell(lambda policy: policy.counters()) or {}) | {"passes": self.passes}
 
     def reservations(self, now: float) -> Mapping[LocalJob, float]:
-        """Reservations of waiting jobs."""
+        """Reserved starts, by waiting job."""
         told = self._tell(lambda policy: dict(policy.reservations(now))) or {}
         return {job: at for job, at in told.items() if job in self._waiting and isinstance(at, int | float)}
 

@@ -50,13 +50,13 @@ class RemoteTracebackError(Exception):
     """Stands as the cause of an exception for where it was raised on a node."""
 
     def __str__(self) -> str:
-        """The traceback there."""
+        """Return the traceback of the node."""
         return f"\n{self.args[0]}"
 
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """What is to be done once."""
+    """A call that is to be made once, and its future."""
 
     payload: bytes
     future: Future[Any]
@@ -91,11 +91,11 @@ class TaskServer:
 
     @property
     def workers(self) -> int:
-        """How many workers are there now."""
+        """Number of workers that are connected."""
         return len(self._server.pullers)
 
     def add(self, task: Task) -> None:
-        """Have a task done."""
+        """Queue a task for the workers."""
         self._loop.call_soon_threadsafe(self._add, task)
 
     def fail(self, error: KoalaError) -> None:
@@ -120,7 +120,7 @@ class TaskServer:
             self._loop.close()
 
     async def _all_ended(self) -> None:
-        """Close all connections, and those that are being made, and wait until nobody is at them."""
+        """Close all connections, those being made included, and wait until their tasks have ended."""
         await self._server.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for one in others:
@@ -157,11 +157,11 @@ class TaskServer:
         board.waiting.clear()
 
     def came(self, puller: Puller) -> None:
-        """See Board."""
+        """Take note of a worker that has connected."""
         self._free(puller)
 
     def work_for(self, puller: Puller) -> bytes | None:
-        """See Board."""
+        """Return the next task as a frame; None: there is none now."""
         waiting = self._board.waiting
         while waiting:
             task = waiting.popleft()
@@ -172,14 +172,14 @@ class TaskServer:
         return None
 
     def heard(self, puller: Puller, frame: bytes) -> None:
-        """See Board: it is an answer."""
+        """Take the answer of a worker: it is an answer."""
         task = _taken(puller)
         if task is not None:
             _settle(task, frame)
         self._free(puller)
 
     def gone(self, puller: Puller) -> None:
-        """See Board."""
+        """Take note that a worker has gone: its task is handed out again."""
         task = _taken(puller)
         if task is None:
             return
@@ -193,7 +193,7 @@ class TaskServer:
 
 
 def _taken(puller: Puller) -> Task | None:
-    """Return the task that somebody is at, and is no longer."""
+    """Return the task that a worker had, which it has no longer."""
     task, puller.work = puller.work, None
     return task if isinstance(task, Task) else None
 
@@ -248,7 +248,7 @@ class Executor(AnyExecutor):
 
     Its methods may be called by several threads. It ends with :meth:`shutdown` or at the end of its ``with`` block:
     then the job is cancelled, and a service that was started for it ends. When the program ends without that, its
-    workers find nobody any more and end, and so does the job.
+    workers find no executor any more and end, and so does the job.
     """
 
     def __init__(  # noqa: PLR0913 - as many as there are things to say of a job
@@ -323,7 +323,7 @@ class Executor(AnyExecutor):
 
     @property
     def workers(self) -> int:
-        """How many workers are there now."""
+        """Number of workers that are connected."""
         return self._server.workers
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:

@@ -44,7 +44,7 @@ class Shown(Protocol):
     """Something that a notebook shows and that can be shown anew in its place."""
 
     def update(self, bundle: dict[str, str], *, raw: bool) -> None:
-        """Show this instead."""
+        """Replace what is shown."""
 
 
 def one_line(report: JobReport) -> str:
@@ -61,7 +61,7 @@ class Progress:
     """Chooses what is to be printed of a job that is followed without a terminal: each line when it changes."""
 
     def __init__(self) -> None:
-        """Nothing was printed yet."""
+        """Create a display that has printed nothing."""
         self._line = ""
         self._reason = ""
 
@@ -169,7 +169,7 @@ class JobResult:
     def _repr_mimebundle_(
         self, include: Container[str] | None = None, exclude: Container[str] | None = None
     ) -> dict[str, str]:
-        """Return what a notebook shows."""
+        """Return the result as a notebook shows it."""
         del include, exclude
         return mimebundle(self.report)
 
@@ -300,7 +300,7 @@ class JobService(Protocol):
         """Return who tells of jobs. Raises ServiceUnavailableError when there has never been a service."""
 
     def begin_service(self) -> int | None:
-        """See to it that a service answers. Raises ServiceRunningError and ServiceUnavailableError."""
+        """Start a service if none answers. Raises ServiceRunningError and ServiceUnavailableError."""
 
 
 class JobHandle:

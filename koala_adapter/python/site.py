@@ -93,7 +93,7 @@ class Site:
         return site
 
     def __repr__(self) -> str:
-        """Name both places."""
+        """Return the site file and the state directory."""
         return f"koala.Site({str(self._named_file or '')!r}, state={str(self._named_state or '')!r})"
 
     # ---- where it is ------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Site:
 
     @cached_property
     def directory(self) -> Path:
-        """The state directory, there or not. Raises ConfigurationError when it is somebody else's."""
+        """The state directory, there or not. Raises ConfigurationError when it belongs to another user."""
         directory = state_directory(self._named_state)
         check_directory(directory)
         return directory
@@ -298,7 +298,7 @@ class Site:
     # ---- the service ------------------------------------------------------------------------------------------------
 
     def begin_service(self) -> int | None:
-        """See to it that a service answers; return the process id of one that was started for that, else None.
+        """Start a service if none answers; return its process id, or None if one ran already.
 
         Raises ServiceRunningError and ServiceUnavailableError.
         """

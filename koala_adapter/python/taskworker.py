@@ -30,7 +30,7 @@ state = {"sending": False, "at work": False, "leaving": False}
 
 
 def main() -> None:
-    """Do tasks until the executor, or whoever started this, has had enough."""
+    """Do tasks until the executor, or a signal, ends this."""
     settings = json.loads(Path(SETTINGS).read_text(encoding="ascii"))
     connection = connected(settings["host"], settings["port"], settings["fingerprint"])
     signal.signal(signal.SIGTERM, lambda *_: leave(connection))

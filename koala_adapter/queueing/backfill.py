@@ -52,7 +52,7 @@ __all__ = [
 
 
 class Fcfs(ClusterScheduler):
-    """First come, first served: strictly in the order of the queue, nobody is overtaken."""
+    """First come, first served: strictly in the order of the queue; no job is overtaken."""
 
     __slots__ = ()
 
@@ -71,7 +71,7 @@ class Fcfs(ClusterScheduler):
 
 
 class Easy(Fcfs):
-    """EASY: the head of the queue has a reservation, whoever does not delay it may overtake.
+    """EASY: the head of the queue has a reservation; jobs that do not delay it may overtake.
 
     A pass starts jobs in order until one does not fit. That one, the head, can start at its *shadow time*, when enough
     running jobs have ended by their estimates; every estimated end up to and including that time counts. What is free
@@ -92,7 +92,7 @@ class Easy(Fcfs):
         self._extra = 0
 
     def schedule(self, now: float) -> list[LocalJob]:
-        """Start jobs in order until one does not fit, then whoever does not delay that one."""
+        """Start jobs in order until one does not fit, then jobs that do not delay that one."""
         self.passes += 1
         queue = self._queue
         if not queue:
@@ -201,7 +201,7 @@ class Conservative(ClusterScheduler):
         self.cut_short = 0
 
     def submit(self, job: LocalJob) -> None:
-        """Let a job wait from now on."""
+        """Add a job to the queue."""
         super().submit(job)
         job.reserved_at = inf
         if job.processors <= self.processors:

@@ -39,7 +39,7 @@ class Metric(StrEnum):
     """SECONDS: the estimate."""
 
     def of(self, job: LocalJob) -> float:
-        """Return how much of it a job has."""
+        """Return the value of a metric for a job."""
         if self is Metric.PROCESSORS:
             return job.processors
         return job.estimate if self is Metric.SECONDS else job.processors * job.estimate
@@ -86,7 +86,7 @@ class Gap:
         return processors <= self._least[bisect_left(self._starts, end)]
 
     def fill(self, processors: int, end: float) -> None:
-        """Let a job run from now until then."""
+        """Mark processors as used by a job from now until ``end``."""
         spare = self._spare
         for at in range(bisect_left(self._starts, end) + 1):
             spare[at] -= processors
@@ -202,7 +202,7 @@ class Maui(ClusterScheduler):
 
 
 class FirstFit(Maui):
-    """FIRSTFIT: whoever comes first in the queue and fits. With a depth of 1 it gives EASY's schedule."""
+    """FIRSTFIT: the first job in the queue that fits. With a depth of 1 it gives EASY's schedule."""
 
     __slots__ = ()
 

@@ -94,7 +94,7 @@ class Profile:
         return steps
 
     def advance(self, now: float) -> None:
-        """Forget everything before now."""
+        """Drop the part of the profile before ``now``."""
         firsts = self._firsts
         gone = bisect_right(firsts, now) - 1
         if gone > 0:
@@ -119,7 +119,7 @@ class Profile:
                 self._change(end, processors)
 
     def give(self, start: float, end: float, processors: int) -> None:
-        """Undo :meth:`take`."""
+        """Undo :meth:`take`: free the processors again."""
         self.take(start, end, -processors)
 
     def earliest(

@@ -37,19 +37,19 @@ class PriorityWeights:
     processors: float = 0.0
     """Points for each processor that the job asks for."""
     share: float = 0.0
-    """Points that a user loses who has used all that was used lately; who used a quarter loses a quarter of them."""
+    """Points that a user loses who has had all processor time used lately; a quarter of them for a quarter of it."""
     half_life: float = HALF_LIFE
     """Seconds in which past use counts half; used only with ``share``."""
 
     def __post_init__(self) -> None:
-        """Refuse a half-life that is none."""
+        """Raise ValueError for a half-life that is not positive."""
         if not self.half_life > 0:
             msg = f"the half-life of past use must be above 0 s, not {self.half_life:g}"
             raise ValueError(msg)
 
 
 ARRIVAL = PriorityWeights()
-"""Who was submitted first goes first."""
+"""Jobs go in order of submission."""
 
 
 class UserShares:
@@ -104,8 +104,8 @@ Turn: TypeAlias = "tuple[object, ...]"
 class LocalJob:
     """A job of one cluster, as its scheduler needs to know it. Two jobs are equal only when they are the same object.
 
-    The first group is given by whoever submits; the second belongs to the :class:`ClusterScheduler` that has the job
-    and is only to be read by others.
+    The first group is given by the caller that submits; the second belongs to the :class:`ClusterScheduler` that has
+    the job and is only to be read by others.
     """
 
     __slots__ = (
@@ -135,7 +135,7 @@ class LocalJob:
     priority: float
     """Points added to the weighted sum."""
     turn: Turn
-    """Among jobs of the same rank the lower goes first; where these are equal, too, who was submitted first."""
+    """Among jobs of equal priority the lower goes first; where these are equal, too, the one submitted first."""
 
     rank: float
     """Its place in the queue: lower goes first."""
@@ -167,17 +167,17 @@ class LocalJob:
         self.entry = None
 
     def __lt__(self, other: LocalJob) -> bool:
-        """Bring jobs that are expected to end at the same time in some order, the same in each run."""
+        """Order jobs that are expected to end at the same time by name, so that each run has one order."""
         return str(self.id) < str(other.id)
 
     def __repr__(self) -> str:
-        """What a failing test should show."""
+        """Return id, processors and estimate, for failing tests."""
         return f"LocalJob({self.id!r}, {self.processors} x {self.estimate:g} s, submitted {self.submitted_at:g})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """What can be said of a waiting job."""
+    """When a waiting job is expected to start, and why it waits."""
 
     start: float | None
     """When it starts at the latest as long as all jobs end by their estimates; None: nothing is promised yet."""
@@ -204,9 +204,9 @@ def why_waiting(job: LocalJob, position: int, start: float | None, *, free: int,
 class ClusterScheduler(ABC):
     """A queue of one cluster and the policy that empties it.
 
-    Whoever drives it, live or in a simulation, tells what happened (:meth:`submit`, :meth:`end` ...), all that happened
+    Its driver, live or in a simulation, tells what happened (:meth:`submit`, :meth:`end` ...), all that happened
     at one instant first, then asks once with :meth:`schedule` what to start. Times are seconds of any clock, ``now``
-    never goes back. A job larger than the cluster is set aside: it waits without being in anybody's way until
+    never goes back. A job larger than the cluster is set aside: it waits without delaying others until
     :meth:`resize` makes the cluster large enough. A job that runs longer than its estimate is expected to end *now*, at
     each pass again.
     """
@@ -254,7 +254,7 @@ class ClusterScheduler(ABC):
     # What happened
 
     def submit(self, job: LocalJob) -> None:
-        """Let a job wait from now on."""
+        """Add a job to the queue."""
         processors = job.processors
         if processors > self.processors:
             self._aside.append(job)

@@ -41,12 +41,12 @@ class Occupation:
 
     @property
     def waited(self) -> float:
-        """Seconds."""
+        """Seconds that the job waited."""
         return self.begun_at - self.asked_at
 
     @property
     def used(self) -> float:
-        """Seconds."""
+        """Seconds that the job ran."""
         return self.ended_at - self.begun_at
 
 
@@ -165,7 +165,7 @@ MOST_NAMED = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
-    """What a picture is of."""
+    """Period of time that a figure shows."""
 
     begin: float
     """Seconds since the epoch."""
@@ -179,12 +179,12 @@ class Period:
         return next((seconds, name) for least, seconds, name in UNITS if length >= least)
 
     def place(self, at: float) -> float:
-        """Return a time on the axis."""
+        """Return the position of a time on the axis."""
         return (at - self.begin) / self.unit[0]
 
     @property
     def label(self) -> str:
-        """What stands at the axis."""
+        """Label of the axis."""
         return f"{self.unit[1]} since {datetime.fromtimestamp(self.begin, self.zone):%Y-%m-%d %H:%M:%S}"
 
 

@@ -49,7 +49,7 @@ VERDICTS = {True: ("holds", "holds"), False: ("fails", "does not hold"), None: (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """What stands at the top of a page."""
+    """Heading of a page: title and what it reports on."""
 
     title: str
     lead: str
@@ -241,7 +241,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Text to be read as it stands."""
+    """Preformatted text."""
 
     name: str
     """Stem of its file."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """Things of one sort."""
+    """Removed files or directories of one kind, counted."""
 
     what: str
     """``directories``, ``reports``, ``request windows``, ``words of placeholders`` or ``logs``."""
@@ -98,7 +98,7 @@ class ClusterReport:
     others_waiting: int = 0
     """Processors that others want who wait in its queue; looked for where running malleable jobs shrink for them."""
     down: int = 0
-    """Processors that nobody has and nobody could get, as their nodes are not up."""
+    """Unused processors that no job could get, as their nodes are not up."""
     submission: str = ""
     """How placeholders are submitted, and why; empty where there is one way only."""
 

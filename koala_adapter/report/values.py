@@ -34,7 +34,7 @@ class SweepProgress:
     first_failed: tuple[int, ...] = ()
     """Numbers of the first that have failed."""
     seconds_left: float | None = None
-    """Estimated; None: nobody can tell."""
+    """Estimated; None: not known."""
     directory: str = ""
     """Where ``results.jsonl`` and the output of the tasks are."""
 
@@ -79,7 +79,7 @@ class FilesReport:
     refusals: tuple[str, ...] = ()
     """Their names, each with the reason."""
     left: int = 0
-    """Files that nobody asked for, and that are gone with the ranks' directories."""
+    """Files that were not asked for, and are removed with the ranks' directories."""
     left_names: tuple[str, ...] = ()
     awaited: int = 0
     """Ranks not all of whose output files have arrived, or that never said so."""

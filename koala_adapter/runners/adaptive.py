@@ -78,7 +78,7 @@ class WalltimeNotices:
         return self._monitor.due
 
     def take_tells(self) -> list[Tell]:
-        """Return what is to be said, once."""
+        """Return the messages to be sent, and clear them."""
         tells, self._tells = self._tells, []
         return tells
 
@@ -188,7 +188,7 @@ class AdaptiveRunner(GrowingRunner):
     """Starts a process for each rank, each with the application library and a way to speak with koala."""
 
     def __init__(self, application: Application) -> None:
-        """See :class:`Runner`."""
+        """Make the runner of a job."""
         super().__init__(application)
         self.coordinators: Mapping[str, Coordinator] = {
             one.name: Coordinator(float(one.point_patience), float(one.done_patience))
@@ -197,12 +197,12 @@ class AdaptiveRunner(GrowingRunner):
         }
         """By component."""
         self.memberships: dict[str, Membership] = {}
-        """The same, as the records have them."""
+        """The members of each component, as the records have them."""
         self.notices = WalltimeNotices(float(application.job.warn_before))
         self._signature: object = None
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """See :meth:`Runner.launches_in`."""
+        """Return the processes of a placeholder that are to be launched."""
         launches = super().launches_in(rank)
         if rank.component not in self.coordinators:
             return launches

@@ -48,7 +48,7 @@ _NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A verb, and words by their keys."""
+    """A message of the protocol: a verb and its parameters."""
 
     verb: str
     words: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -68,7 +68,7 @@ class Note:
 
 
 def note(verb: str, **words: object) -> Note:
-    """Return a note with these words."""
+    """Return the message for these values."""
     return Note(verb, MappingProxyType({key: str(value) for key, value in words.items()}))
 
 
@@ -167,7 +167,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Say something to a process."""
+    """A message to be sent to a process."""
 
     rank: int
     note: Note
@@ -226,7 +226,7 @@ LONGEST_CONTACT = 200
 
 
 class Stand(StrEnum):
-    """Where a process is in a change."""
+    """State of a process within a change."""
 
     NEW = "new"
     """It has joined, and is no member yet."""
@@ -268,7 +268,7 @@ class Process:
         return self.stand in {Stand.RUNNING, Stand.LEFT} and self.change >= number
 
     def move(self, stand: Stand, change: int, at: int = 0) -> None:
-        """Note where it is now."""
+        """Set the state of the process."""
         self.stand, self.change, self.at = stand, change, at
 
 
@@ -300,7 +300,7 @@ _ACTIVE = (Stand.RUNNING, Stand.ARMED, Stand.WAITING)
 
 
 class Stage(IntEnum):
-    """How far the change is."""
+    """Stage of a change."""
 
     GATHERING = 0
     """Members or newcomers are not all in contact yet."""
@@ -366,7 +366,7 @@ class ChangeUnderWay:
         return waited_for
 
     def problem(self, membership: Membership, processes: Mapping[int, Process]) -> str:
-        """Return why it cannot be made while nobody has been told of it yet; nothing when it can."""
+        """Return why a change that no process knows of yet cannot be made; nothing when it can."""
         if self.at > LARGEST_NUMBER:
             return f"its processes count more than {LARGEST_NUMBER} adaptation points"
         for rank in membership.speakers:
@@ -378,7 +378,7 @@ class ChangeUnderWay:
         return ""
 
     def held_up_by(self, membership: Membership, processes: Mapping[int, Process]) -> str:
-        """Return who has kept it from being made; to be asked when its time is over."""
+        """Return the ranks that have kept the change from being made in time."""
         for rank in membership.speakers:
             if rank not in processes:
                 return f"process {rank} was out of contact, and has not come back"
@@ -458,7 +458,7 @@ class Coordinator:
     def __init__(self, patience: float, done_patience: float = 600.0) -> None:
         """``patience``: seconds in which all must stand at a point, or have joined, before a change is given up.
 
-        ``done_patience``: seconds in which all must have carried it out; who has not is taken as lost then.
+        ``done_patience``: seconds in which all must have carried it out; a process that has not is taken as lost.
         """
         self._patience = patience
         self._done_patience = done_patience
@@ -535,7 +535,7 @@ class Coordinator:
     # ---- what follows ---------------------------------------------------------------------------------------------
 
     def take_tells(self) -> list[Tell]:
-        """Return what is to be said, once."""
+        """Return the messages to be sent, and clear them."""
         tells, self._tells = self._tells, []
         return tells
 
@@ -664,7 +664,7 @@ class Coordinator:
         self._tells.extend(Tell(rank, said) for rank in ranks if rank in self._processes)
 
     def _welcome(self) -> None:
-        """Begin with the first members when all of them have come; tell again who has missed it."""
+        """Begin with the first members when all of them have come; tell those that missed it again."""
         members = self._membership.speakers
         known = [self._processes[rank] for rank in members if rank in self._processes]
         if len(known) + len(self._membership.ended.intersection(members)) < len(members):
@@ -797,7 +797,7 @@ class Coordinator:
         self._release(current)
 
     def _release(self, current: ChangeUnderWay) -> None:
-        """Let everybody go on as if nothing had been asked."""
+        """Let all processes go on as if nothing had been asked."""
         self._current = None
         if current.stage is Stage.GATHERING:
             return

@@ -81,7 +81,7 @@ class MpiRunner(Runner):
     """Starts mpiexec in the first placeholder, and in all of them the proxies that it asks for."""
 
     def __init__(self, application: Application, *, spawns: bool = False) -> None:
-        """See :class:`Runner`. ``spawns``: the first rank is started alone, and spawns the others."""
+        """Make the runner of a job. ``spawns``: the first rank is started alone, and spawns the others."""
         super().__init__(application)
         self._spawns = spawns
         self._read = 0
@@ -238,12 +238,12 @@ class AdaptiveMpiRunner(AdaptiveRunner):
     """Starts mpiexec and the first process; follows the coordinator, and mpiexec for the processes that are spawned."""
 
     def __init__(self, application: Application) -> None:
-        """See :class:`Runner`."""
+        """Make the runner of a job."""
         super().__init__(application)
         self._mpi = MpiRunner(application, spawns=True)
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """See :class:`Runner`."""
+        """Return the processes of a placeholder that are to be launched."""
         return [self._speaking(one) for one in self._mpi.launches_in(rank)]
 
     def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
@@ -253,12 +253,12 @@ class AdaptiveMpiRunner(AdaptiveRunner):
         return ()
 
     def output_of(self, task: str, stream: str, offset: int, data: bytes, now: float) -> Reaction:
-        """See :class:`Runner`."""
+        """Return where the output of a process goes."""
         reaction = self._mpi.output_of(task, stream, offset, data, now)
         return replace(reaction, launches=tuple(self._speaking(one) for one in reaction.launches))
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
-        """See :class:`Runner`."""
+        """Take note that a process has ended."""
         return self._mpi.ended(task, end, now)
 
     def _speaking(self, one: AddressedLaunch) -> AddressedLaunch:

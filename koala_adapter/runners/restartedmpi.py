@@ -158,18 +158,18 @@ class RestartedMpiRunner(AdaptiveRunner):
     """Starts a keeper for each rank, which take care of all that is to be started anew with a change."""
 
     def __init__(self, application: Application) -> None:
-        """See :class:`Runner`. Raises ConfigurationError for a job without a working directory."""
+        """Make the runner of a job. Raises ConfigurationError for a job without a working directory."""
         super().__init__(application)
         if application.job.working_directory is None:
             raise ConfigurationError("the job needs a working_directory that all nodes share")
         self._first = application.ranks
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """See :class:`Runner`."""
+        """Return the processes of a placeholder that are to be launched."""
         return [self._kept(one) for one in super().launches_in(rank)]
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
-        """See :class:`Runner`. The first keeper ran mpiexec: with it the application is over."""
+        """Take note that a process has ended. The first keeper ran mpiexec: with it the application is over."""
         events = super().ended(task, end, now)
         if self.rank_of(task) != self._first[0].rank or not end.ok:
             return events

@@ -61,7 +61,7 @@ class AddressedLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaction:
-    """What follows from a task's output."""
+    """What the output of a task leads to: launches and events."""
 
     launches: tuple[AddressedLaunch, ...] = ()
     events: tuple[Event, ...] = ()
@@ -96,12 +96,12 @@ class Application:
 
     @cached_property
     def ranks_numbered(self) -> Mapping[int, Rank]:
-        """The ranks by their numbers."""
+        """Ranks by number."""
         return {rank.rank: rank for rank in self.ranks}
 
     @cached_property
     def ranks_in(self) -> Mapping[PlaceholderId, Rank]:
-        """The ranks by their placeholders."""
+        """Ranks by placeholder."""
         return {rank.placeholder: rank for rank in self.ranks}
 
     def environment(self, rank: Rank) -> tuple[tuple[str, str], ...]:
@@ -128,7 +128,7 @@ class Application:
 
 
 class Runner(ABC):
-    """Translates for one job. Pure."""
+    """Translates between the scheduler's records and the processes of one job. Pure."""
 
     def __init__(self, application: Application) -> None:
         """``application``: the job and its ranks."""
@@ -238,7 +238,7 @@ class ProcessRunner(Runner):
     """Starts one process for each rank; they find each other by KOALA_ADDRESSES if they need to."""
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """See :meth:`Runner.launches_in`."""
+        """Return the processes of a placeholder that are to be launched."""
         application = self.application
         launch = Launch(
             task=self.task_of(rank.rank),

@@ -50,7 +50,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowOffer(Observation):
-    """Processors could be had."""
+    """An offer of processors to a component of workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ class Retirements:
 
     @property
     def ranks(self) -> frozenset[int]:
-        """Those that are on their way out."""
+        """Ranks of workers that were asked to end."""
         return frozenset(self._until)
 
     def overdue(self, now: float) -> tuple[int, ...]:
@@ -244,7 +244,7 @@ class WorkersRunner(GrowingRunner):
     """Starts a process for each rank, and ends those of workers one by one."""
 
     def __init__(self, application: Application) -> None:
-        """See :class:`Runner`."""
+        """Make the runner of a job."""
         super().__init__(application)
         self._retiring = {one.name: Retirements(float(one.retirement.grace)) for one in application.job.components}
         self._over: set[int] = set()
@@ -265,7 +265,7 @@ class WorkersRunner(GrowingRunner):
     def shrink(self, request: ShrinkRequest, count: int, now: float) -> Sequence[Order]:
         """Ask ``count`` workers to end; return what is to be sent to their agents.
 
-        Those that are on their way out already count: asking for the same again asks nobody else.
+        Those that are on their way out already count: asking for so many again asks no others.
         """
         retiring = self._retiring[request.component]
         mine = {one.rank: one for one in self._workers(request)}
@@ -355,7 +355,7 @@ class WorkersRunner(GrowingRunner):
         return min((time for time in times if time is not None), default=None)
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
-        """See Runner."""
+        """Take note that a process has ended."""
         rank = self.rank_of(task)
         if rank is not None:
             self.departed((rank,))
@@ -388,13 +388,13 @@ class SweepRunner(WorkersRunner):
     """Starts a launcher for each rank, and has launchers leave one by one."""
 
     def __init__(self, application: Application) -> None:
-        """See :class:`Runner`."""
+        """Make the runner of a job."""
         super().__init__(application)
         for component in application.job.components:
             self._retiring[component.name] = Retirements(float(component.retirement.grace + KILLED_LATER))
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """See :meth:`Runner.launches_in`."""
+        """Return the processes of a placeholder that are to be launched."""
         library = self.application.library
         return [
             replace(one, launch=replace(one.launch, argv=COMMAND, library=library)) for one in super().launches_in(rank)

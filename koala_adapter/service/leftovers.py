@@ -45,6 +45,19 @@ CLEANED = ".cleaned-"
 """Begins the name of a directory that is being removed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What there is below a state directory."""
+
+    entries: tuple[Path, ...]
+    """Below its directory of jobs."""
+    old: frozenset[Path]
+    """Entries of jobs that are not known, and in which nothing has been written for so long."""
+    windows: tuple[Path, ...]
+    words: tuple[tuple[BatchKey, Path], ...]
+    """What placeholders said long ago, with their submissions."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Chosen:
     """What is to be removed, and what is spared."""
@@ -71,13 +84,11 @@ class Cleaning:
         *,
         older: float,
         now: float,
-        later: Mapping[str, str | None] | None = None,
         log: Path | None = None,
     ) -> None:
         """``older``: seconds since the end of a job; ``now``: by the clock of the service whose journal it is.
 
-        ``later``: jobs that ended later, with the directories of their sweeps; None: they are read here. ``log``: what
-        no service writes to at present. Raises JournalError.
+        ``log``: what no service writes to at present.
         """
         self._jobs = directory / "jobs"
         self._directory = directory
@@ -88,21 +99,42 @@ class Cleaning:
         self._log = log
         self._ended_before = now - older
         self._written_before = time.time() - older
-        if later is None:
-            parts = journal.finished.sweeps_since(self._ended_before)
-            later = {id_: directory for part in parts for id_, directory in part.items()}
-        self._later = later
 
-    def choose(self) -> Chosen:
-        """Return what is to be removed. Raises JournalError."""
+    def known(self) -> frozenset[str]:
+        """Return the jobs that are known of at present, whose directories need not be looked through.
+
+        Raises JournalError.
+        """
+        return frozenset({*self._state.jobs, *dict(self._journal.finished.before(self._ended_before))})
+
+    def look(self, known: Collection[str]) -> Seen:
+        """Return what there is. May take long, and may be called in another thread: it reads directories alone."""
+        entries = tuple(_entries(self._jobs))
+        unknown = (path for path in entries if path.name not in known and not path.name.startswith(CLEANED))
+        return Seen(
+            entries=entries,
+            old=frozenset(path for path in unknown if self._is_old(path)),
+            windows=tuple(self._windows()),
+            words=tuple(self._words()),
+        )
+
+    def later(self) -> Iterator[dict[str, str | None]]:
+        """Yield the jobs that ended later, part by part, with the directories of their sweeps. Raises JournalError."""
+        yield from self._journal.finished.sweeps_since(self._ended_before)
+
+    def choose(self, seen: Seen, later: Mapping[str, str | None]) -> Chosen:
+        """Return what is to be removed of what was seen a while ago.
+
+        ``later``: all that :meth:`later` yields. Raises JournalError.
+        """
         records = self._state.jobs
         old = {id_: None for id_, record in records.items() if self._is_over(record)}
         lengths = dict(self._journal.finished.before(self._ended_before))
         old |= {JobId(id_): None for id_ in lengths if id_ not in records}
-        needed = self._needed_sweeps(old)
+        needed = self._needed_sweeps(old, later)
         jobs = [id_ for id_ in old if id_ not in needed]
         unfinished = [id_ for id_, record in records.items() if not record.state.final or record.live]
-        known = {*records, *self._later} - {*unfinished, *old}
+        known = {*records, *later} - {*unfinished, *old}
         sizes = [lengths[id_] for id_ in jobs if id_ in lengths]
         chosen = Chosen(
             jobs=jobs,
@@ -113,9 +145,9 @@ class Cleaning:
             reports_size=sum(sizes),
         )
         chosen.paths = {
-            "directories": list(self._directories(set(jobs), {*records, *known, *needed})),
-            "request windows": self._windows(),
-            "words of placeholders": list(self._words()),
+            "directories": list(self._directories(seen, set(jobs), {*records, *known, *needed})),
+            "request windows": list(seen.windows),
+            "words of placeholders": [path for batch, path in seen.words if batch not in self._state.batches],
             "logs": [] if self._log is None or not self._is_old(self._log) else [self._log],
         }
         return chosen
@@ -124,31 +156,31 @@ class Cleaning:
         finished_at = record.finished_at
         return record.state.final and not record.live and finished_at is not None and finished_at < self._ended_before
 
-    def _needed_sweeps(self, old: Collection[str]) -> set[str]:
+    def _needed_sweeps(self, old: Collection[str], later: Mapping[str, str | None]) -> set[str]:
         """Return the jobs in whose directories are the sweeps of jobs that are spared."""
         needed: set[str] = {first_job(one.job) for id_, one in self._state.jobs.items() if id_ not in old}
-        needed |= {Path(one).parent.name for one in self._later.values() if one is not None}
+        needed |= {Path(one).parent.name for one in later.values() if one is not None}
         return needed
 
-    def _directories(self, jobs: Collection[str], kept: Collection[str]) -> Iterator[Path]:
-        for path in _entries(self._jobs):
+    def _directories(self, seen: Seen, jobs: Collection[str], kept: Collection[str]) -> Iterator[Path]:
+        for path in seen.entries:
             name = path.name
             if name in jobs or name.startswith(CLEANED):
                 yield path
-            elif name not in kept and (self._journal.finished.cleaned_at(name) is not None or self._is_old(path)):
+            elif name not in kept and (self._journal.finished.cleaned_at(name) is not None or path in seen.old):
                 yield path  # of a job that a killed cleaning has given up, or that was never taken in
 
     def _windows(self) -> list[Path]:
         now = min(time.time(), self._written_before + UNUSED_AFTER)
         return unused_windows(self._directory / "requests", now=now)
 
-    def _words(self) -> Iterator[Path]:
-        """Yield what placeholders said that are gone, on nodes that see the state directory."""
+    def _words(self) -> Iterator[tuple[BatchKey, Path]]:
+        """Yield what placeholders said long ago on nodes that see the state directory, with their submissions."""
         for cluster in _entries(self._directory / "clusters"):
             for path in _entries(cluster / "output"):
                 batch = path.name.removesuffix(".out").rpartition(".")[0]
-                if batch and BatchKey(batch) not in self._state.batches and self._is_old(path):
-                    yield path
+                if batch and self._is_old(path):
+                    yield BatchKey(batch), path
 
     def _is_old(self, path: Path) -> bool:
         """Tell whether nothing has been written for so long; not when that cannot be known."""
@@ -158,7 +190,7 @@ class Cleaning:
             return False
 
     def give_up(self, chosen: Chosen, forget: Callable[[tuple[JobId, ...]], None]) -> None:
-        """Have it that nothing is known any more of what was chosen; its files can be removed then.
+        """Have it that nothing is known any more of what was chosen; :meth:`remove` removes its files then.
 
         ``forget``: has the scheduler drop its records. Raises JournalBlockedError and DefectError, with nothing
         removed.
@@ -167,6 +199,14 @@ class Cleaning:
         if remembered:
             forget(remembered)
         self._journal.finished.clean(chosen.jobs, self._now)
+
+    def remove(self, chosen: Chosen) -> CleanReport:
+        """Remove the files of what was given up, and tell. May take long, and may be called in another thread."""
+        self._rename(chosen)
+        return self._report(chosen, dry_run=False)
+
+    def _rename(self, chosen: Chosen) -> None:
+        """Give the directories names that are no jobs', so that no job has only half of its results."""
         renamed = []
         for path in chosen.paths["directories"]:
             new = path if path.name.startswith(CLEANED) else path.with_name(f"{CLEANED}{path.name}")
@@ -176,12 +216,8 @@ class Cleaning:
                 chosen.trouble.append(f"{path}: {error.strerror or error}")
         chosen.paths["directories"] = renamed
 
-    def remove(self, chosen: Chosen) -> CleanReport:
-        """Remove the files of what was given up, and tell. May take long; to be called in a thread of its own."""
-        return self._report(chosen, dry_run=False)
-
     def tell(self, chosen: Chosen) -> CleanReport:
-        """Tell what would be removed."""
+        """Tell what would be removed. May take long, and may be called in another thread."""
         return self._report(chosen, dry_run=True)
 
     def _report(self, chosen: Chosen, *, dry_run: bool) -> CleanReport:

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import anyio
 import structlog
+from anyio import to_thread
 
 from koala_adapter.config.jobfile import LARGEST_FILE
 from koala_adapter.errors import JobRefusedError, KoalaError
@@ -37,6 +38,7 @@ from koala_adapter.vjm.channel import LaunchFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from socket import socket
 
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Job, JobId, Sweep
@@ -86,6 +88,8 @@ class SweepFiles:
         self.resumed_by: set[str] = set()
         """Jobs that went on with the sweep, as far as is written down."""
         self._ledger: IO[bytes] | None = None
+        self._incomplete_from: int | None = None
+        """Where the last line of the results begins, if it is incomplete."""
 
     # ---- what was submitted -----------------------------------------------------------------------------------------
 
@@ -117,7 +121,7 @@ class SweepFiles:
     # ---- what became of the tasks -----------------------------------------------------------------------------------
 
     def entries(self) -> Iterator[tuple[int, Entry]]:
-        """Yield all entries, and remove a last line that is incomplete.
+        """Yield all entries, but for a last line that is incomplete, which :meth:`open` removes. Writes nothing.
 
         A sweep may have a million: they are read one by one, and what is not needed of one is not parsed. Raises
         OSError, and KoalaError for what is no entry.
@@ -130,7 +134,7 @@ class SweepFiles:
                 if line.endswith(b"\n"):
                     yield self._entry(line)
                 else:
-                    os.truncate(path, file.tell() - len(line))
+                    self._incomplete_from = file.tell() - len(line)
 
     def _entry(self, line: bytes) -> tuple[int, Entry]:
         found = _OF_A_TASK.fullmatch(line)
@@ -147,7 +151,10 @@ class SweepFiles:
         return task, entry
 
     def open(self) -> None:
-        """Be ready for further entries. Raises OSError."""
+        """Be ready for further entries, once those of before have been read. Raises OSError."""
+        if self._incomplete_from is not None:
+            os.truncate(self.directory / RESULTS, self._incomplete_from)
+            self._incomplete_from = None
         self._ledger = (self.directory / RESULTS).open("ab", buffering=0)
 
     def write(self, task: int, entry: Entry, more: dict[str, Any]) -> None:
@@ -288,11 +295,34 @@ class _Answer:
     err: bytes = field(repr=False)
 
 
+def restored_book(job: Job, files: SweepFiles, expansion: Expansion) -> Book:
+    """Return what is to be done of a sweep by the entries in its files, which are not changed.
+
+    May take long: a sweep has up to a million entries, and its file system may be slow. Raises OSError, KoalaError.
+    """
+    if job.sweep is None:
+        raise AssertionError("a job with a sweep")
+    book = Book(len(expansion), job.sweep.repeats)
+    book.restored(files.entries())
+    return book
+
+
 class RunningSweep:
     """Hands out the tasks of a sweep and takes in what becomes of them."""
 
-    def __init__(self, job: Job, files: SweepFiles, expansion: Expansion, *, changed: Callable[[], None]) -> None:
-        """``changed`` hears of each task that is over. Raises OSError, KoalaError."""
+    def __init__(
+        self,
+        job: Job,
+        files: SweepFiles,
+        expansion: Expansion,
+        *,
+        changed: Callable[[], None],
+        book: Book | None = None,
+    ) -> None:
+        """``changed`` hears of each task that is over. ``book``: as :func:`restored_book` returns it for these files.
+
+        None: it is read here. Raises OSError, KoalaError.
+        """
         if job.sweep is None:
             raise AssertionError("a job with a sweep")
         self._job_id = job.id
@@ -301,8 +331,7 @@ class RunningSweep:
         self._expansion = expansion
         self._changed = changed
         self._pace = Pace()
-        self._book = Book(len(expansion), job.sweep.repeats)
-        self._book.restored(files.entries())
+        self._book = restored_book(job, files, expansion) if book is None else book
         files.open()
         if job.sweep.continues is not None and job.id not in files.resumed_by:
             self._enter(0, Entry.RESUMED, {"job": job.id, "at": now()})
@@ -313,7 +342,10 @@ class RunningSweep:
 
     def listen(self, host: str, contact: Contact, certificate: Certificate) -> None:
         """Be there for launchers. Raises OSError when the port is taken."""
-        listening = listening_socket(host, contact.port)
+        self.serve(listening_socket(host, contact.port), contact, certificate)
+
+    def serve(self, listening: socket, contact: Contact, certificate: Certificate) -> None:
+        """Be there for launchers that connect to a socket that listens on the port of ``contact``."""
         self._server = PullServer(self, bytes.fromhex(contact.token), largest_frame=LARGEST_FRAME)
         self._server.listen(listening, certificate, asyncio.get_running_loop())
 
@@ -466,6 +498,22 @@ TELLING = 0.5
 """Seconds between two times that who watches is told of further tasks."""
 
 
+READING_AT_ONCE = 4
+"""Sweeps whose results are read at the same time."""
+READING_LIMIT = 600.0
+"""Seconds for the results of one sweep; with a million of them it takes a few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opening:
+    """A sweep whose results are still being read; its launchers can connect, and wait."""
+
+    job: Job
+    files: SweepFiles
+    contact: Contact
+    listening: socket
+
+
 class Sweeps:
     """What a service does for jobs with runner ``sweep``."""
 
@@ -488,6 +536,9 @@ class Sweeps:
         self._report = report
         self._tell = tell
         self._running: dict[JobId, RunningSweep] = {}
+        self._opening: dict[JobId, _Opening] = {}
+        self._unread: list[_Opening] = []
+        """Those of which nothing has been read yet."""
         self._closing: list[RunningSweep] = []
         self._over: set[JobId] = set()
         self._changed = anyio.Event()
@@ -509,11 +560,11 @@ class Sweeps:
         self.files(job).keep(job)
 
     def library(self, job: Job) -> tuple[LaunchFile, ...]:
-        """Return the files of a launcher; the sweep is open then. Raises OSError, KoalaError."""
-        sweep = self._open(job)
-        contact = self.files(job).contact()
-        if contact is None:
-            raise AssertionError("an open sweep has a contact")
+        """Return the files of a launcher; the sweep is open then, or its results are being read.
+
+        Raises OSError, KoalaError.
+        """
+        contact = self._open(job)
         settings = {
             "hosts": {"": self._site.control_center.node_address}
             | {one.name: self._site.node_address(one) for one in self._site.clusters},
@@ -524,36 +575,77 @@ class Sweeps:
             "patience": max(60.0, self._site.parameters.lease),
         }
         files = {**node_files("koala_adapter.tasks", "launcher", PROGRAM), SETTINGS: json.dumps(settings).encode()}
-        if sweep.over:
-            self._note_change()
         return tuple(LaunchFile(target=name, mode=0o600, content=content) for name, content in files.items())
 
-    def _open(self, job: Job) -> RunningSweep:
-        if job.id in self._running:
-            return self._running[job.id]
-        if job.sweep is None:
-            raise AssertionError("a job with a sweep")
-        files = self.files(job)
-        sweep = RunningSweep(job, files, files.expansion(job.sweep), changed=self._note_change)
-        self._listen(sweep, files)
-        self._running[job.id] = sweep
-        return sweep
+    def _open(self, job: Job) -> Contact:
+        """Listen for the launchers of a sweep. Results of before are read by :meth:`run`.
 
-    def _listen(self, sweep: RunningSweep, files: SweepFiles) -> None:
+        Raises OSError, KoalaError.
+        """
+        if job.id in self._opening:
+            return self._opening[job.id].contact
+        files = self.files(job)
+        if job.id in self._running:
+            contact = files.contact()
+            if contact is None:
+                raise AssertionError("an open sweep has a contact")
+            return contact
+        listening, contact = self._listen(files)
+        opening = _Opening(job=job, files=files, contact=contact, listening=listening)
+        if (files.directory / RESULTS).exists():
+            self._opening[job.id] = opening
+            self._unread.append(opening)
+            self._note_change()
+            return contact
+        try:
+            self._start(opening, *_read(opening))
+        except BaseException:
+            listening.close()
+            raise
+        return contact
+
+    def _listen(self, files: SweepFiles) -> tuple[socket, Contact]:
         known = files.contact()
         token = secrets.token_hex(TOKEN_BYTES) if known is None else known.token
-        ports = [*([] if known is None else [known.port]), *lasting_ports()]
-        ours = certificate.load_or_create(self._certificates)
-        for port in ports:
-            contact = Contact(port=port, token=token)
+        for port in (*([] if known is None else [known.port]), *lasting_ports()):
             try:
-                sweep.listen(self._site.control_center.listen, contact, ours)
+                listening = listening_socket(self._site.control_center.listen, port)
             except OSError as error:
                 failure = error
             else:
+                contact = Contact(port=port, token=token)
                 files.keep_contact(contact)
-                return
+                return listening, contact
         raise KoalaError(f"no port to hand out tasks from: {failure.strerror}", hint="see control_center.listen")
+
+    def _start(self, opening: _Opening, expansion: Expansion, book: Book) -> None:
+        """Hand out tasks from now on. Raises OSError, KoalaError."""
+        sweep = RunningSweep(opening.job, opening.files, expansion, changed=self._note_change, book=book)
+        sweep.serve(opening.listening, opening.contact, certificate.load_or_create(self._certificates))
+        self._running[opening.job.id] = sweep
+        self._note_change()
+
+    async def _read_and_start(self, opening: _Opening, limiter: anyio.CapacityLimiter) -> None:
+        """Read the results of a sweep in a thread, so that the service answers meanwhile, and start it."""
+        job_id = opening.job.id
+        started = False
+        try:
+            async with limiter:
+                with anyio.fail_after(READING_LIMIT):
+                    found = await to_thread.run_sync(_read, opening, abandon_on_cancel=True)
+            if self._opening.get(job_id) is opening:  # else the job has ended meanwhile
+                self._start(opening, *found)
+                started = True
+        except (OSError, KoalaError) as error:
+            # A TimeoutError is an OSError, too, and says nothing.
+            why = str(error) or f"its results could not be read within {READING_LIMIT:.0f} s"
+            if self._opening.get(job_id) is opening:
+                self._end(job_id, 1, f"the sweep cannot go on: {why}")
+        finally:
+            if self._opening.get(job_id) is opening:
+                del self._opening[job_id]
+            if not started:
+                opening.listening.close()
 
     def progress(self, job: Job) -> SweepProgress | None:
         """Return how far the sweep of a job is; None: it has none."""
@@ -565,6 +657,7 @@ class Sweeps:
     def forget(self, job_id: JobId) -> None:
         """Close the sweep of a job that has ended."""
         sweep = self._running.pop(job_id, None)
+        self._opening.pop(job_id, None)
         self._over.discard(job_id)
         if sweep is not None:
             sweep.save()
@@ -573,26 +666,36 @@ class Sweeps:
 
     def _note_change(self) -> None:
         self._changed.set()
-        if self._closing or any(one.over for id_, one in self._running.items() if id_ not in self._over):
+        if (
+            self._unread
+            or self._closing
+            or any(one.over for id_, one in self._running.items() if id_ not in self._over)
+        ):
             self._urgent.set()
 
     async def run(self) -> None:
         """Go on with the sweeps of running jobs, until cancelled; then close all."""
+        limiter = anyio.CapacityLimiter(READING_AT_ONCE)
         try:
             for record in list(self._state().jobs.values()):
                 if record.job.runner is RunnerName.SWEEP and record.state in {JobState.LAUNCHING, JobState.RUNNING}:
                     self._reopen(record.job)
-            while True:
-                await self._changed.wait()
-                self._changed = anyio.Event()
-                self._end_those_that_are_over()
-                while self._closing:
-                    await self._closing.pop().close()
-                self._tell()
-                with anyio.move_on_after(TELLING):
-                    await self._urgent.wait()
-                self._urgent = anyio.Event()
+            async with anyio.create_task_group() as readers:
+                while True:
+                    await self._changed.wait()
+                    self._changed = anyio.Event()
+                    while self._unread:
+                        readers.start_soon(self._read_and_start, self._unread.pop(0), limiter)
+                    self._end_those_that_are_over()
+                    while self._closing:
+                        await self._closing.pop().close()
+                    self._tell()
+                    with anyio.move_on_after(TELLING):
+                        await self._urgent.wait()
+                    self._urgent = anyio.Event()
         finally:
+            for opening in self._unread:
+                opening.listening.close()
             with anyio.CancelScope(shield=True):
                 for sweep in (*self._closing, *self._running.values()):
                     await sweep.close()
@@ -602,8 +705,6 @@ class Sweeps:
             self._open(job)
         except (OSError, KoalaError) as error:
             self._end(job.id, 1, f"the sweep cannot go on: {error}")
-        else:
-            self._note_change()
 
     def _end_those_that_are_over(self) -> None:
         for job_id, sweep in list(self._running.items()):
@@ -616,6 +717,15 @@ class Sweeps:
         log.info("a sweep is over", job=job_id, status=status, detail=detail)
         end = TaskEnd(reason=EndReason.EXITED, exit_code=status, detail=detail)
         self._report(RankEnded(time=self._clock(), job_id=job_id, rank=None, end=end))
+
+
+def _read(opening: _Opening) -> tuple[Expansion, Book]:
+    """Return the tasks of a sweep, and what is to be done of them. Raises OSError, KoalaError."""
+    sweep = opening.job.sweep
+    if sweep is None:
+        raise AssertionError("a job with a sweep")
+    expansion = opening.files.expansion(sweep)
+    return expansion, restored_book(opening.job, opening.files, expansion)
 
 
 def _first(job: Job) -> JobId | None:

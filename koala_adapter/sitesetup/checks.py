@@ -93,11 +93,11 @@ class Installation(Protocol):
 
     @property
     def site_file(self) -> Path:
-        """Where the site file is."""
+        """Path of the site file."""
 
     @property
     def site(self) -> SiteConfig:
-        """What it says."""
+        """The validated site file."""
 
     @property
     def client(self) -> Client:
@@ -201,7 +201,7 @@ def _all_local(site: SiteConfig) -> bool:
 # -- One cluster, from the outside in ------------------------------------------------------------------------
 
 LISTINGS_AS_OWNER = 30
-"""In a minute, by whoever starts all jobs."""
+"""Listings a minute of a scheduler that starts all jobs."""
 LEAST_RATE = 60
 """Starts a minute below which an outside scheduler keeps processors idle."""
 REACH_TIME = 10.0
@@ -430,7 +430,7 @@ def asked_times(installation: Installation) -> list[AskedTime]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """What a user wants to know."""
+    """Options of ``koala check``."""
 
     timeout: float | None
     """Seconds that a placeholder may take to report; None: none is submitted."""

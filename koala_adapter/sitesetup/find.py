@@ -50,7 +50,7 @@ class Candidate:
 
     @property
     def described(self) -> str:
-        """What it is, for a person."""
+        """Description for the user."""
         return f"{self.name} ({self.found.described})"
 
 
@@ -383,7 +383,7 @@ def _is_loopback(address: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a search found."""
+    """Result of a search: batch systems found, and how."""
 
     clusters: tuple[UsableCluster, ...]
     left_out: tuple[LeftOut, ...]

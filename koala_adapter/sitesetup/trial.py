@@ -117,7 +117,7 @@ HEARTBEAT = 5.0
 
 @dataclass(slots=True)
 class Visit:
-    """What is known of one placeholder."""
+    """State of one trial placeholder."""
 
     token: str
     registered: anyio.Event = field(default_factory=anyio.Event)
@@ -155,11 +155,11 @@ class TrialCenter:
         self.port = 0
 
     def bound_session(self, placeholder: PlaceholderId) -> str | None:
-        """See SessionRegistry."""
+        """Return the digest of the session that owns a placeholder; None when there is none."""
         return self._visits[placeholder].session
 
     def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
-        """See SessionRegistry."""
+        """Give a placeholder to a session."""
         self._visits[placeholder].session = session_hash
 
     async def serve(self, tasks: TaskGroup) -> None:
@@ -218,7 +218,7 @@ COMMAND_TIME = 60.0
 GOING_TIME = 60.0
 """Seconds that a placeholder may take to go once it was told to; a listing that was asked for later decides."""
 LEAVING_TIME = 30.0
-"""The same when we must go ourselves; its lease ends what is slower."""
+"""Seconds for placeholders to end when this process must end; the lease ends those that are slower."""
 PYTHON_PROBE = ("/bin/sh", "-c", 'exec "$(readlink /proc/$PPID/exe)" --version 2>&1')
 """Asks the interpreter that runs the agent for its version."""
 COUNT = 2
@@ -226,7 +226,7 @@ COUNT = 2
 SECOND_TIME = 60.0
 """Seconds that the second may take to report after the first, when it runs."""
 WAITING_TIME = 4.0
-"""The same when it waits: there may be no room for it."""
+"""Seconds for a placeholder that waits to be seen: there may be no room for it."""
 GONE = frozenset({LrmJobState.ENDED})
 WORTH_TELLING = 5.0
 """Seconds for which the bound of requests has kept us from looking, at least, where it is told."""
@@ -435,7 +435,7 @@ class Trial:
         return judged(end, self._center.printed(placeholder, "mpi"), self._config.mpi_resize)
 
     async def _leave(self) -> CheckResult:
-        """See the placeholders gone. The bound of requests may put looks off: what they show decides, not when."""
+        """Wait until the placeholders are gone. Looks are counted, not seconds: the rate limit may delay them."""
         begun, unseen_before = time.monotonic(), self._unseen()
         while True:
             asked_after = time.monotonic() - begun
@@ -455,7 +455,7 @@ class Trial:
         return _bad("released", f"still listed {asked_after:.0f} s after it was released", remedy)
 
     def _unseen(self) -> float:
-        """Return for how many seconds nobody has looked so far, for the sake of the bound of requests."""
+        """Return the seconds since the last look that the rate limit has allowed."""
         return self._paused + self._put_off()
 
     async def _clean_up(self) -> None:

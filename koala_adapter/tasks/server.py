@@ -194,7 +194,7 @@ class PullServer:
             writer.transport.abort()
 
     async def _with_tls(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Raises OSError."""
+        """Return the streams of a connection once TLS is set up. Raises OSError."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)

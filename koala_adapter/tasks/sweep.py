@@ -121,10 +121,10 @@ WINDOW = 200
 
 
 class Pace:
-    """How long tasks take."""
+    """Estimate of the duration of tasks."""
 
     def __init__(self) -> None:
-        """Begin with no idea."""
+        """Create an estimate without data."""
         self._latest: deque[float] = deque(maxlen=WINDOW)
 
     def note(self, seconds: float) -> None:
@@ -165,7 +165,7 @@ class Entry(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A task that is handed out."""
+    """A task that a launcher has."""
 
     task: int
     attempt: int
@@ -184,7 +184,7 @@ class _Open:
 
 @dataclass(slots=True)
 class Book:
-    """The tasks of one sweep."""
+    """State of the tasks of one sweep."""
 
     total: int
     repeats: int = 0
@@ -200,12 +200,12 @@ class Book:
     _out: int = 0
 
     def __post_init__(self) -> None:
-        """Begin with all tasks open."""
+        """Mark all tasks as open."""
         self._over = bytearray(self.total)
 
     @property
     def out(self) -> int:
-        """How many tasks are handed out."""
+        """Number of tasks that launchers have."""
         return self._out
 
     @property

@@ -81,7 +81,7 @@ class DescriptionTests:
         assert {name for node in await trial.lrm.nodes() for name in node.queues} <= names
 
     async def test_foreign_job_is_seen(self, trial: Trial) -> None:
-        """A job of somebody else is listed, is not taken for ours, and its processors are not idle."""
+        """A job of another user is listed, is not taken for ours, and its processors are not idle."""
         make, lrm = trial.under_test.foreign_job, trial.lrm
         if make is None:
             pytest.skip("the LRM under test offers no foreign job")
@@ -121,7 +121,7 @@ class DescriptionTests:
         assert [result for result in results if not result.ok] == []
 
     async def test_render_is_pure(self, trial: Trial) -> None:
-        """Rendering asks nobody, is repeatable, holds the whole script, and keeps it off the command line."""
+        """Rendering asks no batch system, is repeatable, holds the whole script, and keeps it off the command line."""
         trial.need("submit")
         secret = secrets.token_hex(16)
         submission = trial.prepare(count=2, body=f": {secret}").submission
@@ -187,7 +187,7 @@ class LrmConformance(DescriptionTests, SubmissionTests, StrangerTests, LifeTests
     What the tests rely on:
 
     - ``scratch`` can be written by this process and by the jobs; jobs run as the user of this process.
-    - The LRM has at least two idle processors and nobody else uses it. It may be shared by all tests (start
+    - The LRM has at least two idle processors and no other user. It may be shared by all tests (start
       it in a fixture of module scope, make only the ``Lrm`` per test): each removes what it has submitted.
     - Keep ``processors`` small (2 to 8): some tests fill them all.
     - The plugin sends each request through ``context.commands`` (``run``, or ``admit`` where it is no

@@ -83,14 +83,14 @@ class SecretWatcher:
         self._thread = threading.Thread(target=self._watch, name="secret-watcher", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin to watch."""
+        """Start watching for secrets."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Look a last time and end."""
+        """Look a last time and stop."""
         self._ended.set()
         self._thread.join()
 
@@ -134,7 +134,7 @@ class LrmUnderTest:
     context: ClusterContext
     """As given to the factory; see :func:`new_context`."""
     lrm: Lrm
-    """Started; whoever made it closes it."""
+    """Started; the fixture that made it closes it."""
     scratch: Path
     """Existing directory that this process and the jobs can both write."""
     processors: int
@@ -168,7 +168,7 @@ class LrmUnderTest:
     submitter: Lrm | None = None
     """Started; puts the kit's jobs into the same LRM, as its users do, where the plugin itself cannot ``submit``."""
     waiting: LrmJobState = LrmJobState.QUEUED
-    """State in which a job is shown that nobody holds and for which there is no room: HELD where the plugin sees
+    """State in which a job is shown that is not held and for which there is no room: HELD where the plugin sees
     only an outside scheduler's view."""
 
 
@@ -215,7 +215,7 @@ class Batch:
 
     @property
     def key(self) -> BatchKey:
-        """The LRM job name."""
+        """Name of the submission in the LRM."""
         return self.submission.key
 
     def go(self) -> None:
@@ -245,7 +245,7 @@ class Trial:
     """One test's use of the LRM under test: fresh names, waiting with a deadline, cleaning up."""
 
     def __init__(self, under_test: LrmUnderTest) -> None:
-        """Nothing is submitted yet."""
+        """Create a trial without submissions."""
         self.under_test = under_test
         self.lrm = under_test.lrm
         self.submitter = under_test.submitter or under_test.lrm
@@ -315,7 +315,7 @@ class Trial:
         walltime: int = 600,
         held: bool = False,
     ) -> Batch:
-        """Prepare and send in one."""
+        """Render a submission and submit it."""
         batch = self.prepare(count=count, body=body, wait=wait, exit_code=exit_code, walltime=walltime, held=held)
         return await self.send(batch)
 

@@ -74,7 +74,7 @@ class AgentDisconnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRefused:
-    """Somebody with the right token but another session asked for a placeholder that is taken.
+    """An agent with the right token but another session asked for a placeholder that is taken.
 
     Either the LRM ran the same placeholder twice, or the token is stolen.
     """
@@ -142,7 +142,7 @@ TIME_TO_PROVE = 10.0
 """Seconds from the connection to a good Hello."""
 
 PATIENCE = 2.0
-"""The same while others wait for the place."""
+"""Seconds for a peer to prove itself while others wait to connect."""
 
 UNPROVEN_BYTES = 16 * 1024**2
 """Bytes that peers may have sent, all together, before they proved themselves; beyond it each may send its share only.
@@ -162,14 +162,14 @@ class SessionRegistry(Protocol):
     """Where it is remembered, also across restarts, which agent process owns a placeholder."""
 
     def bound_session(self, placeholder: PlaceholderId) -> str | None:
-        """Return the digest of the session that owns ``placeholder``; None when nobody has registered for it."""
+        """Return the digest of the session that owns ``placeholder``; None when no agent has registered for it."""
 
     def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
         """Remember the owner, durably before this returns."""
 
 
 class ResultReceiver(Protocol):
-    """Where the ranks' output files go."""
+    """Receives the output files of ranks."""
 
     def take(self, placeholder: PlaceholderId, piece: channel.FilePiece) -> channel.FileAck:
         """Keep a piece of a file, or refuse the file. Raises ProtocolError for what no agent says."""
@@ -180,7 +180,7 @@ class ResultReceiver(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Peer:
-    """Somebody who has said Hello, and has proved nothing yet."""
+    """A peer that has sent Hello, and has not proved itself yet."""
 
     address: str
     stream: TLSStream
@@ -189,7 +189,7 @@ class _Peer:
 
     @property
     def placeholder(self) -> PlaceholderId:
-        """Whose agent it says it is."""
+        """Placeholder that the peer claims to hold."""
         return PlaceholderId(batch=BatchKey(self.hello.batch), index=self.hello.index)
 
 
@@ -228,7 +228,7 @@ class ControlCenter:
         ``on_event`` is called in order; what it raises ends that connection. ``output_path`` gives the path, without
         its ending, of a task's output: ``.out`` and ``.err`` are added; None drops the output. ``lease`` and
         ``heartbeat`` are seconds. ``on_rejected`` hears address and fault of peers that did not prove themselves: for a
-        log only, and not for every one of them, since anybody can be one. ``on_output`` gets task, stream, offset and
+        log only, and not for every one of them. ``on_output`` gets task, stream, offset and
         bytes of each piece of output once it is in its file. ``on_unwritten`` gets task, stream, file and reason when a
         piece cannot be written: it is tried again, and ``on_output`` hears of it then. It also gets what is said of
         output files, as the stream ``files``, of which ``on_written`` (task, stream) hears. ``results`` takes output
@@ -493,7 +493,7 @@ class ControlCenter:
             await anyio.sleep(pause)
 
     def _kept(self, connection: AgentConnection, files: channel.TaskFiles) -> bool:
-        """Keep what is said of files if it can be written; tell the agent then, and whoever heard that it could not."""
+        """Keep what is said of files if it can be written; then tell the agent."""
         if self._results is not None:
             try:
                 self._results.conclude(connection.placeholder, files)

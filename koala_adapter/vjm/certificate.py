@@ -54,7 +54,7 @@ TLS12_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """A key with its certificate."""
+    """A private key and its certificate."""
 
     path: Path
     """PEM file with both, of mode 0600."""
@@ -65,8 +65,8 @@ class Certificate:
 def load_or_create(directory: Path) -> Certificate:
     """Return the certificate kept in ``directory``, making directory (0700) and certificate when there are none.
 
-    Two services that start at once get the same one. Raises ConfigurationError when what is there cannot be read, or
-    could have been read or exchanged by somebody else.
+    Two services that start at once get one certificate. Raises ConfigurationError when what is there cannot be read,
+    or could have been read or exchanged by another user.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / FILE_NAME

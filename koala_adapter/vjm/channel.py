@@ -129,14 +129,14 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """The agent lives. Answered by Pong."""
+    """Sign of life of an agent. Answered by Pong."""
 
     kind: Literal["heartbeat"] = "heartbeat"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStarted:
-    """The process of a task runs."""
+    """The process of a task was started."""
 
     task: Name
     pid: int
@@ -204,7 +204,7 @@ class TaskFiles:
     size: Count
     """Bytes of what has arrived."""
     left: Count
-    """Files that nobody asked for, and that are gone with the rank's directory."""
+    """Files that were not asked for, and are removed with the rank's directory."""
     left_names: Annotated[tuple[Text, ...], Field(max_length=NAMED_LIMIT)]
     omitted: Count
     omissions: Annotated[tuple[Omission, ...], Field(max_length=NAMED_LIMIT)]
@@ -243,7 +243,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The Hello was good."""
+    """Answer to a valid Hello."""
 
     lease: Duration
     """Seconds without contact after which the agent ends by itself."""
@@ -349,7 +349,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
-    """The center lives."""
+    """Answer to a Heartbeat."""
 
     kind: Literal["pong"] = "pong"
 

@@ -5,7 +5,8 @@ Agent, configuration and token go to Python by its standard input, so that nothi
 in the environment of the job, or in a file on the node other than the LRM's own copy of the script. Where the script
 can read that copy, it is the standard input itself: bash keeps a here-document of this size in a temporary file, and a
 node whose /tmp is full or read-only would run no agent. A script that has no file, such as one that comes through a
-pipe, uses the here-document.
+pipe, is the standard input of bash, which has read no further than the line that starts Python: the rest is left for
+that. Other shells, such as dash, read ahead, but pass a here-document through a pipe.
 """
 
 from __future__ import annotations
@@ -122,16 +123,20 @@ if [ -z "$python" ]; then
     exit 127
 fi
 # It looks for itself whether it can run the agent, and hands over to another one if not.
-# -I -S: nothing is imported from the directory or the environment of the job, where somebody else may have put it.
+# -I -S: nothing is imported from the directory or the environment of the job, where another user may have put it.
 start='{start}'
-# A name without a slash would be looked for in the working directory, where it may be a file of somebody else.
+# A name without a slash would be looked for in the working directory, where it may be another user's file.
 case $0 in
     */*)
         if {{ read -r one && read -r one && [ "$one" = {quoted_title} ]; }} 2>/dev/null <"$0"; then
             exec "$python" -I -S -B -c "$start" {system} {others} <"$0"
         fi ;;
 esac
-# There is no file to read. Some shells keep what follows in a temporary file, which needs a place for it.
+# Bash that reads its commands from a pipe has read up to this line, and Python reads the rest. Bash would keep a
+# here-document in a temporary file, which needs a place.
+case ${{BASH_VERSION:+$-}} in
+    *s*) exec "$python" -I -S -B -c "$start" {system} {others} ;;
+esac
 exec "$python" -I -S -B -c "$start" {system} {others} <<'{end}'
 CONFIGURATION = {configuration!a}
 {agent}
@@ -140,12 +145,12 @@ CONFIGURATION = {configuration!a}
 
 _TITLE = (
     "# koala-adapter: a placeholder of {batch}. "
-    "It holds one processor and ends by itself when nobody asks for it any more."
+    "It holds one processor and ends by itself when its koala service no longer contacts it."
 )
 
 _WORDS = """\
 # What is said here goes into a new file in a directory that only we can write to, if this node has it; else nowhere.
-# So nobody can put a link or a pipe in its place.
+# So no other user can put a link or a pipe in its place.
 private() {{
     [ -O . ] && case "$(ls -ld .)" in d????-??-*) true ;; *) false ;; esac
 }}

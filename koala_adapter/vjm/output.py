@@ -55,7 +55,7 @@ class OutputStore:
     def skip(self, path: Path, offset: int) -> int:
         """Make the file at least ``offset`` bytes long and return its size: NUL bytes stand for what is lost.
 
-        That is what any program sees whose output file is emptied by somebody while it writes on.
+        That is what any program sees whose output file is emptied while it writes on.
         """
         descriptor = self._open(path)
         try:
@@ -112,7 +112,7 @@ UNREAD = 10_000
 
 
 class AgentConnection:
-    """What is said to and by one agent."""
+    """A connection to one agent."""
 
     def __init__(
         self, placeholder: PlaceholderId, stream: TLSStream, decoder: Decoder[AgentMessage], tasks: TaskGroup
@@ -122,7 +122,7 @@ class AgentConnection:
         self.scope = anyio.CancelScope()
         """In which it is followed; cancelled to end it."""
         self.fault = ""
-        """Why ``scope`` was cancelled, when somebody did that."""
+        """Why ``scope`` was cancelled; empty when it was not."""
         self.closed = False
         """The agent has closed it."""
         self._stream = stream
@@ -277,7 +277,7 @@ class TaskOutput:
         return any(behind == task for behind, _ in self._unwritten)
 
     def resending(self, task: str, stream: str) -> None:
-        """Hear that what follows of a stream is what was left to the agent."""
+        """Take note that the agent sends again what follows of a stream."""
         self._unwritten.pop((task, stream), None)
 
     def keep(self, piece: channel.Output) -> None:

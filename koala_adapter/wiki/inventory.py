@@ -374,7 +374,7 @@ class Inventory:
         self._stamp = max(self._stamp, int(now))
 
     def active(self) -> list[LrmJob]:
-        """Return the jobs that run."""
+        """Return the running jobs."""
         return [entry.job for entry in self.jobs.values() if entry.job.state in ACTIVE]
 
     def untold(self) -> list[LrmJob]:
@@ -392,7 +392,7 @@ class Inventory:
             self._take(promise.places, 1)
 
     def extend(self, id_: str, until: float) -> None:
-        """Have a promise last until then."""
+        """Make a promise last until ``until``."""
         if id_ in self._promises:
             self._promises[id_] = replace(self._promises[id_], until=until)
 

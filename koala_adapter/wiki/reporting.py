@@ -82,7 +82,7 @@ class Host:
 
     @classmethod
     def of(cls, wire: str, node: Node) -> Host:
-        """Return that of a node."""
+        """Return a node under the name ``wire`` that a scheduler sees."""
         return cls(
             wire=wire,
             name=node.name,
@@ -289,7 +289,7 @@ WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportingRules:
-    """How this server reports."""
+    """Settings of how nodes and jobs are reported."""
 
     dialect: Dialect
     user_holds: bool = False

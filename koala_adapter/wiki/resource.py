@@ -90,7 +90,7 @@ class WikiMeter:
     """Counts requests and refusals."""
 
     def __init__(self) -> None:
-        """Nothing is counted yet."""
+        """Create a meter without counts."""
         self.meter = process_meter("wiki")
 
     @contextmanager
@@ -119,7 +119,7 @@ class RunningJobsFile:
     """The running jobs of one server, in one file of mode 0600."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is read yet."""
+        """Keep the path; nothing is read yet."""
         self._path = path
 
     def save(self, jobs: Iterable[LrmJob]) -> None:

@@ -59,7 +59,7 @@ class SourceListing:
 
     @property
     def places(self) -> Iterator[tuple[Place, Node]]:
-        """Each node, and where it is."""
+        """Pairs of place and node."""
         for cluster, nodes in self.nodes.items():
             for node in nodes:
                 yield Place(cluster=cluster, node=node.name), node

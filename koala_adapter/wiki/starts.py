@@ -285,7 +285,7 @@ class FreshInventory:
 
     @property
     def under_way(self) -> Look[None] | None:
-        """The reading that is being made."""
+        """The reading that is in progress."""
         return self._watcher.under_way
 
     def invalidate(self) -> None:

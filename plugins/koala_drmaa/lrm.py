@@ -106,7 +106,7 @@ class DrmaaSettings(BaseModel):
     @field_validator("walltime_specification", "queue_specification", "memory_specification")
     @classmethod
     def _known_fields(cls, value: str | None) -> str | None:
-        """Refuse fields that nobody fills in, at the time the site file is read."""
+        """Refuse unknown fields of a template when the site file is read."""
         for _, name, _, _ in string.Formatter().parse(value or ""):
             if name is not None and name not in FIELDS:
                 message = f"unknown field {{{name}}}; known are {', '.join(sorted(FIELDS))}"
@@ -360,7 +360,7 @@ class DrmaaLrm(Lrm):
         return None if is_bulk(self._settings, self.client.library) else self.array_index_variable
 
     def forget(self, key: BatchKey) -> None:
-        """Delete the script: nobody will read it any more."""
+        """Delete the script: it is not read any more."""
         self._transport.forget(key)
 
     def _native(self, submission: Submission) -> tuple[str, ...]:

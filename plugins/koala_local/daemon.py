@@ -87,7 +87,7 @@ class LocalCluster:
         self._processes = Supervisor(directory, loop, ended=self._on_end, overdue=self._on_overdue)
         self._jobs: dict[LrmJobId, JobRecord] = {job.id: job for job in store.load()}
         self._seen_ended: dict[LrmJobId, float] = {}
-        """Since when, on the clock that nobody sets, each job is known to have ended."""
+        """Monotonic time since which each job is known to have ended."""
         self._recover()
 
     # -- what is asked ----------------------------------------------------------------------------------------
@@ -508,7 +508,7 @@ LARGEST_LOG = 1 << 20
 LONGEST_WAIT = 45
 """Seconds that a new daemon waits for an old one to end."""
 FIRST_REQUEST = 60.0
-"""Seconds that a new daemon waits at least for whoever started it to ask something, however short its idle time is."""
+"""Seconds that a new daemon waits for its first request, however short its idle time is."""
 
 log = logging.getLogger("koala_local")
 
@@ -613,10 +613,10 @@ def _redirect(directory: Path) -> None:
 
 
 def _take_lock(directory: Path, name: str) -> int:
-    """Wait until nobody else holds a lock of the directory; it goes when the descriptor or the process goes.
+    """Wait for a lock of the directory, which lasts as long as the descriptor or the process.
 
-    A process that waits longer than LONGEST_WAIT is ended by SIGALRM, or one that nobody waits for any more could take
-    over much later.
+    A process that waits longer than LONGEST_WAIT is ended by SIGALRM, or it could take over much later, when its
+    client has gone.
     """
     lock = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     signal.alarm(LONGEST_WAIT)

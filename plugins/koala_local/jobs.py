@@ -254,9 +254,9 @@ class JobRecord:
     starts: int = 0
     """How often it was started; more than once when it was requeued."""
     started_at: float | None = None
-    """Time of day, as people and the listing are told it; `ended_at` likewise."""
+    """Time of day, as the listing shows it; so is `ended_at`."""
     started_since_boot: float | None = None
-    """The same on the clock that nobody sets: its walltime is counted from there."""
+    """The start in seconds since boot, from which its walltime is counted."""
     ended_at: float | None = None
     ending: Ending | None = None
     end: EndReason | None = None

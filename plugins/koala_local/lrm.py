@@ -135,7 +135,7 @@ START_SECONDS = 60.0
 
 
 class _NoDaemonError(LrmUnavailableError):
-    """Nobody listens: the request was not sent, so it can be sent again without harm."""
+    """No daemon listens: the request was not sent, so it can be sent again without harm."""
 
 
 class DaemonClient:

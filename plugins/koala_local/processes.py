@@ -53,7 +53,7 @@ class Gated:
 
 
 def since_boot() -> float:
-    """Return the seconds since this host was booted, suspension included: a clock that nobody sets."""
+    """Return the seconds since this host was booted, suspension included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -114,7 +114,7 @@ def start_gated(job: JobRecord, *, script: Path, environment: Mapping[str, str])
 
 
 def _open_output(job: JobRecord) -> int:
-    """Open a file for the placeholder's own words; somebody else's file or a link of that name is refused."""
+    """Open a file for the output of the placeholder's script; refuse another user's file, or a link, of that name."""
     if not job.output_directory:
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     path = Path(job.output_directory, f"{job.name}.{job.index}.out")

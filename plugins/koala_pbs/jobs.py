@@ -417,16 +417,17 @@ _DEPENDS = ("after", "on:", "runone:", "syncwith:")
 
 
 def parse_jobs(text: str, read: Reader = read_entries, *, moved: bool = False) -> tuple[LrmJob, ...]:
-    """Return the jobs of a listing, elements of arrays singly. Raises ValueError for a job without name or state.
+    """Return the jobs of a listing, elements of arrays singly.
 
-    A job with another attribute that cannot be read is UNKNOWN, and says why: what one user gives PBS hides no other's
-    jobs.
+    Raises ValueError for a job without name or state, and where no id is one. A job with another attribute that cannot
+    be read is UNKNOWN, and says why: what one user gives PBS hides no other's jobs. A record whose id has not the form
+    of one is left out: no command could name its job.
     ``moved``: another server than ours lists them.
     """
-    entries = read(text, "Jobs")
-    strange = next((id_ for id_ in entries if not is_job_id(id_)), None)
-    if strange is not None:
-        raise ValueError(f"{strange[:60]!r} is no job id")
+    listed = read(text, "Jobs")
+    entries = {id_: attributes for id_, attributes in listed.items() if is_job_id(id_)}
+    if listed and not entries:
+        raise ValueError(f"{next(iter(listed))[:60]!r} is no job id")
     return tuple(
         _named(id_, attributes, entries.get(array_of(id_), {}), moved=moved)
         for id_, attributes in entries.items()

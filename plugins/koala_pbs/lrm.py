@@ -499,7 +499,8 @@ class PbsLrm(Lrm):
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return the vnodes that have processors."""
-        ties = {queue.name: queue.tie for queue in self._queues.values() if queue.executes}
+        chunk = {} if self._server is None else self._server.default_chunk
+        ties = {queue.name: queue.tie.with_defaults(chunk) for queue in self._queues.values() if queue.executes}
         default = self._queues.get(self._server.default_queue) if self._server is not None else None
         ends = ends_of(default, self._queues) if default is not None else ()
         nodes = await self._commands.nodes(queues=tuple(ties))

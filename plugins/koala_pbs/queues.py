@@ -37,6 +37,8 @@ class ServerConfig:
     max_array_size: int
     managers: str
     operators: str
+    default_chunk: Mapping[str, str] = field(default_factory=dict)
+    """What each chunk gets that neither its job nor its queue says otherwise."""
 
     def may_operate(self, *, user: str, uid: int) -> bool | None:
         """Tell whether a user is an operator or manager; None when it cannot be told from here."""
@@ -60,6 +62,7 @@ def parse_server(text: str, read: Reader = read_entries) -> ServerConfig:
             max_array_size=number_of(value_of(attributes, "max_array_size"), DEFAULT_MAX_ARRAY_SIZE),
             managers=value_of(attributes, "managers"),
             operators=value_of(attributes, "operators"),
+            default_chunk=mapping_of(attributes, "default_chunk"),
         )
     raise ValueError("there is no server")
 

@@ -31,11 +31,23 @@ if TYPE_CHECKING:
 LARGEST_SCRIPT = 65_536
 """Bytes that Torque's commands send at once (SCRIPT_CHUNK_Z)."""
 
-_END = "END_OF_PACKED_SCRIPT"
+_BEGIN, _END = "BEGIN_OF_PACKED_SCRIPT", "END_OF_PACKED_SCRIPT"
 _PACKED = f"""\
 #!/bin/sh
 # koala-adapter: packed, because Torque 6.1 takes no script of more than 64 KiB.
-base64 -d <<'{_END}' | gzip -dc | /bin/sh
+unpack() {{
+    sed -n '/^{_BEGIN}$/,/^{_END}$/{{/_/!p;}}' | base64 -d | gzip -dc | /bin/sh
+}}
+# Bash keeps a here-document in a temporary file, which needs a place: the script is read by its name, or from where
+# bash is reading it.
+case $0 in
+    */*) grep -q '^{_END}$' "$0" 2>/dev/null && {{ unpack <"$0"; exit; }} ;;
+esac
+case ${{BASH_VERSION:+$-}} in
+    *s*) unpack; exit ;;
+esac
+unpack <<'{_END}'
+{_BEGIN}
 %s{_END}
 """
 
@@ -241,12 +253,20 @@ def read_torque(text: str, section: str) -> dict[str, Attributes]:
 
 
 def _job(attributes: Attributes) -> Attributes:
-    """Return a job; one with values that cannot be read in a state that is not known."""
-    try:
-        return _translated(attributes)
-    except ValueError as error:
-        kept = {name: value_of(attributes, name) for name in ("Job_Name", "Job_Owner", "euser")}
-        return {**kept, "job_state": "?", "comment": f"its listing cannot be read: {error}"}
+    """Return a job; one with values that cannot be read, or without name or state, in a state that is not known."""
+    fault = next((f"it has no {name}" for name in ("Job_Name", "job_state") if not value_of(attributes, name)), "")
+    if not fault:
+        try:
+            return _translated(attributes)
+        except ValueError as error:
+            fault = str(error)
+    kept = {name: value_of(attributes, name) for name in ("Job_Name", "Job_Owner", "euser")}
+    return {
+        **kept,
+        "Job_Name": kept["Job_Name"] or "?",
+        "job_state": "?",
+        "comment": f"its listing cannot be read: {fault}",
+    }
 
 
 def _translated(attributes: Attributes) -> Attributes:

@@ -40,6 +40,12 @@ class Vnode:
         """Tell whether it has less of a resource than this even when no job runs on it."""
         return _amount(self.available.get(name, "0")) < _amount(amount)
 
+    def times(self, name: str, amount: str) -> tuple[int, int]:
+        """Return how often this amount of a resource, which is more than 0, is here: ever, and now."""
+        there, each = _amount(self.available.get(name, "0")), _amount(amount)
+        taken = min(there, _amount(self.assigned.get(name, "0")))
+        return int(there // each), int((there - taken) // each)
+
     def lacks(self, name: str, value: str, *, times: int = 1) -> bool:
         """Tell whether so many chunks cannot have this much of a resource here, or a word is not among its words."""
         there = self.available.get(name, "")
@@ -64,6 +70,10 @@ class QueueTie:
     chunk: Mapping[str, str] = field(default_factory=dict)
     """Of ``default_chunk`` alone, which each chunk gets: numbers keep it to vnodes, too."""
     partition: str = ""
+
+    def with_defaults(self, chunk: Mapping[str, str]) -> QueueTie:
+        """Return what ties a queue of a server each of whose chunks gets this."""
+        return replace(self, resources={**chunk, **self.resources}, chunk={**chunk, **self.chunk})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +112,24 @@ class Vnodes:
         """Tell whether a vnode runs jobs of a queue: it has its partition and all that jobs and chunks get there."""
         found, known = self.by_name[vnode], self.known
         words = {key: value for key, value in tie.resources.items() if key in known and not CONSUMABLE.fullmatch(value)}
-        amounts = {key: value for key, value in tie.chunk.items() if key in known and CONSUMABLE.fullmatch(value)}
         lacking = (
             *(found.lacks(key, value) for key, value in words.items()),
-            *(found.never_has(key, value) for key, value in amounts.items()),
+            *(found.never_has(key, value) for key, value in self._amounts(tie).items()),
         )
         return found.partition == tie.partition and not any(lacking)
+
+    def chunks(self, vnode: str, tie: QueueTie) -> tuple[int, int] | None:
+        """Return how many chunks of a queue a vnode has room for by the amounts that each gets: ever, and now.
+
+        None: they get no amount of anything beside processors and memory.
+        """
+        counts = [self.by_name[vnode].times(name, amount) for name, amount in self._amounts(tie).items()]
+        return (min(ever for ever, _ in counts), min(now for _, now in counts)) if counts else None
+
+    def _amounts(self, tie: QueueTie) -> dict[str, str]:
+        known = self.known
+        pairs = ((name, text) for name, text in tie.chunk.items() if name in known and CONSUMABLE.fullmatch(text))
+        return {name: text for name, text in pairs if _amount(text) > 0}
 
 
 def partition_of(attributes: Attributes) -> str:
@@ -134,6 +156,7 @@ def tied(
 ) -> tuple[Node, ...]:
     """Return nodes with the queues that they serve by resources and partitions; those that serve none are left out.
 
+    A queue whose chunks each get an amount of a resource, such as a GPU, has as many places on a node as that allows.
     ``ties``: of all execution queues; ``default``: those in which jobs end up that name none.
     """
     found = []
@@ -141,11 +164,20 @@ def tied(
     for node in nodes:
         own = node.queues or tuple(ties)
         served = tuple(name for name in own if name not in ties or vnodes.serves(node.name, ties[name]))
+        if not served and own:
+            continue
+        limits = {name: vnodes.chunks(node.name, ties[name]) for name in served if name in ties}
+        places = {name: counts for name, counts in limits.items() if counts is not None}
+        ends = default & set(served or default)
+        if ends and ends <= places.keys():
+            counts = [places[name] for name in ends]
+            places[""] = (max(ever for ever, _ in counts), max(now for _, now in counts))
+        limited = replace(node, queue_places=tuple((name, *counts) for name, counts in places.items()))
         if served == own:
-            found.append(node)
-        elif served:
-            closed = ("",) if default and not default & set(served) else ()
-            found.append(replace(node, queues=served, closed_queues=closed))
+            found.append(limited)
+        else:
+            closed = ("",) if default and not ends else ()
+            found.append(replace(limited, queues=served, closed_queues=closed))
     return tuple(found)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that files of the cell and of the user put in front of those of Grid Engine's commands (sge_qstat(5)).
 
-``SGE_ROOT/CELL/common/sge_qstat`` and ``~/.sge_qstat`` are read by qstat, and likewise named ones by qselect. There
+``SGE_ROOT/CELL/common/sge_qstat`` and ``~/.sge_qstat`` are read by qstat, files named after qselect by qselect. There
 is no way to pass them by. What they add to a listing is read as well; what they hide is refused.
 """
 

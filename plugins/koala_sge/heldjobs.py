@@ -342,7 +342,7 @@ class HeldJobs:
         self._limits: Mapping[str, int | None] = {}
         """Walltimes of the queues."""
         self._of_users = False
-        """There are queues that not everybody may use."""
+        """There are queues that are closed to some users."""
         self._queues_asked_at: float | None = None
 
     async def described(self, listing: bytes, jobs: Sequence[LrmJob]) -> list[LrmJob]:

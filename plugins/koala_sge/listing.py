@@ -142,7 +142,7 @@ _TELLING = (
 """The first row of which a letter is present decides."""
 
 CLOSED_BY_ADMIN = frozenset("dDsSC")
-"""Queue is disabled or suspended, by somebody, by its calendar or by another queue."""
+"""Queue is disabled or suspended, by an operator, by its calendar or by another queue."""
 
 CLOSED_BY_LOAD = frozenset("aA")
 """Queue is over a load or suspend threshold: it takes no jobs until the load falls."""
@@ -154,7 +154,7 @@ BROKEN = frozenset("uEoc")
 def job_state(letters: str) -> LrmJobState:
     """Return the state of a job from its letters, such as ``hqw`` or ``dr``; UNKNOWN for letters that are not known.
 
-    An error state (``Eqw``) is HELD: like a held job it does not start until somebody acts.
+    An error state (``Eqw``) is HELD: like a held job it does not start until its error state is cleared.
     """
     seen = set(letters)
     if not seen <= JOB_LETTERS:
@@ -516,7 +516,7 @@ LIMIT_ENFORCED = 37
 """``failed 37: qmaster enforced h_rt, h_cpu, or h_vmem limit``."""
 
 WALLTIME_ENFORCED = 44
-"""The same for h_rt alone, as heirs of Grid Engine tell it."""
+"""Failure code of a job ended by h_rt, of later Grid Engines."""
 
 KILLED = 100
 """``failed 100: assumedly after job``: it was killed. ``deleted_by`` of the heirs says whether by qdel."""
@@ -641,7 +641,7 @@ COMPLAINTS = ComplaintTable(
         *complaints(LrmRejectedError, dict.fromkeys(REJECTED_PHRASES, "")),
     ),
 )
-"""The same phrases as DRMAA's classification, in the same order."""
+"""Phrases of refusals, in the order in which DRMAA's classification looks for them."""
 
 
 class GridEngineCommands(CommandSystem):
@@ -668,7 +668,7 @@ class GridEngineCommands(CommandSystem):
         return lines[0]
 
     def changing_error(self, result: CommandResult, *, action: str) -> LrmError | None:  # noqa: ARG002 - the program says it
-        """See CommandSystem: by the text alone, in the words of DRMAA's classification."""
+        """Return the error of a change, by the text alone, in the words of DRMAA's classification."""
         complaint = result.complaint
         kind = kind_of_text(complaint, FailureKind.UNSUPPORTED)
         if kind is not FailureKind.UNSUPPORTED:

@@ -291,7 +291,7 @@ class SgeLrm(Lrm):
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def nodes(self) -> tuple[Node, ...]:
-        """Return the hosts that run batch jobs, with the slots that anybody's jobs use."""
+        """Return the hosts that run batch jobs, with the slots that jobs of all users have."""
         document = await self._commands.document(heldjobs.list_nodes(self._settings))
         return parse_nodes(document, queue=self._settings.queue, by_queue=self._by_queue)
 
@@ -418,7 +418,7 @@ class SgeLrm(Lrm):
         return await self.submissions.submit(submission, self._native(submission))
 
     def forget(self, key: BatchKey) -> None:
-        """Delete the script: nobody will read it any more."""
+        """Delete the script: it is not read any more."""
         self.submissions.submitter.forget(key)
 
     @property
@@ -549,5 +549,5 @@ class SgeLrm(Lrm):
         return await run_checks(self, self._commands, self.submissions, self._settings)
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
-        """Verify with a job for the year's end that jobs come in held, and that we may start everybody's."""
+        """Verify with a job for the year's end that jobs come in held, and that we may start jobs of all users."""
         return await check_outside(self._commands.run, self._settings, user=self._user)

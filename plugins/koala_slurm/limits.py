@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, HoldOwner, LrmJobState
-from koala_slurm.requests import gres_rows, nodes_with_gres, not_consumed, parse_gres
+from koala_slurm.requests import gres_rows, gres_taken, nodes_with_gres, not_consumed, parse_gres
 from koala_slurm.words import duration, turn
 
 if TYPE_CHECKING:
@@ -250,16 +250,17 @@ def gres_shares(
     idle = dict(on_nodes.idle)
     wanting = sorted((job for job in jobs if asked[job.id].gres), key=first_served)
     shares: dict[LrmJobId, tuple[str, ...]] = {}
-    for number, job in enumerate(wanting):
+    for place, job in enumerate(wanting, start=1):
         able = nodes_with_gres(asked[job.id], free)
-        contended = number + 1 < len(wanting)
+        contended = place < len(wanting)
         share = _share(job, able, idle) if contended else able
         shares[job.id] = share
         for node in share:
             idle[node] = idle.get(node, 0) - _each(job)
-            for name, count in asked[job.id].gres:
+            for name, number in asked[job.id].gres:
+                taken = gres_taken(free[node], name, number)
                 for shown in {name, name.partition(":")[0]} - on_nodes.kept:
-                    free[node][shown] = free[node].get(shown, 0) - count
+                    free[node][shown] = free[node].get(shown, 0) - taken
     return shares
 
 

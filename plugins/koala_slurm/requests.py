@@ -230,7 +230,61 @@ def parse_gres(output: str) -> dict[str, dict[str, int]]:
             for name, number in _numbers(_without_places(text)):
                 for shown in {name, name.partition(":")[0]}:
                     counts[shown] = counts.get(shown, 0) + sign * number
+        if SHARD in counts:
+            counts |= _sharing(has, used)
     return free
+
+
+SHARD = "shard"
+"""Parts of GPUs: one with a shard in use is not given as a whole, and one that is has no shards (gres.conf(5))."""
+SHARDS_OF_A_GPU = "shards of a GPU"
+"""Among the counts of a node; no resource has such a name."""
+_USED_PLACES = re.compile(r"(?P<name>gpu|shard)(?::(?P<type>[^:,(]+))?:(?P<number>[0-9]+)\((?P<places>[^)]*)\)")
+
+
+def _sharing(has: str, used: str) -> dict[str, int]:
+    """Return how many GPUs and shards of a node are free, by name, and by name and type, and how many shards a GPU has.
+
+    Slurm 22.05 shows as used shards the number of GPUs that have any in use, so what is left of these is not known.
+    """
+    there = dict(_numbers(_without_places(has)))
+    totals = {name: sum(one for key, one in there.items() if key.partition(":")[0] == name) for name in ("gpu", SHARD)}
+    each = totals[SHARD] // totals["gpu"] if totals["gpu"] else 0
+    whole: dict[str, int] = {}
+    partly: dict[str, int] = {}
+    shards: dict[str, int] = {}
+    for match in _USED_PLACES.finditer(used):
+        type_, number, places = match["type"] or "", int(match["number"]), match["places"]
+        if match["name"] == "gpu":
+            whole[type_] = number
+        elif "/" in places.replace("N/A", ""):
+            partly[type_] = sum(not one.strip().startswith("0/") for one in places.split(","))
+            shards[type_] = number
+        else:
+            partly[type_] = number
+            shards[type_] = number * each
+    counts = {SHARDS_OF_A_GPU: each, "gpu": 0, SHARD: 0}
+    for key, total in there.items():
+        name, _, type_ = key.partition(":")
+        taken = sum(whole.values()) if not type_ else whole.get(type_, 0)
+        if name == "gpu":
+            left = total - taken - (sum(partly.values()) if not type_ else partly.get(type_, 0))
+        elif name == SHARD:
+            left = total - taken * each - (sum(shards.values()) if not type_ else shards.get(type_, 0))
+        else:
+            continue
+        counts[key] = max(0, left) + (counts[key] if not type_ else 0)
+        if type_:
+            counts[name] += counts[key]
+    return counts
+
+
+def gres_taken(counts: Mapping[str, int], name: str, number: int) -> int:
+    """Return how many of a resource a job takes from a node: shards are of one GPU, where others may not fit beside."""
+    each = counts.get(SHARDS_OF_A_GPU, 0)
+    if name.partition(":")[0] != SHARD or not 0 < number <= each:
+        return number
+    return each // (each // number)
 
 
 def gres_rows(output: str) -> list[tuple[str, str, str, str]]:
@@ -247,7 +301,9 @@ def _without_places(text: str) -> str:
 def nodes_with_gres(wanted: Restrictions, free: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
     """Return the nodes that have what a job asks for on each of its nodes free."""
     return tuple(
-        node for node, counts in free.items() if all(counts.get(name, 0) >= number for name, number in wanted.gres)
+        node
+        for node, counts in free.items()
+        if all(counts.get(name, 0) >= gres_taken(counts, name, number) for name, number in wanted.gres)
     )
 
 

@@ -438,7 +438,7 @@ class WikiLrm(Lrm):
         return self._check_key(), await self._check_answer()
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
-        """Verify that the resource manager lists its jobs for us: whoever speaks WIKI to it is its scheduler."""
+        """Verify that the resource manager lists its jobs for us, as it does for any scheduler with its key."""
         subject = "outside scheduler"
         try:
             jobs = await self._job_records()

@@ -106,6 +106,58 @@ def test_what_the_site_gives_together(
         expect_together(Scheduling(tmp_path, cluster), options, together)
 
 
+@pytest.fixture(scope="module")
+def typed_cluster() -> Iterator[SlurmCluster]:
+    """Run a node with two GPUs of each of two types, four shards of each, and a bandwidth of 4 Mi; see `typed`."""
+    require(missing_for_slurm(lua=True))
+    cluster = SlurmCluster(
+        "typed",
+        nodes=1,
+        cpus=8,
+        settings={"JobSubmitPlugins": "lua", "GresTypes": "gpu,shard,bandwidth"},
+        node_options="Gres=gpu:tesla:2,gpu:kepler:2,shard:16,bandwidth:lustre:4M",
+    )
+    (cluster.directory / SITE_PIECE.name).write_text(SITE_PIECE.read_text())
+    lines = ["Name=shard Count=16", "Name=bandwidth Type=lustre Count=4M Flags=CountOnly"]
+    for type_ in ("tesla", "kepler"):
+        devices = [cluster.directory / f"{type_}{number}" for number in range(2)]
+        for device in devices:
+            device.touch()
+        lines.insert(0, f"Name=gpu Type={type_} File={','.join(map(str, devices))}")
+    (cluster.directory / "gres.conf").write_text("\n".join(lines) + "\n")
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture
+def typed(typed_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
+    """Return the cluster without jobs."""
+    yield typed_cluster
+    typed_cluster.reset()
+
+
+@pytest.mark.parametrize(
+    ("resources", "together"),
+    [
+        ("gpu:1", 4),
+        ("gpu:tesla:1", 2),
+        ("gpu:tesla:2", 1),
+        ("gpu:tesla:1,gpu:kepler:1", 2),
+        ("shard:4", 4),
+        ("shard:3", 4),
+        ("bandwidth:1M", 4),
+        ("bandwidth:lustre:1M", 4),
+        ("bandwidth:1536K", 2),
+        ("bandwidth:lustre:1048577", 3),
+        ("gpu:tesla:1,bandwidth:1K", 2),
+        ("gpu:1,bandwidth:2M", 2),
+    ],
+)
+def test_resources_with_types_and_units(resources: str, together: int, typed: SlurmCluster, tmp_path: Path) -> None:
+    """Counts with K and M, types of a resource, and shards of GPUs."""
+    expect_together(Scheduling(tmp_path, typed), (f"--gres={resources}",), together)
+
+
 def expect_together(scheduling: Scheduling, options: tuple[str, ...], together: int) -> None:
     """Submit some jobs and expect that so many of them run at once, and all in the end, without a start in vain."""
     assert isinstance(scheduling.system, SlurmCluster)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import select
 import signal
 import subprocess
@@ -110,3 +111,15 @@ def test_the_rows_of_a_benchmark_as_a_table() -> None:
     """Text stands left, numbers right; other columns have a heading of their own; what is not known is a dash."""
     rows: list[Row] = [{"": "a", "s": 1234.5}, {"": "long", "s": 0.01234}, {"ms": math.nan}]
     assert lines_of(rows) == ["           s", "a      1,234", "long  0.0123", "", "ms", " -"]
+
+
+TEST_MODULES = re.compile(r"^\s*(?:from|import)\s+(?:tests\.)?(?:\w+\.)*(?:test_\w+|conftest)\b", re.MULTILINE)
+
+
+def test_no_benchmark_imports_tests() -> None:
+    """What both use is in modules of its own: a benchmark must not change with the tests of something else."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(BENCHMARKS.glob("*.py"))}
+    assert len(texts) > 10
+    assert [name for name, text in texts.items() if TEST_MODULES.search(text)] == []
+    for line in ("from tests.unit.scheduler.test_adapting import AdaptiveSite", "import tests.conftest"):
+        assert TEST_MODULES.search(line)

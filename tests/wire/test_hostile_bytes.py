@@ -223,6 +223,41 @@ def test_a_job_of_torque_that_is_there_twice_is_not_believed() -> None:
     assert {key: after[key] for key in unconcerned} == {key: before[key] for key in unconcerned}
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        "<Job_Id>nonsense</Job_Id><Job_Name>x</Job_Name><job_state>R</job_state>",
+        "<Job_Id>-x</Job_Id>",
+        "<Job_Id>999.head.site</Job_Id>",
+        "<Job_Id>999.head.site</Job_Id><Job_Name>x</Job_Name>",
+        "<Job_Id>999.head.site</Job_Id><job_state>R</job_state><exec_host>n1/0-9999999</exec_host>",
+        "<Job_Id>999.head.site</Job_Id><Job_Name>x</Job_Name><job_state>R</job_state>",
+        "<Job_Name>x</Job_Name>",
+        "",
+    ],
+)
+@pytest.mark.parametrize("path", TORQUE_LISTINGS, ids=lambda path: path.parent.name)
+def test_a_record_that_a_user_has_written_ends_no_listing_of_torque(path: Path, record: str) -> None:
+    """An older Torque escapes nothing: what a variable makes of its own job costs that job's fields alone."""
+    text = path.read_text()
+    carrier = re.search(r"<Job_Id>([^<]*)</Job_Id>(?:(?!</Job>).)*<Variable_List>", text, re.DOTALL)
+    assert carrier is not None
+    forged = f"x</Variable_List></Job><Job>{record}<Variable_List>"
+    after = torque_jobs(text[: carrier.end()] + forged + text[carrier.end() :])
+    before = torque_jobs(text)
+    assert after.keys() - {"999.head.site"} == before.keys()
+    assert {key: after[key] for key in before.keys() - {carrier[1]}} == {
+        key: job for key, job in before.items() if key != carrier[1]
+    }
+
+
+def test_a_listing_in_which_no_id_is_one_is_refused() -> None:
+    """It is not taken for one without jobs: all that is tracked would seem to be gone."""
+    text = re.sub(r"<Job_Id>[^<]*</Job_Id>", "<Job_Id>job:1</Job_Id>", TORQUE_LISTINGS[0].read_text())
+    with pytest.raises(ValueError, match="'job:1' is no job id"):
+        torque_jobs(text)
+
+
 # -- Slurm ---------------------------------------------------------------------------------------------------
 
 SLURM_LISTINGS = sorted((SAMPLES / "slurm_plugin").glob("*.json"))

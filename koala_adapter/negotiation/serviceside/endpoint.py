@@ -152,11 +152,11 @@ class Limits:
 
 
 Watch: TypeAlias = "Callable[[Side, Template, bytes], None]"
-"""Takes note of each template that passes: who has said it, what it is, and as it was written."""
+"""Takes note of each template that passes: its sender, the template, and its text."""
 
 
 Recall: TypeAlias = "Callable[[NegotiationKey], Template | None]"
-"""Returns the template that ended a negotiation, whoever said it; None: it is not known to have ended."""
+"""Returns the template that ended a negotiation, from either side; None: it is not known to have ended."""
 _GOES_ON = frozenset({Status.ACCEPTED, Status.COMMITTED, Status.CONSUMED})
 # Module names are looked up several times faster than members of an enum class; each message needs several of these.
 _NEW, _OFFERED, _ASKED, _CONSUMED = State.NEW, State.OFFERED, State.ASKED, State.CONSUMED
@@ -226,7 +226,7 @@ class Endpoint:
 
     @property
     def open_negotiations(self) -> int:
-        """How many have not ended."""
+        """Number of negotiations that have not ended."""
         return sum(one.state not in ENDED for one in self._known.values())
 
     def next_deadline(self) -> float | None:

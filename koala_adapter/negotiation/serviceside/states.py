@@ -128,7 +128,7 @@ def _open(steps: Mapping[Message, Step]) -> dict[Message, Step]:
 
 
 def _ended(state: State, final: Reply) -> dict[Message, Step]:
-    """Return a row in which nothing changes, and whoever still asks is told how it ended."""
+    """Return a row in which nothing changes, and each further message is answered by how it ended."""
     asks = {*_QUESTIONS, Message.MISMATCH}
     return {message: Step(state, final if message in asks else Reply.NONE) for message in Message}
 

@@ -51,7 +51,7 @@ class Side(StrEnum):
 
     @property
     def other(self) -> Side:
-        """The peer."""
+        """The other side."""
         return Side.APPLICATION if self is Side.RMS else Side.RMS
 
 
@@ -128,7 +128,7 @@ class NegotiationKey(NamedTuple):
     agreement_id: str
 
     def __str__(self) -> str:
-        """Name it in a message."""
+        """Return the key as shown in messages."""
         return f"{self.agreement_id} of {self.initiator}"
 
 
@@ -163,7 +163,7 @@ class Resource:
 
     @property
     def key(self) -> ResourceKey:
-        """What tells it from the others."""
+        """Type, cluster and component: they identify a resource in a template."""
         return _tuple(ResourceKey, (self.type, self.cluster, self.component))
 
     @property
@@ -225,7 +225,7 @@ class Template:
 
     @property
     def key(self) -> NegotiationKey:
-        """Which negotiation it belongs to."""
+        """Initiator and agreement id: they identify the negotiation."""
         return _tuple(NegotiationKey, (self.initiator, self.agreement_id))
 
     def quantities(self) -> dict[ResourceKey, int]:
@@ -242,7 +242,7 @@ class Template:
 
     @property
     def empty(self) -> bool:
-        """Everything in it is declined."""
+        """True when all resources are declined."""
         for one in self.resources:  # noqa: SIM110 - most have one resource, and a generator costs more than that
             if one.status is not _REJECTED:
                 return False
@@ -442,7 +442,7 @@ class _Template:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What one side takes of a resource."""
+    """Quantities of a resource that one side accepts."""
 
     least: int = 1
     """Fewer are of no use to it."""

@@ -106,7 +106,7 @@ class ApplicationSocket:
         return self._size < SAID
 
     def gone(self, peer: "Peer") -> None:
-        """Be free for another connection."""
+        """Accept another connection in place of this one."""
         self._turned_away.discard(peer)
         if self._peer is peer:
             self._peer = None
@@ -165,12 +165,12 @@ class Peer:
         self._frames = 0
 
     def listen(self) -> None:
-        """Read what it says."""
+        """Start reading from the process."""
         self._reading = not self._parting
         self._cut()
 
     def send(self, frame: bytes) -> None:
-        """Have it read a frame."""
+        """Queue a frame for the process."""
         if len(self._out) + len(frame) > UNREAD:
             say("a process that does not read what koala says was cut off")
             self.close()

@@ -61,7 +61,7 @@ class Channel:
 
     @property
     def queued(self) -> int:
-        """Bytes that wait for the socket."""
+        """Number of bytes that wait for the socket."""
         return len(self._out)
 
     @property
@@ -113,7 +113,7 @@ class Channel:
         self._out += json.dumps(message).encode() + b"\n"
 
     def flush(self) -> None:
-        """Hand to the socket what it takes."""
+        """Write to the socket what it takes."""
         if self._socket is None or not self.open:
             return
         try:

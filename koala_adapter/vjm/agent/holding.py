@@ -249,7 +249,7 @@ class Agent:
         self._leave(EXIT_REFUSED, "cancelled", f"the control center refused: {message['reason']}", GRACE, mute=True)
 
     def _on_pong(self, _message: "Dict[str, Any]") -> None:
-        """Being heard was the point."""
+        """Do nothing: any message shows that the center lives."""
 
     def _on_launch(self, message: "Dict[str, Any]") -> None:
         if self._tasks is None:

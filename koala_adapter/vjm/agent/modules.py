@@ -28,7 +28,7 @@ class AgentModules:
         return make_spec(name, self, origin=self._file(name), is_package=package)  # type: ignore[arg-type]
 
     def create_module(self, _spec: "ModuleSpec") -> None:
-        """Leave that to Python."""
+        """Return None: Python creates the module."""
 
     def exec_module(self, module: "ModuleType") -> None:
         """Compile and run a module."""

@@ -23,7 +23,7 @@ BOOTTIME = 7  # clock_gettime(2): seconds since the node was booted, suspension 
 
 
 def clock() -> float:
-    """Return seconds that nobody sets and that pass while the node sleeps, too: those since it was booted."""
+    """Return the seconds since the node was booted, suspension included."""
     return time.clock_gettime(BOOTTIME)
 
 
@@ -92,7 +92,7 @@ class Settings:
 
 
 def read_token(path: str) -> str:
-    """Return the token in a file that nobody else can have read or written."""
+    """Return the token in a file that no other user can have read or written."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -108,7 +108,7 @@ def read_token(path: str) -> str:
 
 
 class Timers:
-    """Calls to be made later."""
+    """Functions to be called at a later time."""
 
     def __init__(self) -> None:
         self._calls: "List[Tuple[float, int, Callable[[], None]]]" = []  # in the order of their time
@@ -121,7 +121,7 @@ class Timers:
         self._calls.sort()  # there are few
 
     def run(self) -> None:
-        """Make the calls that are due."""
+        """Call the functions that are due."""
         while self._calls and self._calls[0][0] <= clock():
             self._calls.pop(0)[2]()
 

@@ -119,7 +119,7 @@ def machine() -> bytes:
 
 
 def claim_directory(directory: str) -> "Optional[int]":
-    """Lock a new directory of ours for as long as somebody has the descriptor; None where that cannot be."""
+    """Lock a new directory for as long as a process has the descriptor; return None where that is impossible."""
     descriptor = open_directory(directory)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,9 +142,9 @@ def remove_stale(place: str) -> None:
 
 
 def remove_if_stale(directory: str) -> None:
-    """Remove an agent's directory if it is ours and was made on this machine by somebody who is dead, as its lock says.
+    """Remove an agent's directory if it is ours and was made on this machine by a process that has ended.
 
-    What still runs of its tasks is ended first: nobody else watches it any more.
+    What still runs of its tasks is ended first: no agent watches it any more.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -191,11 +191,11 @@ class Guard:
         os.close(reader)
 
     def watch(self, session: int) -> None:
-        """Tell of the session of a new task."""
+        """Tell the guard the session of a new task."""
         self._tell(f"+{session}\n")
 
     def forget(self, session: int) -> None:
-        """Tell that nothing of a session is left, and that its number may go to somebody else."""
+        """Tell that nothing of a session is left, and that its number may be used again."""
         self._tell(f"-{session}\n")
 
     def dismiss(self) -> None:
@@ -308,7 +308,7 @@ class Workplace:
             reap_orphans(kept)
 
     def remove(self, directory: str) -> None:
-        """Remove a directory little by little: it may hold so much that nobody would hear of us meanwhile."""
+        """Remove a directory in pieces: in one go it could take longer than the time between heartbeats."""
         self.work(Removal(directory).steps())
 
     def work(self, steps: "Iterator[None]") -> None:

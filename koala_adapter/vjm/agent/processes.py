@@ -70,7 +70,7 @@ def signal_all(session: int, mark: bytes, *numbers: int) -> int:
 
 
 def belongs(pid: int, session: int, mark: bytes) -> bool:
-    """Tell whether a living process is one of a task. Asked of every process of the node while somebody waits."""
+    """Tell whether a living process is one of a task. Asked of every process of the node, so it must be quick."""
     try:
         inside = os.getsid(pid) == session  # far less work for the kernel than to write /proc/PID/stat
     except OSError:
@@ -221,7 +221,7 @@ class Spawned:
         self.pid = pid
 
     def wait(self) -> None:
-        """Reap it."""
+        """Wait for the child and return its status."""
         os.waitpid(self.pid, 0)
 
 
@@ -332,7 +332,7 @@ class Output:
         return not self._kept
 
     def add(self, data: bytes) -> None:
-        """Take what a task wrote."""
+        """Queue a piece of a task's output."""
         self._kept += data
 
     def next(self) -> "Tuple[int, bytes]":
@@ -377,7 +377,7 @@ class Source:
         self._watched = wanted
 
     def finish(self) -> None:
-        """The writers are dead: take what they left in the pipe, and no more, whoever may still write to it."""
+        """The task is dead: take what it left in the pipe, and nothing of others that still write to it."""
         if self.closed:
             return
         import termios  # rarely loaded already, and not needed before

@@ -114,7 +114,7 @@ class Task:
             self.fail(f"cannot start: {where}{getattr(error, 'strerror', None) or error}", 126)
 
     def fail(self, detail: str, code: "Optional[int]" = None, reason: str = "launch failed") -> None:
-        """End a task that never ran."""
+        """End a task whose process could not be started."""
         for source in self._sources:
             source.close()
         self._collect = None
@@ -347,7 +347,7 @@ class TaskList:
             self._send_output(task)
 
     def look(self) -> None:
-        """See which processes have ended."""
+        """Find processes that have ended."""
         for task in self._tasks.values():
             task.look()
         self._workplace.see_to_orphans()
@@ -401,13 +401,13 @@ class TaskList:
             task.order(int(message["signal"]))
 
     def on_application(self, message: "Dict[str, Any]") -> None:
-        """Hand a frame on to the process of a task; nobody may be there to read it."""
+        """Hand a frame on to the process of a task, if it is connected."""
         task = self._tasks.get(message["task"])
         if task is not None and task.application is not None:
             task.application.tell(a2b_base64(message["data"]))
 
     def on_output_ack(self, message: "Dict[str, Any]") -> None:
-        """Forget output that is safe."""
+        """Drop output that the center has stored."""
         task = self._tasks.get(message["task"])
         if task is not None:
             task.outputs[message["stream"]].acknowledge(int(message["offset"]))

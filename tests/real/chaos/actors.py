@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from koala_adapter.api.statedirectory import JOURNAL_NAME, socket_path
+from koala_adapter.errors import JournalBlockedError
 from koala_adapter.outcome import LAUNCHED_STATES
 from koala_adapter.service.journal import Journal
 from tests.real.chaos.plan import Deed
@@ -20,11 +23,10 @@ from tests.real.chaos.processes import agents, ranks
 from tests.real.chaos.results import Consequence
 from tests.real.lrms import LOCAL
 from tests.real.systems import CommandError, SlurmCluster
-from tests.real.systems.processes import PATIENCE
+from tests.real.systems.processes import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from tests.real.chaos.plan import Plan, Step
     from tests.real.chaos.processes import Agent
@@ -80,6 +82,8 @@ class Actors:
         self._mpi_program = mpi_program
         self._stopped: dict[int, int] = {}
         """Process (or, negative, group) that a fault has stopped, by its number."""
+        self._starved: dict[int, tuple[Agent, int]] = {}
+        """Agent that can open nothing, and how many files it may have open otherwise, by the number of the fault."""
         self._deeds: dict[Deed, Callable[[Step], str]] = {
             Deed.SUBMIT: self._submit,
             Deed.CANCEL: self._cancel,
@@ -92,6 +96,8 @@ class Actors:
             Deed.NONSENSE: self._nonsense,
             Deed.RELOAD: self._reload,
             Deed.KILL_WHILE_SUBMITTING: self._kill_while_submitting,
+            Deed.FULL_DISK: self._fill_disk,
+            Deed.EMPTY_JOURNAL: self._empty_journal,
             Deed.KILL_CONTROLLER: self._kill_controller,
             Deed.STOP_CONTROLLER: self._stop_controller,
             Deed.KILL_NODE_DAEMON: self._kill_node,
@@ -99,6 +105,7 @@ class Actors:
             Deed.KILL_NODE: self._kill_node,
             Deed.KILL_AGENT: self._hit_agent,
             Deed.STOP_AGENT: self._hit_agent,
+            Deed.STARVE_AGENT: self._starve_agent,
             Deed.KILL_RANK: self._hit_rank,
             Deed.STOP_RANK: self._hit_rank,
         }
@@ -238,9 +245,51 @@ class Actors:
         submitting.join(PATIENCE)
         stage.look()
         named = [id_ for id_, history in stage.histories.items() if history.planned.name == planned.name]
-        if len(told) != 1 or (len(named) != 1 and not planned.followed):
+        if len(told) != 1 or len(named) != 1:
             stage.troubles.append(f"{planned.name} was submitted once, and is {named or 'no job'}; told: {told}")
         return f"{planned.name}: {told}"
+
+    def _fill_disk(self, step: Step) -> str:
+        """Law: the service goes on, decides nothing meanwhile, and loses nothing that it was told."""
+        service = self._stage.user.service
+        if service is None:
+            return "there is no service"
+        if not step.undo:
+            self._stage.wait_submitted()
+        # A limit on the size of its files stands for a full disk; what it has started before has room.
+        _, hard = resource.prlimit(service.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY if step.undo else 0, hard))
+        if not step.undo:
+            return "full"
+        wait_until(self._takes_changes, seconds=PATIENCE, what="the journal is written again")
+        return "there is room again"
+
+    def _takes_changes(self) -> bool:
+        client = self._stage.user.client
+        for report in client.jobs(limit=1):
+            if report.outcome is None:
+                return "journal" not in report.trouble
+            try:
+                client.cancel(report.id)  # it has ended, and is left as it is
+            except JournalBlockedError:
+                return False
+        return True
+
+    def _empty_journal(self, step: Step) -> str:
+        """Law: a new service has other numbers, changes no file of a job of before, and all placeholders end."""
+        stage = self._stage
+        stage.wait_submitted()
+        stage.look()
+        stage.user.kill()
+        journal = stage.user.state / JOURNAL_NAME
+        emptied = step.choice < 0.5
+        for path in journal.parent.glob(f"{JOURNAL_NAME}*"):
+            path.unlink()
+        if emptied:
+            journal.touch(mode=0o600)
+        forgotten = stage.forget()
+        stage.user.serve()
+        return f"{'emptied' if emptied else 'lost'}; jobs {', '.join(forgotten) or 'none'} are forgotten"
 
     # -- batch systems -----------------------------------------------------------------------------------------------
 
@@ -321,6 +370,31 @@ class Actors:
             self._stop(step, agent.pid)
         return f"{agent.lrm_id} on {agent.cluster}, of job {', '.join(job) or 'none'}"
 
+    def _starve_agent(self, step: Step) -> str:
+        """Law: a process that it cannot start ends its job, with the reason; what runs goes on."""
+        if step.undo:
+            agent, limit = self._starved.pop(step.number, (None, 0))
+        else:
+            agent, limit = chosen(agents(self._stage.systems), step.choice), 0
+        if agent is None:
+            return "there is no agent"
+        with suppress(ProcessLookupError, FileNotFoundError):
+            soft, hard = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)
+            if not step.undo:
+                self._starved[step.number] = agent, soft
+                limit = 1 + max(int(path.name) for path in Path(f"/proc/{agent.pid}/fd").iterdir())
+            resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (limit, hard))
+        # Its placeholder may have gone from one job to the next meanwhile.
+        jobs = [
+            report.id
+            for report in self._stage.reports.values()
+            for component in report.components
+            if component.cluster == agent.cluster and agent.lrm_id in component.lrm_ids
+        ]
+        for job in jobs:
+            self._stage.histories[job].hit("its agent could start no process", Consequence.NOT_STARTED)
+        return f"{agent.lrm_id} on {agent.cluster}, of job {', '.join(jobs) or 'none'}"
+
     def _hit_rank(self, step: Step) -> str:
         if step.undo:
             return self._go_on(step)
@@ -328,7 +402,8 @@ class Actors:
         if rank is None:
             return "there is no rank"
         if step.deed is Deed.KILL_RANK:
-            self._stage.histories[rank.job].hit(f"rank {rank.rank} killed", Consequence.RANK_KILLED)
+            if rank.job in self._stage.histories:  # else it is of a job that was forgotten
+                self._stage.histories[rank.job].hit(f"rank {rank.rank} killed", Consequence.RANK_KILLED)
             with suppress(ProcessLookupError):
                 os.kill(rank.pid, signal.SIGKILL)
         else:
@@ -360,7 +435,9 @@ class Actors:
     def _happened(self, jobs: Iterable[str], what: str, consequence: Consequence) -> None:
         """Note what was done to placeholders of jobs: it is the end of those alone whose ranks are started."""
         before = {job: self._stage.reports[job] for job in jobs}
+        # A service that cannot be asked may have started more than was seen of it last.
+        unseen = self._stage.service_hangs or self._stage.user.service is None
         self._stage.look()
         for job, report in before.items():
-            if {report.state, self._stage.reports[job].state} & LAUNCHED_STATES:
+            if unseen or {report.state, self._stage.reports[job].state} & LAUNCHED_STATES:
                 self._stage.histories[job].hit(what, consequence)

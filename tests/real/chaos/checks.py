@@ -33,7 +33,9 @@ SIGNS = ("Traceback", "failed on an event", "a defect of koala")
 
 def violations(stage: Stage) -> list[str]:
     """Wait for the end of all jobs and return what is not as it must be. Empty: all is well."""
-    found = [*stage.troubles, *_unfinished(stage), *_followed(stage)]
+    found = [*_unfinished(stage), *_followed(stage)]
+    stage.reap()
+    found += [*stage.troubles, *stage.changed_files()]
     for id_, history in stage.histories.items():
         found += [f"job {id_}: {line}" for line in history.violations()]
         if id_ in stage.reports:
@@ -86,7 +88,7 @@ def _followed(stage: Stage) -> list[str]:
 
 def _sizes(stage: Stage) -> dict[str, int | None]:
     """Return by name of a job how many ranks must have been started; None: at most one of each number."""
-    sizes: dict[str, int | None] = {}
+    sizes: dict[str, int | None] = dict.fromkeys(stage.forgotten)
     for id_, history in stage.histories.items():
         completed = bool(history.outcomes) and history.outcomes[-1].state is JobState.COMPLETED
         without = history.planned.end in {End.NOT_FOUND, End.TOO_LARGE}
@@ -160,6 +162,9 @@ def _left(stage: Stage) -> list[str]:
     def left() -> list[str]:
         # What a placeholder said whose agent had no time to remove it is kept for the user.
         mine = [one for one in stage.traces.left() if not one.startswith(WORDS)]
+        if stage.forgotten:
+            # Scripts of submissions that are not known any more are removed after an hour.
+            mine = [one for one in mine if "/scripts/" not in one or stage.user.prefix in one]
         return mine + stage.left_in_temporary()
 
     with suppress(SystemFailedError):

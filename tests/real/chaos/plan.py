@@ -8,7 +8,7 @@ is there when it comes; ``Step.choice`` decides among the candidates.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tests.real.chaos.jobs import CLUSTERS, PlannedJob, drawn_job
@@ -37,6 +37,8 @@ class Deed(StrEnum):
     NONSENSE = "nonsense at the sockets of the service"
     RELOAD = "another site file, taken up or refused"
     KILL_WHILE_SUBMITTING = "kill -9 the service while a job is submitted"
+    FULL_DISK = "no room for any file of the service"
+    EMPTY_JOURNAL = "the journal of the service lost or emptied"
     KILL_CONTROLLER = "kill -9 the controller"
     STOP_CONTROLLER = "SIGSTOP the controller"
     KILL_NODE_DAEMON = "kill -9 the daemon of a node"
@@ -44,6 +46,7 @@ class Deed(StrEnum):
     KILL_NODE = "power cut of a node"
     KILL_AGENT = "kill -9 an agent"
     STOP_AGENT = "SIGSTOP an agent"
+    STARVE_AGENT = "an agent that can open no file and start no process"
     KILL_RANK = "kill -9 a rank"
     STOP_RANK = "SIGSTOP a rank"
 
@@ -67,6 +70,8 @@ KINDS = {
     Deed.NONSENSE: Kind(weight=4),
     Deed.RELOAD: Kind(weight=3),
     Deed.KILL_WHILE_SUBMITTING: Kind(weight=4),
+    Deed.FULL_DISK: Kind(weight=4, away=(0.5, 8.0)),
+    Deed.EMPTY_JOURNAL: Kind(weight=1),
     Deed.KILL_CONTROLLER: Kind(weight=4, away=(0.1, 8.0)),
     Deed.STOP_CONTROLLER: Kind(weight=5, away=(0.5, 8.0)),
     Deed.KILL_NODE_DAEMON: Kind(weight=4, away=(0.1, 4.0)),
@@ -74,12 +79,15 @@ KINDS = {
     Deed.KILL_NODE: Kind(weight=2, away=(0.5, 8.0)),
     Deed.KILL_AGENT: Kind(weight=5),
     Deed.STOP_AGENT: Kind(weight=5, away=(0.5, 8.0)),
+    Deed.STARVE_AGENT: Kind(weight=5, away=(0.5, 6.0)),
     Deed.KILL_RANK: Kind(weight=5),
     Deed.STOP_RANK: Kind(weight=5, away=(0.5, 5.0)),
 }
-NEED_SERVICE = frozenset({Deed.SUBMIT, Deed.CANCEL, Deed.NONSENSE, Deed.RELOAD, Deed.KILL_WHILE_SUBMITTING})
+NEED_SERVICE = frozenset(
+    {Deed.SUBMIT, Deed.CANCEL, Deed.NONSENSE, Deed.RELOAD, Deed.KILL_WHILE_SUBMITTING, Deed.EMPTY_JOURNAL}
+)
 NEED_CONTROLLER = frozenset({Deed.CANCEL_BEHIND, Deed.CANCEL_BATCH_BEHIND, Deed.LOCAL_JOB})
-OF_SERVICE = frozenset({Deed.KILL_SERVICE, Deed.STOP_SERVICE, Deed.END_SERVICE})
+OF_SERVICE = frozenset({Deed.KILL_SERVICE, Deed.STOP_SERVICE, Deed.END_SERVICE, Deed.FULL_DISK})
 OF_CONTROLLER = frozenset({Deed.KILL_CONTROLLER, Deed.STOP_CONTROLLER})
 OF_NODE = frozenset({Deed.KILL_NODE_DAEMON, Deed.STOP_NODE_DAEMON, Deed.KILL_NODE})
 
@@ -198,7 +206,10 @@ def _faults(chance: random.Random, seconds: float, absences: _Absences) -> list[
             choice=round(chance.random(), 3),
             processors=chance.randint(1, 6) if deed is Deed.LOCAL_JOB else 0,
             seconds=round(chance.uniform(1.0, 12.0), 1) if deed is Deed.LOCAL_JOB else 0.0,
-            job=drawn_job(chance, f"killed{number}") if deed is Deed.KILL_WHILE_SUBMITTING else None,
+            # Not by a command: one that finds no service is the service itself.
+            job=replace(drawn_job(chance, f"killed{number}"), followed=False)
+            if deed is Deed.KILL_WHILE_SUBMITTING
+            else None,
         )
         at += chance.expovariate(1 / BETWEEN_FAULTS)
         part = _part(first)

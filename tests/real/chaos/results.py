@@ -33,6 +33,8 @@ class Consequence(Enum):
     LOST = Result(JobState.LOST, EXIT_LOST)
     """Agent, placeholder or node gone while it ran."""
     RANK_KILLED = Result(JobState.FAILED, 128 + 9)
+    NOT_STARTED = Result(JobState.FAILED, 126)
+    """An agent could not start its process."""
 
 
 @dataclass

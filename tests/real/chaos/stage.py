@@ -66,6 +66,12 @@ class Stage:
         self.troubles: list[str] = []
         """What was seen on the way that must not be."""
         self.followed: list[Followed] = []
+        self.forgotten: set[str] = set()
+        """Names of jobs that were not over when the journal was lost."""
+        self._before: set[str] = set()
+        """Ids of jobs of before that have files."""
+        self._kept: dict[Path, bytes] = {}
+        """What their files held then."""
         self.service_hangs = False
         self.away: set[str] = set()
         """Clusters whose controller is killed or stopped."""
@@ -168,6 +174,10 @@ class Stage:
             return
         try:
             for report in self.user.client.jobs(limit=MOST_JOBS):
+                if report.id in self._before:
+                    trouble = f"job {report.id}, {report.name}, has the number of one of before"
+                    self.troubles += [] if trouble in self.troubles else [trouble]
+                    continue
                 self.reports[report.id] = report
                 history = self.histories.setdefault(report.id, History(self._planned[report.name]))
                 history.note(report.outcome)
@@ -179,6 +189,39 @@ class Stage:
                 self.user.serve()
         self.traces.note_running()
         self._tend()
+
+    def forget(self) -> list[str]:
+        """Note that nothing is known any more of the jobs that are there; return the ids of those that are not over.
+
+        Those without files are forgotten, too: their numbers may be given again.
+        """
+        self._before |= {path.name for path in (self.user.state / "jobs").iterdir()}
+        over = {id_ for id_, report in self.reports.items() if report.over and id_ in self._before}
+        gone = [id_ for id_ in self.histories if id_ not in over]
+        for id_ in gone:
+            self.forgotten.add(self.histories.pop(id_).planned.name)
+            self.reports.pop(id_, None)
+        for one in [one for one in self.followed if not one.ended() or one.planned.name in self.forgotten]:
+            one.close()
+            self.followed.remove(one)
+        files = (path for path in (self.user.state / "jobs").rglob("*") if path.is_file())
+        self._kept |= {path: path.read_bytes() for path in files}
+        return gone
+
+    def changed_files(self) -> list[str]:
+        """Return which files of jobs that were forgotten are not as they were."""
+        return [
+            f"file of a job of before: {path}"
+            for path, content in self._kept.items()
+            if not path.exists() or path.read_bytes() != content
+        ]
+
+    def reap(self) -> None:
+        """Have the placeholders of forgotten jobs cancelled, as their user does."""
+        if self.forgotten:
+            result = self.user.run_apart("reap", "--all", "--yes", timeout=2 * PATIENCE)
+            if result.code:
+                self.troubles.append(f"koala reap --all ended with {result.code}: {result.text}{result.stderr}")
 
     def restart_execd(self) -> None:
         """Start the daemon of the Grid Engine host anew; its jobs go on."""

@@ -157,7 +157,7 @@ def test_simulation_is_repeatable_and_complete() -> None:
 
 def test_more_load_fails_more() -> None:
     """What the experiment compares moves in the direction it must."""
-    rates = [simulate(Case(load, 0, Variant(None), (1, 3), 60)).failure_rate for load in ("high", "low")]
+    rates = [simulate(Case(load, 0, Variant(None), (1, 3), 60, 86_400)).failure_rate for load in ("high", "low")]
     assert rates[0] > rates[1]
 
 

@@ -328,6 +328,8 @@ def test_matplotlib_that_cannot_be_loaded_is_told_before_a_run(monkeypatch: pyte
 
 
 SMALLEST = (
+    ("deadline", {"hours": "1"}),
+    ("deadline", {"hours": "1", "deadline-factor": "1000", "monitor-interval": "86400"}),
     ("maui-backfill", {"jobs": "1", "traces": "/nowhere"}),
     ("maui-backfill", {"jobs": "200", "traces": "/nowhere"}),
     ("maui-backfill", {"jobs": "4000", "traces": "/nowhere"}),

@@ -32,8 +32,8 @@ from koala_adapter.negotiation.serviceside.template import (
     rejected,
     withdrawn,
 )
-from koala_adapter.service.sizes.port import Granter, Promised, ReservationBook
 from tests.examples import repeated
+from tests.granting import Granter, Promised, ReservationBook
 from tests.unit.negotiation.foreign import ForeignEndpoint
 from tests.unit.negotiation.templates import CPU, carried, pair, request
 

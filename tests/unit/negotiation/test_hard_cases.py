@@ -26,7 +26,7 @@ from koala_adapter.negotiation.serviceside.template import (
     withdrawn,
 )
 from koala_adapter.service.sizes import port as conversation
-from koala_adapter.service.sizes.port import Granter, Promised, ReservationBook
+from tests.granting import Granter, Promised, ReservationBook
 from tests.unit.negotiation.templates import CPU, carried, pair, request
 from tests.unit.negotiation.test_peerlistener import Manager, listening, refused, wish
 

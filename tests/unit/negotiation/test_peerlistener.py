@@ -21,18 +21,8 @@ from koala_adapter.negotiation.serviceside.document import frame
 from koala_adapter.negotiation.serviceside.endpoint import Agreed, Consumed, Ended, Endpoint, Limits, OfferReceived
 from koala_adapter.negotiation.serviceside.states import State
 from koala_adapter.negotiation.serviceside.template import NegotiationKey, Side, accepted
-from koala_adapter.service.sizes.port import (
-    GREETING,
-    Conversation,
-    Granter,
-    ListenerBounds,
-    OneTimeTokens,
-    PeerListener,
-    Promised,
-    ReservationBook,
-    connect,
-    connect_unix,
-)
+from koala_adapter.service.sizes.port import GREETING, Conversation, ListenerBounds, OneTimeTokens, PeerListener
+from tests.granting import Granter, Promised, ReservationBook, connect, connect_unix
 from tests.unit.negotiation.templates import CPU, request
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from koala_adapter.service.sizes.port import ReservationBook
 from tests.examples import repeated
+from tests.granting import ReservationBook
 from tests.unit.negotiation.templates import CPU, MEM
 
 

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import resource
+import shutil
+import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +18,7 @@ from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
 from koala_pbs import PLUGIN, PbsSettings
+from koala_pbs.torque import LARGEST_SCRIPT, packed
 
 if TYPE_CHECKING:
     from koala_adapter.lrm import Lrm
@@ -171,3 +176,37 @@ async def test_a_server_that_does_not_answer_is_asked_once(commands: Commands, t
     assert found["commands"][0]
     assert found["version"] == found["server"] == (False, caught.value.message)
     assert list(found) == ["commands", "version", "server"]
+
+
+SHELLS = [path for name in ("dash", "bash") if (path := shutil.which(name))]
+
+
+def no_files() -> None:
+    """Let the process write no regular file, as where all file systems are full; pipes are left."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+@pytest.mark.parametrize("way", ["name", "pipe", "standard input"])
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda path: Path(path).name)
+def test_a_packed_script_needs_no_file(shell: str, way: str, tmp_path: Path) -> None:
+    """It runs where nothing can be written, however its shell gets it, and ends as what is packed in it ends."""
+    long = f"#!/bin/sh\n# {'x' * LARGEST_SCRIPT}\necho $((6 * 7))\nexit 7\n"
+    file = tmp_path / "script"
+    file.write_text(packed(long).replace("/bin/sh\n}", f"{shell}\n}}"))
+    assert file.stat().st_size < LARGEST_SCRIPT
+    with ExitStack() as stack:
+        if way == "pipe":
+            source = stack.enter_context(subprocess.Popen(["cat", file], stdout=subprocess.PIPE)).stdout
+            assert source is not None
+        else:
+            source = stack.enter_context(file.open("rb"))
+        done = subprocess.run(
+            [shell, file] if way == "name" else [shell], stdin=source, env={"PATH": "/usr/bin:/bin"}, text=True,
+            capture_output=True, check=False, timeout=90, preexec_fn=no_files,
+        )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (7, "42\n", "")
+
+
+def test_a_short_script_is_not_packed() -> None:
+    """It goes as it is."""
+    assert packed(SCRIPT) == SCRIPT

@@ -10,7 +10,7 @@ import pytest
 
 from koala_adapter.errors import LrmRejectedError
 from koala_pbs.jobs import assign, parse_jobs, parse_nodes, parse_selections
-from koala_pbs.queues import ends_of, parse_queues
+from koala_pbs.queues import ends_of, parse_queues, parse_server
 from koala_pbs.vnodes import parse_vnodes, placed, tied
 
 if TYPE_CHECKING:
@@ -90,6 +90,49 @@ def test_a_queue_whose_chunks_get_an_amount_is_served_where_it_is(chunk: dict[st
     (one,) = parse_queues(json.dumps({"Queue": {"gpuq": queue(default_chunk=chunk)}}))
     found = tied(parse_nodes(VNODES, queues=("gpuq",)), parse_vnodes(VNODES), {"gpuq": one.tie}, default=())
     assert {node.name for node in found} == serving
+
+
+@pytest.mark.parametrize(
+    ("chunk", "ever", "now"),
+    [
+        ({"ngpus": 1}, 4, 1),
+        ({"ngpus": 2}, 2, 0),
+        ({"ngpus": 1, "scratch": "30gb"}, 1, 1),
+        ({"ngpus": 0}, 8, 8),
+        ({"Qlist": "gpu"}, 8, 8),
+    ],
+)
+def test_places_of_a_queue_whose_chunks_get_an_amount(chunk: dict[str, object], ever: int, now: int) -> None:
+    """Each placeholder takes a GPU: eight processors with four of them, of which three are taken, start one more."""
+    text = json.dumps({"nodes": {"gpu": vnode(ngpus=4, Qlist="gpu", scratch="50gb", used={"ngpus": 3})}})
+    config = {"Queue": {"gpuq": queue(default_chunk=chunk), "workq": queue()}}
+    ties = {one.name: one.tie for one in parse_queues(json.dumps(config))}
+    (node,) = tied(parse_nodes(text, queues=tuple(ties)), parse_vnodes(text), ties, default=["gpuq"])
+    assert (node.places("gpuq"), node.places_idle("gpuq")) == (ever, now)
+    assert (node.places(None), node.places_idle(None)) == (ever, now)
+    assert (node.places("workq"), node.places_idle("workq")) == (8, 8)
+    assert (node.places("gpuq,workq"), node.places_idle("gpuq,workq")) == (8, 8)
+
+
+def test_chunks_get_what_their_server_says_unless_their_queue_says_otherwise() -> None:
+    """A GPU for each, at a site where all nodes have some; two in one queue, and none in another."""
+    server = parse_server(json.dumps({"Server": {"s": {"default_chunk": {"ncpus": 1, "ngpus": 1}}}}))
+    wanted = {"oneq": {}, "twoq": {"ngpus": 2}, "noneq": {"ngpus": 0}}
+    config = {"Queue": {name: queue(default_chunk=chunk) for name, chunk in wanted.items()}}
+    ties = {one.name: one.tie.with_defaults(server.default_chunk) for one in parse_queues(json.dumps(config))}
+    listed = tied(parse_nodes(VNODES, queues=tuple(ties)), parse_vnodes(VNODES), ties, default=["oneq"])
+    found = {node.name: node for node in listed}
+    assert {name: found["gpu"].places(name) for name in (*wanted, None)} == {"oneq": 4, "twoq": 2, "noneq": 8, None: 4}
+    assert found["plain"].queues == ("noneq",)
+
+
+def test_a_job_that_names_no_queue_has_the_places_of_any_in_which_it_may_end_up() -> None:
+    """A routing queue passes it on to one whose chunks get no GPU."""
+    config = {"Queue": {"gpuq": queue(default_chunk={"ngpus": 1}), "workq": queue()}}
+    ties = {one.name: one.tie for one in parse_queues(json.dumps(config))}
+    listed = tied(parse_nodes(VNODES, queues=tuple(ties)), parse_vnodes(VNODES), ties, default=["gpuq", "workq"])
+    found = {node.name: node.places_idle(None) for node in listed}
+    assert (found["gpu"], found["plain"]) == (8, 8)
 
 
 def test_jobs_of_the_default_queue_do_not_count_on_others_vnodes() -> None:

@@ -9,6 +9,7 @@ from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
 from koala_slurm.limits import by_number, unfulfilled
 from koala_slurm.requests import (
     Restrictions,
+    gres_taken,
     missing_license,
     nodes_with_gres,
     parse_features,
@@ -148,3 +149,32 @@ def test_licences_and_generic_resources_that_are_free() -> None:
     assert nodes_with_gres(Restrictions(gres=(("gpu", 1),)), known) == ("n1", "n2")
     assert nodes_with_gres(Restrictions(gres=(("gpu:a100", 2),)), known) == ("n2",)
     assert nodes_with_gres(Restrictions(gres=(("fpga", 1),)), known) == ("n1",)
+
+
+@pytest.mark.parametrize(
+    ("has", "used", "free"),
+    [
+        ("gpu:2,shard:8", "gpu:0(IDX:N/A),shard:0(IDX:N/A)", {"gpu": 2, "shard": 8}),
+        ("gpu:2(S:0),shard:8", "gpu:0(IDX:N/A),shard:1(IDX:0)", {"gpu": 1, "shard": 4}),
+        ("gpu:2,shard:8", "gpu:1(IDX:0),shard:1(IDX:1)", {"gpu": 0, "shard": 0}),
+        ("gpu:2,shard:8", "gpu:0(IDX:N/A),shard:3(3/4,0/4)", {"gpu": 1, "shard": 5}),
+        (
+            "gpu:tesla:2,gpu:kepler:2,shard:tesla:8,shard:kepler:8",
+            "gpu:tesla:1(IDX:0),gpu:kepler:0(IDX:N/A),shard:tesla:0(IDX:N/A),shard:kepler:2(IDX:2-3)",
+            {"gpu": 1, "gpu:tesla": 1, "gpu:kepler": 0, "shard": 4, "shard:tesla": 4, "shard:kepler": 0},
+        ),
+        ("gpu:tesla:2,shard:8", "gpu:tesla:1(IDX:0),shard:0(IDX:N/A)", {"gpu": 1, "gpu:tesla": 1, "shard": 4}),
+    ],
+)
+def test_shards_are_parts_of_gpus(has: str, used: str, free: dict[str, int]) -> None:
+    """What has one in use is no whole GPU; Slurm 22.05 shows as used shards the number of GPUs that have any in use."""
+    counts = parse_gres(f"n1\x1f{has}\x1f{used}\x1f0/8/0/8\x1f\n")["n1"]
+    assert {name: counts[name] for name in free} == free
+
+
+@pytest.mark.parametrize(("number", "taken"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 5)])
+def test_shards_of_one_gpu(number: int, taken: int) -> None:
+    """Three of four leave one that no other such job can have."""
+    counts = parse_gres("n1\x1fgpu:2,shard:8\x1f\x1f0/8/0/8\x1f\n")["n1"]
+    assert gres_taken(counts, "shard", number) == taken
+    assert gres_taken(counts, "gpu", number) == number

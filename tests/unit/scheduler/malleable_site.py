@@ -6,18 +6,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import ClusterName, JobId, JobKind, PlaceholderId
+from koala_adapter.model import ClusterName, JobId, JobKind, PlaceholderId, RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import GrantProcessors, OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.parameters import Approach, Parameters
-from tests.unit.scheduler.scheduler_site import Site, component, job, of_kind
+from tests.unit.scheduler.scheduler_site import WELL, Site, component, job, of_kind
 
 if TYPE_CHECKING:
-    from koala_adapter.model import Component, Job
+    from koala_adapter.model import Component, Job, TaskEnd
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.parameters import ClusterParameters
+    from koala_adapter.scheduler.records import Change
 
 
 def malleable(id_: str, *components: Component, initial: int | None = None, walltime: int = 600) -> Job:
@@ -157,3 +158,73 @@ def is_running(site: Site, id_: str) -> bool:
 
 
 A_NAME = ClusterName("a")
+
+
+class AdaptiveSite(MalleableSite):
+    """A site with adaptive jobs."""
+
+    def begin(self, id_: str = "1", *, initial: int = 2, most: int = 6, warn_before: int = 0) -> list[Action]:
+        """Start an adaptive job."""
+        job_ = malleable(id_, part(1, most), initial=initial)
+        return self.start(replace(job_, runner=RunnerName.ADAPTIVE, warn_before=warn_before))
+
+    def change(self, id_: str = "1") -> Change:
+        """Return the change that is under way."""
+        (found,) = (one.change for one in self.record(id_).claims if one.change is not None)
+        return found
+
+    def reach(self, *leaving: int, id_: str = "1", number: int | None = None) -> list[Action]:
+        """Have all processes stand at the point."""
+        return self.post(
+            ev.PointReached(
+                time=self.now,
+                job_id=JobId(id_),
+                number=self.change(id_).number if number is None else number,
+                adaptation=1,
+                point=17,
+                leaving=leaving,
+            )
+        )
+
+    def answer_number(self, number: int, accepted: int, id_: str = "1") -> list[Action]:
+        """Answer a message that is known by its number."""
+        return self.post(ev.OfferAnswered(time=self.now, job_id=JobId(id_), number=number, accepted=accepted))
+
+    def made(self, id_: str = "1", number: int | None = None) -> list[Action]:
+        """Have all processes be done."""
+        number = self.change(id_).number if number is None else number
+        return self.post(ev.ChangeMade(time=self.now, job_id=JobId(id_), number=number))
+
+    def give_up(self, id_: str = "1") -> list[Action]:
+        """Have the processes not be brought to it."""
+        event = ev.ChangeGivenUp(time=self.now, job_id=JobId(id_), number=self.change(id_).number, reason="too late")
+        return self.post(event)
+
+    def end(self, rank: int, how: TaskEnd = WELL, id_: str = "1") -> list[Action]:
+        """Have a process end."""
+        return self.post(ev.RankEnded(time=self.now, job_id=JobId(id_), rank=rank, end=how))
+
+    def wish(
+        self, processors: int, *, mandatory: bool = False, id_: str = "1", number: int = 1
+    ) -> list[tuple[str, int, str]]:
+        """Have a process ask for more; return the answers."""
+        actions = self.post(
+            ev.MoreRequested(
+                time=self.now,
+                job_id=JobId(id_),
+                component="m",
+                number=number,
+                processors=processors,
+                mandatory=mandatory,
+                agreement=f"0-{number}",
+                rank=0,
+            )
+        )
+        return granted(actions)
+
+    def give_back(self, processors: int, id_: str = "1") -> list[GrantProcessors]:
+        """Have a process give processors back; return the answers."""
+        event = ev.LessRequested(
+            time=self.now, job_id=JobId(id_), component="m", processors=processors, agreement="0-9", rank=0
+        )
+        return of_kind(GrantProcessors, self.post(event))

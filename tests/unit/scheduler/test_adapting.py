@@ -14,9 +14,7 @@ from koala_adapter.runners.adaptive import membership_of
 from koala_adapter.runners.coordinator import after
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import (
-    Action,
     EndPlaceholders,
-    GrantProcessors,
     OfferProcessors,
     RequestProcessors,
     TakeProcessors,
@@ -24,82 +22,12 @@ from koala_adapter.scheduler.actions import (
 )
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.scheduler.records import Change, ChangePhase
+from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.service.sizes.jobs import resizable
-from tests.unit.scheduler.malleable_site import MalleableSite, granted, malleable, part, requests
+from tests.unit.scheduler.malleable_site import AdaptiveSite, granted, malleable, part, requests
 from tests.unit.scheduler.scheduler_site import WELL, component, copied, job, of_kind
 
 FAILED = TaskEnd(reason=EndReason.EXITED, exit_code=3)
-
-
-class AdaptiveSite(MalleableSite):
-    """A site with adaptive jobs."""
-
-    def begin(self, id_: str = "1", *, initial: int = 2, most: int = 6, warn_before: int = 0) -> list[Action]:
-        """Start an adaptive job."""
-        job_ = malleable(id_, part(1, most), initial=initial)
-        return self.start(replace(job_, runner=RunnerName.ADAPTIVE, warn_before=warn_before))
-
-    def change(self, id_: str = "1") -> Change:
-        """Return the change that is under way."""
-        (found,) = (one.change for one in self.record(id_).claims if one.change is not None)
-        return found
-
-    def reach(self, *leaving: int, id_: str = "1", number: int | None = None) -> list[Action]:
-        """Have all processes stand at the point."""
-        return self.post(
-            ev.PointReached(
-                time=self.now,
-                job_id=JobId(id_),
-                number=self.change(id_).number if number is None else number,
-                adaptation=1,
-                point=17,
-                leaving=leaving,
-            )
-        )
-
-    def answer_number(self, number: int, accepted: int, id_: str = "1") -> list[Action]:
-        """Answer a message that is known by its number."""
-        return self.post(ev.OfferAnswered(time=self.now, job_id=JobId(id_), number=number, accepted=accepted))
-
-    def made(self, id_: str = "1", number: int | None = None) -> list[Action]:
-        """Have all processes be done."""
-        number = self.change(id_).number if number is None else number
-        return self.post(ev.ChangeMade(time=self.now, job_id=JobId(id_), number=number))
-
-    def give_up(self, id_: str = "1") -> list[Action]:
-        """Have the processes not be brought to it."""
-        event = ev.ChangeGivenUp(time=self.now, job_id=JobId(id_), number=self.change(id_).number, reason="too late")
-        return self.post(event)
-
-    def end(self, rank: int, how: TaskEnd = WELL, id_: str = "1") -> list[Action]:
-        """Have a process end."""
-        return self.post(ev.RankEnded(time=self.now, job_id=JobId(id_), rank=rank, end=how))
-
-    def wish(
-        self, processors: int, *, mandatory: bool = False, id_: str = "1", number: int = 1
-    ) -> list[tuple[str, int, str]]:
-        """Have a process ask for more; return the answers."""
-        actions = self.post(
-            ev.MoreRequested(
-                time=self.now,
-                job_id=JobId(id_),
-                component="m",
-                number=number,
-                processors=processors,
-                mandatory=mandatory,
-                agreement=f"0-{number}",
-                rank=0,
-            )
-        )
-        return granted(actions)
-
-    def give_back(self, processors: int, id_: str = "1") -> list[GrantProcessors]:
-        """Have a process give processors back; return the answers."""
-        event = ev.LessRequested(
-            time=self.now, job_id=JobId(id_), component="m", processors=processors, agreement="0-9", rank=0
-        )
-        return of_kind(GrantProcessors, self.post(event))
 
 
 def growing(processors: int = 4) -> tuple[AdaptiveSite, TakeProcessors]:

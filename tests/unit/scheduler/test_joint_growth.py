@@ -13,9 +13,8 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, GrantProcessors, TakeProcessors, WithdrawOffer
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from koala_adapter.scheduler.records import Change, ChangePhase
-from tests.unit.scheduler.malleable_site import malleable, part
+from tests.unit.scheduler.malleable_site import AdaptiveSite, malleable, part
 from tests.unit.scheduler.scheduler_site import A, B, component, copied, of_kind, submissions
-from tests.unit.scheduler.test_adapting import AdaptiveSite
 
 BOTH = {"a": 5, "b": 3}
 

@@ -12,9 +12,8 @@ from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.reports import PATIENCE
-from tests.unit.scheduler.malleable_site import malleable, part
+from tests.unit.scheduler.malleable_site import AdaptiveSite, malleable, part
 from tests.unit.scheduler.scheduler_site import Site, component, job, of_kind
-from tests.unit.scheduler.test_adapting import AdaptiveSite
 
 LATE = PATIENCE + 1
 FAILED = TaskEnd(reason=EndReason.EXITED, exit_code=7)

@@ -18,9 +18,8 @@ from koala_adapter.scheduler.actions import GrantProcessors, TakeProcessors, Wit
 from koala_adapter.scheduler.malleable.changes import parts_of
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from koala_adapter.scheduler.records import ChangePhase
-from tests.unit.scheduler.malleable_site import malleable, part
+from tests.unit.scheduler.malleable_site import AdaptiveSite, malleable, part
 from tests.unit.scheduler.scheduler_site import A, B, component, job, of_kind, submissions
-from tests.unit.scheduler.test_adapting import AdaptiveSite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

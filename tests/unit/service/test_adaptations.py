@@ -26,7 +26,7 @@ from koala_adapter.service.sizes.adaptive import Adaptations
 from koala_adapter.service.sizes.bargaining import WorkersParty
 from koala_adapter.service.sizes.port import NegotiationPort
 from tests.sqlite_watch import closed_later
-from tests.unit.scheduler.test_adapting import AdaptiveSite
+from tests.unit.scheduler.malleable_site import AdaptiveSite
 
 if TYPE_CHECKING:
     from collections.abc import Collection

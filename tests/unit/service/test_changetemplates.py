@@ -16,9 +16,8 @@ from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import Change, ChangePhase
 from koala_adapter.service.sizes.bargaining import AdaptiveParty, FirstOffer, depends_on_answer, offer_of
 from koala_adapter.sizes import OWN_SIZES, AnySize, CheckedRule, SizeRules
-from tests.unit.scheduler.malleable_site import malleable
+from tests.unit.scheduler.malleable_site import AdaptiveSite, malleable
 from tests.unit.scheduler.scheduler_site import component, of_kind
-from tests.unit.scheduler.test_adapting import AdaptiveSite
 
 if TYPE_CHECKING:
     from koala_adapter.negotiation.serviceside.template import Template

@@ -33,7 +33,7 @@ from koala_adapter.service import records as negotiationstore
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.records import NegotiationKeeper
 from koala_adapter.service.sizes.bargaining import course
-from tests.unit.scheduler.test_adapting import AdaptiveSite
+from tests.unit.scheduler.malleable_site import AdaptiveSite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

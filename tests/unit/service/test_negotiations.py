@@ -21,9 +21,8 @@ from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.service.records import KeptNegotiation, Message
 from koala_adapter.service.sizes.bargaining import NEGOTIATOR, AdaptiveParty, Negotiations, WorkersParty
-from tests.unit.scheduler.malleable_site import MalleableSite, part
+from tests.unit.scheduler.malleable_site import AdaptiveSite, MalleableSite, part
 from tests.unit.scheduler.scheduler_site import component, of_kind
-from tests.unit.scheduler.test_adapting import AdaptiveSite
 from tests.unit.scheduler.test_joint_growth import JointSite
 from tests.unit.scheduler.test_workers import workers
 

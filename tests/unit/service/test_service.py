@@ -16,6 +16,7 @@ from anyio import to_thread
 from click.testing import CliRunner
 from pydantic import BaseModel
 
+from koala_adapter.api import server as server_module
 from koala_adapter.api.client import Client
 from koala_adapter.api.closedjournal import ClosedJournal, closed_journal
 from koala_adapter.api.offline import clean, recorded
@@ -23,7 +24,14 @@ from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import JOURNAL_NAME
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.sitefile import load_site_text
-from koala_adapter.errors import EXIT_SERVICE, DefectError, JobNotFoundError, JournalBlockedError, RecoveryError
+from koala_adapter.errors import (
+    EXIT_SERVICE,
+    DefectError,
+    JobNotFoundError,
+    JournalBlockedError,
+    RecoveryError,
+    ServiceUnavailableError,
+)
 from koala_adapter.lrm import Capabilities, PluginDefinition
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJob, LrmJobId, LrmJobState, PlaceholderId
@@ -33,6 +41,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.core import Scheduler
 from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.service.journal import Journal
+from koala_adapter.service.leftovers import Cleaning
 from koala_adapter.service.records import KeptNegotiation, Message
 from koala_adapter.service.service import FIRST_ASKING_PAUSE, Service
 from tests.unit.api.jobreports import job_report
@@ -41,15 +50,18 @@ from tests.unit.service.scripted_agent import ScriptedAgent
 from tests.unit.service.scripted_lrm import ScriptedLrm, node
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator
+    from collections.abc import AsyncIterator, Callable, Collection, Generator
     from pathlib import Path
 
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Component, Job
     from koala_adapter.scheduler.context import RecordedBatches
     from koala_adapter.scheduler.records import State
+    from koala_adapter.service.leftovers import Seen
 
 pytestmark = pytest.mark.anyio
+LIVENESS = 60.0
+"""Seconds within which what must come has come, however slow the machine is."""
 
 
 class NoSettings(BaseModel, extra="forbid"):
@@ -334,6 +346,54 @@ async def one_over_of_two(client: Client) -> list[str]:
     await to_thread.run_sync(lambda: client.cancel(over))
     await to_thread.run_sync(lambda: list(client.watch(over)))
     return [over, goes_on]
+
+
+async def test_others_are_served_while_a_cleaning_looks_through_a_slow_directory(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is submitted meanwhile stays, whatever is chosen then."""
+    begun, allowed = threading.Event(), threading.Event()
+    look = Cleaning.look
+
+    def slowly(cleaning: Cleaning, known: Collection[str]) -> Seen:
+        begun.set()
+        assert allowed.wait(LIVENESS)
+        return look(cleaning, known)
+
+    monkeypatch.setattr(Cleaning, "look", slowly)
+    async with anyio.create_task_group() as tasks:
+        server = await tasks.start(host, served.site, served.plugins, served.directory)
+        client = Client(served.directory)
+        over, goes_on = await one_over_of_two(client)
+        for id_ in (over, goes_on):
+            (served.directory / "jobs" / id_).mkdir(parents=True)
+        async with anyio.create_task_group() as cleaning:
+            cleaning.start_soon(to_thread.run_sync, lambda: Client(served.directory).clean(0.0, dry_run=False))
+            assert await to_thread.run_sync(begun.wait, LIVENESS)
+            assert (await to_thread.run_sync(lambda: client.job(over))).id == over
+            later = await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1))))
+            (served.directory / "jobs" / later).mkdir(parents=True, exist_ok=True)
+            allowed.set()
+        assert {path.name for path in (served.directory / "jobs").iterdir()} == {goes_on, later}
+        server.stop_wanted.set()
+
+
+async def test_a_cleaning_that_cannot_look_through_the_directory_in_time_says_so(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It removes nothing, and the service goes on and stops as ever."""
+    allowed = threading.Event()
+    monkeypatch.setattr(Cleaning, "look", lambda *_: allowed.wait(LIVENESS))
+    monkeypatch.setattr(server_module, "LOOKING_LIMIT", 0.0)
+    async with anyio.create_task_group() as tasks:
+        server = await tasks.start(host, served.site, served.plugins, served.directory)
+        client = Client(served.directory)
+        over, _ = await one_over_of_two(client)
+        with pytest.raises(ServiceUnavailableError, match="could not be looked through within 0 minutes"):
+            await to_thread.run_sync(lambda: client.clean(0.0, dry_run=False))
+        assert (await to_thread.run_sync(lambda: client.job(over))).id == over
+        server.stop_wanted.set()
+    allowed.set()
 
 
 async def test_cleaning_by_the_socket(served: Served) -> None:

@@ -61,7 +61,9 @@ def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
     again = SweepFiles(tmp_path)
     assert list(again.entries()) == written
     assert again.resumed_by == {"7"}
+    again.open()
     assert (tmp_path / RESULTS).read_bytes() == whole
+    again.close(SweepProgress(total=9, done=1, failed=0, running=0, directory=str(tmp_path)), JobId("1"))
 
 
 @pytest.mark.parametrize("line", ["{}", '{"task": 1, "state": "gone"}', "[]", '{"task": null, "state": "done"}', "x"])

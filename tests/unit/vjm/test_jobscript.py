@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -248,6 +249,27 @@ def test_a_script_with_a_file_needs_no_other_file(shell: str, batch: str, name: 
     """A full or read-only /tmp, where bash keeps here-documents, keeps no agent from starting."""
     script = render(replace(AGENT, batch=batch))
     done = run_file(script, "/usr/bin:/bin", tmp_path, as_sh(shell), name=name)
+    assert done.returncode == 4, done.stderr
+    assert "no contact to the control center for 1 s" in done.stderr
+
+
+@pytest.mark.parametrize("by_pipe", [True, False], ids=["pipe", "file"])
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda path: Path(path).name)
+def test_a_script_on_standard_input_needs_no_file(shell: str, by_pipe: bool, tmp_path: Path) -> None:  # noqa: FBT001 - a parameter
+    """The shell reads it from there and can write no file, wherever that were."""
+    script = tmp_path / "script"
+    script.write_text(render())
+    with ExitStack() as stack:
+        if by_pipe:
+            writer = stack.enter_context(subprocess.Popen(["cat", script], stdout=subprocess.PIPE))
+            assert writer.stdout is not None
+            standard_input = writer.stdout
+        else:
+            standard_input = stack.enter_context(script.open("rb"))
+        done = subprocess.run(
+            as_sh(shell), stdin=standard_input, cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "TMPDIR": "/nowhere"},
+            capture_output=True, text=True, check=False, timeout=90, preexec_fn=no_files,
+        )  # fmt: skip
     assert done.returncode == 4, done.stderr
     assert "no contact to the control center for 1 s" in done.stderr
 
