@@ -227,9 +227,9 @@ class SimulatedSteps(Multicluster):
             case Step(what=Do.SUBMIT, job=job):
                 self._arriving = replace(self._jobs[job], submitted_at=self.engine.now + MOMENT)
             case Step(job=job):
-                self.engine.after(MOMENT, partial(self._end, self.runs[job]))
+                self.engine.after(MOMENT, partial(self._end_now, self.runs[job]))
 
-    def _end(self, run: Run) -> None:
+    def _end_now(self, run: Run) -> None:
         heapq.heappush(self._ends, (self.engine.now, run.job.number, run.version, run))
 
     def _reached(self, step: Step) -> bool:
