@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.api.reporting import BY_THEMSELVES, job_report, negotiated
+from koala_adapter.api.reporting import BY_THEMSELVES, job_report, negotiated, takes_nothing
 from koala_adapter.api.statedirectory import JOURNAL_NAME, LOG_NAME, ownership, require_not_cleaned
 from koala_adapter.driver.store import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
@@ -270,6 +270,8 @@ class ClusterAnswer:
     """Why there is no reading."""
     requests: int = 0
     submission: str = ""
+    obstacle: str = ""
+    """Why nothing can be submitted, where that is known."""
 
 
 async def ask_cluster(
@@ -296,6 +298,7 @@ async def ask_cluster(
         reading=reading,
         requests=commands.window.total,
         submission=lrm.submission_way,
+        obstacle=lrm.submission_obstacle,
     )
 
 
@@ -355,7 +358,7 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
         name=answer.config.name,
         plugin=answer.config.plugin,
         lrm=answer.version,
-        closed=None if reading is not None else f"out of reach: {answer.trouble}",
+        closed=f"out of reach: {answer.trouble}" if reading is None else takes_nothing(answer.obstacle),
         processors=None if reading is None else reading.processors,
         idle=None if reading is None else reading.idle,
         others=None if reading is None else max(0, reading.processors - reading.idle - reading.ours - down),

@@ -214,17 +214,23 @@ def _others(record: ClusterRecord, down: int) -> int | None:
     return None if record.processors is None else max(0, record.processors - record.idle - record.ours_polled - down)
 
 
+def takes_nothing(obstacle: str) -> str | None:
+    """Return why a cluster is closed for which submissions are known to fail; None where none is known to."""
+    return f"takes no placeholders: {obstacle}" if obstacle else None
+
+
 def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offset: float) -> ClusterReport:
     """Return the report of a cluster of the service; ``wall_offset`` as in :func:`job_report`."""
     record = state.clusters.get(driver.name)
     window = driver.commands.window
     latest = driver.poller.latest
     down = 0 if latest is None else latest.down
+    obstacle = takes_nothing(driver.lrm.submission_obstacle)
     return ClusterReport(
         name=driver.name,
         plugin=driver.config.plugin,
         lrm=driver.version,
-        closed="not enabled in the site file" if record is None else closed_reason(record, now),
+        closed="not enabled in the site file" if record is None else closed_reason(record, now) or obstacle,
         processors=None if record is None else record.processors,
         idle=None if record is None or record.processors is None else record.idle,
         others=None if record is None else _others(record, down),

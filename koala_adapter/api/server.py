@@ -228,8 +228,7 @@ class Server:
             if request.operation == "clean":
                 await stream.send(protocol.encode(protocol.Reply(result=asdict(await self._clean(request)))))
                 return
-            if request.operation in CHANGING:
-                await self._service.ready()
+            await self._prepare(request)
             reply = protocol.Reply(result=self._result(request))
             await stream.send(protocol.encode(reply))
             if request.operation == "stop" or self._ending or self.reload_wanted:
@@ -241,6 +240,12 @@ class Server:
         except Exception as error:  # noqa: BLE001 - a defect of ours, or of a plugin, costs this answer
             report_defect("a request", error, request=line[:200])
             await stream.send(protocol.encode(protocol.refusal(KoalaError(f"the service failed: {error!r}"))))
+
+    async def _prepare(self, request: Request) -> None:
+        if request.operation == "submit":
+            await self._service.look_for_obstacles()
+        if request.operation in CHANGING:
+            await self._service.ready()
 
     def _result(self, request: Request) -> Any:  # noqa: ANN401, C901, PLR0911, PLR0912 - JSON of many shapes, one return for each
         service = self._service

@@ -166,8 +166,9 @@ def koala(context: click.Context, site: Path | None, state: Path | None, verbose
     # In the orderly way in which Ctrl-C ends a command: what it has in the clusters goes with it.
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, hangup_once(_interrupt))
-    # What a server did is told to its administrator without being asked for.
-    told = verbose or context.invoked_subcommand in {"serve", "wiki"}
+    # What a server did is told to its administrator without being asked for; a scheduler's screen is not written over.
+    servers = {"serve", "wiki"} if sys.stderr.isatty() else {"serve", "wiki", "schedule"}
+    told = verbose or context.invoked_subcommand in servers
     context.obj = Session(site_option=site, state_option=state, verbose=verbose, log_shown=told)
     # The command has been imported by now, with what it uses that logs; what it imports later is its own affair.
     if told or "structlog" in sys.modules:

@@ -283,6 +283,18 @@ class Lrm(ABC):
         """
         return ""
 
+    @property
+    def submission_obstacle(self) -> str:
+        """Why each submission fails until something is changed by hand, and the remedy; empty where none is known.
+
+        New jobs that only such clusters could run are refused. Submissions of earlier jobs are tried again, and should
+        raise :class:`~koala_adapter.errors.LrmUnreachableError` for that reason.
+        """
+        return ""
+
+    async def look_for_obstacle(self) -> None:  # noqa: B027 - most plugins know of none
+        """Find out whether what ``submission_obstacle`` says still holds. Raises nothing."""
+
     async def start(self) -> None:  # noqa: B027 - most plugins need nothing here
         """Make ready (start a helper process, open a session). Called once before any other method."""
 

@@ -219,7 +219,7 @@ class Scheduler:
             case ev.BatchRejected():
                 batch_failed(context, event.batch, event.reason, rejected=True)
             case ev.BatchAbsent():
-                batch_failed(context, event.batch, event.reason, rejected=False)
+                batch_failed(context, event.batch, event.reason, rejected=False, pauses=event.pauses)
             case ev.BatchUncertain():
                 batch_uncertain(context, event)
             case ev.PlaceholderStarted():

@@ -177,6 +177,8 @@ class BatchAbsent(Event):
 
     batch: BatchKey
     reason: str
+    pauses: bool = False
+    """Whether its cluster is paused, because other submissions would fail in the same way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -347,6 +347,12 @@ class ClusterDriver:
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
+    async def look_for_obstacle(self) -> None:
+        """Find out whether submissions would still fail for the reason that is known, if there is one."""
+        with suppress(LrmError), answering(self.name):
+            if self.lrm.submission_obstacle:
+                await self.lrm.look_for_obstacle()
+
     async def _submit_all(self) -> None:
         async for submission in self._submissions:
             event = await self._submit_one(submission)
@@ -365,8 +371,10 @@ class ClusterDriver:
         except (LrmRejectedError, LrmUnsupportedError) as error:
             return BatchRejected(time=self._context.clock(), batch=key, reason=str(error))
         except LrmUnreachableError as error:
-            self.poller.breaker.failed(anyio.current_time())
-            return BatchAbsent(time=self._context.clock(), batch=key, reason=error.message)
+            pauses = bool(self.lrm.submission_obstacle)
+            if not pauses:
+                self.poller.breaker.failed(anyio.current_time())
+            return BatchAbsent(time=self._context.clock(), batch=key, reason=error.message, pauses=pauses)
         except LrmUnavailableError as error:
             self.poller.breaker.failed(anyio.current_time())
             log.warning("outcome of a submission is unknown", cluster=self.name, batch=key, error=str(error))

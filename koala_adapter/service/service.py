@@ -60,6 +60,10 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.channel import Launch, Signal
 
 
+OBSTACLE_SECONDS = 10.0
+"""How long a client that submits a job waits until what is wrong with clusters was looked at again."""
+
+
 # -- Configuration of the scheduler from a site file ---------------------------------------------------------
 
 
@@ -618,13 +622,28 @@ class Service:
         while self._loop.in_snapshot:
             await self.changed.wait()
 
+    async def look_for_obstacles(self) -> None:
+        """Find out whether submissions still fail for the reasons that clusters are known to have, if any."""
+        with anyio.move_on_after(OBSTACLE_SECONDS):
+            for driver in self.clusters.values():
+                await driver.look_for_obstacle()
+
+    def _require_able(self, job: Job) -> None:
+        """Raise JobRefusedError where nothing can be submitted to any cluster that a component may use."""
+        obstacles = {name: driver.lrm.submission_obstacle for name, driver in self.clusters.items()}
+        for component in job.components:
+            asked = [component.cluster] if component.cluster in obstacles else list(obstacles)
+            if asked and all(obstacles[name] for name in asked):
+                said = "; ".join(f"{name}: {obstacles[name]}" for name in asked)
+                raise JobRefusedError(f"nothing can be submitted for component {component.name!r}: {said}")
+
     def submit(self, make_job: Callable[[JobId, float], Job], *, submission: str = "") -> JobId:
         """Enter a job into the queue; ``make_job`` gets its id and time. Returns once it is on disk.
 
         ``submission``: a name by which the client sends this submission again when it got no answer; the job that it
-        became is returned then. Raises JobRefusedError when its input files cannot be kept or its placement policy is
-        not here, JournalBlockedError when the journal cannot be written, and DefectError when koala failed on it: then
-        there is no such job.
+        became is returned then. Raises JobRefusedError when its input files cannot be kept, its placement policy is not
+        here or no cluster takes submissions for it, JournalBlockedError when the journal cannot be written, and
+        DefectError when koala failed on it: then there is no such job.
         """
         earlier = self._submitted(submission)
         if earlier is not None:
@@ -632,6 +651,7 @@ class Service:
         self._loop.require_journal()
         job = make_job(self._new_job_id(), self.now())
         check_policies(job, self.scheduler.policies, self._size_rules)
+        self._require_able(job)
         self.applications.keep_input(job)
         try:
             self._note_submission(submission, job.id)

@@ -611,6 +611,15 @@ class PbsLrm(Lrm):
         """How placeholders are submitted, and why."""
         return str(self._submitter.choice)
 
+    @property
+    def submission_obstacle(self) -> str:
+        """What is wrong with the DRMAA library on which the site insists."""
+        return self._submitter.obstacle
+
+    async def look_for_obstacle(self) -> None:
+        """Try that library again."""
+        await self._submitter.look_for_obstacle()
+
     def _native(self, submission: Submission) -> tuple[str, ...]:
         return (native_specification(submission, self._settings, self._context.directives),)
 

@@ -426,6 +426,15 @@ class SgeLrm(Lrm):
         """How placeholders are submitted, and why."""
         return str(self.submissions.submitter.choice)
 
+    @property
+    def submission_obstacle(self) -> str:
+        """What is wrong with the DRMAA library on which the site insists."""
+        return self.submissions.submitter.obstacle
+
+    async def look_for_obstacle(self) -> None:
+        """Try that library again."""
+        await self.submissions.submitter.look_for_obstacle()
+
     def _native(self, submission: Submission) -> tuple[str, ...]:
         return apply_directives(
             heldjobs.native_options(self._settings, submission), self._context.directives, GRID_ENGINE

@@ -64,6 +64,7 @@ from koala_slurm.words import (
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from koala_adapter.lrm import ClusterContext
     from koala_adapter.lrm.contract import Directives
@@ -530,10 +531,13 @@ class SlurmLrm(Lrm):
         except LrmUnavailableError as error:
             self._unanswered = error
             raise
-        await self._submitter.start(
-            nodes_are_here=self._nodes_are_here,
-            misfit=lambda library: releases.misfit(library, release_number(config.version)),
-        )
+
+        async def misfit(library: Path) -> str:
+            # Later than at the start, the controller may have been updated meanwhile.
+            told = config if self._config is None else await self._read_config()
+            return releases.misfit(library, release_number(told.version))
+
+        await self._submitter.start(nodes_are_here=self._nodes_are_here, misfit=misfit)
         self.capabilities = replace(
             CAPABILITIES,
             suspend=config.may_suspend(user=self._user, uid=os.geteuid()),
@@ -679,6 +683,15 @@ class SlurmLrm(Lrm):
     def submission_way(self) -> str:
         """How placeholders are submitted, and why."""
         return str(self._submitter.choice)
+
+    @property
+    def submission_obstacle(self) -> str:
+        """What is wrong with the DRMAA library on which the site insists."""
+        return self._submitter.obstacle
+
+    async def look_for_obstacle(self) -> None:
+        """Try that library again."""
+        await self._submitter.look_for_obstacle()
 
     def _native(self, submission: Submission) -> tuple[str, ...]:
         return (native_specification(submission, self._settings, self._context.directives),)

@@ -8,6 +8,7 @@
  * -DABORT: it ends the process where a session begins, as pbs-drmaa does without its server.
  * -DLOG="\"/path\"": each call that submits leaves a line there.
  * -DSBATCH="\"/path/sbatch\"": the command by which it submits.
+ * -DUSES="\"libslurm.so.45\"": the library of Slurm that it seems to be linked with.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -25,6 +26,10 @@
 
 #ifndef SBATCH
 #define SBATCH "sbatch"
+#endif
+
+#ifdef USES
+const char uses[] = "\0" USES;
 #endif
 
 #define OK 0

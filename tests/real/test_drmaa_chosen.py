@@ -6,6 +6,7 @@ The library stands for slurm-drmaa, which is in no package registry. Grid Engine
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,11 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.errors import EXIT_REFUSED
 from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, LrmJobState
 from koala_adapter.testing import eventually, new_context
 from koala_slurm import PLUGIN, SlurmSettings
+from koala_slurm.listing import release_number
 from koala_slurm.lrm import SlurmLrm
+from koala_slurm.releases import NEWEST
 from tests.real.systems.processes import OTHER_SLURM, USERS_PATH
 from tests.real.systems.requirements import require
 from tests.real.test_init import koala
@@ -148,3 +152,31 @@ def test_without_a_word_in_a_site_file(slurm_a: SlurmCluster, sge_cell: GridEngi
     shown = koala(tmp_path, variables, "script", str(job), "--cluster", "a").stdout
     assert "# drmaa_run_bulk_jobs 1 2 1 " in shown
     assert "sbatch --parsable" in shown
+
+
+def test_wrong_library_on_which_a_site_insists(slurm_a: SlurmCluster, tmp_path: Path) -> None:
+    """A job is refused at once, with reason and remedy, and runs once the library was replaced by one that fits."""
+    release = release_number(slurm_a.run("scontrol", "--version").split()[-1])
+    uses = "libslurm.so.36" if release == NEWEST else "libslurm.so.45"
+    library = compile_library(tmp_path, USES=f'"{uses}"')
+    variables = {"SLURM_CONF": str(slurm_a.conf)}
+    assert koala(tmp_path, variables, "init", "--yes").returncode == 0
+    site = tmp_path / ".config" / "koala" / "site.toml"
+    insisting = f'[clusters.settings]\nsubmit_by = "drmaa"\ndrmaa_library = "{library}"'
+    site.write_text(site.read_text().replace("[clusters.settings]", insisting))
+
+    done = koala(tmp_path, variables, "run", "-n", "1", "--", "true")
+    assert done.returncode == EXIT_REFUSED, done.stderr
+    said = " ".join(done.stderr.split())
+    assert f"{library} cannot be used: it uses libslurm of Slurm " in said
+    assert "set submit_by = 'auto'" in said
+    done = koala(tmp_path, variables, "check", "--no-submit")
+    assert done.returncode != 0
+    assert f"FAIL placeholders: {library} cannot be used: it uses libslurm" in done.stdout
+    assert "no jobs" in koala(tmp_path, variables, "status").stdout
+    (cluster,) = json.loads(koala(tmp_path, variables, "clusters", "--json").stdout)
+    assert cluster["closed"].startswith(f"takes no placeholders: {library} cannot be used: ")
+
+    compile_library(tmp_path)
+    done = koala(tmp_path, variables, "run", "-n", "1", "--", "true")
+    assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ from tests.real.leftovers import Traces
 from tests.real.lrms import placeholders
 from tests.real.ranks import NotedRanks, expect_noted_end
 from tests.real.systems.pbs import PbsServer, missing_for_pbs
-from tests.real.systems.requirements import require
+from tests.real.systems.requirements import drmaa_library, require
+from tests.real.test_malleable_workers import expect_right, workers
+from tests.real.test_malleable_workers import submit as submit_workers
 from tests.real.user import part
 
 if TYPE_CHECKING:
@@ -34,6 +37,16 @@ def server() -> Iterator[PbsServer]:
     with server.alone():
         yield server
         server.clear()
+
+
+@pytest.fixture(params=["commands", "drmaa"])
+def submitting(request: pytest.FixtureRequest, server: PbsServer) -> PbsServer:
+    """Give the same server, to which koala submits in one way or the other."""
+    if request.param == "commands":
+        return server
+    library = drmaa_library("pbs")
+    require([] if library else ["pbs-drmaa (KOALA_TEST_PBS_DRMAA, its libdrmaa.so)"])
+    return PbsServer(library)
 
 
 @contextmanager
@@ -90,3 +103,59 @@ def test_a_job_that_cannot_go_on_is_cancelled(new_user: NewUser, server: PbsServ
         done = user.run("cancel", job)
         assert done.code == 0, done.stderr
         assert placeholders(server) == []
+
+
+def test_output_and_cancellation(new_user: NewUser, submitting: PbsServer) -> None:
+    """What ranks print is there, with their exit codes; a job that is cancelled leaves nothing on any node."""
+    user = new_user(submitting)
+    traces = Traces(user)
+    text = "echo rank $KOALA_RANK; exit $(( KOALA_RANK * 3 ))"
+    job = user.submit(user.job_file(part(submitting.name, 2, "sh", "-c", text, environment=traces.mark)))
+    report = user.wait_over(job)
+    assert report.outcome is not None
+    assert (report.state, report.outcome.exit_code) == (JobState.FAILED, 3)
+    assert [user.output_of(job, "c1", rank) for rank in range(2)] == [b"rank 0\n", b"rank 1\n"]
+    long = user.submit(user.job_file(part(submitting.name, 3, "sleep", "600", environment=traces.mark)))
+    user.wait(long, lambda report: report.state is JobState.RUNNING, what="runs")
+    assert user.run("cancel", long).code == 0
+    assert user.wait_over(long).state is JobState.CANCELLED
+    traces.expect_none()
+
+
+def test_a_sweep(new_user: NewUser, submitting: PbsServer) -> None:
+    """Each task runs once on one of four processors, and its result is kept."""
+    user = new_user(submitting, clusters=four_processors(submitting))
+    done = user.run("sweep", "-n", "4", "--", "sh", "-c", "echo $(( {a} * {a} ))", ":::", "a=1..20")
+    assert done.code == 0, done.stderr
+    report = user.wait_over(user.client.jobs()[0].id)
+    assert report.sweep is not None
+    assert (report.sweep.done, report.sweep.failed) == (20, 0)
+    directory = user.state / "jobs" / report.id / "sweep"
+    entries = [json.loads(line) for line in (directory / "results.jsonl").read_text().splitlines()]
+    found = {int(one["parameters"]["a"]): int((directory / one["stdout"]).read_text()) for one in entries}
+    assert found == {number: number**2 for number in range(1, 21)}
+    assert len(entries) == 20
+    assert placeholders(submitting) == []
+
+
+def test_a_job_of_workers_grows_and_shrinks(new_user: NewUser, submitting: PbsServer) -> None:
+    """It gets what is idle, makes room for another job, and grows again; the service is killed meanwhile."""
+    user = new_user(submitting, clusters=four_processors(submitting))
+    job = submit_workers(user)
+    user.wait(job, lambda report: sum(workers(report).values()) == 3, what="has all there is")
+    go = user.directory / "go"
+    waiting = ("sh", "-c", f"until [ -e {go} ]; do sleep 0.2; done")
+    rigid = user.submit(user.job_file(part(submitting.name, 2, *waiting), name="rigid"))
+    user.wait(rigid, lambda report: report.launched_at is not None, what="has got its processors")
+    assert sum(workers(user.report(job)).values()) == 1
+    user.kill()
+    user.serve()
+    go.touch()
+    assert user.wait_over(rigid).state is JobState.COMPLETED
+    user.wait(job, lambda report: sum(workers(report).values()) == 3, what="has grown again")
+    expect_right(user, job)
+
+
+def four_processors(server: PbsServer) -> dict[str, dict[str, int]]:
+    """Return settings by which jobs may have four processors."""
+    return {server.name: {"threshold": server.processors() - 4}}

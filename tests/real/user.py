@@ -96,7 +96,7 @@ def cluster_table(system: Served, values: Values) -> str:
         # By commands, whatever library this machine has: tests stop them, and look at what they say.
         plugin, settings = "slurm", {name: str(value) for name, value in system.plugin_settings.items()}
     elif isinstance(system, PbsServer):
-        plugin, settings = "pbs", {"conf": str(system.conf), "bin_directory": str(system.bin_directory)}
+        plugin, settings = "pbs", {name: str(value) for name, value in system.plugin_settings.items()}
     else:
         plugin = "sge"
         settings = {

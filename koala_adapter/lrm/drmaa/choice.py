@@ -8,6 +8,7 @@ the modules that use a DRMAA library are imported only for a cluster that has on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -20,7 +21,7 @@ from pydantic import BaseModel, Field
 
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.contract import CheckResult
-from koala_adapter.lrm.drmaa.libraries import OTHER, Library, library_of
+from koala_adapter.lrm.drmaa.libraries import OTHER, Library, LibraryLoadError, library_of
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore, script_folder
 
 if TYPE_CHECKING:
@@ -203,7 +204,8 @@ class Submitter:
 
     The choice is verified by :meth:`start`, or before the first submission where the batch system could not be asked
     at the start. A library that turns out wrong is given up for commands then, with ``submit_by = 'auto'``; after the
-    first submission nothing changes, because an outcome that is not known is looked up by name in either case.
+    first submission nothing changes, because an outcome that is not known is looked up by name in either case. A wrong
+    library that is not given up is an ``obstacle``, until it is found good.
     """
 
     def __init__(
@@ -235,7 +237,9 @@ class Submitter:
         self._settled = self.choice.by == "commands"
         self._tries = 0
         self._drmaa: DrmaaTransport | None = None
-        self._misfit: Callable[[Path], str] | None = None
+        self._misfit: Callable[[Path], Awaitable[str]] | None = None
+        self.obstacle = ""
+        """What is wrong with a library that must be used, and the remedy; empty where nothing is known."""
         self.scripts = ScriptStore(script_folder(settings.script_directory, context))
         if not self._settled:
             self._drmaa = self._transport(self.choice.library)
@@ -265,13 +269,13 @@ class Submitter:
         self,
         *,
         nodes_are_here: Callable[[], Awaitable[bool]] | None = None,
-        misfit: Callable[[Path], str] | None = None,
+        misfit: Callable[[Path], Awaitable[str]] | None = None,
     ) -> None:
         """Verify the choice, as far as the batch system answers.
 
         ``nodes_are_here`` tells whether this host is all nodes; None: it makes no difference, because without DRMAA
         the nodes would have to see the same file. ``misfit`` tells why the batch system would not understand a library,
-        if that can be seen in its file.
+        if that can be seen in its file; it is asked again until a library has been found good.
         """
         self._misfit = misfit
         if self.drmaa is None:
@@ -286,39 +290,70 @@ class Submitter:
         await self.settle(patient=True)
 
     async def settle(self, *, patient: bool = False) -> None:
-        """Verify the choice, if that was not done yet. Raises LrmError, unless ``patient``, where it cannot be."""
-        while not self._settled and self.drmaa is not None:
-            problem = await self._verify(self.drmaa, patient=patient)
+        """Verify the choice, if that was not done yet, or if a submission has failed since.
+
+        Raises LrmError, unless ``patient``, where it cannot be verified, or a library must be used that is wrong.
+        """
+        while (drmaa := self.drmaa) is not None and (drmaa.doubtful or not self._settled):
+            problem = await self._verify(drmaa, patient=patient)
             if problem is None:
                 return
-            if not problem:
-                self._settled = True
-                log.info("how placeholders are submitted", cluster=self._context.cluster, how=str(self.choice))
-            else:
+            if problem:
                 await self._give_up(problem, instead=self._others.pop(0) if self._others else None)
+                continue
+            if not self._settled or self.obstacle:
+                log.info("how placeholders are submitted", cluster=self._context.cluster, how=str(self.choice))
+            self._settled, drmaa.doubtful, self.obstacle = True, False, ""
 
     async def _verify(self, drmaa: DrmaaTransport, *, patient: bool) -> str | None:
-        """Return what is wrong with the library; None where that is not known yet. Raises LrmError as `settle`."""
+        """Return what is wrong with a library that need not be used; None where that is not known yet.
+
+        Raises LrmError as `settle`.
+        """
         from koala_adapter.lrm.helper import HelperDiedError
 
-        automatic = self._settings.submit_by == "auto"
-        if automatic and self._misfit and self.choice.library and (problem := self._misfit(self.choice.library)):
-            return problem
+        replaceable = self._settings.submit_by == "auto" and not self._settled
         try:
+            if self._misfit and self.choice.library and (problem := await self._misfit(self.choice.library)):
+                raise LrmRejectedError(problem)
             opened = await drmaa.client.open()
             drmaa.require(opened)
         except LrmError as error:
             self._tries += 1
-            wrong = isinstance(error, LrmRejectedError | HelperDiedError) or drmaa.client.unloadable
-            if automatic and (wrong or self._tries >= TRIES):
+            # One that has worked may end where its batch system is out of reach.
+            died = isinstance(error, HelperDiedError) and not self._settled
+            wrong = died or isinstance(error, LrmRejectedError | LibraryLoadError)
+            if replaceable and (wrong or self._tries >= TRIES):
                 return error.message
+            if wrong:
+                self._note_obstacle(error.message)
             if patient:
                 return None
-            if isinstance(error, LrmUnavailableError):
+            if wrong or isinstance(error, LrmUnavailableError):
                 # Nothing was submitted, so nothing has to be looked for.
-                raise LrmUnreachableError(error.message, hint=error.hint) from error
+                reason, hint = (self.obstacle, "") if wrong else (error.message, error.hint)
+                raise LrmUnreachableError(reason, hint=hint) from error
             raise
-        return self._problem_of(opened) if automatic else ""
+        return self._problem_of(opened) if replaceable else ""
+
+    def _note_obstacle(self, problem: str) -> None:
+        """Keep what is wrong with a library that must be used, and log it once."""
+        obstacle = f"{self.choice.library or 'libdrmaa.so'} cannot be used: {problem} ({self._remedy})"
+        if obstacle != self.obstacle:
+            log.warning("placeholders cannot be submitted", cluster=self._context.cluster, reason=obstacle)
+        self.obstacle = obstacle
+
+    @property
+    def _remedy(self) -> str:
+        if self._settings.submit_by == "auto":
+            return "start koala again: then it chooses anew how to submit"
+        return f"name another {self._expected.name} in drmaa_library, or set submit_by = 'auto'"
+
+    async def look_for_obstacle(self) -> None:
+        """Try again a library that was found wrong."""
+        if self.obstacle:
+            with contextlib.suppress(LrmError):
+                await self.settle(patient=True)
 
     def _problem_of(self, opened: Opened) -> str:
         """Return why a library that works is not to be trusted with submissions."""
@@ -345,6 +380,8 @@ class Submitter:
     async def check(self) -> tuple[CheckResult, ...]:
         """Say what the choice is; with DRMAA, ask the LRM through the library, and look at the folder of scripts."""
         await self.settle(patient=True)
+        if self.obstacle:
+            return (CheckResult(subject="placeholders", ok=False, found=self.obstacle, remedy=self._remedy),)
         chosen = CheckResult(subject="placeholders", ok=True, found=f"submitted {self.choice}")
         return (chosen,) if self.drmaa is None else (chosen, *await self.drmaa.check())
 

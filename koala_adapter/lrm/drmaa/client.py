@@ -180,8 +180,6 @@ class DrmaaClient(HelperClient["Request", "Result"]):
         self._opened: Opened | None = None
         self.library = library_of(str(launch.library or ""))
         """Which library it is: by what it says of itself, and by where it lies until it was loaded."""
-        self.unloadable = False
-        """Whether the last helper said that it cannot load the library."""
 
     @property
     def launch(self) -> HelperLaunch:
@@ -278,7 +276,6 @@ class DrmaaClient(HelperClient["Request", "Result"]):
             self._launch = other
             await self._start()
             result = await self._exchange(self._open_request)
-        self.unloadable = isinstance(result, Failure) and result.kind is FailureKind.LIBRARY
         return _expect(result, Opened)
 
     # -- what HelperClient asks of its subclasses ----------------------------------------------------------------

@@ -324,6 +324,10 @@ def is_ending(text: str) -> bool:
     return any(phrase in lowered for phrase in ENDING_PHRASES)
 
 
+class LibraryLoadError(LrmUnavailableError):
+    """The library is not there, or cannot be loaded."""
+
+
 def error_of(kind: FailureKind, message: str) -> LrmError:
     """Return the exception for a complaint."""
     hint = _HINTS[kind]
@@ -334,5 +338,7 @@ def error_of(kind: FailureKind, message: str) -> LrmError:
             return LrmNotFoundError(message, hint=hint)
         case FailureKind.UNSUPPORTED:
             return LrmUnsupportedError(message, hint=hint)
-        case FailureKind.UNAVAILABLE | FailureKind.LIBRARY:
+        case FailureKind.UNAVAILABLE:
             return LrmUnavailableError(message, hint=hint)
+        case FailureKind.LIBRARY:
+            return LibraryLoadError(message, hint=hint)

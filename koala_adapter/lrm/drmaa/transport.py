@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmError, LrmRejectedError
+from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import CheckResult, RenderedSubmission
 from koala_adapter.lrm.drmaa.libraries import OTHER, FailureKind, error_of
 from koala_adapter.lrm.drmaa.protocol import Template
@@ -142,6 +142,8 @@ class DrmaaTransport:
         self.scripts = scripts
         self._delivery = delivery
         self._expected = expected
+        self.doubtful = False
+        """Whether the last submission came to an end that is not known."""
 
     async def start(self) -> None:
         """Start the helper; an LRM that is out of reach now is tried again with the first request."""
@@ -187,7 +189,11 @@ class DrmaaTransport:
         template = self.template(submission, native)
         self.require(await self.client.open())
         with self.scripts.submitted(submission.key, submission.script, self._delivery):
-            return await self.client.submit(template, submission.count, index_variable=index_variable)
+            try:
+                return await self.client.submit(template, submission.count, index_variable=index_variable)
+            except LrmUnavailableError:
+                self.doubtful = True
+                raise
 
     def require(self, opened: Opened) -> None:
         """Raise LrmRejectedError when the library is that of another system than the one that is read."""

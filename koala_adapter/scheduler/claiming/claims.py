@@ -301,14 +301,18 @@ def batch_uncertain(context: Context, event: BatchUncertain) -> None:
         batch.uncertain = event.reason
 
 
-def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool) -> None:
+def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool, pauses: bool = False) -> None:
     """Forget the placeholders of a submission that is not there, and claim others.
 
     What was taken before, or has shown itself since, is there whatever is said now: a late or repeated message.
+    ``pauses``: nothing else is placed on its cluster for as long as a job pauses.
     """
     batch = context.state.batches.get(key)
     if batch is None or batch.lrm_ids is not None:
         return
+    if pauses and (cluster := context.state.clusters.get(batch.cluster)) is not None:
+        cluster.paused_until, cluster.pause_reason = context.now + context.state.parameters.backoff, reason
+        context.timetable.for_cluster(cluster, cluster.paused_until)
     gone = [p for p in _placeholders_in(context.state, batch) if p.started_at is None]
     if batch.live > len(gone):
         batch.lrm_ids, batch.uncertain = (LrmJobId(""),) * batch.count, None
@@ -329,7 +333,7 @@ def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool
         return
     if rejected and not _exclude(context, record, claim, batch, reason):
         return
-    setback(context, record, f"{batch.cluster}: {reason}", pause=not rejected)
+    setback(context, record, f"{batch.cluster}: {reason}", pause=not (rejected or pauses))
 
 
 def _exclude(context: Context, record: JobRecord, claim: Claim, batch: BatchRecord, reason: str) -> bool:

@@ -46,6 +46,18 @@ class PbsServer:
 
     conf = Path(CONF)
 
+    def __init__(self, library: Path | None = None) -> None:
+        """``library``: of DRMAA, by which koala submits; None: by commands."""
+        self._library = library
+
+    @property
+    def plugin_settings(self) -> dict[str, Path | str]:
+        """Settings by which the plugin ``pbs`` uses this server."""
+        settings: dict[str, Path | str] = {"conf": self.conf, "bin_directory": self.bin_directory}
+        if self._library is None:
+            return {**settings, "submit_by": "commands"}
+        return {**settings, "submit_by": "drmaa", "drmaa_library": self._library}
+
     @cached_property
     def bin_directory(self) -> Path:
         """Directory of the commands."""

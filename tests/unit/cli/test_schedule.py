@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -75,6 +76,17 @@ def test_refusals(tmp_path: Path, arguments: tuple[str, ...], code: int, said: s
     found, output = run(tmp_path, *arguments)
     assert found == code
     assert said in " ".join(output.split())
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_log_is_shown_where_there_is_no_screen(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> None:
+    """As a system unit it says on standard error what it could not do; on a terminal its screen is there."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    assert koala.callback is not None
+    with click.Context(koala) as context:
+        context.invoked_subcommand = "schedule"
+        context.invoke(koala.callback, site=None, state=None, verbose=False)
+        assert context.obj.log_shown is not terminal
 
 
 def test_lines_of_what_happened() -> None:

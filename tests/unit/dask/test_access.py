@@ -89,5 +89,5 @@ def test_a_missing_site_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv("KOALA_SITE", raising=False)
     for name in ("HOME", "PATH", "KOALA_STATE"):
         monkeypatch.setenv(name, str(tmp_path))
-    with pytest.raises(ConfigurationError, match=r"no site file found.*; no batch system was found on this host"):
+    with pytest.raises(ConfigurationError, match=r"no site file found.*; no batch system (was found|can be used)"):
         _ = KoalaCluster(maximum=2)

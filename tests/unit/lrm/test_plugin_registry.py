@@ -220,5 +220,7 @@ async def test_defaults_do_no_harm() -> None:
         await lrm.give_back([JOB])
     assert await lrm.moved([JOB]) == await lrm.held_by_hook() == ()
     harmless = {"start", "close", "check", "check_outside", "undo_start", "confirm_start", "confirm_starts"}
-    harmless |= {"moved", "held_by_hook", "give_back"}
+    await lrm.look_for_obstacle()
+    assert lrm.submission_obstacle == lrm.submission_way == ""
+    harmless |= {"moved", "held_by_hook", "give_back", "look_for_obstacle"}
     assert optional - harmless == set(CALLS)

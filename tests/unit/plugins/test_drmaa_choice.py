@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
-from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.drmaa.choice import (
     TRIES,
     FoundLibrary,
@@ -20,14 +21,14 @@ from koala_adapter.lrm.drmaa.choice import (
     is_shared,
 )
 from koala_adapter.lrm.drmaa.client import DrmaaClient
-from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, PBS, SLURM, Library
+from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, PBS, SLURM, Library, LibraryLoadError
 from koala_adapter.lrm.drmaa.protocol import Opened
 from koala_adapter.lrm.helper import HelperDiedError
 from koala_adapter.testing import new_context
 from koala_slurm.listing import SEPARATOR, all_here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 NOTHING = Path("/nonexistent")
 FOUND = FoundLibrary(path=Path("/opt/libdrmaa.so"), by="its usual place")
@@ -190,7 +191,7 @@ class TestVerified:
     async def test_not_to_be_trusted(
         self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch, answer: object, reason: str
     ) -> None:
-        """One that is too old or aborts is given up for commands, and the reason is kept; a site may insist."""
+        """One that is too old or aborts is given up for commands, and the reason is kept."""
         found = opened(answer) if isinstance(answer, str) else answer
         assert isinstance(found, Opened | Exception)
         self.answers(monkeypatch, found)
@@ -198,24 +199,101 @@ class TestVerified:
         await one.start(nodes_are_here=self.here)
         assert one.drmaa is None
         assert reason in str(one.choice)
-        self.answers(monkeypatch, found, opened("DRMAA for Slurm 1.1.5"))
-        insisting = submitter(submit_by="drmaa")
-        await insisting.start(nodes_are_here=self.here)
-        assert insisting.drmaa is not None
+
+    async def test_old_one_on_which_a_site_insists(
+        self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is used."""
+        self.answers(monkeypatch, opened("DRMAA for Slurm 1.1.5"))
+        one = submitter(submit_by="drmaa")
+        await one.start(nodes_are_here=self.here)
+        assert one.drmaa is not None
+        assert one.obstacle == ""
 
     async def test_one_that_the_batch_system_does_not_understand(
         self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is given up unloaded, with the reason; a site may insist."""
+        """It is given up unloaded, with the reason."""
         left = self.answers(monkeypatch, opened("DRMAA for Slurm 1.1.6"))
         one = submitter()
-        await one.start(nodes_are_here=self.here, misfit=lambda _: "it is too old")
+        await one.start(nodes_are_here=self.here, misfit=says(["it is too old"]))
         assert one.drmaa is None
         assert "it is too old" in str(one.choice)
         assert left
-        insisting = submitter(submit_by="drmaa")
-        await insisting.start(nodes_are_here=self.here, misfit=lambda _: "it is too old")
-        assert insisting.drmaa is not None
+
+    @pytest.mark.parametrize(
+        ("misfit", "answer", "reason"),
+        [
+            ("it is too old", None, "it is too old"),
+            ("", HelperDiedError("the DRMAA helper died"), "the DRMAA helper died"),
+            ("", LibraryLoadError("no such file"), "no such file"),
+            ("", LrmRejectedError("it is one for PBS"), "it is one for PBS"),
+        ],
+        ids=["does not fit", "aborts", "missing", "another system"],
+    )
+    async def test_wrong_one_on_which_a_site_insists(
+        self,
+        submitter: Callable[..., Submitter],
+        monkeypatch: pytest.MonkeyPatch,
+        misfit: str,
+        answer: Exception | None,
+        reason: str,
+    ) -> None:
+        """Nothing is submitted, with reason and remedy, until it was put right; it is tried again each time."""
+        wrong = [misfit]
+        left = self.answers(monkeypatch, *[answer] * 4 if answer else (), opened("DRMAA for Slurm 1.1.6"))
+        one = submitter(submit_by="drmaa")
+        with structlog.testing.capture_logs() as logged:
+            await one.start(misfit=says(wrong))
+            with pytest.raises(LrmUnreachableError, match=reason):
+                await one.settle()
+            (result,) = await one.check()
+            await one.look_for_obstacle()
+        warnings = [entry for entry in logged if entry["log_level"] == "warning"]
+        assert [entry["reason"] for entry in warnings] == [one.obstacle]
+        assert (result.ok, result.subject, result.found) == (False, "placeholders", one.obstacle)
+        assert reason in one.obstacle
+        assert result.remedy in one.obstacle
+        assert "submit_by = 'auto'" in result.remedy
+        wrong[0] = ""
+        await one.look_for_obstacle()
+        assert one.obstacle == ""
+        assert not left
+        await one.settle()
+
+    @pytest.mark.parametrize("submit_by", ["drmaa", "auto"])
+    async def test_batch_system_that_is_updated(
+        self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch, submit_by: str
+    ) -> None:
+        """After a submission that failed the library is looked at again; the way of submitting stays."""
+        wrong = [""]
+        self.answers(monkeypatch, *[opened("DRMAA for Slurm 1.1.6")] * 2)
+        one = submitter(submit_by=submit_by)
+        await one.start(nodes_are_here=self.here, misfit=says(wrong))
+        wrong[0] = "it is too old"
+        await one.settle()
+        assert one.drmaa is not None
+        one.drmaa.doubtful = True
+        with pytest.raises(LrmUnreachableError, match="it is too old"):
+            await one.settle()
+        assert one.drmaa is not None
+        assert "it is too old" in one.obstacle
+        wrong[0] = ""
+        await one.settle()
+        assert one.obstacle == ""
+
+    async def test_library_that_worked_may_die(
+        self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its batch system may be out of reach: that is no reason to refuse jobs."""
+        self.answers(monkeypatch, opened("DRMAA for Slurm 1.1.6"), HelperDiedError("the DRMAA helper died"))
+        one = submitter(submit_by="drmaa")
+        await one.start()
+        assert one.drmaa is not None
+        one.drmaa.doubtful = True
+        with pytest.raises(LrmUnreachableError, match="the DRMAA helper died"):
+            await one.settle()
+        assert one.obstacle == ""
 
     async def test_no_answer_at_first(
         self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch
@@ -254,6 +332,15 @@ class TestVerified:
         insisting = submitter(submit_by="drmaa")
         await insisting.start(nodes_are_here=self.elsewhere)
         assert insisting.drmaa is not None
+
+
+def says(problems: list[str]) -> Callable[[Path], Awaitable[str]]:
+    """Return what tells of each library that the first of these is wrong with it."""
+
+    async def misfit(_: Path) -> str:
+        return problems[0]
+
+    return misfit
 
 
 def opened(implementation: object) -> Opened:

@@ -27,6 +27,7 @@ from koala_adapter.lrm.drmaa.libraries import (
     SLURM,
     FailureKind,
     Library,
+    LibraryLoadError,
     error_of,
     is_ending,
     kind_of_exception,
@@ -267,7 +268,7 @@ class TestComplaints:
         ("kind", "error"),
         [
             (FailureKind.UNAVAILABLE, LrmUnavailableError),
-            (FailureKind.LIBRARY, LrmUnavailableError),
+            (FailureKind.LIBRARY, LibraryLoadError),
             (FailureKind.REJECTED, LrmRejectedError),
             (FailureKind.NOT_FOUND, LrmNotFoundError),
             (FailureKind.UNSUPPORTED, LrmUnsupportedError),

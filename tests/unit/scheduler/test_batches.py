@@ -6,6 +6,7 @@ from __future__ import annotations
 from koala_adapter.model import BatchKey, LrmJobId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.parameters import Parameters
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, ends, job, launches, submissions
 
@@ -166,6 +167,20 @@ def test_late_and_repeated_answers_change_nothing() -> None:
     site.post(ev.BatchSubmitted(time=site.now, batch=key, lrm_ids=(LrmJobId("x"), LrmJobId("y"))))
     assert [p.lrm_id for p in site.claimed("1")] == [f"{key}:1", f"{key}:2"]
     assert [p.state for p in site.claimed("1")] == [PlaceholderState.QUEUED] * 2
+
+
+def test_cluster_that_takes_no_submission_is_paused() -> None:
+    """The job goes to another cluster at once; where there is none it waits with the reason, and is tried again."""
+    site = Site({"a": 8, "b": 4}, Parameters(backoff=30.0))
+    site.submit(job("1", 2))
+    site.post(ev.BatchAbsent(time=site.now, batch=batch_on(site, "a"), reason="wrong library", pauses=True))
+    site.pass_time(0.0)
+    assert {placeholder.cluster for placeholder in site.claimed("1")} == {"b"}
+    site.submit(job("2", component("x", 2, cluster="a")))
+    assert site.record("2").state is JobState.WAITING
+    assert "wrong library" in explain(site.state, None, site.record("2"), site.now)
+    site.pass_time(31.0)
+    assert {placeholder.cluster for placeholder in site.claimed("2")} == {"a"}
 
 
 def test_answers_about_unknown_submissions_are_ignored() -> None:

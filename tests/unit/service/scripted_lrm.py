@@ -45,6 +45,8 @@ class ScriptedLrm(Lrm):
         self.order: list[str] = []
         self.prefixes: set[str] = set()
         """Those with which jobs were listed."""
+        self.obstacle = ""
+        """Why nothing can be submitted, until it is looked for again."""
         self.cancelled: list[LrmJobId] = []
         self.forgotten: list[BatchKey] = []
 
@@ -53,6 +55,15 @@ class ScriptedLrm(Lrm):
         error = self.errors.get(what)
         if error is not None:
             raise error
+
+    @property
+    def submission_obstacle(self) -> str:
+        """See Lrm."""
+        return self.obstacle
+
+    async def look_for_obstacle(self) -> None:
+        """See Lrm."""
+        self.obstacle = ""
 
     async def start(self) -> None:
         """See Lrm."""

@@ -103,6 +103,23 @@ async def test_what_a_submission_comes_to(error: Exception | None, kind: type[Ev
     assert driven.driver.judge.under_way == frozenset()
 
 
+async def test_submissions_that_all_fail() -> None:
+    """The cluster is paused for them, and does not count as out of reach."""
+    driven = Driven()
+    driven.lrm.errors["submit"] = LrmUnreachableError("the library is wrong")
+    driven.lrm.obstacle = "the library is wrong"
+    for _ in range(3):
+        driven.driver.submit(SUBMISSION)
+    async with driven.running():
+        event = await driven.heard_of(ev.BatchAbsent)
+        await driven.until(lambda: [type(event) for event in driven.heard].count(ev.BatchAbsent) == 3)
+        assert isinstance(event, ev.BatchAbsent)
+        assert event.pauses
+        assert not driven.driver.poller.breaker.open
+        await driven.driver.look_for_obstacle()
+        assert driven.lrm.obstacle == ""
+
+
 async def test_what_is_shown_while_events_wait_is_looked_at_anew() -> None:
     """It would be judged by a state that is behind; and nobody waits for the next poll because of that."""
     driven = Driven(poll_interval=600)

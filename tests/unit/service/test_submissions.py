@@ -19,8 +19,10 @@ from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import SOCKET_NAME
 from koala_adapter.driver.loop import EventLoop
 from koala_adapter.errors import JobRefusedError, ServiceAbsentError, ServiceUnavailableError
+from koala_adapter.model import ClusterName
 from koala_adapter.outcome import JobState
 from tests.unit.scheduler.scheduler_site import component, job
+from tests.unit.service.scripted_lrm import ScriptedLrm
 from tests.unit.service.test_service import Served, until
 
 if TYPE_CHECKING:
@@ -78,6 +80,38 @@ async def test_a_submission_that_was_killed_before_its_event_is_none(
         assert service.journal.submitted("one") is not None
         id_ = submit(service, "one")
         assert list(service.state.jobs) == [id_]
+
+
+OBSTACLE = "libdrmaa.so cannot be used: it is too old (name another one)"
+
+
+async def test_job_for_which_nothing_can_be_submitted_is_refused(served: Served) -> None:
+    """With the reason, unless another cluster may run it; a submission that comes again is answered all the same."""
+    served.others[ClusterName("b")] = ScriptedLrm()
+    async with served.running() as service:
+        earlier = submit(service, "one")
+        for lrm in (served.lrm, *served.others.values()):
+            submit(service, "")
+            lrm.obstacle = OBSTACLE
+        with pytest.raises(JobRefusedError, match=r"component 'x': a: .* too old .*; b: .* too old"):
+            submit(service, "")
+        assert submit(service, "one") == earlier
+        served.others[ClusterName("b")].obstacle = ""
+        submit(service, "")
+        with pytest.raises(JobRefusedError, match="component 'y': a: "):
+            service.submit(lambda id_, now: job(id_, component("y", 1, cluster="a"), submitted_at=now))
+
+
+async def test_obstacle_is_looked_for_before_a_job_is_refused_for_it(served: Served) -> None:
+    """Its cluster shows as closed; what was put right meanwhile refuses nothing."""
+    async with anyio.create_task_group() as tasks:
+        server = await tasks.start(host, served.site, served.plugins, served.directory)
+        served.lrm.obstacle = OBSTACLE
+        reports = await to_thread.run_sync(Client(served.directory).clusters)
+        assert OBSTACLE in str(reports[0].closed)
+        await AsyncClient(served.directory).submit(job("0", component("x", 1)))
+        assert served.lrm.obstacle == ""
+        server.stop_wanted.set()
 
 
 async def lose_answers(
