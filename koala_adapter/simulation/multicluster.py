@@ -4,7 +4,7 @@
 Every decision is taken by the code that decides live: the policies of :mod:`koala_adapter.scheduler.knownpolicies` and
 :mod:`koala_adapter.scheduler.malleable.policies`, in the order of
 :mod:`koala_adapter.scheduler.malleable.jobmanagement`. Here is the world around them: clusters and runs, what placement
-policies are shown, and the simulation, which is the sites that job management decides about.
+policies are shown, and the simulation, which is what job management decides about.
 
 A processor is a number, not a placeholder, which is what makes a million jobs feasible. All that happens at one instant
 happens first (ends, then local users and changes under way, then submissions); then it is decided.
@@ -22,7 +22,7 @@ from koala_adapter.errors import SimulationError
 from koala_adapter.model import ClusterName, Component
 from koala_adapter.scheduler.claiming.queue import LaneQueue
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.scheduler.malleable.jobmanagement import JobManagement, Need, Sites
+from koala_adapter.scheduler.malleable.jobmanagement import DecidedClusters, JobManagement, Need
 from koala_adapter.scheduler.malleable.policies import Direction, MalleableJob, RunningJobs, Step, carry_out
 from koala_adapter.scheduler.parameters import Approach, Parameters
 from koala_adapter.scheduler.placement.policies import WorstFit
@@ -408,7 +408,7 @@ class Settings:
             raise SimulationError(f"there is no malleability policy {self.malleability}", hint=hint)
 
 
-class Multicluster(Sites[SimulatedCluster]):
+class Multicluster(DecidedClusters[SimulatedCluster]):
     """The simulated world. Interrupted between two instants, :attr:`outcome` has what came out so far."""
 
     def __init__(

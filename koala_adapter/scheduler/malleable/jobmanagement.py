@@ -144,7 +144,7 @@ class ShrunkFor(Enum):
     """For jobs of others that wait there."""
 
 
-class Sites(Protocol[C]):
+class DecidedClusters(Protocol[C]):
     """The clusters at one point in time, with what runs on them and what waits for them.
 
     Methods that answer here by themselves are about what cannot happen where applications answer at once.
@@ -226,7 +226,7 @@ class Sites(Protocol[C]):
 class JobManagement(Generic[C]):
     """Takes the decisions, for sites that know the counts and carry decisions out."""
 
-    def __init__(self, sites: Sites[C]) -> None:
+    def __init__(self, sites: DecidedClusters[C]) -> None:
         """Decide for these sites."""
         self._sites = sites
 
@@ -359,7 +359,7 @@ class RecordedSites:
 
     @property
     def approach(self) -> Approach:
-        """Job management approach of the configured scheduler."""
+        """Job management approach of the site."""
         return self._state.parameters.approach
 
     def decision_wanted(self) -> bool:
