@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugin ``pbs``: directives of a site, submission, checks, the LRM of one server, and moved jobs.
+"""Plugin ``pbs``: directives of a site, submission, checks, and the LRM of one server.
 
 The LRM runs commands; building and reading most of them is in ``client``, ``jobs``, ``queues`` and ``words``.
 """
@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -44,18 +43,16 @@ from koala_pbs.words import (
     NOT_RERUNNABLE,
     SUBMITTED,
     array_of,
-    array_of_range,
     checked,
     compacted,
     element_ids,
     is_array,
     refuses_array,
-    server_in,
     submission_error,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from koala_adapter.lrm import ClusterContext, Submission
     from koala_adapter.lrm.contract import Directives
@@ -419,6 +416,7 @@ class PbsLrm(Lrm):
     hook_removal = "qmgr -c 'delete hook koala_hold'"
     array_index_variable = INDEX_VARIABLE
     job_id_variable = "PBS_JOBID"
+    requests_per_poll = 2
 
     def __init__(self, context: ClusterContext, settings: PbsSettings) -> None:
         """Nothing is run yet; see :meth:`start`."""
@@ -429,7 +427,6 @@ class PbsLrm(Lrm):
         self._server: ServerConfig | None = None
         self._queues: Mapping[str, QueueConfig] = {}
         self._holding = Holding(self._commands, operator=settings.operator)
-        self._moved = MovedJobs(self._commands, user=self._user)
         self._sizes: dict[str, int] = {}
         self._suspended: frozenset[LrmJobId] = frozenset()
         self._unanswered: LrmUnavailableError | None = None
@@ -462,11 +459,6 @@ class PbsLrm(Lrm):
             lists_others=server is None or server.lists_others or operator,
         )
 
-    @property
-    def requests_per_poll(self) -> int:  # type: ignore[override]
-        """Two, and one for each other server on which jobs of ours may be."""
-        return 2 + len(self._moved.servers)
-
     async def start(self) -> None:
         """Ask the server once what it can do. Raises LrmError when it does not answer."""
         self._unanswered = None
@@ -486,8 +478,6 @@ class PbsLrm(Lrm):
         self._server = await self._commands.server()
         queues = await self._commands.queues(home=self._server.name)
         self._queues = {queue.name: queue for queue in queues}
-        routed = dict.fromkeys(server for queue in queues for server in queue.servers)
-        self._moved.learn(self._server.name, routed, history=self._server.history)
         self.capabilities = self._capabilities()
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -507,12 +497,8 @@ class PbsLrm(Lrm):
         return tied(nodes, self._commands.vnodes, ties, default=[queue.name for queue in ends])
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
-        """Return the jobs of all users from one listing; elements stay in it until their whole array has ended.
-
-        Our own that were moved to another server are among them, as they are there.
-        """
+        """Return the jobs of all users from one listing; elements stay in it until their whole array has ended."""
         jobs = self._starting.as_asked(await self._commands.jobs())
-        jobs += await self._moved.listed({job.id for job in jobs})
         self._suspended = frozenset(job.id for job in jobs if job.state is LrmJobState.SUSPENDED)
         self._submitter.sweep({job.name for job in jobs if job.state is not LrmJobState.ENDED})
         return tuple(oldest_first(job for job in jobs if job.name.startswith(name_prefix)))
@@ -523,10 +509,6 @@ class PbsLrm(Lrm):
         nodes = await self.nodes()
         default = self._server.default_queue if self._server is not None else ""
         return served(self._queues, nodes, default=default)
-
-    async def moved(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
-        """Return those of these jobs that live on another server: PBS's commands follow them there by their ids."""
-        return await self._moved.find(ids) if self._commands.dialect is OPENPBS else ()
 
     async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
         """Return the ends of jobs that the server still knows (job_history_duration)."""
@@ -646,7 +628,7 @@ class PbsLrm(Lrm):
         ranges = self._commands.dialect is OPENPBS
         for argument in compacted(ids, whole=self._whole(ids)) if ranges else self._checked(ids):
             try:
-                await self._commands.cancel(client.cancel(self._moved.addressed(argument)), gone=BEING_DELETED)
+                await self._commands.cancel(client.cancel(argument), gone=BEING_DELETED)
             except LrmError as refused:
                 # No answer is worse than a refusal: after it nothing is known.
                 error = refused if error is None or isinstance(refused, LrmUnavailableError) else error
@@ -752,148 +734,3 @@ class PbsLrm(Lrm):
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's hook holds jobs, and that we may start them."""
         return await PbsOutsideChecks(self._commands, self._settings, user=self._user, uid=os.geteuid()).run()
-
-
-# -- Jobs moved to other servers -----------------------------------------------------------------------------
-# A routing queue, qmove or a peer hands jobs of ours on. They keep their ids, leave the listing of their server, and
-# wait and run on the other one as they would have here. Their server remembers where each has gone, so that the
-# commands follow a job by its id. The other servers are those that routing queues name, which are listed in any case,
-# and those that jobs of ours were found on, as long as some are there.
-
-MOST_SERVERS = 4
-"""Other servers that are listed: each costs a request for each listing of our own."""
-MOST_LOOKED_FOR = 20
-"""Jobs that are looked for at a time: each costs a request or two."""
-SILENCE = 60.0
-"""Seconds for which a server that did not answer is left alone: to connect to it may take as long as time-outs do."""
-KEPT = 300.0
-"""Seconds for which the end of a job is still listed."""
-
-
-class MovedJobs:
-    """What is known of the jobs of one user that have left a server for others."""
-
-    def __init__(self, commands: PbsCommands, *, user: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is known yet; see :meth:`learn`."""
-        self._commands = commands
-        self._user = user
-        self._clock = clock
-        self._home = ""
-        self._routed: tuple[str, ...] = ()
-        self._history = False
-        self._seen: dict[LrmJobId, LrmJob] = {}
-        """As they were seen last, on another server."""
-        self._ended_at: dict[LrmJobId, float] = {}
-        self._silent_until: dict[str, float] = {}
-
-    def learn(self, home: str, routed: Iterable[str], *, history: bool) -> None:
-        """Hear what our server is called, to which others its queues pass jobs on, and whether it keeps a history."""
-        self._home, self._routed, self._history = home, tuple(routed), history
-
-    @property
-    def servers(self) -> tuple[str, ...]:
-        """The other servers that :meth:`listed` asks."""
-        found = (_server_of(job) for id_, job in self._seen.items() if id_ not in self._ended_at)
-        return tuple(dict.fromkeys((*self._routed, *found)))[:MOST_SERVERS]
-
-    async def listed(self, here: Collection[LrmJobId]) -> tuple[LrmJob, ...]:
-        """Return our jobs on other servers; ``here``: the ids that our own server lists.
-
-        Of a server that does not answer they are UNKNOWN.
-        """
-        self._forget(here)
-        for server in self.servers:
-            if self._clock() < self._silent_until.get(server, 0.0):
-                continue
-            try:
-                await self._look_at(server)
-            except LrmError as error:
-                self._silent_until[server] = self._clock() + SILENCE
-                self._doubt(server, error)
-        return tuple(self._seen.values())
-
-    def _forget(self, here: Collection[LrmJobId]) -> None:
-        now = self._clock()
-        old = [id_ for id_, ended in self._ended_at.items() if now > ended + KEPT]
-        for id_ in (*old, *(id_ for id_ in self._seen if id_ in here)):
-            self._seen.pop(id_, None)
-            self._ended_at.pop(id_, None)
-
-    async def _look_at(self, server: str) -> None:
-        found = {job.id: job for job in await self._commands.jobs(at=server) if self._is_ours(job)}
-        missing = [id_ for id_ in self._on(server) if id_ not in found]
-        self._seen.update(found)
-        # The elements of an array stay listed, ended or not, until the last one has ended.
-        ends = {id_: self._seen[id_] for id_ in missing if self._seen[id_].state is LrmJobState.ENDED}
-        ends |= await self._ends([id_ for id_ in missing if id_ not in ends], server)
-        for id_ in missing:
-            if id_ in ends:
-                self._seen[id_], self._ended_at[id_] = ends[id_], self._clock()
-            else:
-                del self._seen[id_]
-
-    def _is_ours(self, job: LrmJob) -> bool:
-        return job.user == self._user and (server_in(job.id) == self._home or job.id in self._seen)
-
-    def _on(self, server: str) -> Iterator[LrmJobId]:
-        live = (id_ for id_ in self._seen if id_ not in self._ended_at)
-        return (id_ for id_ in live if _server_of(self._seen[id_]) == server)
-
-    async def _ends(self, ids: Sequence[LrmJobId], server: str) -> dict[LrmJobId, LrmJob]:
-        ends: dict[LrmJobId, LrmJob] = {}
-        for job in list(dict.fromkeys(map(array_of, ids)))[:MOST_LOOKED_FOR]:
-            try:
-                told = await self._commands.ended(job, at=server)
-            except LrmNotFoundError:
-                continue
-            ends |= {one.id: one for one in told if one.state is LrmJobState.ENDED}
-        return ends
-
-    def _doubt(self, server: str, error: LrmError) -> None:
-        for id_ in list(self._on(server)):
-            job = self._seen[id_]
-            self._seen[id_] = replace(job, state=LrmJobState.UNKNOWN, reason=error.message)
-
-    async def find(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
-        """Return those of some jobs, listed neither here nor there, that live on another server.
-
-        Raises LrmUnavailableError when that cannot be told.
-        """
-        found: dict[LrmJobId, LrmJob] = {}
-        for job in list(dict.fromkeys(map(array_of, ids)))[:MOST_LOOKED_FOR]:
-            found |= {one.id: one for one in await self._whereabouts(job)}
-        moved = {id_: found[id_] for id_ in ids if id_ in found}
-        self._seen.update(moved)
-        return tuple(moved.values())
-
-    async def _whereabouts(self, job: str) -> list[LrmJob]:
-        try:
-            told = await self._commands.located(job, home=self._home)
-        except LrmNotFoundError:
-            told = await self._noted(job)
-        except LrmUnavailableError:
-            told = await self._noted(job)
-            if not told:
-                raise
-        return [one for one in told if one.elsewhere and one.state is not LrmJobState.ENDED]
-
-    async def _noted(self, job: str) -> tuple[LrmJob, ...]:
-        """Return what our own server has noted of a job that has left it."""
-        if not self._history:
-            return ()
-        try:
-            return await self._commands.ended(job)
-        except LrmNotFoundError:
-            return ()
-
-    def addressed(self, argument: str) -> str:
-        """Return an id, or a range of elements, with the server that knows of it: ``12.here@there``."""
-        array = array_of_range(argument)
-        for id_, job in self._seen.items():
-            if id_ not in self._ended_at and array_of(id_) == array:
-                return f"{argument}@{_server_of(job)}"
-        return argument
-
-
-def _server_of(job: LrmJob) -> str:
-    return job.elsewhere.rpartition("@")[2]

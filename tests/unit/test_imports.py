@@ -380,7 +380,7 @@ def test_rules_name_parts_that_exist(name: str) -> None:
         (f"{CORE}.simulation.replay", "import koala_adapter.cli.run"),
         (f"{CORE}.vjm.center", "from koala_adapter.runners import runner"),
         (f"{CORE}.service.journal", "from koala_adapter.report.page import Heading"),
-        (f"{CORE}.scheduler.placement.policy", "from koala_adapter.scheduler.claiming.claims import retake"),
+        (f"{CORE}.scheduler.placement.policy", "from koala_adapter.scheduler.claiming.claims import reclaim"),
         (f"{CORE}.queueing.maui", "from koala_adapter.scheduler.core import Scheduler"),
         (f"{CORE}.runners.rigid", "if TYPE_CHECKING:\n    from koala_adapter.service.service import Service"),
         (AGENT, "from koala_adapter.errors import KoalaError"),

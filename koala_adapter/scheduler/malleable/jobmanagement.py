@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from koala_adapter.scheduler.claiming.claims import scan_queue
 from koala_adapter.scheduler.claiming.waiting import waits_for_looks
 from koala_adapter.scheduler.context import closed_reason
-from koala_adapter.scheduler.malleable.changes import withdraw
+from koala_adapter.scheduler.malleable.changes import Changes
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.requests import keep_promises
 from koala_adapter.scheduler.malleable.steps import (
-    asked_in_vain,
     continue_step,
     free_for_growing,
     in_one_step,
     lacking_for_others,
     others_lack,
     policy_of,
+    shrinking_is_fruitless,
     start_step,
 )
 from koala_adapter.scheduler.parameters import Approach
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.malleable.policies import RunningJobs
-    from koala_adapter.scheduler.records import Change, ClusterRecord, JobRecord
+    from koala_adapter.scheduler.records import ClusterRecord, JobRecord
 
 
 # -- Where to shrink for the head of the queue ---------------------------------------------------------------
@@ -93,17 +93,12 @@ def yield_to_others(context: Context, cluster: ClusterRecord) -> None:
         return
     for member in list(context.roster.on(cluster.name)):
         record = context.state.jobs[member.job_id]
-        change = record.claims[member.claim].change
-        if change is not None and _waits_in_queue(context, change):
-            withdraw(context, record, member.claim, "jobs of others wait for them")
-
-
-def _waits_in_queue(context: Context, change: Change) -> bool:
-    """Tell whether stubs of a growth wait for which no running job has been shrunk."""
-    if change.phase is not ChangePhase.GATHERING or change.shrunk_others:
-        return False
-    stubs = (context.state.placeholders.get(id_) for id_ in change.stubs)
-    return any(stub is not None and stub.waiting for stub in stubs)
+        found = record.part_on(member.claim)
+        if found is None or found[0].phase is not ChangePhase.GATHERING or found[0].shrunk_others:
+            continue
+        stubs = (context.state.placeholders.get(id_) for id_ in found[1].stubs)
+        if any(stub is not None and stub.waiting for stub in stubs):
+            Changes(context, record).give_up(found[0], "jobs of others wait for them")
 
 
 # -- The decisions, on counts of processors ------------------------------------------------------------------
@@ -258,7 +253,7 @@ class JobManagement(Generic[C]):
     # ---- growing --------------------------------------------------------------------------------------------------
 
     def _offer(self, cluster: C, *, thorough: bool) -> bool:
-        """Offer the free processors of a cluster to its running jobs, unless nobody wanted them a moment ago.
+        """Offer the free processors of a cluster to its running jobs, unless all jobs declined them a moment ago.
 
         Return True when that is done or will be, as soon as what is on its way out is free: applications can make more
         of several processors at once.
@@ -347,7 +342,7 @@ class JobManagement(Generic[C]):
 # for it.
 
 
-class RecordedSites:
+class SchedulerClusters:
     """The clusters of the scheduler's state, while one event is handled."""
 
     def __init__(self, context: Context) -> None:
@@ -377,7 +372,7 @@ class RecordedSites:
         return self._context.roster.on(cluster.name)
 
     def free(self, cluster: ClusterRecord) -> int:
-        """Return what a new claim would get at once, as far as the last poll tells, and nobody else waits for."""
+        """Return what a new claim would get at once, as far as the last poll tells, and no other job waits for."""
         return free_for_growing(self._context, cluster)
 
     def room(self, cluster: ClusterRecord) -> int:
@@ -407,16 +402,16 @@ class RecordedSites:
         return bool(cluster.promises)
 
     def paused(self, cluster: ClusterRecord, direction: Direction) -> bool:
-        """Tell whether a pause is not over: after a vain step, after lost processors, after jobs were levelled."""
+        """Tell whether a pause is not over: after a fruitless step, after lost processors, after jobs were balanced."""
         now = self._context.now
         if direction is Direction.SHRINK:
             paused = cluster.no_shrink_before is not None and now < cluster.no_shrink_before
-            return paused or asked_in_vain(self._context, cluster)
+            return paused or shrinking_is_fruitless(self._context, cluster)
         if cluster.no_growth_before is not None and now < cluster.no_growth_before:
             return True
-        if cluster.levelled_until is None or len(self.running(cluster)) != cluster.levelled:
+        if cluster.balanced_until is None or len(self.running(cluster)) != cluster.balanced:
             return False
-        return now < cluster.levelled_until
+        return now < cluster.balanced_until
 
     def rebalances(self, cluster: ClusterRecord) -> bool:
         """Tell whether the policy of the cluster does."""
@@ -425,7 +420,7 @@ class RecordedSites:
     def jobs_wait(self) -> bool:
         """Tell whether there is a head of the queue, and there are jobs that could be shrunk for it.
 
-        None is while the head may find idle processors on a cluster that nobody has looked at yet.
+        None is while the head may find idle processors on a cluster that has not been polled yet.
         """
         if not len(self._context.queue) or not len(self._context.roster):
             return False

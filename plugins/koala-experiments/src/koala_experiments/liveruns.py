@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.parameters import Approach
-    from koala_adapter.scheduler.records import Claim, JobRecord
+    from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.simulation.applications import SimulatedJob
     from koala_adapter.tasks.server import Puller
     from koala_experiments.framework import LiveRun
@@ -453,14 +453,10 @@ def _words(record: JobRecord) -> str:
 
 def _size(record: JobRecord) -> int:
     """Return the processors of a job once what it has agreed to is done."""
-    return sum(claim.processors + _agreed(claim) for claim in record.claims)
-
-
-def _agreed(claim: Claim) -> int:
-    change = claim.change
-    if change is not None and change.phase is ChangePhase.GATHERING:
-        return change.accepted
-    return -claim.leaving if change is not None and change.phase is ChangePhase.RELEASING else 0
+    changes = record.changes.values()
+    more = sum(change.accepted for change in changes if change.phase is ChangePhase.GATHERING)
+    less = sum(change.accepted - change.done for change in changes if change.phase is ChangePhase.RELEASING)
+    return sum(claim.processors for claim in record.claims) + more - less
 
 
 def _scaled(begin: float, pace: float) -> Callable[[float], float]:
