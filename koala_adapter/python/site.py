@@ -451,12 +451,15 @@ def local_site(clusters: Sequence[str] = ("alpha", "beta"), *, processors: int =
 
 
 def local_site_text(
-    directory: Path, clusters: Mapping[str, int], scheduler: Mapping[str, str | float] | None = None
+    directory: Path,
+    clusters: Mapping[str, int],
+    scheduler: Mapping[str, str | float] | None = None,
+    cluster: Mapping[str, float] | None = None,
 ) -> str:
     """Return a site file of clusters inside this machine.
 
-    ``directory``: for what placeholders print. ``clusters``: the processors of each, by name. ``scheduler``: settings
-    beside, or in place of, the usual ones.
+    ``directory``: for what placeholders print. ``clusters``: the processors of each, by name. ``scheduler`` and
+    ``cluster``: settings of these tables beside, or in place of, the usual ones.
     """
     tables = [
         {
@@ -465,6 +468,7 @@ def local_site_text(
             "poll_interval": 0.5,
             "requests_per_minute": 600,
             "output_directory": str(directory),
+            **(cluster or {}),
             "settings": {"processors": processors, "idle_seconds": 60},
         }
         for name, processors in clusters.items()

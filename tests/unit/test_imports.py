@@ -115,10 +115,11 @@ MAY_IMPORT = {
     "koala_wiki": (*_rooms("lrm", "wiki.client", "wiki.codec"), "koala_wiki"),
     EXPERIMENTS: (
         *_rooms("api", "cli", "config", "lrm", "report", "scheduler", "service", "simulation", "sizes"),
+        *_in("python.site", "tasks.connection", "tasks.server", "vjm.certificate"),
         EXPERIMENTS,
     ),
     STEPPER: (),
-    WORKER: (),
+    WORKER: (CONNECTION,),
 }
 """Of our own modules, a room on the left imports only those on its right. The longest matching name rules."""
 
@@ -126,7 +127,7 @@ IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (*_in("cli", "__main__"), EXPERIMENTS),
     f"{CORE}.sitesetup": _in("sitesetup", "python", "cli"),
     f"{CORE}.api": (*_in("api", "dask", "parsl", "python", "sitesetup", "wiki.sources", "cli"), EXPERIMENTS),
-    f"{CORE}.python": _in("python", "cli", "dask", "parsl"),
+    f"{CORE}.python": (*_in("python", "cli", "dask", "parsl"), EXPERIMENTS),
     f"{CORE}.dask": _in("dask"),
     f"{CORE}.parsl": _in("parsl"),
     "parsl": _in("parsl"),

@@ -140,7 +140,10 @@ class ShrunkFor(Enum):
 
 
 class DecidedClusters(Protocol[C]):
-    """The clusters at one point in time, with what runs on them and what waits for them."""
+    """The clusters at one point in time, with what runs on them and what waits for them.
+
+    Methods that answer here by themselves are about what cannot happen where applications answer at once.
+    """
 
     @property
     def approach(self) -> Approach:
@@ -170,17 +173,21 @@ class DecidedClusters(Protocol[C]):
     def ending(self, cluster: C) -> int:
         """Return the processors that were given up and are not free yet."""
 
-    def just_seen(self, cluster: C) -> bool:
+    def just_seen(self, cluster: C) -> bool:  # noqa: ARG002 - for those that override it
         """Tell whether the cluster has just been polled. Then nothing is waited for, or it might be for ever."""
+        return False
 
-    def in_reach(self, cluster: C) -> bool:
+    def in_reach(self, cluster: C) -> bool:  # noqa: ARG002 - for those that override it
         """Tell whether anything can be submitted to a cluster at present."""
+        return True
 
-    def changing(self, cluster: C) -> bool:
+    def changing(self, cluster: C) -> bool:  # noqa: ARG002 - for those that override it
         """Tell whether running jobs of a cluster are being asked to change."""
+        return False
 
-    def promised(self, cluster: C) -> bool:
+    def promised(self, cluster: C) -> bool:  # noqa: ARG002 - for those that override it
         """Tell whether running jobs have been promised what comes free on a cluster."""
+        return False
 
     def paused(self, cluster: C, direction: Direction) -> bool:
         """Tell whether the last step in a direction was in vain, and it is too early for another."""
@@ -190,6 +197,7 @@ class DecidedClusters(Protocol[C]):
 
     def short_of_processors(self) -> Iterable[tuple[C, int, ShrunkFor]]:
         """Yield clusters whose batch system makes jobs wait, how many processors these lack, and whose they are."""
+        return ()
 
     def jobs_wait(self) -> bool:
         """Tell whether jobs wait in the placement queue for which running ones could be shrunk."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SITES: dict[str, Callable[[Path], str]] = {
     "local_site": lambda directory: local_site_text(directory, {"alpha": 2}, {"approach": "pwa"}),
-    "experiment": lambda directory: site_text([ClusterModel(name="a", nodes=2)], Approach.PRA, "fpsma", str(directory)),
+    "experiment": lambda directory: site_text([ClusterModel(name="a", nodes=2)], Approach.PRA, "fpsma", directory),
 }
 
 
