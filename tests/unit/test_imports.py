@@ -115,7 +115,7 @@ MAY_IMPORT = {
     "koala_wiki": (*_rooms("lrm", "wiki.client", "wiki.codec"), "koala_wiki"),
     EXPERIMENTS: (
         *_rooms("api", "cli", "config", "lrm", "report", "scheduler", "service", "simulation", "sizes"),
-        *_in("python.site", "tasks.connection", "tasks.server", "vjm.certificate"),
+        *_in("python.localsite", "python.site", "tasks.connection", "tasks.server", "vjm.certificate"),
         EXPERIMENTS,
     ),
     STEPPER: (),

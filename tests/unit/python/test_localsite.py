@@ -10,7 +10,7 @@ import pytest
 
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.lrm import load_plugins
-from koala_adapter.python.site import local_site_text
+from koala_adapter.python.localsite import local_site_text
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.platform import ClusterModel
 from koala_experiments.liveruns import site_text

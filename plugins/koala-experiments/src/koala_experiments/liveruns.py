@@ -33,7 +33,7 @@ from koala_adapter.errors import KoalaError, SimulationError
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import Component, InputFile, Job, JobId, JobKind, Retirement, RunnerName
 from koala_adapter.outcome import JobState
-from koala_adapter.python.site import local_site_text
+from koala_adapter.python.localsite import local_site_text
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
