@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.local_koala import Koala, eventually
-from tests.unit.application.test_heat import ALONE, HEAT
+from tests.unit.application.test_library import HEAT, HEAT_ALONE
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(400)]
 
@@ -27,7 +27,7 @@ def test_the_rod_is_the_same_after_growing_and_shrinking(koala: Koala) -> None:
     eventually(lambda: koala.json("status", "1")["outcome"] is not None)
     assert koala.json("status", "1")["outcome"]["exit_code"] == 0, koala.inside("explain", "1").stdout
     printed = Path(koala.state / "jobs" / "1" / "rod" / "0.out").read_text(encoding="utf-8").splitlines()
-    assert printed[-1] == f"result {ALONE}"
+    assert printed[-1] == f"result {HEAT_ALONE}"
     sizes = [int(one) for one in printed[-2].split()[1:]]
     assert max(sizes) == 8
     assert min(sizes[sizes.index(8) :]) < 8, sizes
