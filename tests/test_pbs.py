@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting held jobs on chosen vnodes of a fake PBS, as a user and as an operator; submissions in pieces."""
+"""The PBS plugin on the stand-in: starts, moved jobs, outside scheduling, servers side by side."""
 
 from __future__ import annotations
 
 import getpass
 import json
+import os
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnsupportedError
 from koala_adapter.lrm import Submission
-from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
+from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
 from koala_adapter.testing import RecordingRunner, eventually, new_context
 from koala_pbs import PLUGIN, PbsSettings
+from koala_pbs.lrm import make_lrm
 from tests.fakes.pbs import FakePbs
+from tests.fakes.slurm import FakeSlurm
+from tests.local_koala import Koala
+from tests.pbs_scheduling import SECONDS, SITE, inside, koala, scheduling
+from tests.real.systems.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -24,6 +31,10 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob
 
 pytestmark = pytest.mark.anyio
+
+
+# -- Starting held jobs on chosen vnodes of a fake PBS, as a user and as an operator; submissions in pieces.
+
 
 SLEEP = "#!/bin/sh\nexec sleep 600\n"
 OPERATOR = getpass.getuser()
@@ -276,3 +287,273 @@ async def test_a_piece_that_is_refused_takes_the_others_back(tmp_path: Path) -> 
     with pytest.raises(LrmUnavailableError):
         await lrm.submit(submission)
     fake.close()
+
+
+# -- A placeholder that a PBS server has moved to another one: it is gone from its own, whose history says where to.
+
+
+async def test_a_moved_job_is_told_as_lost(tmp_path: Path) -> None:
+    """It is not listed any more, the history names the other server, and it can still be cancelled."""
+    home, other = FakePbs(tmp_path / "p", server="home"), FakePbs(tmp_path / "q", server="other")
+    try:
+        home.move_jobs_to(other)
+        lrm = make_lrm(new_context(tmp_path), PbsSettings(conf=home.conf, bin_directory=home.bin_directory))
+        await lrm.start()
+        key = BatchKey("koala-k-1")
+        (id_,) = await lrm.submit(
+            Submission(key=key, count=1, walltime=600, script="#!/bin/sh\nexec sleep 60\n", held=True)
+        )
+        home.run("qmove", "workq@other", id_)
+        assert id_ not in {job.id for job in await lrm.jobs()}
+        (job,) = await lrm.history([id_])
+        assert (job.end, "workq@other" in job.reason) == (EndReason.LOST, True)
+        await lrm.cancel([id_])
+        await lrm.close()
+    finally:
+        home.close()
+        other.close()
+
+
+# -- ``koala schedule`` in the place of a fake PBS's scheduler, and what ``koala check`` says of that server.
+
+
+OPTIONS = ("-C", "", "-o", "/dev/null", "-j", "oe", "-l", "walltime=600")
+
+
+@pytest.fixture
+def schedule_fake(tmp_path: Path) -> Iterator[FakePbs]:
+    """Give a fake of two vnodes of two processors, whose site hook holds every job."""
+    fake = FakePbs(tmp_path / "fake", site_hook=True)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def site(schedule_fake: FakePbs, tmp_path: Path) -> Path:
+    """Give a site file with that server, at which koala is an operator."""
+    file = tmp_path / "site.toml"
+    file.write_text(SITE.format(requests=6000, conf=schedule_fake.conf, bin_directory=schedule_fake.bin_directory))
+    return file
+
+
+def schedule_submit(fake: FakePbs, *options: str, seconds: float = 0.5) -> str:
+    """Submit a job as another user does."""
+    return fake.run("qsub", *OPTIONS, *options, stdin=f"#!/bin/sh\nexec sleep {seconds}\n")
+
+
+def test_a_queue_runs_to_its_end(schedule_fake: FakePbs, site: Path) -> None:
+    """In the order of submission, elements of an array at the same time; a user's own hold is left alone."""
+    wide = schedule_submit(schedule_fake, "-l", "select=2:ncpus=2", "-l", "place=scatter")
+    held = schedule_submit(schedule_fake, "-h")
+    array = schedule_submit(schedule_fake, "-J", "1-2")
+    last = schedule_submit(schedule_fake, "-l", "select=1:ncpus=2")
+    elements = {array.replace("[]", f"[{index}]") for index in (1, 2)}
+    with scheduling(site, "--policy", "fcfs") as lines:
+        lines.wait("ended", {wide, last, *elements})
+        assert held in lines.told("left out")
+    starts = lines.told("start")
+    assert starts[0] == wide
+    assert set(starts[1:3]) == elements
+    assert starts[3:] == [last]
+    first = next(line for line in lines.all() if line["kind"] == "start")
+    assert "n1" in json.dumps(first)
+    assert "n2" in json.dumps(first)
+
+
+def test_a_job_that_is_queued_again_is_started_again(schedule_fake: FakePbs, site: Path) -> None:
+    """It comes back in the hold that it never left."""
+    job = schedule_submit(schedule_fake, seconds=600)
+    with scheduling(site) as lines:
+        lines.wait("started", {job})
+        schedule_fake.run("qrerun", job, user=os.environ.get("USER") or "root")
+        lines.wait("requeued", {job})
+        wait_until(lambda: lines.told("started").count(job) > 1, seconds=SECONDS, what="it runs again")
+
+
+def test_any_user_may_ask_why_a_job_waits(schedule_fake: FakePbs, site: Path) -> None:
+    """Who runs no scheduler, and has another state directory, is answered at the socket that the site file names."""
+    directory = site.with_name("ask")
+    directory.mkdir(mode=0o755)
+    path = directory / "p.sock"
+    for options in (("select=2:ncpus=2",), ("select=1:ncpus=1",)):
+        last = schedule_submit(schedule_fake, "-l", *options, seconds=600)
+    with scheduling(site, "--policy", "fcfs", "--ask-socket", str(path)) as lines:
+        lines.wait("submitted", {last})
+        asking = site.with_name("asking")
+        asking.mkdir(mode=0o700)
+        own = asking / "site.toml"
+        own.write_text(site.read_text().replace("[clusters.settings]", f'ask_socket = "{path}"\n[clusters.settings]'))
+        wait_until(
+            lambda: "place 1 of 1 in the queue" in inside(own, "explain", f"p:{last}").stdout,
+            seconds=SECONDS,
+            what="it is told why the job waits",
+            details=lambda: inside(own, "explain", f"p:{last}").output,
+        )
+        assert "Traceback" not in site.with_name("errors").read_text()
+    assert not path.exists()
+
+
+def test_a_shadow_starts_nothing(schedule_fake: FakePbs, site: Path) -> None:
+    """It says when it would have, and needs no hook."""
+    plain = FakePbs(site.parent / "plain")
+    site.write_text(site.read_text().replace(str(schedule_fake.conf.parent), str(plain.conf.parent)))
+    plain.set_scheduling(on=False)
+    job = schedule_submit(plain, "-l", "select=1:ncpus=2")
+    with scheduling(site, "--shadow") as lines:
+        lines.wait("start", {job})
+        assert '"job_state":\t"Q"' in plain.run("qstat", "-f", "-F", "json", job)
+        plain.set_scheduling(on=True)
+        lines.wait("started", {job})
+    plain.close()
+
+
+def test_check_says_what_is_missing(schedule_fake: FakePbs, site: Path) -> None:
+    """All is well with the hook and an operator; without them each is named with its way out."""
+    done = inside(site, "check", "--outside", "--no-submit")
+    assert "jobs come in held: yes, in an operator's hold" in done.stdout
+    assert "we may start them: yes" in done.stdout
+    plain = FakePbs(site.parent / "plain", operators=())
+    site.write_text(site.read_text().replace(str(schedule_fake.conf.parent), str(plain.conf.parent)))
+    done = inside(site, "check", "--outside", "--no-submit")
+    assert "jobs come in held: no" in done.stdout
+    assert "koala conf pbs_queuejob.py" in done.stdout
+    assert "set server operators +=" in done.stdout
+    assert done.exit_code
+    plain.close()
+
+
+def test_one_cluster_is_checked(site: Path) -> None:
+    """That which is named, and no other; a wrong name is refused with those that there are."""
+    site.write_text(site.read_text() + site.read_text().replace('"p"', '"q"'))
+    checks = json.loads(inside(site, "check", "--outside", "--cluster", "q", "--json").stdout)["checks"]
+    assert {one["cluster"] for one in checks} == {None, "q"}
+    assert "jobs come in held" in {one["subject"] for one in checks}
+    done = inside(site, "check", "--cluster", "x")
+    assert done.exit_code == 245
+    assert "p, q" in done.stderr
+
+
+def test_the_queue_is_given_back(schedule_fake: FakePbs, site: Path) -> None:
+    """What the hook held runs, arrays too; what a user holds stays with its user; again, there is nothing to do."""
+    plain = [schedule_submit(schedule_fake), schedule_submit(schedule_fake, "-l", "select=1:ncpus=2")]
+    array = schedule_submit(schedule_fake, "-J", "1-2")
+    own = schedule_submit(schedule_fake, "-h")
+    command = koala(site, "schedule", "--give-back", "p", "--json")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    elements = {array.replace("[]", f"[{index}]") for index in (1, 2)}
+    assert set(plain) | elements <= set(told["released"])
+    assert told["still_held"] == {}
+    wait_until(lambda: not unfinished(schedule_fake) - {own}, seconds=SECONDS, what="all but the user's have run")
+    assert '"Hold_Types":\t"u"' in schedule_fake.run("qstat", "-f", "-F", "json", own)
+    again = json.loads(inside(site, "schedule", "--give-back", "p", "--json").stdout)
+    assert (again["released"], again["still_held"]) == ([], {})
+    assert "delete hook" in done.stderr
+
+
+def test_the_queue_is_not_given_back_under_a_running_scheduler(schedule_fake: FakePbs, site: Path) -> None:
+    """It would hold again what was queued again: it is to be stopped first."""
+    del schedule_fake
+    with scheduling(site) as lines:
+        wait_until(
+            lambda: "schedules cluster p" in site.with_name("errors").read_text(), seconds=SECONDS, what="it is up"
+        )
+        done = inside(site, "schedule", "--give-back", "p")
+        assert done.exit_code
+        assert "stop it first" in done.stderr
+        assert lines.all() == []
+
+
+def test_a_cluster_must_be_named(site: Path) -> None:
+    """One to schedule, or one to give back."""
+    done = inside(site, "schedule")
+    assert done.exit_code == 2
+    assert "--cluster" in done.stderr
+
+
+def unfinished(fake: FakePbs) -> set[str]:
+    """Return the jobs that are listed and not over."""
+    listed = json.loads(fake.run("qstat", "-t", "-f", "-F", "json")).get("Jobs", {})
+    return {id_ for id_, job in listed.items() if job["job_state"] not in {"F", "X"}}
+
+
+# -- Two PBS servers, a Slurm and a local cluster beside each other: fakes, with real agents and the real command.
+
+
+SIDE_BY_SIDE_SITE = """\
+[control_center]
+listen = "127.0.0.1"
+lease = 120
+heartbeat = 1
+
+[scheduler]
+scan_interval = 0.5
+"""
+CLUSTER = """
+[[clusters]]
+name = "{name}"
+plugin = "{plugin}"
+poll_interval = 0.5
+requests_per_minute = 6000
+[clusters.settings]
+{settings}
+"""
+PART = """
+[[components]]
+name = "on-{cluster}"
+cluster = "{cluster}"
+command = ["sh", "-c", "echo rank $KOALA_RANK of $KOALA_SIZE on {cluster}"]
+processors = {processors}
+"""
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[tuple[FakePbs, FakePbs]]:
+    """Give two servers, each with a pbs.conf of its own; both number their jobs from 1."""
+    found = FakePbs(tmp_path / "p"), FakePbs(tmp_path / "q", max_array_size=1)
+    yield found
+    for server in found:
+        server.close()
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[FakeSlurm]:
+    """Give a Slurm."""
+    cluster = FakeSlurm(tmp_path / "r")
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def side_by_side_koala(tmp_path: Path, servers: tuple[FakePbs, FakePbs], slurm: FakeSlurm) -> Iterator[Koala]:
+    """Give a user whose site has all four."""
+    koala = Koala(tmp_path)
+    systems: dict[str, tuple[str, FakePbs | FakeSlurm]] = {
+        "p": ("pbs", servers[0]),
+        "q": ("pbs", servers[1]),
+        "r": ("slurm", slurm),
+    }
+    text = SIDE_BY_SIDE_SITE
+    for name, (plugin, system) in systems.items():
+        settings = f'conf = "{system.conf}"\nbin_directory = "{system.bin_directory}"'
+        text += CLUSTER.format(name=name, plugin=plugin, settings=settings)
+    text += CLUSTER.format(name="alpha", plugin="local", settings="processors = 2\nidle_seconds = 60")
+    koala.site_file.write_text(text)
+    yield koala
+    koala.close()
+
+
+def test_one_job_over_all_of_them(side_by_side_koala: Koala, servers: tuple[FakePbs, FakePbs], tmp_path: Path) -> None:
+    """Placeholders as an array on one PBS, singly on the other, and on Slurm and local: all ranks start together."""
+    sizes = {"p": 3, "q": 2, "r": 2, "alpha": 1}
+    job = tmp_path / "job.toml"
+    parts = (PART.format(cluster=cluster, processors=count) for cluster, count in sizes.items())
+    job.write_text('name = "wide"\nwalltime = 600\n' + "".join(parts))
+    done = side_by_side_koala.run("run", str(job))
+    lines = sorted(line.partition(": ")[2] for line in done.stdout.splitlines())
+    places = [cluster for cluster, count in sizes.items() for _ in range(count)]
+    assert lines == [f"rank {rank} of 8 on {cluster}" for rank, cluster in enumerate(places)]
+    shown = [server.run("qstat", "-x", "-t", "-f", "-F", "json") for server in servers]
+    assert [text.count('"array":') for text in shown] == [1, 0]
+    assert [text.count('"PBS_ARRAY_INDEX":') for text in shown] == [0, 2]
