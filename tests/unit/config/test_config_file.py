@@ -8,7 +8,6 @@ import json
 import os
 import pwd
 import re
-import time
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -162,12 +161,11 @@ def test_nesting_without_end_is_refused() -> None:
 
 @pytest.mark.parametrize("dots", ["[{}]", "[[{}]]", "{} = 1", "x = {{ {} = 1 }}"])
 @pytest.mark.parametrize("part", ["a", '"b"', "'c' "])
-def test_a_key_of_very_many_parts_is_refused_at_once(dots: str, part: str) -> None:
-    """Twenty thousand dots took half a minute to be read."""
-    began = time.process_time()
+def test_a_key_of_very_many_parts_is_refused_unparsed(monkeypatch: pytest.MonkeyPatch, dots: str, part: str) -> None:
+    """Refuse a key of twenty thousand parts before the parser sees it, which takes half a minute for it."""
+    monkeypatch.setattr(tomllib, "loads", lambda _: pytest.fail("it was parsed"))
     text = "first = 1\n" + dots.format(".".join([part] * 20_000))
     assert syntax_refusal(text) == "f:2: found a key of more than 16 parts with dots between them"
-    assert time.process_time() - began < 10
 
 
 def test_dots_in_texts_are_no_parts_of_keys() -> None:

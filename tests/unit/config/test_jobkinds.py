@@ -6,7 +6,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -289,7 +288,5 @@ def test_names_match_as_in_the_library(pattern: str, name: str) -> None:
 
 
 def test_no_pattern_takes_long() -> None:
-    """Many stars, which make other ways of matching try all places for all of them, are matched at once."""
-    began = time.process_time()
+    """Match many stars, for which matching that goes back would try more places than it can in years."""
     assert not NamePattern("*a" * 100 + "b").matches("a" * 255)
-    assert time.process_time() - began < 10
