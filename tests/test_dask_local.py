@@ -299,14 +299,6 @@ def note_the_end(path: str) -> None:
     atexit.register(note)
 
 
-def await_begin(path: Path) -> None:
-    """Wait until the task has begun."""
-    until = time.monotonic() + LIVENESS
-    while not path.exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 @pytest.mark.slow
 def test_a_worker_that_leaves_hands_over_its_results_and_finishes_its_task(workers: Workers, tmp_path: Path) -> None:
     """Nothing is worked out twice, and data that were only there are kept."""
@@ -317,7 +309,7 @@ def test_a_worker_that_leaves_hands_over_its_results_and_finishes_its_task(worke
     wait(results)
     workers.start("stayer")
     task = client.submit(begin, str(begun), 1.0, workers="leaver", allow_other_workers=True)
-    await_begin(begun)
+    eventually(begun.exists)
     leaver.send_signal(signal.SIGTERM)
     assert leaver.wait(LIVENESS) == 0
     assert task.result(timeout=LIVENESS) == "leaver"
@@ -341,7 +333,7 @@ def test_a_result_that_the_scheduler_has_not_heard_of_yet_is_handed_over(workers
     client = workers.client
     client.run(slow_stream, 3.0)
     task = client.submit(begin, str(begun), 1.0, workers="leaver", allow_other_workers=True)
-    await_begin(begun)
+    eventually(begun.exists)
     leaver.send_signal(signal.SIGTERM)
     assert leaver.wait(LIVENESS) == 0
     assert task.result(timeout=LIVENESS) == "leaver"
@@ -361,7 +353,7 @@ def test_a_task_that_takes_too_long_is_begun_again_by_another(workers: Workers, 
     begun = tmp_path / "begun"
     leaver = workers.start("leaver", patience=0.2)
     task = workers.client.submit(begin, str(begun), 3600.0)
-    await_begin(begun)
+    eventually(begun.exists)
     workers.start("stayer")
     leaver.send_signal(signal.SIGTERM)
     assert leaver.wait(LIVENESS) == 0
