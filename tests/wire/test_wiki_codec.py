@@ -48,7 +48,7 @@ from koala_adapter.wiki.codec.words import (
     WaitReason,
     expand,
 )
-from tests.wire.wiki_answers import parse_event
+from tests.wire.wiki_samples import parse_event
 
 # -- What the WIKI codec writes never harms a peer: each rule of docs/wiki.md for resource managers, and each limit.
 

@@ -41,20 +41,25 @@ from koala_adapter.wiki.codec.verbs import (
 from koala_adapter.wiki.codec.words import Dialect, HostFormat
 from tests.unit.wiki.test_server_parts import serving
 from tests.unit.wiki.wiki_source import KEY
-from tests.wire.wiki_answers import parse_start_info
-from tests.wire.wiki_reasons import (
+from tests.wire.wiki_samples import (
+    CAPTURED_KEY,
     CLOSED,
     REACTIONS,
     SERVED,
+    Exchange,
     as_we_spell,
+    captured,
+    checksums,
+    golden,
     has_users_marks,
     in_one_form,
     is_shortened,
     never_sent,
+    parse_start_info,
     reason_of_reaction,
+    timestamp,
     without_marks,
 )
-from tests.wire.wiki_samples import CAPTURED_KEY, Exchange, captured, checksums, golden, timestamp
 
 if TYPE_CHECKING:
     from pathlib import Path
