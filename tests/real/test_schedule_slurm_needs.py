@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # -- What jobs need beside processors, as ``koala schedule`` sees it, is what a real Slurm gives them.
 
 
-SCHEDULE_SLURM_NEEDS_SITE_PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
+NEEDS_SITE_PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
 SETTINGS = {
     "JobSubmitPlugins": "lua",
     "SelectTypeParameters": "CR_Core_Memory",
@@ -40,7 +40,7 @@ def module_cluster() -> Iterator[SlurmCluster]:
     require(missing_for_slurm(lua=True))
     threads = "Sockets=1 CoresPerSocket=4 ThreadsPerCore=2"
     cluster = SlurmCluster("needs", nodes=2, cpus=8, settings=SETTINGS, gres=("gpu", 2), node_options=threads)
-    (cluster.directory / SCHEDULE_SLURM_NEEDS_SITE_PIECE.name).write_text(SCHEDULE_SLURM_NEEDS_SITE_PIECE.read_text())
+    (cluster.directory / NEEDS_SITE_PIECE.name).write_text(NEEDS_SITE_PIECE.read_text())
     with cluster:
         yield cluster
 
@@ -110,7 +110,7 @@ def test_what_the_site_gives_together(
         node_options="Sockets=2 CoresPerSocket=2 ThreadsPerCore=2",
         partition_options=f" {partition}",
     )
-    (cluster.directory / SCHEDULE_SLURM_NEEDS_SITE_PIECE.name).write_text(SCHEDULE_SLURM_NEEDS_SITE_PIECE.read_text())
+    (cluster.directory / NEEDS_SITE_PIECE.name).write_text(NEEDS_SITE_PIECE.read_text())
     with cluster:
         expect_together(Scheduling(tmp_path, cluster), options, together)
 
@@ -126,7 +126,7 @@ def typed_cluster() -> Iterator[SlurmCluster]:
         settings={"JobSubmitPlugins": "lua", "GresTypes": "gpu,shard,bandwidth"},
         node_options="Gres=gpu:tesla:2,gpu:kepler:2,shard:16,bandwidth:lustre:4M",
     )
-    (cluster.directory / SCHEDULE_SLURM_NEEDS_SITE_PIECE.name).write_text(SCHEDULE_SLURM_NEEDS_SITE_PIECE.read_text())
+    (cluster.directory / NEEDS_SITE_PIECE.name).write_text(NEEDS_SITE_PIECE.read_text())
     lines = ["Name=shard Count=16", "Name=bandwidth Type=lustre Count=4M Flags=CountOnly"]
     for type_ in ("tesla", "kepler"):
         devices = [cluster.directory / f"{type_}{number}" for number in range(2)]

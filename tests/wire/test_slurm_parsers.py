@@ -378,14 +378,14 @@ def test_any_bytes_are_nodes_or_an_error(output: bytes) -> None:
 # spread over two nodes, one held job for each way to ask for nodes, and one held job that was started on n3:4 and n4:2.
 
 
-OUTSIDE_SAMPLES_SAMPLES = Path(__file__).parent / "samples" / "slurm_outside"
+OUTSIDE_SAMPLES = Path(__file__).parent / "samples" / "slurm_outside"
 OLD, NEW = "22.05", "25.11"
 UNEVEN = "1"
 """Id of the job that was started."""
 
 
 @dataclass(frozen=True, slots=True)
-class OutsideSamplesSamples:
+class OutsideSamples:
     """The commands recorded with one release."""
 
     release: str
@@ -408,9 +408,9 @@ class OutsideSamplesSamples:
         return "\n".join("".join(f"{record[name]}|@|" for name in wanted) for record in records)
 
 
-def read(release: str) -> OutsideSamplesSamples:
+def read(release: str) -> OutsideSamples:
     """Return the recorded commands of a release."""
-    records = json.loads((OUTSIDE_SAMPLES_SAMPLES / f"{release}.json").read_text())
+    records = json.loads((OUTSIDE_SAMPLES / f"{release}.json").read_text())
     results = {
         record["name"]: CommandResult(
             argv=tuple(record["argv"]),
@@ -420,20 +420,20 @@ def read(release: str) -> OutsideSamplesSamples:
         )
         for record in records
     }
-    return OutsideSamplesSamples(release, results)
+    return OutsideSamples(release, results)
 
 
 @pytest.fixture(params=[OLD, NEW])
-def outside_samples_samples(request: pytest.FixtureRequest) -> OutsideSamplesSamples:
+def outside_samples(request: pytest.FixtureRequest) -> OutsideSamples:
     """Return the recorded commands of each release."""
     return read(str(request.param))
 
 
-def test_release(outside_samples_samples: OutsideSamplesSamples) -> None:
+def test_release(outside_samples: OutsideSamples) -> None:
     """The files are what their names say."""
-    version = parse_version(outside_samples_samples.results["version"].text)
+    version = parse_version(outside_samples.results["version"].text)
     assert version is not None
-    assert release_of(version) == outside_samples_samples.release
+    assert release_of(version) == outside_samples.release
 
 
 @pytest.mark.parametrize(
@@ -453,20 +453,18 @@ def test_release(outside_samples_samples: OutsideSamplesSamples) -> None:
     ],
 )
 def test_number_of_nodes(
-    outside_samples_samples: OutsideSamplesSamples, name: str, wanted: int | None, wanted_new: int | None
+    outside_samples: OutsideSamples, name: str, wanted: int | None, wanted_new: int | None
 ) -> None:
     """A number of nodes that the user insists on is told from one that only follows from the processors.
 
     Where the new release shows the same for both, the wish is believed.
     """
-    assert outside_samples_samples.jobs()[name].nodes_wanted == (
-        wanted_new if outside_samples_samples.release == NEW else wanted
-    )
+    assert outside_samples.jobs()[name].nodes_wanted == (wanted_new if outside_samples.release == NEW else wanted)
 
 
-def test_what_else_jobs_ask_for(outside_samples_samples: OutsideSamplesSamples) -> None:
+def test_what_else_jobs_ask_for(outside_samples: OutsideSamples) -> None:
     """Processors, their number by task and node, nodes and memory are the same for both releases."""
-    jobs = outside_samples_samples.jobs()
+    jobs = outside_samples.jobs()
     assert [jobs[name].processors for name in ("plain", "plain wide", "threads", "array")] == [6, 9, 6, 2]
     assert (jobs["threads"].processors_per_task, jobs["by node"].tasks_per_node) == (2, 3)
     assert jobs["named"].requested_nodes == ("n2", "n3")
@@ -474,21 +472,21 @@ def test_what_else_jobs_ask_for(outside_samples_samples: OutsideSamplesSamples) 
     assert {job.walltime for job in jobs.values()} == {600}
 
 
-def test_processors_on_each_node(outside_samples_samples: OutsideSamplesSamples) -> None:
+def test_processors_on_each_node(outside_samples: OutsideSamples) -> None:
     """The layout of running jobs is known."""
-    assert sum(dict(outside_samples_samples.jobs()["two running"].layout).values()) == 10
-    details = parse_one_detailed(outside_samples_samples.results["details_running"].text)
+    assert sum(dict(outside_samples.jobs()["two running"].layout).values()) == 10
+    details = parse_one_detailed(outside_samples.results["details_running"].text)
     assert dict(details.layout) == {"n3": 4, "n4": 2}
 
 
-def test_numbers_of_cores_by_node(outside_samples_samples: OutsideSamplesSamples) -> None:
+def test_numbers_of_cores_by_node(outside_samples: OutsideSamples) -> None:
     """The controller's version tells whether a reservation takes a number of cores for each node."""
-    version = parse_version(outside_samples_samples.results["version"].text)
+    version = parse_version(outside_samples.results["version"].text)
     config = parse_config(f"SLURM_VERSION           = {version}\n")
-    error = control_error(outside_samples_samples.results["reserve_by_node"], action="start_on")
-    assert config.takes_cores_by_node == (error is None) == (outside_samples_samples.release == OLD)
+    error = control_error(outside_samples.results["reserve_by_node"], action="start_on")
+    assert config.takes_cores_by_node == (error is None) == (outside_samples.release == OLD)
     assert error is None or type(error) is LrmRejectedError
-    assert reserved_order(outside_samples_samples.results["show_reservation"].text) == ("n3", "n4")
+    assert reserved_order(outside_samples.results["show_reservation"].text) == ("n3", "n4")
 
 
 def test_cores_that_the_newer_release_has_chosen() -> None:
@@ -502,9 +500,9 @@ def test_cores_that_the_newer_release_has_chosen() -> None:
     assert NODES_BUSY in busy.message.lower()
 
 
-def test_steps_of_an_uneven_start(outside_samples_samples: OutsideSamplesSamples) -> None:
+def test_steps_of_an_uneven_start(outside_samples: OutsideSamples) -> None:
     """Each is taken; while the job is being tied it is smaller than it is, which is mended before its release."""
     for name in ("tie", "size", "release", "leave", "unreserve"):
-        assert control_error(outside_samples_samples.results[name], action="start_on") is None
-    assert parse_one_detailed(outside_samples_samples.results["details_tied"].text).processors == 4
-    assert control_error(outside_samples_samples.results["err_unreserve_unknown"], action="start_on") is not None
+        assert control_error(outside_samples.results[name], action="start_on") is None
+    assert parse_one_detailed(outside_samples.results["details_tied"].text).processors == 4
+    assert control_error(outside_samples.results["err_unreserve_unknown"], action="start_on") is not None
