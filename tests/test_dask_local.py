@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dask on two local clusters: the example as it stands, and KoalaCluster from programs, a notebook and bad ends."""
+"""Dask on malleable workers: clusters, tasks, and leaving while the job goes on."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from distributed import Client, Security
+from distributed import Client, LocalCluster, Security, get_worker
+from distributed.client import wait
 
-from koala_adapter.dask import KoalaCluster
+from koala_adapter.dask import KoalaCluster, leave
 from koala_adapter.errors import EXIT_CANCELLED, ConfigurationError, ServiceUnavailableError
 from tests.daskexample import write_dasksum
 from tests.daskprogram import DaskProgram, sum_of_squares
@@ -22,7 +26,14 @@ from tests.daskprograms import TASKS as SQUARED
 from tests.local_koala import Koala, eventually
 from tests.taskqueue import expected_sum
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distributed import Worker
+
+
+# -- Dask on two local clusters: the example as it stands, and KoalaCluster from programs, a notebook and bad ends.
+
 
 MANUAL = Path(__file__).parents[1] / "docs" / "dask.md"
 SQUARES = "0 1 4 9 16"
@@ -45,6 +56,8 @@ def exit_code(koala: Koala, job: str) -> int:
     return outcome.exit_code
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_the_example_makes_room_and_loses_nothing(koala: Koala) -> None:
     """Its workers come from both clusters; those that leave for another job hand over what they have."""
@@ -64,7 +77,9 @@ def test_the_example_makes_room_and_loses_nothing(koala: Koala) -> None:
     assert not warnings.exists() or "recomputed" not in warnings.read_text()
 
 
-@pytest.mark.nightly  # tests/real/test_dask.py shows it over two batch systems
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.nightly  # tests/real/test_doors.py shows it over two batch systems
 def test_a_cluster_is_made_smaller_by_koala_and_keeps_its_results(koala: Koala) -> None:
     """No service runs at first. Workers come from both clusters; then a rigid job gets the processors of some."""
     with program(koala, "breathe", 5, 4) as dask:
@@ -81,6 +96,8 @@ def test_a_cluster_is_made_smaller_by_koala_and_keeps_its_results(koala: Koala) 
     assert exit_code(koala, "1") in CLOSED
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_notebook_scales_from_none_to_none(koala: Koala) -> None:
     """An event loop runs already; a job is there while there is work; Dask's own load says how many workers."""
@@ -93,6 +110,8 @@ def test_a_notebook_scales_from_none_to_none(koala: Koala) -> None:
     assert {exit_code(koala, job) for job in ("1", "2", "3")} <= CLOSED
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_nobody_gets_in_without_the_key(koala: Koala) -> None:
     """Neither without TLS nor with a key of one's own; a cluster without workers needs no service of koala."""
     with KoalaCluster(maximum=4, n_workers=0, site=koala.site_file, state=koala.state) as cluster:
@@ -106,6 +125,8 @@ def test_nobody_gets_in_without_the_key(koala: Koala) -> None:
     assert not koala.state.exists()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_numbers_that_cannot_be_are_refused(koala: Koala) -> None:
     """The bounds are those that the job would have; what was planned before stays."""
     with KoalaCluster(minimum=2, maximum=4, n_workers=0, site=koala.site_file, state=koala.state) as cluster:
@@ -121,6 +142,8 @@ def test_numbers_that_cannot_be_are_refused(koala: Koala) -> None:
         assert cluster.job_id == ""
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_program_of_the_manual_runs(koala: Koala) -> None:
     """What docs/dask.md shows works as it stands, here with fewer workers; nobody has begun a service."""
     (program_text,) = re.findall(r"^```python\n(.*?)^```$", MANUAL.read_text(), re.MULTILINE | re.DOTALL)
@@ -136,6 +159,8 @@ def test_the_program_of_the_manual_runs(koala: Koala) -> None:
     assert exit_code(koala, "1") in CLOSED
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_process_that_ends_ends_its_job(koala: Koala, number: signal.Signals) -> None:
@@ -149,6 +174,8 @@ def test_a_process_that_ends_ends_its_job(koala: Koala, number: signal.Signals) 
     assert list(koala.directory.glob("koala-dask-*")) == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_program_that_forgets_to_close(koala: Koala) -> None:
     """Its job ends with it all the same."""
@@ -159,6 +186,8 @@ def test_a_program_that_forgets_to_close(koala: Koala) -> None:
     assert exit_code(koala, "1") in CLOSED
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_cluster_goes_on_without_the_service(koala: Koala) -> None:
     """Tasks are worked out meanwhile; the size that was asked for is had when a service is there again."""
@@ -176,6 +205,8 @@ def test_a_cluster_goes_on_without_the_service(koala: Koala) -> None:
     assert exit_code(koala, job) in CLOSED
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_workers_that_cannot_start_are_told_of(koala: Koala, tmp_path: Path) -> None:
     """The Python of the nodes has no Dask: the cluster says that its job has ended, why, and where to see more."""
@@ -192,6 +223,8 @@ def test_workers_that_cannot_start_are_told_of(koala: Koala, tmp_path: Path) -> 
     assert exit_code(koala, "1") == 3
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_refusals_say_what_to_do(koala: Koala) -> None:
     """No site file, a site file or job that is not right, bounds that leave no room, a service that cannot start."""
     here = partial(KoalaCluster, site=koala.site_file, state=koala.state)
@@ -207,3 +240,143 @@ def test_refusals_say_what_to_do(koala: Koala) -> None:
     (koala.state / "journal.sqlite").write_bytes(b"no journal at all" * 100)
     with pytest.raises(ServiceUnavailableError, match=r"the service did not come up"):
         _ = here(maximum=4)
+
+
+# -- What a Dask worker does when it is asked to leave: real schedulers and workers, as processes of Dask's own.
+
+
+LIVENESS = 120.0
+
+
+class Workers:
+    """A scheduler in this process, and workers that are processes started one by one."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        """Start the scheduler."""
+        quiet = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "protocol": "tcp://"}
+        self.cluster = stack.enter_context(LocalCluster(n_workers=0, **quiet))
+        self.client = stack.enter_context(Client(self.cluster))
+        self._directory = directory
+        self._stack = stack
+
+    def start(self, name: str, *, patience: float = 600) -> subprocess.Popen[bytes]:
+        """Start a worker that can leave; return once it is there."""
+        command = [sys.executable, "-m", "distributed.cli.dask_worker", self.cluster.scheduler_address]
+        command += ["--name", name, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", leave.__file__]
+        there = len(self.cluster.scheduler_info["workers"])
+        with (self._directory / f"{name}.log").open("wb") as log:
+            environment = {**os.environ, "DASK_LEAVE_SECONDS": str(patience), "TMPDIR": str(self._directory)}
+            process = subprocess.Popen(command, stderr=log, env=environment)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        self.client.wait_for_workers(there + 1, timeout=LIVENESS)
+        return process
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    """Give a scheduler; end it and all its workers afterwards."""
+    with ExitStack() as stack:
+        yield Workers(tmp_path, stack)
+
+
+def begin(path: str, seconds: float) -> str:
+    """Note that the task begins, take some time, return where it was done."""
+    with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123 - the worker has no need of another import
+        file.write("begun\n")
+    time.sleep(seconds)
+    return str(get_worker().name)
+
+
+def note_the_end(path: str) -> None:
+    """Have the worker's process note in a file that it ends."""
+    import atexit  # noqa: PLC0415 - the worker does it
+
+    def note() -> None:
+        with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123 - as above
+            file.write("ended\n")
+
+    atexit.register(note)
+
+
+@pytest.mark.slow
+def test_a_worker_that_leaves_hands_over_its_results_and_finishes_its_task(workers: Workers, tmp_path: Path) -> None:
+    """Nothing is worked out twice, and data that were only there are kept."""
+    leaver = workers.start("leaver")
+    client, begun = workers.client, tmp_path / "begun"
+    scattered = client.scatter([b"a" * 1000, b"b" * 1000])
+    results = client.map(str, range(20))
+    wait(results)
+    workers.start("stayer")
+    task = client.submit(begin, str(begun), 1.0, workers="leaver", allow_other_workers=True)
+    eventually(begun.exists)
+    leaver.send_signal(signal.SIGTERM)
+    assert leaver.wait(LIVENESS) == 0
+    assert task.result(timeout=LIVENESS) == "leaver"
+    assert begun.read_text() == "begun\n"
+    assert client.gather(scattered) == [b"a" * 1000, b"b" * 1000]
+    assert client.gather(results) == [str(number) for number in range(20)]
+    events = [event for _, event in client.get_events("all") if event["action"] == "remove-worker"]
+    assert [(event["expected"], event["lost-computed-tasks"]) for event in events] == [(True, set())]
+
+
+def slow_stream(seconds: float, dask_worker: Worker) -> None:
+    """Have what a worker says to the scheduler in its stream arrive late, as where both have much to do."""
+    dask_worker.batched_stream.interval = seconds
+
+
+@pytest.mark.slow
+def test_a_result_that_the_scheduler_has_not_heard_of_yet_is_handed_over(workers: Workers, tmp_path: Path) -> None:
+    """The worker is idle when it asks to be retired, but what it has worked out is still on its way."""
+    leaver, begun = workers.start("leaver"), tmp_path / "begun"
+    workers.start("stayer")
+    client = workers.client
+    client.run(slow_stream, 3.0)
+    task = client.submit(begin, str(begun), 1.0, workers="leaver", allow_other_workers=True)
+    eventually(begun.exists)
+    leaver.send_signal(signal.SIGTERM)
+    assert leaver.wait(LIVENESS) == 0
+    assert task.result(timeout=LIVENESS) == "leaver"
+    assert begun.read_text() == "begun\n"
+
+
+@pytest.mark.slow
+def test_the_example_leaves_as_the_package_does() -> None:
+    """Who copies the example gets what KoalaCluster sends along."""
+    example = Path(__file__).parents[1] / "examples" / "malleable" / "leave.py"
+    assert example.read_bytes() == Path(leave.__file__).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_task_that_takes_too_long_is_begun_again_by_another(workers: Workers, tmp_path: Path) -> None:
+    """The worker leaves in time; the task does not count as one that kills workers."""
+    begun = tmp_path / "begun"
+    leaver = workers.start("leaver", patience=0.2)
+    task = workers.client.submit(begin, str(begun), 3600.0)
+    eventually(begun.exists)
+    workers.start("stayer")
+    leaver.send_signal(signal.SIGTERM)
+    assert leaver.wait(LIVENESS) == 0
+    scheduler = workers.cluster.scheduler
+    assert [one.suspicious for one in scheduler.tasks.values() if one.key == task.key] == [0]
+    until = time.monotonic() + LIVENESS
+    while begun.read_text() != "begun\nbegun\n":
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_the_last_worker_leaves_too(workers: Workers, tmp_path: Path) -> None:
+    """Nobody can take its results; it ends all the same, and they are worked out again by whoever comes.
+
+    What tasks want to be done at the end of their process is done once, though the end is a short one.
+    """
+    last = workers.start("last")
+    workers.client.submit(note_the_end, str(tmp_path / "end")).result(timeout=LIVENESS)
+    results = workers.client.map(str, range(5))
+    wait(results)
+    last.send_signal(signal.SIGTERM)
+    assert last.wait(LIVENESS) == 0
+    assert (tmp_path / "end").read_text() == "ended\n"
+    workers.start("next")
+    assert workers.client.gather(results) == [str(number) for number in range(5)]

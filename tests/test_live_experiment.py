@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala experiment run koala-live``: a tiny one from the command to its page, and nothing is left of it."""
+"""Live experiments beside simulated ones, and their journals."""
 
 from __future__ import annotations
 
@@ -10,22 +10,45 @@ import signal
 import tempfile
 import time
 from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.api.client import Client
+from koala_adapter.config.jobfile import load_job, load_job_text
+from koala_adapter.config.sitefile import load_site
 from koala_adapter.errors import ServiceUnavailableError
+from koala_adapter.lrm import load_plugins
+from koala_adapter.lrm.commands import login_name
+from koala_adapter.model import JobId
+from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler import actions as act
+from koala_adapter.scheduler.events import OfferAnswered
 from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.service.journal import Journal
+from koala_adapter.service.service import configuration
+from koala_adapter.simulation.placeholders import BatchSystem, Delays, Rigid, SimulatedService, run_to_end
+from koala_adapter.simulation.world import Engine
 from koala_experiments.framework import LiveRun
 from koala_experiments.liveruns import clusters_in_small, run_live, workload_in_small
+from tests.live_service import service_inside
 from tests.local_koala import Koala, eventually, processes_naming
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+    from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.model import Job
+    from koala_adapter.scheduler.actions import Action
+    from koala_adapter.scheduler.events import Event
+
+
+# -- ``koala experiment run koala-live``: a tiny one from the command to its page, and nothing is left of it.
+
+
 WHOLE = 400.0
 """Seconds that a whole experiment may take; four runs of two jobs took 140 on two cores with a load of 28."""
 
@@ -54,6 +77,8 @@ def jobs_run(koala: Koala) -> bool:
     return False
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_tiny_experiment_writes_its_page(koala: Koala) -> None:
     """Two jobs in each of four runs: live and simulated values of each stand in the data, and all is gone."""
@@ -98,6 +123,8 @@ def refuse(word: str) -> None:
     pytest.fail(f"{word} in the JSON of the result")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", SMALLEST)
 def test_live_experiments_end_with_a_result_at_their_smallest(koala: Koala, name: str, seed: int) -> None:
@@ -113,6 +140,8 @@ def test_live_experiments_end_with_a_result_at_their_smallest(koala: Koala, name
     assert processes_naming(str(koala.directory)) == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_an_interrupted_experiment_leaves_nothing(koala: Koala) -> None:
     """Ctrl-C while jobs run ends them, their clusters and the command, which says so by its exit code."""
@@ -126,6 +155,8 @@ def test_an_interrupted_experiment_leaves_nothing(koala: Koala) -> None:
     assert processes_naming(str(koala.directory)) == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_on_the_clusters_of_a_site_file(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
     """The approach and policy are those that are wanted, whatever the file says, and all is gone afterwards."""
@@ -157,6 +188,8 @@ def test_on_the_clusters_of_a_site_file(koala: Koala, monkeypatch: pytest.Monkey
     assert os.path.lexists(koala.site_file)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_the_published_negotiations_write_their_page(koala: Koala) -> None:
     """All four scenarios go as published; timelines and templates stand beside the page, and nothing is left."""
@@ -169,3 +202,308 @@ def test_the_published_negotiations_write_their_page(koala: Koala) -> None:
     assert "<NT NT_AgreementID=" in (out / "data" / "templates-asks-for-14.txt").read_text()
     assert "&lt;NT_Status&gt;NT_COMMITTED" in (out / "index.html").read_text()
     assert left(koala) == []
+
+
+# -- What is simulated is what runs: the same workload gives the same decisions, in the same order, in both.
+# The live service runs it on two local clusters with time scaled down; the simulator runs it in its own
+# time, with the same settings. What each journal leads to is compared: which component is claimed where and on how many
+# processors, which job is launched when, and in which order jobs end.
+
+
+SCALES = (12.0, 4.0)
+"""So many simulated seconds are one second of the live run: first the quick way; where a busy machine upset that, once
+more with time to spare."""
+PROCESSORS = {"alpha": 4, "beta": 3}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A job of the workload, in simulated seconds."""
+
+    at: float
+    run: float
+    sizes: tuple[int, ...]
+    placement: str = "worst-fit"
+    flexible: bool = False
+    priority: int = 0
+
+    def text(self, scale: float) -> str:
+        """Return its job file for the live run."""
+        head = f'placement = "{self.placement}"\nwalltime = 600\npriority = {self.priority}\n'
+        parts = [
+            f'[[components]]\ncommand = ["sleep", "{self.run / scale}"]\nprocessors = {size}\n'
+            f"flexible = {str(self.flexible).lower()}\n"
+            for size in self.sizes
+        ]
+        return head + "".join(parts)
+
+
+WORKLOAD = (
+    Work(at=0, run=65, sizes=(2, 2)),
+    Work(at=15, run=110, sizes=(2,)),
+    Work(at=28, run=40, sizes=(3,)),  # waits for beta
+    Work(at=38, run=40, sizes=(1,)),  # passes it
+    Work(at=45, run=20, sizes=(5,), placement="flexible-cluster-minimization", flexible=True),  # waits for both
+    Work(at=52, run=35, sizes=(2, 2), placement="cluster-minimization", priority=1),  # goes before both
+)
+
+
+def job(number: int, work: Work, directory: Path, site: SiteConfig, now: float, scale: float) -> Job:  # noqa: PLR0917
+    """Return a job of the workload."""
+    return load_job_text(
+        work.text(scale), directory=directory, job_id=JobId(str(number)), user="me", submitted_at=now, site=site
+    )
+
+
+def decisions(journal: Sequence[Event]) -> list[str]:
+    """Return what the scheduler decides on these events, in order."""
+    scheduler = Scheduler()
+    found = []
+    for event in journal:
+        for action in scheduler.handle(event):
+            match action:
+                case act.SubmitPlaceholders():
+                    batch = scheduler.state.batches[action.batch]
+                    found.append(
+                        f"claim {action.count} on {action.cluster} for {batch.component} of job {batch.job_id}"
+                    )
+                case act.LaunchJob():
+                    ranks = len(action.ranks)
+                    found.append(f"launch job {action.job_id} on {ranks} processors")
+                case act.FinishJob():
+                    found.append(f"job {action.job_id} {action.outcome.state.value}")
+                case _:
+                    pass
+    return found
+
+
+@pytest.fixture
+def equals_simulated_koala(tmp_path: Path) -> Iterator[Koala]:
+    """Give the command on two local clusters of 4 and 3 processors, which look at themselves twice a second."""
+    with closing(Koala(tmp_path)) as made:
+        text = made.site_file.read_text(encoding="utf-8")
+        head, beta = text.rsplit("processors = 4", 1)
+        made.site_file.write_text(f"{head}processors = {PROCESSORS['beta']}{beta}", encoding="utf-8")
+        yield made
+
+
+def live(koala: Koala, site: SiteConfig, scale: float) -> list[Event]:
+    """Run the workload on the live service; return its journal."""
+    service = koala.serve()
+    client = Client(koala.state)
+    begin = time.time()
+    for number, work in enumerate(WORKLOAD, start=1):
+        time.sleep(max(0.0, begin + work.at / scale - time.time()))
+        assert client.submit(job(number, work, koala.directory, site, time.time(), scale)) == str(number)
+    eventually(lambda: all(report.over for report in client.jobs()))
+    service.terminate()
+    service.communicate()
+    with closing(Journal(koala.state / "journal.sqlite")) as journal:
+        return [event for _, event in journal.recover()[1]]
+
+
+def simulated(directory: Path, site: SiteConfig, scale: float) -> list[Event]:
+    """Run the workload through the simulator, in its own time."""
+    engine = Engine()
+    systems = [BatchSystem(engine, one.cluster_name, PROCESSORS[one.name]) for one in site.enabled_clusters]
+    configured = configuration(site, "sim", 0.0)
+    parameters = replace(
+        configured.parameters,
+        scan_interval=configured.parameters.scan_interval * scale,
+        placeholder_life=configured.parameters.placeholder_life * scale,
+    )
+    service = SimulatedService(
+        engine,
+        systems,
+        parameters,
+        configured.clusters,
+        program_of=lambda record: Rigid(WORKLOAD[int(record.job.id) - 1].run),
+        delays=Delays(submit=1.0, agent=(3.0, 5.0), release=3.0, poll=5.0),
+    )
+    engine.run(until=1.0)
+    for number, work in enumerate(WORKLOAD, start=1):
+        at = 1.0 + work.at
+        one = job(number, work, directory, site, at, scale)
+        engine.at(at, partial(service.submit, replace(one, walltime=int(one.walltime * scale))))
+    engine.run(until=1.0 + WORKLOAD[-1].at)
+    assert run_to_end(engine, [service], until=1e5)
+    return service.journal
+
+
+@pytest.mark.nightly  # it goes by the clock; tests/test_malleable_local.py compares step by step
+def test_live_service_decides_as_the_simulator_does(equals_simulated_koala: Koala) -> None:
+    """Claims, launches and ends come in the same order, on the same clusters, with the same processors."""
+    site = load_site(equals_simulated_koala.site_file, load_plugins())
+    quick, slow = (decisions(simulated(equals_simulated_koala.directory, site, scale)) for scale in SCALES)
+    assert quick == slow
+    expected = quick
+    assert sum(one.startswith("launch") for one in expected) == len(WORKLOAD)
+    assert expected.index("claim 1 on beta for c1 of job 4") < expected.index("claim 3 on beta for c1 of job 3")
+    found = decisions(live(equals_simulated_koala, site, SCALES[0]))
+    if found != expected:
+        equals_simulated_koala.close()
+        shutil.rmtree(equals_simulated_koala.state)
+        found = decisions(live(equals_simulated_koala, site, SCALES[1]))
+    assert found == expected
+
+
+# -- The journal of a live run with jobs that grow and shrink, replayed: a fresh scheduler wants exactly what was done.
+
+
+WORKERS = """\
+kind = "malleable"
+runner = "workers"
+walltime = 600
+[[components]]
+name = "worker"
+command = ["sh", "-c", "until [ -e {end} ]; do sleep 0.2; done"]
+minimum = 1
+maximum = 8
+flexible = true
+"""
+RIGID = "until [ -e {end} ]; do sleep 0.2; done"
+CASES = [
+    pytest.param("pra", "fpsma", marks=pytest.mark.nightly),
+    pytest.param("pra", "egs", marks=pytest.mark.nightly),
+    pytest.param("pwa", "fpsma", marks=pytest.mark.nightly),
+    ("pwa", "egs"),
+    pytest.param("pwa", "equipartition", marks=pytest.mark.nightly),
+    pytest.param("pwa", "folding", marks=pytest.mark.nightly),
+]
+
+
+@pytest.fixture
+def journal_replayed_koala(tmp_path: Path) -> Iterator[Koala]:
+    """Give a site of two local clusters of four processors, and end all of it afterwards."""
+    with closing(Koala(tmp_path)) as made:
+        yield made
+
+
+def run_workload(koala: Koala, site: SiteConfig, asked: Callable[[], bool]) -> None:
+    """Run two jobs that grow side by side until nothing is idle, then a rigid one that needs half of it.
+
+    ``asked``: tells whether running jobs were asked to make room for it, or need not be; then they have no more to do.
+    """
+
+    def submit(path: Path) -> None:
+        job = load_job(path, job_id=JobId("0"), user=login_name(), submitted_at=0.0, site=site)
+        koala.client.submit(job)
+
+    bags, end = koala.directory / "bags", koala.directory / "end"
+    for name in ("first", "second"):
+        path = koala.directory / f"{name}.toml"
+        path.write_text(WORKERS.format(end=bags), encoding="utf-8")
+        submit(path)
+    eventually(lambda: all(one.launched_at for one in koala.client.jobs()))
+    eventually(lambda: sum(one.idle or 0 for one in koala.client.clusters()) == 0)
+    submit(Path(koala.job(RIGID.format(end=end), name="rigid", processors=2)))
+    eventually(asked)
+    bags.touch()
+    eventually(lambda: koala.state_of("3") == "running")
+    end.touch()
+    eventually(lambda: all(one.over for one in koala.client.jobs()))
+
+
+def replayed(events: Sequence[Event]) -> list[Action]:
+    """Return what a scheduler that knows nothing else wants on these events."""
+    scheduler = Scheduler()
+    return [action for event in events for action in scheduler.handle(event)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("approach", "policy"), CASES)
+def test_a_fresh_scheduler_wants_what_was_done(journal_replayed_koala: Koala, approach: str, policy: str) -> None:
+    """Two jobs of workers and a rigid one: offers, requests, submissions, ends, all of them and in the same order."""
+    steered = f'[scheduler]\napproach = "{approach}"\nmalleability = "{policy}"'
+    journal_replayed_koala.site_file.write_text(
+        journal_replayed_koala.site_file.read_text().replace("[scheduler]", steered)
+    )
+    site = load_site(journal_replayed_koala.site_file, load_plugins())
+    with service_inside(site, journal_replayed_koala.state) as done:
+        run_workload(
+            journal_replayed_koala,
+            site,
+            lambda: approach == "pra" or any(isinstance(one, act.RequestProcessors) for one in [*done]),
+        )
+    with closing(Journal(journal_replayed_koala.state / "journal.sqlite", read_only=True)) as journal:
+        state, numbered = journal.recover()
+        assert state is None, "a snapshot stands for events that are no longer there"
+        events = [event for _, event in numbered]
+    assert replayed(events) == done
+    kinds = {type(action) for action in done}
+    assert {act.OfferProcessors, act.TakeProcessors, act.EndPlaceholders, act.FinishJob} <= kinds
+    assert approach == "pra" or act.RequestProcessors in kinds
+    assert replayed(declined(events)) != done, "any journal would do"
+
+
+def declined(events: Sequence[Event]) -> list[Event]:
+    """Return the events as if the first offer that was accepted had been declined."""
+    first = next(one for one in events if isinstance(one, OfferAnswered) and one.accepted > 0)
+    return [replace(one, accepted=0) if one is first else one for one in events]
+
+
+# -- Reorganization on clusters that run: agents in exchanged placeholders serve the job that has them now.
+
+
+WIDE = """\
+walltime = 600
+[[components]]
+name = "left"
+cluster = "alpha"
+processors = 2
+command = ["sh", "-c", "echo wide $KOALA_RANK on $KOALA_CLUSTER"]
+[[components]]
+name = "right"
+cluster = "beta"
+processors = 2
+command = ["sh", "-c", "echo wide $KOALA_RANK on $KOALA_CLUSTER"]
+"""
+NARROW = """\
+walltime = 600
+[[components]]
+cluster = "alpha"
+processors = 2
+command = ["sh", "-c", "echo narrow $KOALA_RANK on $KOALA_CLUSTER"]
+"""
+
+
+@pytest.fixture
+def reorganization_koala(tmp_path: Path) -> Iterator[Koala]:
+    """Give two local clusters of 4 processors where what is held is exchanged after fifteen seconds."""
+    with closing(Koala(tmp_path)) as made:
+        text = made.site_file.read_text(encoding="utf-8")
+        made.site_file.write_text(text.replace("placeholder_life = 30", "placeholder_life = 15"), encoding="utf-8")
+        yield made
+
+
+def test_exchanged_placeholders_run_their_new_jobs(reorganization_koala: Koala) -> None:
+    """A waits for beta; B starts in what A holds on alpha; A starts in B's places, also after a kill of the service."""
+    for name, text in (("wide", WIDE), ("narrow", NARROW)):
+        (reorganization_koala.directory / f"{name}.toml").write_text(text, encoding="utf-8")
+    # There is room for one of them on alpha, and both are there from the first: whenever the wide one gives back what
+    # it holds, the narrow one waits for it.
+    on_beta, on_alpha = (
+        reorganization_koala.submit_foreign("local-users", 4, "beta"),
+        reorganization_koala.submit_foreign("local-users", 2, "alpha"),
+    )
+    service = reorganization_koala.serve()
+    reorganization_koala.inside(
+        "submit", *(str(reorganization_koala.directory / f"{name}.toml") for name in ("wide", "narrow"))
+    )
+    eventually(lambda: reorganization_koala.state_of("2") == "completed")
+    assert reorganization_koala.state_of("1") == "claiming"
+    assert "exchanged for places in the queue" in reorganization_koala.inside("explain", "1").stdout
+    os.killpg(service.pid, signal.SIGKILL)
+    service.communicate()
+    reorganization_koala.serve()
+    for ids, cluster in ((on_alpha, "alpha"), (on_beta, "beta")):
+        reorganization_koala.cancel_foreign(ids, cluster)
+    eventually(lambda: reorganization_koala.state_of("1") == "completed")
+    eventually(lambda: not reorganization_koala.placeholders())
+    said = reorganization_koala.run("logs", "1").stdout + reorganization_koala.run("logs", "2").stdout
+    lines = sorted(line.partition(": ")[2] for line in said.splitlines())
+    assert lines == [
+        *(f"narrow {rank} on alpha" for rank in (0, 1)),
+        *(f"wide {rank} on {'alpha' if rank < 2 else 'beta'}" for rank in range(4)),
+    ]

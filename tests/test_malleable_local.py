@@ -1,20 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that grow and shrink while they run, on local clusters: the example of a head and workers as it stands."""
+"""Malleable jobs on local clusters: workers, examples with state, jobs near their end, as simulated."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.local_koala import Gate, Koala, eventually
+from koala_adapter.host.sockets import free_port
+from koala_adapter.scheduler.parameters import Approach
+from tests.local_koala import Gate, Koala, eventually, kill_and_wait
+from tests.nbody import ALONE, sizes_and_digest, write_nbody
+from tests.sizes_over_time import expect_the_same, live
 from tests.taskqueue import expected_sum, write_taskqueue
+from tests.unit.application.test_library import HEAT, HEAT_ALONE
 from tests.unit.policies.installed import ENTRY_POINTS, EXAMPLES, install
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.local_koala import Running
+
+
+# -- Jobs that grow and shrink while they run, on local clusters: the example of a head and workers as it stands.
+
 
 BROKEN = """
 from koala_adapter.sizes import UsableSizes
@@ -25,7 +38,6 @@ def make():
 
 BROKEN = PolicyDefinition(kind=PolicyKind.SIZES, name="broken", summary="fails", factory=make)
 """
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def sizes(koala: Koala, job: str = "1") -> dict[str, int]:
@@ -57,6 +69,8 @@ def workers_saying(koala: Koala, word: str) -> int:
     return sum(word in text for text in said)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: Koala) -> None:
     """1 worker becomes 7 on two clusters; a rigid job gets its processors; then they come back. All is worked out."""
     koala.serve()
@@ -83,6 +97,8 @@ def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: K
     assert workers_saying(koala, "leaves") >= 5, "those that were asked to leave did not"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.nightly  # tests/real shows the same
 @pytest.mark.parametrize("moment", ["growing", "shrinking"])
 def test_a_service_that_is_killed_while_a_job_changes(koala: Koala, moment: str) -> None:
@@ -107,6 +123,8 @@ def test_a_service_that_is_killed_while_a_job_changes(koala: Koala, moment: str)
     eventually(lambda: koala.placeholders() == [])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_worker_that_does_not_listen_is_killed_after_its_grace(koala: Koala) -> None:
     """The processors that it holds are free in the end, and the job goes on without it."""
     koala.serve()
@@ -127,6 +145,8 @@ def test_a_worker_that_does_not_listen_is_killed_after_its_grace(koala: Koala) -
     eventually(lambda: koala.placeholders() == [])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_an_owner_resizes_a_job(koala: Koala) -> None:
     """Down and up again within the bounds of the job file; whatever cannot be is refused with the way out."""
     koala.serve()
@@ -159,6 +179,8 @@ sizes = "{}"
 """
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.nightly
 def test_sizes_by_a_rule_that_is_installed(koala: Koala, tmp_path: Path) -> None:
     """Four processors make a square, three do not. Where a rule fails, its job keeps its size, and says why."""
@@ -183,6 +205,8 @@ def test_sizes_by_a_rule_that_is_installed(koala: Koala, tmp_path: Path) -> None
     eventually(lambda: koala.placeholders() == [])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_wish_for_more_has_the_clusters_looked_at(koala: Koala) -> None:
     """What others have given up since the last poll is had at once, not only after the next one, ten minutes later."""
     text = koala.site_file.read_text()
@@ -206,3 +230,265 @@ def test_a_wish_for_more_has_the_clusters_looked_at(koala: Koala) -> None:
     eventually(lambda: sizes(koala) == {"alpha": 4})
     koala.inside("cancel", "1")
     eventually(lambda: koala.placeholders() == [])
+
+
+# -- The end of the walltime comes near: programs are told, and workers leave, on local clusters.
+# The walltime is ten minutes, of which nobody waits for more than the first seconds: the warning comes that early.
+
+
+PROGRAM = """\
+import os, sys, time
+import koala_app
+
+app = koala_app.join()
+print("joined with", 0 < app.time_left() <= 600, flush=True)
+while not app.ending:
+    app.point()
+    time.sleep(0.02)
+print("told with", 0 < app.time_left() <= 595, flush=True)
+while not os.path.exists(sys.argv[1]):
+    app.point()
+    time.sleep(0.02)
+print("sizes stay", app.size, flush=True)
+app.close()
+"""
+
+
+def ranks_printed(koala: Koala, component: str) -> list[list[str]]:
+    """Return the lines of each process of a component of job 1."""
+    found: list[Path] = sorted((koala.state / "jobs" / "1" / component).glob("*.out"))
+    return [one.read_text().splitlines() for one in found]
+
+
+def serving(koala: Koala) -> Running:
+    """Return a service under which sizes change only when somebody asks for it."""
+    site = koala.site_file.read_text()
+    koala.site_file.write_text(site.replace("[scheduler]\n", '[scheduler]\napproach = "none"\n'))
+    return koala.serve()
+
+
+def submit(koala: Koala, runner: str, *components: str) -> None:
+    """Submit a job that is warned in its first seconds."""
+    path = koala.directory / "job.toml"
+    header = f'kind = "malleable"\nrunner = "{runner}"\nwalltime = 600\nwarn_before = 595\n'
+    path.write_text(header + "".join(f"[[components]]\n{one}\n" for one in components))
+    koala.inside("submit", str(path))
+
+
+def submit_program(koala: Koala, gate: Gate, program: str = PROGRAM) -> None:
+    """Submit the program on two processes; it ends when the gate is open."""
+    (koala.directory / "program.py").write_text(program)
+    command = json.dumps(["python3", "program.py", str(gate.path)])
+    more = 'minimum = 2\nmaximum = 3\ninput_files = ["program.py"]'
+    submit(koala, "adaptive", f'name = "p"\ncommand = {command}\n{more}')
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_a_program_is_told_and_a_restarted_service_tells_again(koala: Koala) -> None:
+    """It knows its time from the beginning, hears that the end is near, goes on with its size, and ends by itself."""
+    service = serving(koala)
+    gate = Gate(koala.directory / "gate")
+    submit_program(koala, gate)
+    eventually(lambda: ranks_printed(koala, "p") == [["joined with True", "told with True"]] * 2)
+    told = "2 of its processes have been told that the end of the walltime is near."
+    eventually(lambda: told in koala.report("1").explanation)
+    os.kill(service.pid, signal.SIGKILL)
+    service.wait()
+    koala.serve()
+    eventually(lambda: told in koala.report("1").explanation)
+    gate.open()
+    eventually(lambda: koala.state_of("1") == "completed")
+    assert [lines[-1] for lines in ranks_printed(koala, "p")] == ["sizes stay 2"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_a_program_knows_it_without_a_service(koala: Koala) -> None:
+    """What it was told when it joined is enough; its file says so, as nobody takes its output."""
+    service = serving(koala)
+    gate, saved = Gate(koala.directory / "gate"), koala.directory / "saved"
+    told = PROGRAM.replace('print("told with"', f'open({str(saved)!r} + str(app.rank), "w").close()\nprint("told with"')
+    submit_program(koala, gate, told)
+    eventually(lambda: ranks_printed(koala, "p") == [["joined with True"]] * 2)
+    os.kill(service.pid, signal.SIGKILL)
+    service.wait()
+    eventually(lambda: all((koala.directory / f"saved{rank}").exists() for rank in range(2)))
+    koala.serve()
+    gate.open()
+    eventually(lambda: koala.state_of("1") == "completed")
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_workers_leave_before_they_are_killed(koala: Koala) -> None:
+    """Each by the command of its job, whatever the minimum; the head goes on, and decides when the job is over."""
+    serving(koala)
+    gate = Gate(koala.directory / "gate")
+    asked = f"{koala.directory}/asked-$KOALA_RANK"
+    head = json.dumps(["sh", "-c", gate.wait])
+    worker = json.dumps(["sh", "-c", f"until [ -e {asked} ]; do sleep 0.1; done; echo handed back"])
+    retire = json.dumps(["sh", "-c", f"touch {asked}"])
+    submit(
+        koala,
+        "workers",
+        f'name = "head"\ncommand = {head}\nprocessors = 1',
+        f'name = "w"\ncommand = {worker}\nminimum = 2\nmaximum = 3\nretire_grace = 600\nretire_command = {retire}',
+    )
+    eventually(lambda: ranks_printed(koala, "w") == [["handed back"]] * 2)
+    eventually(lambda: koala.report("1").explanation.count("ended, near the end of the walltime") == 2)
+    assert koala.state_of("1") == "running"
+    gate.open()
+    eventually(lambda: koala.state_of("1") == "completed")
+    eventually(lambda: koala.placeholders() == [])
+
+
+# -- Two malleable jobs and a rigid one on a local cluster under PRA and PWA: their sizes are as simulated.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("approach", [Approach.PRA, Approach.PWA])
+def test_sizes_over_time_are_those_of_the_simulator(approach: Approach) -> None:
+    """The same changes in the same order; under PRA the rigid job waits for an end, under PWA it does not."""
+    expect_the_same(approach, live(approach))
+
+
+# -- The manual's example of a program of one's own, on local clusters, with its job file.
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_the_rod_is_the_same_after_growing_and_shrinking(koala: Koala) -> None:
+    """The job file as it is shipped, but for its length: it grows, makes room for a rigid job, and is right."""
+    job = HEAT.with_suffix(".toml").read_text(encoding="utf-8")
+    assert '"2000", "0.05"' in job
+    (koala.directory / "heat.toml").write_text(job.replace('"2000", "0.05"', '"100", "0.2"'), encoding="utf-8")
+    (koala.directory / "heat.py").write_bytes(HEAT.read_bytes())
+    (koala.directory / "authkey").write_bytes(b"of this test")
+    koala.serve()
+    koala.inside("submit", str(koala.directory / "heat.toml"))
+    eventually(lambda: sum(one.processors for one in koala.report("1").components) == 8)
+    koala.inside("submit", koala.job("sleep 1", name="rigid", processors=3))
+    eventually(lambda: koala.json("status", "1")["outcome"] is not None)
+    assert koala.json("status", "1")["outcome"]["exit_code"] == 0, koala.inside("explain", "1").stdout
+    printed = Path(koala.state / "jobs" / "1" / "rod" / "0.out").read_text(encoding="utf-8").splitlines()
+    assert printed[-1] == f"result {HEAT_ALONE}"
+    sizes = [int(one) for one in printed[-2].split()[1:]]
+    assert max(sizes) == 8
+    assert min(sizes[sizes.index(8) :]) < 8, sizes
+    eventually(lambda: koala.placeholders() == [])
+
+
+# -- The n-body programs on local clusters, as a user runs them: with the library, and without it.
+
+
+MANY = 600
+"""Steps of a program that is to be there when something else has happened, whatever the machine does meanwhile."""
+
+
+KILLS = 12
+"""How often the service is killed while a program runs."""
+
+
+def printed(koala: Koala, job: str) -> str:
+    """Return what the process of rank 0 printed."""
+    path = koala.state / "jobs" / job / "bodies" / "0.out"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def without_approach(koala: Koala, processors: int = 4) -> None:
+    """Let sizes change only when a program asks for it; give each cluster so many processors."""
+    text = koala.site_file.read_text()
+    text = text.replace("[scheduler]\n", '[scheduler]\napproach = "none"\n')
+    koala.site_file.write_text(text.replace("processors = 4", f"processors = {processors}"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_evolving_programs_ask_for_more_and_end_as_the_rigid_one(koala: Koala) -> None:
+    """Two on 2 processes get 2 more each, one of them by sockets and XML alone; the state is that of a rigid one.
+
+    Where koala offers malleable jobs what is idle, it offers these nothing: their programs alone change their size.
+    """
+    koala.serve()
+    running = [koala.start("run", write_nbody(koala.directory, name)) for name in ("evolving", "byhand")]
+    for one in running:
+        said, complaints = one.communicate(timeout=200)
+        assert one.returncode == 0, said + complaints
+    for job in ("1", "2"):
+        assert "asked for 2, granted 2\n" in printed(koala, job)
+        assert sizes_and_digest(printed(koala, job)) == ([2, 4], ALONE)
+    koala.run("run", write_nbody(koala.directory, "rigid", ("28790", str(free_port())), rest=0))
+    assert sizes_and_digest(printed(koala, "3")) == ([4], ALONE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.nightly
+def test_an_evolving_program_takes_what_is_idle_of_what_it_asks_for(koala: Koala) -> None:
+    """It asks for 14 more where 6 are idle, and runs on 8."""
+    without_approach(koala, processors=8)
+    koala.serve()
+    koala.run(
+        "run",
+        write_nbody(
+            koala.directory, "evolving", ('0.05", "2"', '0.05", "14"'), ("flexible = true", 'cluster = "alpha"')
+        ),
+    )
+    assert "asked for 14, granted 6 (" in printed(koala, "1")
+    assert sizes_and_digest(printed(koala, "1")) == ([2, 8], ALONE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.nightly  # a minute of steps, so that they are not over before it has grown
+@pytest.mark.parametrize("library", ["koala_app", "byhand"])
+def test_a_malleable_program_takes_what_makes_a_power_of_two(koala: Koala, library: str) -> None:
+    """Beside a rigid job that leaves it 7 processors it is on 4; when that has ended, on 8."""
+    koala.serve()
+    end, rigid = koala.directory / "end", koala.directory / "one.toml"
+    wait = json.dumps(["sh", "-c", f"until [ -e {end} ]; do sleep 0.2; done"])
+    rigid.write_text(f'walltime = 300\n[[components]]\ncommand = {wait}\nprocessors = 1\ncluster = "alpha"\n')
+    koala.inside("submit", str(rigid))
+    eventually(lambda: koala.state_of("1") == "running")
+    environment = ('"power-of-two" }', f'"power-of-two", NBODY_LIBRARY = "{library}" }}')
+    running = koala.start("run", write_nbody(koala.directory, "malleable", environment, rest=0.1, steps=MANY))
+    eventually(lambda: 4 in sizes_and_digest(printed(koala, "2"))[0])
+    end.touch()
+    said, complaints = running.communicate(timeout=300)
+    assert running.returncode == 0, said + complaints
+    koala.run("run", write_nbody(koala.directory, "rigid", ("28790", str(free_port())), rest=0, steps=MANY))
+    sizes, digest = sizes_and_digest(printed(koala, "2"))
+    assert digest == sizes_and_digest(printed(koala, "3"))[1]
+    assert sizes[0] == 2
+    assert sizes[-1] == 8
+    assert set(sizes) <= {2, 4, 8}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_services_change_no_bit_of_the_result(koala: Koala, seed: int) -> None:
+    """Sizes are asked for, and the service is killed at any moment of a change and started again, a dozen times."""
+    chance = random.Random(seed)
+    service = koala.serve()
+    file = write_nbody(koala.directory, "malleable", rest=0.1, steps=MANY)
+    koala.inside("submit", file)
+    eventually(lambda: koala.state_of("1") == "running")
+    kills = 0
+    while kills < KILLS and koala.state_of("1") == "running":
+        koala.inside("resize", "1", str(chance.choice((2, 4, 8))), check=None)
+        time.sleep(chance.uniform(0.0, 1.5))  # the moment of the kill
+        kill_and_wait(service.pid)
+        service = koala.serve()
+        kills += 1
+    eventually(lambda: koala.state_of("1") in {"completed", "failed"})
+    assert koala.state_of("1") == "completed", printed(koala, "1")
+    koala.run("run", write_nbody(koala.directory, "rigid", ("28790", str(free_port())), rest=0, steps=MANY))
+    sizes, digest = sizes_and_digest(printed(koala, "1"))
+    assert digest == sizes_and_digest(printed(koala, "2"))[1], f"sizes {sizes}, {kills} kills"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs from Python on local clusters: submitted, followed, cancelled and lost sight of, with nothing left behind."""
+"""The Python interface and the cookbook on local clusters."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from click.testing import CliRunner
 
 import koala_adapter as koala
+from koala_adapter.cli.koala import koala as command_line
 from koala_adapter.python import localsite
 from tests.local_koala import LIVENESS, eventually, processes_naming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+# -- Jobs from Python on local clusters: submitted, followed, cancelled and lost sight of, with nothing left behind.
+
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 WITH_TRIO = pytest.mark.skipif(find_spec("trio") is None, reason="needs trio, which the extra `test` brings along")
@@ -47,6 +51,8 @@ def shell(script: str, **more: object) -> koala.Job:
     return koala.Job(["sh", "-c", script], walltime="20m", **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_job_and_its_result(site: koala.Site) -> None:
     """On two clusters at once; what it wrote is in the result, by process and together."""
     script = "echo $KOALA_RANK of $KOALA_SIZE on $KOALA_CLUSTER; echo warned >&2; echo 42 > answer"
@@ -75,6 +81,8 @@ def test_a_job_and_its_result(site: koala.Site) -> None:
     assert "pair" in handle._repr_mimebundle_()["text/html"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_job_that_fails_raises_what_happened(site: koala.Site) -> None:
     """With the end of its standard error; who only waits gets the result."""
     handle = site.submit(shell("echo broken >&2; exit 3"))
@@ -85,6 +93,8 @@ def test_a_job_that_fails_raises_what_happened(site: koala.Site) -> None:
     assert site.run(shell("exit 4"), check=False).exit_code == 4
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_waiting_has_a_limit_and_the_job_goes_on(site: koala.Site) -> None:
     """A time-out is a TimeoutError, as everywhere; lines come while the job runs; cancelling ends it."""
     with site.submit(shell("echo begun; exec sleep 600")) as handle:
@@ -101,6 +111,8 @@ def test_waiting_has_a_limit_and_the_job_goes_on(site: koala.Site) -> None:
     handle.cancel()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_what_cannot_be_is_refused(site: koala.Site, tmp_path: Path) -> None:
     """Before anything is submitted, or by the service; and there are no jobs that nobody has submitted."""
     with pytest.raises(koala.ConfigurationError, match='found "gamma", allowed is a cluster of the site'):
@@ -114,6 +126,8 @@ def test_what_cannot_be_is_refused(site: koala.Site, tmp_path: Path) -> None:
     assert site.run(koala.Job(["true"], processors=9), check=False).state is koala.JobState.REFUSED
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_many_threads_at_once(site: koala.Site) -> None:
     """Each has its own job; a job file is as good as a description."""
     file = site.directory.parent / "job.toml"
@@ -127,6 +141,8 @@ def test_many_threads_at_once(site: koala.Site) -> None:
     assert len(koala.jobs(3, site=site)) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_wait_outlives_the_service(site: koala.Site) -> None:
     """It begins another one, which goes on with the job; meanwhile the journal tells of it."""
     with site.submit(shell("until test -e $GO; do sleep 0.2; done; echo went", environment=go(site))) as handle:
@@ -147,6 +163,8 @@ def go(site: koala.Site) -> dict[str, str]:
     return {"GO": str(site.directory.parent / "go")}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param("trio", marks=WITH_TRIO)])
 async def test_with_an_event_loop(site: koala.Site) -> None:
@@ -181,6 +199,8 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_ctrl_c_leaves_nothing_behind() -> None:
     """The job is cancelled, its end awaited, and the service that was begun for it ends; then it is raised."""
     with koala.local_site(["alpha"], processors=1) as site:
@@ -205,6 +225,8 @@ def fail_in_block(site: koala.Site) -> None:
         raise ZeroDivisionError
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_block_ends_what_it_began() -> None:
     """Its jobs are cancelled when it fails, and waited for when it does not; then no service is left."""
     with koala.local_site(["alpha"], processors=2) as outer:
@@ -222,6 +244,8 @@ def test_a_block_ends_what_it_began() -> None:
         _ = awaited.result().stdout
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_run_does_not_wait_for_jobs_of_others() -> None:
     """Those that were submitted at the same site meanwhile, outside of a block, go on, and so does the service."""
     with koala.local_site(["alpha"], processors=2) as outer:
@@ -238,6 +262,8 @@ def test_a_run_does_not_wait_for_jobs_of_others() -> None:
         handle.wait_until_over(LIVENESS)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_service_of_others_goes_on(site: koala.Site) -> None:
     """Who has not begun it does not end it, at the end of whatever block."""
     site.run(koala.Job(["true"]))
@@ -255,6 +281,8 @@ def fenced(language: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_program_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
     """With nothing but koala, and it prints what the page says."""
     done = subprocess.run(
@@ -268,6 +296,8 @@ def test_the_program_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == (fenced("text")[0], "")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_page_is_true(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What docs/python.md shows is what comes out, from its first line to its last, on a site that is found."""
     monkeypatch.chdir(tmp_path)
@@ -283,12 +313,16 @@ def test_the_page_is_true(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert outcome.attempted > 10
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_examples_of_docstrings_are_true() -> None:
     """What they show is what comes out."""
     outcome = doctest.testmod(localsite)
     assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_no_thread_is_left(site: koala.Site) -> None:
     """But the one that waits for a service that was begun here, and ends with the program."""
     before = set(threading.enumerate())  # of other tests
@@ -296,3 +330,112 @@ def test_no_thread_is_left(site: koala.Site) -> None:
     left = [one for one in threading.enumerate() if one not in before and not one.daemon]
     assert left == []
     assert os.getpid() != site.client.pid()
+
+
+# -- The recipes of docs/cookbook.md do what they promise, as they stand, on local clusters.
+
+
+COOKBOOK_PAGE = (Path(__file__).parents[1] / "docs" / "cookbook.md").read_text(encoding="utf-8")
+RECIPE = re.compile(r"^## (?P<title>.+)\n(?P<body>(?:(?!^## ).*\n)*)", re.MULTILINE)
+RECIPES = {match["title"]: match["body"] for match in RECIPE.finditer(COOKBOOK_PAGE)}
+MARKED = re.compile(r"<!-- (?P<mark>[^>]+) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+TOML = re.compile(r"^```toml\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+PRINTED = {
+    "A sweep": [],
+    "An array": [f"c1/{rank}: part {rank} of 3" for rank in range(3)],
+    "A notebook": ["hello"],
+    "Data staging": ["staged"],
+    "Dependent jobs": ["all of part 1 part 2", "c1/0: computed 0", "c1/1: computed 1", "prepared", "summed"],
+}
+"""What the recipes of a title print on standard output, without empty lines, in order of the alphabet."""
+SWEPT = {
+    "A sweep": ["10", "14", "15", "21", "5", "7"],
+    "An array": ["task 1: Delft", "task 2: Vienna", "task 3: Leiden"],
+}
+"""What the tasks of its sweep print."""
+
+
+@pytest.fixture(scope="module")
+def cookbook_site() -> Iterator[koala.Site]:
+    """Give two local clusters with a service, so that no command is one itself."""
+    with koala.local_site() as one:
+        one.begin_service()
+        yield one
+
+
+def tried(title: str, mark: str, site: koala.Site, directory: Path) -> str:
+    """Run what is marked so in a recipe, with its files beside it, and return what it prints."""
+    programs = directory / "bin"
+    programs.mkdir()
+    (programs / "koala").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m koala_adapter.cli "$@"\n')
+    (programs / "koala").chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "KOALA_SITE": str(site.file),
+        "KOALA_STATE": str(site.directory),
+    }
+    printed = ""
+    for piece in MARKED.finditer(RECIPES[title]):
+        if piece["mark"].startswith("file: "):
+            (directory / piece["mark"].removeprefix("file: ")).write_text(piece["text"])
+        elif piece["mark"] == mark:
+            command = ["/bin/sh", "-e"] if piece["language"] == "sh" else [sys.executable]
+            done = subprocess.run(
+                [*command, "-c", piece["text"]],
+                cwd=directory,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIVENESS * 3,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            printed += done.stdout
+    return printed
+
+
+@pytest.mark.parametrize("title", PRINTED)
+@pytest.mark.timeout(400)
+def test_a_recipe_does_what_it_promises(title: str, cookbook_site: koala.Site, tmp_path: Path) -> None:
+    """What is marked to be run runs, in order, and prints what it is said to."""
+    before = {handle.id for handle in cookbook_site.jobs()}
+    printed = tried(title, "run", cookbook_site, tmp_path)
+    assert sorted(line for line in printed.splitlines() if line) == PRINTED[title]
+    new = [handle.report() for handle in cookbook_site.jobs() if handle.id not in before]
+    assert new
+    assert {report.state for report in new} == {koala.JobState.COMPLETED}
+    if title in SWEPT:
+        outputs = (Path(new[0].output_directory) / "sweep" / "tasks").glob("*/*.out")
+        assert sorted(output.read_text().strip() for output in outputs) == SWEPT[title]
+    if title == "Data staging":
+        assert (Path(new[0].output_directory) / "c1" / "0" / "sorted.txt").read_text() == "1\n2\n3\n"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_the_recipe_for_dask(cookbook_site: koala.Site, tmp_path: Path) -> None:
+    """It is what prints the sum of the squares."""
+    pytest.importorskip("distributed", reason="Dask is not installed: pip install 'koala-adapter[dask]'")
+    assert tried("Dask", "run: dask", cookbook_site, tmp_path).split() == ["285"]
+
+
+def test_gpus_are_asked_for(tmp_path: Path) -> None:
+    """The cluster of the recipe submits with the queue and the directive of GPU nodes, the other one without."""
+    (text,) = TOML.findall(RECIPES["GPU nodes"])
+    (tmp_path / "site.toml").write_text(text)
+    (tmp_path / "job.toml").write_text('walltime = "1m"\n[[components]]\ncommand = ["true"]\nprocessors = 1\n')
+    asked = {}
+    for cluster in ("alpha", "alphagpu"):
+        words = ["--site", str(tmp_path / "site.toml"), "script", str(tmp_path / "job.toml"), "--cluster", cluster]
+        asked[cluster] = CliRunner().invoke(command_line, words).output
+    for option in ("--gres=gpu:1", "--partition=gpu"):
+        assert option in asked["alphagpu"]
+        assert option not in asked["alpha"]
+
+
+def test_every_recipe_is_one_of_ten() -> None:
+    """Those that nothing runs here are job and site files, which are read by the tests of the manual, and programs."""
+    assert len(RECIPES) == 10
+    rest = {title for title, body in RECIPES.items() if "<!-- run" not in body}
+    assert rest == {"MPI over three clusters", "GPU nodes", "Containers", "My site forbids arrays"}

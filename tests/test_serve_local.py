@@ -1,20 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service in a real process, and the command that has started it."""
+"""A service that runs by itself: started, killed, supervised, watched and measured."""
 
 from __future__ import annotations
 
+import csv
+import json
 import os
+import re
+import select
 import shlex
+import signal
 import socket
 import subprocess
 import sys
+from http.client import HTTPConnection
+from typing import TYPE_CHECKING
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+import koala_adapter
+from koala_adapter.cli.jsonshapes import shape_schema
+from koala_adapter.host import metrics as catalogue
 from koala_adapter.host.sockets import free_port
-from tests.local_koala import LIVENESS, Koala
+from tests.dyingservice import STEPS
+from tests.json_shapes import deviations
+from tests.local_koala import LIVENESS, Gate, Koala, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client.metrics_core import Metric as Family
+
+    from tests.local_koala import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+# -- A service in a real process, and the command that has started it.
 
 
 SMALL = """
@@ -137,3 +160,243 @@ def test_a_site_file_with_which_the_service_cannot_start_is_refused(koala: Koala
     for one in ids:
         koala.run("cancel", one)
     koala.run("serve", "--stop")
+
+
+# -- ``koala submit`` meets ``kill -9`` of the service: whenever that comes, there is one job, and its id is told.
+
+
+IN_THE_JOURNAL = {"when it is in the journal", "before it is answered"}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_job_that_is_submitted_while_the_service_is_killed_exists_once(koala: Koala, step: str) -> None:
+    """The command starts the next service and sends the same submission again; the job runs once.
+
+    Where it was in the journal, placeholders may have been submitted: the next service looks for them for long, which
+    is not waited for.
+    """
+    ran = koala.directory / "ran"
+    job = koala.job(f"echo $KOALA_RANK >> {ran}")
+    service = subprocess.Popen(
+        [sys.executable, "-m", "tests.dyingservice", step, *koala.options, "serve"],
+        env=koala.environment,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        assert koala.client.wait_until_running(LIVENESS)
+        told = json.loads(koala.run("submit", job, "--json").stdout)
+        assert service.wait(LIVENESS) == -signal.SIGKILL
+    finally:
+        service.kill()
+        service.wait()
+    id_ = told["id"] if "id" in told else told["jobs"][0]["id"]
+    assert [one.id for one in koala.client.jobs()] == [id_]
+    if step in IN_THE_JOURNAL:
+        koala.run("cancel", "--no-wait", id_)
+    else:
+        eventually(lambda: koala.report(id_).over)
+        assert koala.report(id_).state == "completed"
+        assert sorted(ran.read_text().split()) == ["0", "1"]
+    koala.run("serve", "--stop")
+    assert [one["id"] for one in koala.json("status")] == [id_]
+
+
+# -- Servers that systemd has started tell it that they serve and that they live, in real processes.
+
+
+@pytest.mark.parametrize("command", ["serve", "schedule --cluster alpha --shadow"])
+def test_systemd_hears_of_a_server(koala: Koala, command: str) -> None:
+    """First that it serves or lives, then signs of life."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        path = str(koala.directory / "n")
+        supervisor.bind(path)
+        supervisor.settimeout(LIVENESS)
+        wanted = {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "600000"}
+        server = subprocess.Popen(
+            koala.command(*command.split()),
+            env={**koala.environment, **wanted},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        koala.running.append(server)
+        heard: list[bytes] = []
+        while heard.count(b"WATCHDOG=1") < 3 or b"READY=1" not in heard:
+            heard.append(supervisor.recv(100))
+        assert set(heard) == {b"READY=1", b"WATCHDOG=1"}
+
+
+# -- ``koala top`` on a terminal, beside a live service.
+
+
+def read_until(terminal: int, wanted: str) -> str:
+    """Return what comes on a terminal up to a text that must come."""
+    seen = b""
+    while wanted.encode() not in seen:
+        assert select.select([terminal], [], [], LIVENESS)[0], seen
+        seen += os.read(terminal, 65_536)
+    return seen.decode(errors="replace")
+
+
+def test_keys_explain_and_cancel_a_job(koala: Koala) -> None:
+    """The job is shown; e says why, c and y cancel it, q ends and leaves the terminal as it was."""
+    koala.serve()
+    gate = Gate(koala.directory / "gate")
+    job_id = koala.inside("submit", koala.job(gate.wait, name="watched")).stdout.split()[1]
+    eventually(lambda: koala.state_of(job_id) == "running")
+    process, terminal = koala.start_on_terminal("top", "--interval", "0.2")
+    try:
+        assert "alpha" in read_until(terminal, "watched")
+        os.write(terminal, b"e")
+        read_until(terminal, "has been running for")
+        os.write(terminal, b"c")
+        read_until(terminal, f"cancel job {job_id}?")
+        os.write(terminal, b"n")
+        os.write(terminal, b"c")
+        read_until(terminal, f"cancel job {job_id}?")
+        os.write(terminal, b"y")
+        read_until(terminal, "cancelled")
+        eventually(lambda: koala.state_of(job_id) == "cancelled")
+        os.write(terminal, b"q")
+        read_until(terminal, "\x1b[?1049l")
+        assert process.wait(LIVENESS) == 0
+    finally:
+        os.close(terminal)
+
+
+def test_it_needs_a_terminal_or_shows_itself_once(koala: Koala) -> None:
+    """Without a service it says how to have one."""
+    assert "koala serve" in koala.inside("top", "--once", check=246).stderr
+    koala.serve()
+    refused = koala.run("top", check=245)
+    assert "--once" in refused.stderr
+    shown = koala.run("top", "--once").stdout
+    assert "alpha" in shown
+    assert "no jobs" in shown
+
+
+# -- ``koala report`` of a job that has run.
+
+
+def test_a_day_and_a_job_are_drawn(koala: Koala) -> None:
+    """From the journal: a page, figures that are PNG and SVG, and the jobs as data."""
+    pytest.importorskip("matplotlib")
+    koala.run("run", koala.job("true", name="drawn", processors=2))
+    for what in (["--since", "1d"], ["1"]):
+        out = koala.directory / what[-1]
+        assert str(out / "index.html") in koala.inside("report", *what, "--out", str(out)).stdout
+        assert (out / "figures" / "placeholders.png").read_bytes().startswith(b"\x89PNG\r\n")
+        assert b"<svg" in (out / "figures" / "in-use.svg").read_bytes()
+        (job,) = csv.DictReader((out / "data" / "jobs.csv").read_text(encoding="utf-8").splitlines())
+        assert (job["job"], job["name"], job["state"], job["processors"]) == ("1", "drawn", "completed", "4")
+        told = (out / "data" / "clusters.csv").read_text(encoding="utf-8").splitlines()
+        assert [row["cluster"] for row in csv.DictReader(told)] == ["alpha", "beta"]
+    assert "found 'yesterday', allowed is" in koala.inside("report", "--since", "yesterday", check=2).stderr
+    assert "Either JOB or --since" in koala.inside("report", check=2).stderr
+
+
+# -- What live services tell of themselves, read as Prometheus reads it.
+
+
+def told_port(process: Running) -> int:
+    """Return the port on which a process says that it tells its metrics."""
+    for line in process.stderr or ():
+        found = re.search(r"metrics are told at http://127\.0\.0\.1:(\d+)/metrics", line)
+        if found:
+            return int(found[1])
+    raise AssertionError("it says nothing of metrics")
+
+
+def scrape(port: int) -> str:
+    """Return what is told on a port."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=120)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Return each sample by its name and label values, in the order of the labels' names."""
+    parse: Callable[[str], Iterator[Family]] = text_string_to_metric_families
+    return {
+        (one.name, *(one.labels[label] for label in sorted(one.labels))): one.value
+        for family in parse(text)
+        for one in family.samples
+    }
+
+
+def names(text: str) -> set[str]:
+    """Return the names of the families that are told."""
+    parse: Callable[[str], Iterator[Family]] = text_string_to_metric_families
+    return {family.name for family in parse(text)}
+
+
+def test_a_service_tells_what_became_of_a_job(koala: Koala) -> None:
+    """Starts, ends, waits and requests are counted; `koala metrics` says the same; no job or user is named."""
+    process = koala.start("serve", "--metrics-port", "0")
+    port = told_port(process)
+    koala.run("run", koala.job("true", name="innermost", processors=2))
+    eventually(lambda: not koala.placeholders())
+    text = scrape(port)
+    found = samples(text)
+    assert found["koala_info", "serve", koala_adapter.__version__] == 1
+    assert found["koala_job_starts_total",] == 1
+    assert found["koala_job_ends_total", "completed"] == 1
+    assert found["koala_job_waiting_seconds_count",] == 1
+    for cluster in ("alpha", "beta"):
+        assert found["koala_placeholder_waiting_seconds_count", cluster] == 2
+        assert found["koala_claiming_seconds_count", cluster] == 1
+        assert found["koala_cluster_up", cluster] == 1
+        assert found["koala_cluster_processors", cluster] == 4
+        assert found["koala_lrm_command_seconds_count", cluster, "submit"] == 1
+        assert found["koala_lrm_requests_total", cluster] > 0
+        assert found["koala_lrm_requests_last_minute", cluster] > 0, "those of the test itself are in it, too"
+        assert found["koala_lrm_requests_per_minute_bound", cluster] == 600
+    assert names(text) <= {one.name for one in (*catalogue.COMMON, *catalogue.SERVE)}
+    assert "innermost" not in text
+    assert str(koala.directory) not in text
+    by_command = samples(koala.inside("metrics").stdout)
+    assert by_command["koala_job_starts_total",] == 1
+    assert samples(koala.inside("metrics", "--port", str(port)).stdout)["koala_job_starts_total",] == 1
+    refused = koala.inside("metrics", "--port", str(free_port()), check=246)
+    assert "metrics cannot be read from port" in " ".join(refused.stderr.split())
+    assert "--metrics-port" in refused.stderr
+
+
+def test_a_shadow_tells_its_gains(koala: Koala) -> None:
+    """And counts what it asks of the batch system."""
+    koala.submit_foreign("other", 2, "alpha")
+    port = told_port(koala.start("schedule", "--cluster", "alpha", "--shadow", "--metrics-port", "0"))
+    eventually(lambda: ("koala_lrm_command_seconds_count", "alpha", "jobs") in samples(scrape(port)))
+    text = scrape(port)
+    found = samples(text)
+    assert found["koala_shadow_jobs", "alpha", "earlier"] == 0
+    assert ("koala_shadow_gain_seconds", "alpha") in found
+    assert names(text) <= {one.name for one in (*catalogue.COMMON, *catalogue.SCHEDULE)}
+
+
+def test_a_wiki_server_counts_requests_and_refusals(koala: Koala) -> None:
+    """By verb, whoever asks."""
+    key = koala.directory / "key"
+    key.write_text("77\n")
+    key.chmod(0o600)
+    wiki = ("--port", str(free_port()), "--key-file", str(key))
+    more = ("--dialect", "wiki2", "--reply-within", "120")
+    server = koala.start("wiki", "serve", "--cluster", "alpha", *wiki, *more, "--metrics-port", "0")
+    port = told_port(server)
+    eventually(lambda: koala.inside("wiki", "ask", *wiki, "GETNODES", "0:ALL", check=None).exit_code == 0)
+    listed = json.loads(koala.inside("wiki", "ask", *wiki, "--json", "GETNODES", "0:ALL").stdout)
+    assert deviations(listed, shape_schema("wiki-reply")) == []
+    koala.inside("wiki", "ask", *wiki, "STARTJOB", "99", "TASKLIST=n1", check=247)
+    text = scrape(port)
+    found = samples(text)
+    assert found["koala_wiki_request_seconds_count", "GETNODES"] == 2
+    assert found["koala_wiki_request_seconds_count", "STARTJOB"] == 1
+    assert found["koala_wiki_refusals_total", "STARTJOB"] == 1
+    assert names(text) <= {one.name for one in (*catalogue.COMMON, *catalogue.WIKI)}
+    assert "77" not in re.sub(r"[\d.]+(e[+-]\d+)?\n", "\n", text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala wiki serve``, in real processes, and ``koala wiki ask`` on local clusters: the whole multicluster as one."""
+"""A WIKI scheduler drives local clusters and PBS."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from koala_adapter.host.sockets import free_port
+from koala_adapter.testing import new_context
+from koala_adapter.wiki.codec.frames import read_key
+from koala_adapter.wiki.codec.records import parse_nodes
+from koala_adapter.wiki.codec.words import Dialect
+from koala_pbs import PLUGIN, PbsSettings
+from tests.fakes.pbs import FakePbs
 from tests.local_koala import Koala, eventually
+from tests.real.systems.processes import wait_until
+from tests.wiki_scheduler import KEY, SECONDS, Scheduler
+from tests.wiki_server import WikiServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+# -- ``koala wiki serve``, in real processes, and ``koala wiki ask`` on local clusters: the whole multicluster as one.
 
 
 @pytest.fixture
@@ -33,7 +43,7 @@ def koala(tmp_path: Path) -> Iterator[Koala]:
 PATIENT = ("--reply-within", "120", "--start-reply-within", "120")
 
 
-class Scheduler:
+class WikiScheduler:
     """Asks a server as a scheduler would."""
 
     def __init__(self, koala: Koala, *which: str) -> None:
@@ -55,13 +65,15 @@ class Scheduler:
         return dict(text.partition(":")[::2] for text in self.ask(*message)["records"] if text)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_all_clusters_are_one(koala: Koala) -> None:
     """Nodes carry their cluster as partition, jobs are koala's own, placed by koala, and can be cancelled."""
     koala.serve()
     first = koala.inside("submit", koala.job("sleep 600", processors=2)).stdout.split()[1]
     eventually(lambda: koala.state_of(first) == "running")
     second = koala.inside("submit", koala.job("sleep 600", processors=4)).stdout.split()[1]
-    scheduler = Scheduler(koala, "--all")
+    scheduler = WikiScheduler(koala, "--all")
     nodes = scheduler.records("GETNODES", "0:ALL")
     assert {name: text.partition("PARTITION=")[2].partition(";")[0] for name, text in nodes.items()} == {
         "alpha.n1": "alpha",
@@ -77,10 +89,12 @@ def test_all_clusters_are_one(koala: Koala) -> None:
     assert koala.state_of(first) == "cancelled"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_local_cluster(koala: Koala) -> None:
     """A held job of a local cluster is started, suspended, requeued and cancelled as a scheduler says."""
     job = koala.submit_held("held")
-    scheduler = Scheduler(koala, "--cluster", "alpha")
+    scheduler = WikiScheduler(koala, "--cluster", "alpha")
     assert scheduler.records("GETJOBS", "0:ALL")[job].startswith("STATE=Idle;")
     assert "it is offered to the scheduler" in koala.inside("explain", f"alpha:{job}").stdout
     second = koala.run("schedule", "--cluster", "alpha", "--once", check=None)
@@ -96,6 +110,8 @@ def test_a_local_cluster(koala: Koala) -> None:
     eventually(lambda: scheduler.records("GETJOBS", "0:ALL")[job].startswith("STATE=Removed;"))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_serve_says_what_is_wrong(koala: Koala) -> None:
     """A key that others can read, a cluster that is not there, and no choice at all are refused with the way out."""
     key = koala.directory / "key"
@@ -109,3 +125,75 @@ def test_serve_says_what_is_wrong(koala: Koala) -> None:
         assert words in done.stderr
     key.chmod(0o644)
     assert "mode 0644" in koala.run("wiki", "serve", "--all", "--key-file", str(key), check=245).stderr
+
+
+# -- A PBS server (a fake one) under an outside scheduler that speaks WIKI, with koala as an operator between them.
+
+
+OPTIONS = ("-C", "", "-o", "/dev/null", "-j", "oe", "-l", "walltime=600")
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakePbs]:
+    """Give a server of two vnodes of four processors, whose hook holds every job and which starts none itself."""
+    fake = FakePbs(tmp_path / "fake", cpus=4, site_hook=True)
+    fake.set_scheduling(on=False)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def scheduler(fake: FakePbs, tmp_path: Path) -> Iterator[Scheduler]:
+    """Serve it, and give its scheduler."""
+    settings = PbsSettings(conf=fake.conf, bin_directory=fake.bin_directory, operator=True)
+    context = new_context(tmp_path / "context")
+    server = WikiServer(
+        lambda: PLUGIN.factory(context, settings), dialect=Dialect.WIKI2, key=read_key(KEY), directory=tmp_path / "s"
+    )
+    server.start()
+    yield Scheduler(server.port)
+    server.stop()
+
+
+def submit(fake: FakePbs, select: str, *options: str) -> str:
+    """Submit a job as another user does; return its id."""
+    return fake.run("qsub", *OPTIONS, "-l", f"select={select}", *options, stdin="#!/bin/sh\nexec sleep 600\n")
+
+
+def test_jobs_start_where_they_are_told(fake: FakePbs, scheduler: Scheduler) -> None:
+    """Also elements of an array, one by one; what cannot be is refused, and the job waits as before."""
+    wide = submit(fake, "2:ncpus=2", "-l", "place=scatter")
+    array = submit(fake, "1:ncpus=1", "-J", "1-2")
+    first, second = (array.replace("[]", f"[{index}]") for index in (1, 2))
+    assert {node.name for node in parse_nodes(scheduler.done("GETNODES ARG=0:ALL"))} == {"n1", "n2"}
+    assert {job: record.state for job, record in scheduler.jobs().items()} == dict.fromkeys(
+        (wide, first, second), "Idle"
+    )
+    assert scheduler.ask(f"STARTJOB ARG={wide} TASKLIST=n1:n1:n2:n2").status < 0
+    assert scheduler.ask(f"STARTJOB ARG={first} TASKLIST=n9").status < 0
+    # A task is a chunk, here of two processors.
+    scheduler.done(f"STARTJOB ARG={wide} TASKLIST=n1:n2")
+    scheduler.done(f"STARTJOB ARG={second} TASKLIST=n2")
+    assert scheduler.wait(wide, "Running").task_list == ("n1", "n2")
+    assert scheduler.wait(second, "Running").task_list == ("n2",)
+    assert scheduler.jobs()[first].state == "Idle"
+
+
+def test_suspended_requeued_cancelled(fake: FakePbs, scheduler: Scheduler) -> None:
+    """A job that is queued again is in hold again, and starts when it is told to."""
+    job = submit(fake, "1:ncpus=1")
+    scheduler.jobs()
+    scheduler.done(f"STARTJOB ARG={job} TASKLIST=n1")
+    scheduler.wait(job, "Running")
+    scheduler.done(f"SUSPENDJOB ARG={job}")
+    scheduler.wait(job, "Suspended")
+    # A suspended job is resumed by PBS's own scheduler.
+    fake.set_scheduling(on=True)
+    scheduler.done(f"RESUMEJOB ARG={job}")
+    scheduler.wait(job, "Running")
+    scheduler.done(f"REQUEUEJOB ARG={job}")
+    scheduler.wait(job, "Idle")
+    scheduler.done(f"STARTJOB ARG={job} TASKLIST=n2")
+    scheduler.wait(job, "Running")
+    scheduler.done(f"CANCELJOB ARG={job} TYPE=ADMIN")
+    wait_until(lambda: scheduler.jobs()[job].state in {"Removed", "Completed"}, seconds=SECONDS, what="it has gone")

@@ -1,28 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks are given and what they write; and how they end under MPI when they cannot even start."""
+"""Files of jobs: what goes to nodes, what comes back, and directories that stay behind."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
 import stat
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from koala_adapter.config.jobfile import LARGEST_SUM
-from koala_adapter.errors import EXIT_CONFIGURATION
+from koala_adapter.errors import EXIT_CANCELLED, EXIT_CONFIGURATION, EXIT_WALLTIME
 from koala_adapter.outcome import JobOutcome, JobState
 from tests.real.leftovers import Traces
+from tests.real.lrms import placeholders
+from tests.real.systems import SlurmCluster
 from tests.real.systems.directories import SystemDirectory
-from tests.real.systems.processes import PATIENCE, wait_until
+from tests.real.systems.processes import PATIENCE, SeenProcess, find_processes, wait_until
 from tests.real.user import part, runs_with_known_ids
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.real.conftest import NewUser
-    from tests.real.systems import GridEngineCell, SlurmCluster
+    from tests.real.lrms import System
+    from tests.real.systems import GridEngineCell
     from tests.real.user import KoalaUser
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd")]
+
+# -- What ranks are given and what they write; and how they end under MPI when they cannot even start.
 
 
 def end_of(user: KoalaUser, *parts: str, **header: Any) -> tuple[str, JobOutcome]:  # noqa: ANN401
@@ -35,6 +43,7 @@ def end_of(user: KoalaUser, *parts: str, **header: Any) -> tuple[str, JobOutcome
     return report["id"], outcome
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 @pytest.mark.real("mpiexec.hydra")
 def test_an_mpi_program_that_cannot_be_started_is_told(new_user: NewUser, slurm_a: SlurmCluster) -> None:
     """The exit code and the reason of the shell that starts each rank reach the user, also though mpiexec goes on."""
@@ -50,6 +59,7 @@ def test_an_mpi_program_that_cannot_be_started_is_told(new_user: NewUser, slurm_
     traces.expect_none()
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 def test_logs_prints_what_was_written(new_user: NewUser, slurm_a: SlurmCluster) -> None:
     """One rank's output comes out of `koala logs` byte for byte, with or without an end of line; several are marked."""
     user = new_user(slurm_a)
@@ -64,6 +74,7 @@ def test_logs_prints_what_was_written(new_user: NewUser, slurm_a: SlurmCluster) 
     traces.expect_none()
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 @pytest.mark.real("sge_qmaster")
 def test_input_files_and_environment_reach_the_ranks(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
@@ -87,6 +98,7 @@ def test_input_files_and_environment_reach_the_ranks(
     traces.expect_none()
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 def test_input_files_beyond_the_channel_are_refused(new_user: NewUser, slurm_a: SlurmCluster) -> None:
     """Just as much as is allowed arrives; a byte more is refused before anything is submitted."""
     user = new_user(slurm_a)
@@ -104,6 +116,7 @@ def test_input_files_beyond_the_channel_are_refused(new_user: NewUser, slurm_a: 
     traces.expect_none()
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 def test_a_token_can_travel_in_a_file(new_user: NewUser, slurm_a: SlurmCluster) -> None:
     """With a shared directory the job script holds no secret; the file does, for its owner alone, until all is over."""
     place = SystemDirectory.create("tokens")
@@ -123,3 +136,243 @@ def test_a_token_can_travel_in_a_file(new_user: NewUser, slurm_a: SlurmCluster) 
         traces.expect_none()
     finally:
         place.remove()
+
+
+# -- What ranks write into files reaches the user, however they end and whatever becomes of the service meanwhile.
+
+
+MIB = 1024 * 1024
+LARGE = 3 * MIB
+LONG_UNDER_WAY = 15 * MIB
+"""Of each of four ranks: enough for the service to be killed twice before all is there."""
+
+
+def writing(large: int = LARGE) -> str:
+    """Return the piece of shell with which a rank leaves four files, one of them large."""
+    return f"""\
+mkdir -p logs; echo "rank $KOALA_RANK" >result-$KOALA_RANK; echo log >logs/$KOALA_RANK.txt; echo x >scratch
+python3 -c 'import hashlib, os
+block = hashlib.sha512(os.environ["KOALA_RANK"].encode()).digest() * 1024
+open("large.bin", "wb").writelines(block for _ in range({large} // len(block)))'
+"""
+
+
+WANTED = ["result-*", "logs", "*.bin"]
+
+
+def results(user: KoalaUser, job: str, component: str, rank: int) -> dict[str, str]:
+    """Return the files of a rank that are there: their texts, and the digest of the large one."""
+    directory = user.state / "jobs" / job / component / str(rank)
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): shown(path) for path in files}
+
+
+def shown(path: Path) -> str:
+    """Return a text, or the digest of what is too large for one."""
+    data = path.read_bytes()
+    return data.decode() if len(data) < MIB else hashlib.sha256(data).hexdigest()
+
+
+def expected(rank: int, large: int = LARGE) -> dict[str, str]:
+    """Return what a rank must have left that wrote as ``writing`` says."""
+    block = hashlib.sha512(str(rank).encode()).digest() * 1024
+    digest = hashlib.sha256(block * (large // len(block))).hexdigest()
+    return {"large.bin": digest, f"logs/{rank}.txt": "log\n", f"result-{rank}": f"rank {rank}\n"}
+
+
+def two_of_each(traces: Traces, text: str) -> list[str]:
+    """Return two ranks on the Slurm cluster and two on the Grid Engine cell that run a piece of shell."""
+    return [part(name, 2, "sh", "-c", text, output_files=WANTED, environment=traces.mark) for name in "ac"]
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+@pytest.mark.parametrize("launcher", ["process", pytest.param("mpi", marks=pytest.mark.real("mpiexec.hydra"))])
+def test_files_of_all_ranks_arrive(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, launcher: str
+) -> None:
+    """All are there, whole, when `koala run` returns, and it says where; nothing else is."""
+    user = new_user(slurm_a, sge_cell)
+    traces = Traces(user)
+    done = user.run("run", str(user.job_file(*two_of_each(traces, writing()), launcher=launcher)))
+    assert done.code == 0, done.stderr
+    for rank in range(4):
+        assert results(user, "1", f"c{1 + rank // 2}", rank % 2) == expected(rank)
+    assert f"12 files of the ranks (12 MiB) in {user.state}/jobs/1/COMPONENT/RANK" in done.stderr
+    assert "left in the ranks' directories" not in done.stderr
+    files = user.run("status", "--json", "1").json["files"]
+    assert (files["arrived"], files["refused"], files["left"], files["awaited"]) == (12, 0, 0, 0)
+    traces.expect_none()
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+def test_files_of_failing_ranks_survive_a_killed_service(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
+) -> None:
+    """One rank fails, the others are ended for it, the service is killed while their files are on their way."""
+    user = new_user(slurm_a, sge_cell)
+    traces = Traces(user)
+    written = user.directory / "written"
+    written.mkdir()
+    end = f"""touch {written}/$KOALA_RANK; [ "$KOALA_RANK" = 0 ] || exec sleep 600
+while [ $(ls {written} | wc -l) -lt 4 ]; do sleep 0.2; done; exit 7"""
+    job = user.submit(user.job_file(*two_of_each(traces, writing(LONG_UNDER_WAY) + end)))
+    directory = user.state / "jobs" / job
+
+    def size() -> int:
+        return sum(path.stat().st_size for path in directory.glob("*/*/**/*") if path.is_file())
+
+    def wait_for_size(least: int) -> None:
+        wait_until(lambda: size() > least, seconds=PATIENCE, what="files arrive", details=user.details)
+
+    for least in (MIB, 20 * MIB):  # long before all is there, unless this process hears of it late
+        wait_for_size(least)
+        user.kill()
+        user.serve()
+    report = user.wait_over(job)
+    assert report.outcome is not None
+    assert (report.state, report.outcome.exit_code) == (JobState.FAILED, 7)
+    assert (report.files.awaited, report.files.refused) == (0, 0), report.files
+    for rank in range(4):
+        assert results(user, job, f"c{1 + rank // 2}", rank % 2) == expected(rank, LONG_UNDER_WAY)
+    assert not list(directory.glob("*/*.partial"))
+    traces.expect_none()
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+def test_files_of_ranks_that_are_ended(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
+    """At the walltime, after a cancellation, and killed by a signal: the same files are there."""
+    user = new_user(slurm_a, sge_cell)
+    traces = Traces(user)
+    stay = writing() + "exec sleep 600"
+    done = user.run("run", "--json", str(user.job_file(*two_of_each(traces, stay), walltime=30)))
+    assert done.code == EXIT_WALLTIME
+    assert done.json["files"]["arrived"] == 12
+    job = user.submit(user.job_file(*two_of_each(traces, stay)))
+    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    traces.note_running()
+    wait_until(
+        lambda: all(
+            (path / "work" / "large.bin").exists() and (path / "work" / "large.bin").stat().st_size == LARGE
+            for path in traces.directories
+        ),
+        seconds=PATIENCE,
+        what="all has been written",
+    )
+    assert user.run("cancel", job).code == 0
+    report = user.report(job)
+    assert report.outcome is not None
+    assert report.outcome.exit_code == EXIT_CANCELLED
+    assert (report.files.arrived, report.files.awaited) == (12, 0)
+    done = user.run("run", "--json", str(user.job_file(*two_of_each(traces, writing() + "sleep 1; kill -9 $$"))))
+    assert done.code == 137
+    assert done.json["files"]["arrived"] == 12
+    for name in ("1", job, done.json["id"]):
+        assert results(user, name, "c2", 1) == expected(3)
+    traces.expect_none()
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+def test_what_was_left_is_named(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
+    """Without output_files a user is told what is gone; what is too large is named with its size and the bound."""
+    user = new_user(slurm_a, sge_cell, center={"output_files_per_rank_mib": 1})
+    traces = Traces(user)
+    (user.directory / "in.txt").write_text("in\n")
+    text = "cat in.txt >result.txt"
+    parts = [part(name, 1, "sh", "-c", text, input_files=["in.txt"], environment=traces.mark) for name in "ac"]
+    done = user.run("run", str(user.job_file(*parts)))
+    assert done.code == 0
+    told = (
+        "2 files were left in the ranks' directories and are gone: c1/0: result.txt, c2/0: result.txt; see output_files"
+    )
+    assert told in done.stderr
+    assert told in user.run("status", "1").text
+    text = "head -c 2000000 /dev/zero >large; echo small >small"
+    done = user.run("run", str(user.job_file(part("a", 1, "sh", "-c", text, output_files=["*"]))))
+    assert "1 file of the ranks did not come: c1/0: large: it has 1.907 MiB: a rank may leave 1 MiB" in done.stderr
+    assert results(user, "2", "c1", 0) == {"small": "small\n"}
+    traces.expect_none()
+
+
+# -- The private directories of agents that end without koala, or without any chance: none of them stays on a node.
+
+
+def running_directories(user: KoalaUser, traces: Traces, systems: str) -> tuple[str, set[Path]]:
+    """Run a job that never ends by itself, two ranks on each system; return its id and the agents' directories."""
+    parts = [part(name, 2, "sh", "-c", "touch result; exec sleep 600", environment=traces.mark) for name in systems]
+    job = user.submit(user.job_file(*parts))
+    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    count = 2 * len(systems)
+
+    def all_seen() -> bool:
+        traces.note_running()
+        return len(traces.directories) == count
+
+    wait_until(all_seen, seconds=PATIENCE, what="all ranks seen")
+    directories = {path.parent for path in traces.directories}
+    assert len(directories) == count
+    return job, directories
+
+
+def cancel_behind(system: System) -> None:
+    """Cancel all placeholders of a system through itself."""
+    if isinstance(system, SlurmCluster):
+        system.run("scancel", "--user=root")
+    else:
+        system.run("qdel", "-u", "*")
+    wait_until(lambda: not placeholders(system), seconds=PATIENCE, what="no placeholders in the batch system")
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+def test_cancelled_while_the_service_is_down(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
+) -> None:
+    """Nobody is there to whom the agents could report; they, or their guards, remove what is theirs nevertheless."""
+    user = new_user(slurm_a, sge_cell)
+    traces = Traces(user)
+    job, directories = running_directories(user, traces, "ac")
+    user.kill()
+    for system in (slurm_a, sge_cell):
+        cancel_behind(system)
+    wait_until(
+        lambda: not any(path.exists() for path in directories),
+        seconds=PATIENCE,
+        what="no private directory left",
+        details=lambda: str([path for path in directories if path.exists()]),
+    )
+    user.serve()
+    user.wait_over(job)
+    traces.expect_none(but_words=True)
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+def test_what_killed_agents_left_goes_with_the_next(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
+) -> None:
+    """Agent and guard killed at once, as with a control group: the next agent on the node removes what they left.
+
+    What is in use is left alone, and the rank, which nobody watches any more, is ended.
+    """
+    user = new_user(slurm_a, sge_cell)
+    traces = Traces(user)
+    job, directories = running_directories(user, traces, "ac")
+    for pid in find_processes(lambda process: is_agent(user, process)):
+        os.kill(pid, signal.SIGKILL)
+    user.wait_over(job)
+    # Another test's agents may have removed them by now: they are next ones on this node, too.
+    again, others = running_directories(user, Traces(user), "ac")
+    wait_until(
+        lambda: not any(path.exists() for path in directories),
+        seconds=PATIENCE,
+        what="no stale directory left",
+        details=lambda: str([path for path in directories if path.exists()]),
+    )
+    assert all(path.exists() for path in others)
+    assert user.run("cancel", again).code == 0
+    traces.expect_none(but_words=True)
+
+
+def is_agent(user: KoalaUser, process: SeenProcess) -> bool:
+    """Tell whether a process is an agent or its guard."""
+    used = any(process.uses(system.directory) for system in user.systems.values())
+    ours = user.service is None or process.parent != user.service.pid
+    return used and process.command.startswith("python") and ours

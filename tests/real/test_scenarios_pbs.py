@@ -15,8 +15,8 @@ from tests.real.lrms import placeholders
 from tests.real.ranks import NotedRanks, expect_noted_end
 from tests.real.systems.pbs import PbsServer, missing_for_pbs
 from tests.real.systems.requirements import drmaa_library, require
-from tests.real.test_malleable_workers import expect_right, workers
-from tests.real.test_malleable_workers import submit as submit_workers
+from tests.real.test_malleable import expect_right, workers
+from tests.real.test_malleable import submit as submit_workers
 from tests.real.user import part
 
 if TYPE_CHECKING:

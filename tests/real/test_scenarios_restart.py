@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service is killed at any moment and started again: nothing that a user can see changes, except time."""
+"""The service, or the daemons of a batch system, end and come back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from tests.real.systems import GridEngineCell, SlurmCluster
     from tests.real.user import KoalaUser
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd"), pytest.mark.timeout(300)]
+
+# -- The service is killed at any moment and started again: nothing that a user can see changes, except time.
+
 
 SEED = 1
 LONG = 200.0
@@ -46,6 +48,8 @@ def runs(report: JobReport) -> bool:
     return report.state is JobState.RUNNING
 
 
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.timeout(300)
 @pytest.mark.real("sge_qmaster")
 def test_processes_do_not_notice(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path
@@ -70,6 +74,8 @@ def test_processes_do_not_notice(
     traces.expect_none()
 
 
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.timeout(300)
 @pytest.mark.real("sge_qmaster", "mpiexec.hydra")
 def test_an_mpi_world_does_not_notice(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, allreduce: Path, tmp_path: Path
@@ -95,6 +101,8 @@ def test_an_mpi_world_does_not_notice(
     traces.expect_none()
 
 
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.timeout(300)
 def test_an_end_while_nobody_listens_is_told_later(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """The job ends while the service is dead; the next one hears how, with all that was written."""
     user = new_user(slurm_a)
@@ -112,6 +120,8 @@ def test_an_end_while_nobody_listens_is_told_later(new_user: NewUser, slurm_a: S
     traces.expect_none()
 
 
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.timeout(300)
 def test_a_port_that_is_taken_is_waited_for(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """While the service was dead somebody else got the port on which agents expect it; it waits until that is free."""
     user = new_user(slurm_a)
@@ -131,6 +141,8 @@ def test_a_port_that_is_taken_is_waited_for(new_user: NewUser, slurm_a: SlurmClu
     traces.expect_none()
 
 
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_while_submitting(
     new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path, when: Literal["before", "after"]
@@ -152,6 +164,8 @@ def test_killed_while_submitting(
     traces.expect_none()
 
 
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.timeout(300)
 def test_a_killed_run_is_taken_over(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """`koala run` without a service is the service itself; when it is killed, the next service goes on with its job."""
     user = new_user(slurm_a, serve=False)
@@ -170,6 +184,8 @@ def test_a_killed_run_is_taken_over(new_user: NewUser, slurm_a: SlurmCluster, tm
     traces.expect_none()
 
 
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.timeout(300)
 @pytest.mark.real("sge_qmaster")
 def test_a_cancellation_is_not_forgotten(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
     """Killed right after a user was told that the job will be cancelled: the next service does it."""
@@ -184,6 +200,8 @@ def test_a_cancellation_is_not_forgotten(new_user: NewUser, slurm_a: SlurmCluste
     traces.expect_none()
 
 
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.timeout(300)
 @pytest.mark.real("sge_qmaster")
 def test_killed_at_random_moments(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path
@@ -205,4 +223,108 @@ def test_killed_at_random_moments(
     for system in (slurm_a, sge_cell):
         names = [name for name, _ in submissions(system, user.prefix)]
         assert len(names) == len(set(names)), "one submission was made twice under the same name"
+    traces.expect_none()
+
+
+# -- A batch system's controller is away for a while: no job is lost, and nothing is submitted twice.
+
+
+def wait_noticed(user: KoalaUser, cluster: str) -> None:
+    """Return when the user is told that a cluster is out of reach."""
+
+    def noticed() -> bool:
+        closed = {one.name: one.closed for one in user.client.clusters()}
+        return "out of reach" in (closed[cluster] or "")
+
+    wait_until(noticed, seconds=PATIENCE, what=f"{cluster} is known to be out of reach", details=user.details)
+
+
+@pytest.mark.real("slurmctld", "slurmd")
+def test_away_while_the_job_runs(
+    new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster, tmp_path: Path
+) -> None:
+    """The job runs on, and comes to its end, without the controller; what it held is given back when that returns."""
+    user = new_user(slurm_a, slurm_b)
+    traces = Traces(user)
+    ranks = NotedRanks(tmp_path / "notes", {"a": 2, "b": 2}, lines=5, mark=traces.mark)
+    job = user.submit(user.job_file(*ranks.parts()))
+    user.wait(job, runs, what="runs")
+    slurm_a.stop_controller()
+    try:
+        wait_noticed(user, "a")
+        ranks.let_end()
+        report = user.wait(job, lambda report: report.outcome is not None, what="ended")
+        expect_noted_end(user, job, ranks, report)
+    finally:
+        slurm_a.start_controller()
+    report = user.wait_over(job)
+    expect_noted_end(user, job, ranks, report)
+    assert len(submissions(slurm_a, user.prefix)) == len(submissions(slurm_b, user.prefix)) == 1
+    traces.expect_none()
+
+
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.real("sge_qmaster")
+def test_away_while_the_job_claims(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path
+) -> None:
+    """What is held there is still ours: the job starts, with the controller away, when the rest has come."""
+    user = new_user(slurm_a, sge_cell)
+    traces = Traces(user)
+    ranks = NotedRanks(tmp_path / "notes", {"a": 2, "c": 2}, lines=5, mark=traces.mark)
+    ranks.let_end()
+    with local_job(sge_cell, sge_cell.slots):
+        job = user.submit(user.job_file(*ranks.parts()))
+        user.wait_held(job, 2)
+        slurm_a.stop_controller()
+    try:
+        report = user.wait(job, lambda report: report.outcome is not None, what="ended")
+        expect_noted_end(user, job, ranks, report)
+    finally:
+        slurm_a.start_controller()
+    user.wait_over(job)
+    assert len(submissions(slurm_a, user.prefix)) == len(submissions(sge_cell, user.prefix)) == 1
+    traces.expect_none()
+
+
+@pytest.mark.real("slurmctld", "slurmd")
+def test_away_before_the_job_is_submitted(new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster) -> None:
+    """The job waits, without holding anything elsewhere, and the user is told for what; then it runs."""
+    user = new_user(slurm_a, slurm_b)
+    traces = Traces(user)
+    slurm_a.stop_controller()
+    try:
+        wait_noticed(user, "a")
+        job = user.submit(user.job_file(*(part(name, 2, "true", environment=traces.mark) for name in "ab")))
+        told = user.run("explain", job).text
+        assert "a is out of reach" in told, told
+        assert user.report(job).state is JobState.WAITING
+    finally:
+        slurm_a.start_controller()
+    report = user.wait_over(job)
+    assert report.outcome is not None
+    assert report.outcome.exit_code == 0
+    assert len(submissions(slurm_a, user.prefix)) == len(submissions(slurm_b, user.prefix)) == 1
+    traces.expect_none()
+
+
+@pytest.mark.real("slurmctld", "slurmd")
+def test_away_when_the_service_comes_up(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
+    """Service and controller are both gone, and the service returns first: the job runs on, none is submitted anew."""
+    user = new_user(slurm_a)
+    traces = Traces(user)
+    ranks = NotedRanks(tmp_path / "notes", {"a": 2}, lines=5, mark=traces.mark)
+    job = user.submit(user.job_file(*ranks.parts()))
+    user.wait(job, runs, what="runs")
+    slurm_a.stop_controller()
+    try:
+        user.kill()
+        user.serve()
+        ranks.let_end()
+        report = user.wait(job, lambda report: report.outcome is not None, what="ended")
+        expect_noted_end(user, job, ranks, report)
+    finally:
+        slurm_a.start_controller()
+    user.wait_over(job)
+    assert len(submissions(slurm_a, user.prefix)) == 1
     traces.expect_none()

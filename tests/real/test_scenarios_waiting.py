@@ -1,25 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that cannot have all its processors at once: it holds what it has for a bounded time, and starts by itself."""
+"""Jobs wait: held, suspended, for a place, or for each other."""
 
 from __future__ import annotations
 
+import re
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.errors import EXIT_LOST, EXIT_WALLTIME
+from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobState
 from tests.real.leftovers import Traces
-from tests.real.lrms import local_job, placeholders, submissions
+from tests.real.lrms import jobs_named, local_job, placeholders, submissions
+from tests.real.systems import SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import part
+from tests.real.user import KoalaUser, part, runs_with_known_ids
 
 if TYPE_CHECKING:
-    from tests.real.conftest import NewUser
-    from tests.real.systems import GridEngineCell, SlurmCluster
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")]
+    from koala_adapter.report.values import JobReport
+    from tests.real.conftest import NewSlurm, NewUser
+    from tests.real.lrms import System
+    from tests.real.systems import GridEngineCell
+    from tests.real.user import Values
 
 
+# -- A job that cannot have all its processors at once: it holds what it has for a bounded time, and starts by itself.
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_a_full_cluster_is_waited_for(
     new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -44,6 +57,7 @@ def test_a_full_cluster_is_waited_for(
     traces.expect_none()
 
 
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_processors_are_handed_back_after_their_life(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -71,4 +85,398 @@ def test_processors_are_handed_back_after_their_life(
     runs = sorted((int(number), begin, end) for name, number, begin, end in rows if name.startswith(user.prefix))
     (first, *_), (second, *_) = runs[:2], runs[2:4]
     assert first[2] <= second[1], "the processors were free for others in between"
+    traces.expect_none()
+
+
+# -- Placeholders that somebody put in hold in their batch system: whoever waits is told who holds them.
+
+
+HOLD = {
+    "operator": {True: ("scontrol", "hold"), False: ("qhold", "-h", "o")},
+    "user": {True: ("scontrol", "uhold"), False: ("qhold", "-h", "u")},
+}
+RELEASE = {True: ("scontrol", "release"), False: ("qrls", "-h", "uo")}
+
+
+def holders(report: JobReport) -> list[tuple[str, int]]:
+    """Return who holds how many placeholders of a job."""
+    return [(one.holder, one.placeholders) for component in report.components for one in component.holds]
+
+
+def expect_told(user: KoalaUser, system: System, holder: str, said: str) -> None:
+    """Put the queued placeholders of a job in hold; insist that it is told by whom, and that it runs once released."""
+    slurm = isinstance(system, SlurmCluster)
+    number = ""
+    size = system.slots if not isinstance(system, SlurmCluster) else system.cpus * len(system.nodes)
+    with local_job(system, size):
+        file = user.job_file(part(system.name, 2, "true"))
+        shown = user.directory / "progress"
+        command = user.start_into(shown, "run", str(file))
+        wait_until(lambda: len(placeholders(system)) == 2, seconds=PATIENCE, what="queued", details=user.details)
+        number = submissions(system, user.prefix)[-1][1]
+        system.run(*HOLD[holder][slurm], number)
+        report = user.wait("1", lambda report: bool(holders(report)), what="in hold")
+    assert holders(report) == [(holder, 2)]
+    told = user.run("explain", "1").text
+    assert f"2 in hold {said}" in told, told
+    assert f"2 in hold {said}" in user.run("status", "1").text
+    assert user.run("status", "1", "--json").json["components"][0]["holds"][0]["holder"] == holder
+    words = f"2 in hold there: {holder}"
+    wait_until(lambda: words in shown.read_text(), seconds=PATIENCE, what=words, details=shown.read_text)
+    system.run(*RELEASE[slurm], number)
+    try:
+        assert command.wait(PATIENCE) == 0, shown.read_text()
+    finally:
+        command.kill()
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+@pytest.mark.parametrize(
+    ("holder", "said"),
+    [
+        ("operator", "by an operator (JobHeldAdmin)"),
+        ("user", "by its user or a submission hook (JobHeldUser)"),
+    ],
+)
+def test_hold_in_slurm_is_told(new_user: NewUser, slurm_a: SlurmCluster, holder: str, said: str) -> None:
+    """`scontrol hold` by an operator, and a user's own, which a hook's looks like."""
+    expect_told(new_user(slurm_a), slurm_a, holder, said)
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+@pytest.mark.parametrize(
+    ("holder", "said"), [("operator", "by an operator for"), ("user", "by its user or a submission hook for")]
+)
+def test_hold_in_grid_engine_is_told(new_user: NewUser, sge_cell: GridEngineCell, holder: str, said: str) -> None:
+    """`qhold -h o` and `qhold -h u`."""
+    expect_told(new_user(sge_cell), sge_cell, holder, said)
+
+
+# -- Placeholders that their batch system suspends while a job runs: what is told, what is kept, and what is lost.
+
+
+SUSPEND = {True: ("scontrol", "suspend"), False: ("qmod", "-sj")}
+RESUME = {True: ("scontrol", "resume"), False: ("qmod", "-usj")}
+COUNTING = """
+n=0
+until [ -e "$1" ]; do n=$((n + 1)); echo $n; sleep 0.2; done
+echo over
+"""
+"""Counts until a file is there; what it prints has no gap."""
+SHORT = {"lease": 6, "heartbeat": 1}
+"""Settings of a control center that gives an agent up soon."""
+TOLD = re.compile(r"1 of its placeholders on (\w+) is suspended by the batch system for (\d+) (s|min)\.")
+
+
+class Counting:
+    """A job of two processes that count, one of whose placeholders can be suspended."""
+
+    def __init__(self, user: KoalaUser, system: System) -> None:
+        """It runs."""
+        self.user = user
+        self.system = system
+        self.go_on = user.directory / "go"
+        file = user.job_file(part(system.name, 2, "sh", "-c", COUNTING, "sh", str(self.go_on)))
+        self.id = user.submit(file)
+        report = user.wait(self.id, runs_with_known_ids, what="runs")
+        self.component = report.components[0].name
+        self.number = report.components[0].lrm_ids[0]
+        self.wait_for_progress()
+
+    def _change(self, commands: Mapping[bool, tuple[str, ...]]) -> None:
+        self.system.run(*commands[isinstance(self.system, SlurmCluster)], self.number)
+
+    def suspend(self) -> None:
+        """Suspend the placeholder of one of the processes."""
+        self._change(SUSPEND)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._change(RESUME)
+
+    def counted(self) -> list[int]:
+        """Return how far each process has come, by what has arrived."""
+        return [self.user.output_of(self.id, self.component, rank).count(b"\n") for rank in range(2)]
+
+    def wait_for_progress(self) -> None:
+        """Wait until both processes have gone on."""
+        before = self.counted()
+        wait_until(
+            lambda: all(now > then for now, then in zip(self.counted(), before, strict=True)),
+            seconds=PATIENCE,
+            what="both count",
+            details=self.user.details,
+        )
+
+    def wait_told(self, seconds: float = 0.0) -> None:
+        """Wait until it is told that the placeholder has been suspended for so long."""
+
+        def told() -> bool:
+            found = TOLD.search(self.user.run("explain", self.id).text)
+            if found is None or found[1] != self.system.name:
+                return False
+            return int(found[2]) * (60 if found[3] == "min" else 1) >= seconds
+
+        wait_until(told, seconds=PATIENCE, what=f"suspended for {seconds} s", details=self.user.details)
+
+    def expect_all(self) -> None:
+        """Let it end, and insist that it has ended well and that each process has printed all numbers once."""
+        self.go_on.touch()
+        report = self.user.wait_over(self.id)
+        assert report.state is JobState.COMPLETED, report
+        for rank in range(2):
+            lines = self.user.output_of(self.id, self.component, rank).decode().splitlines()
+            assert lines == [*(str(number) for number in range(1, len(lines))), "over"]
+
+
+def expect_kept(user: KoalaUser, system: System, *, seconds: float) -> None:
+    """Suspend one of two placeholders for so long; it is told, and nothing is lost."""
+    job = Counting(user, system)
+    traces = Traces(user)
+    job.suspend()
+    job.wait_told(seconds)
+    job.resume()
+    wait_until(
+        lambda: not TOLD.search(user.run("explain", job.id).text),
+        seconds=PATIENCE,
+        what="not suspended any more",
+        details=user.details,
+    )
+    job.wait_for_progress()
+    job.expect_all()
+    traces.expect_none()
+
+
+def expect_lost(user: KoalaUser, system: System) -> None:
+    """Suspend one of two placeholders for longer than the lease; the job is lost, it is told why, and all is ended."""
+    job = Counting(user, system)
+    traces = Traces(user)
+    job.suspend()
+    report = user.wait_over(job.id)
+    assert report.outcome is not None
+    assert (report.outcome.state, report.outcome.reason) == (JobState.LOST, EndReason.LOST), report.outcome
+    assert "its batch system lists it as suspended, for " in report.outcome.detail
+    assert "await_suspended" in report.outcome.detail
+    assert report.outcome.exit_code == EXIT_LOST
+    traces.expect_none(but_words=True)
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+def test_a_suspension_in_slurm_within_the_lease(new_user: NewUser, slurm_a: SlurmCluster) -> None:
+    """`scontrol suspend` and `resume`: the process goes on where it was."""
+    expect_kept(new_user(slurm_a), slurm_a, seconds=2)
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+def test_a_suspension_in_grid_engine_within_the_lease(new_user: NewUser, sge_cell: GridEngineCell) -> None:
+    """`qmod -sj` and `-usj`."""
+    expect_kept(new_user(sge_cell), sge_cell, seconds=2)
+
+
+AWAITED = {**SHORT, "await_suspended": True}
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+def test_a_suspension_in_slurm_is_awaited(new_user: NewUser, slurm_a: SlurmCluster) -> None:
+    """Two leases long, at a site that wants its jobs to wait."""
+    expect_kept(new_user(slurm_a, center=AWAITED), slurm_a, seconds=2 * SHORT["lease"])
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+def test_a_suspension_in_grid_engine_is_awaited(new_user: NewUser, sge_cell: GridEngineCell) -> None:
+    """Two leases long, at a site that wants its jobs to wait."""
+    expect_kept(new_user(sge_cell, center=AWAITED), sge_cell, seconds=2 * SHORT["lease"])
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+def test_a_suspension_in_slurm_beyond_the_lease(new_user: NewUser, slurm_a: SlurmCluster) -> None:
+    """The placeholder that is suspended is cancelled, too."""
+    expect_lost(new_user(slurm_a, center=SHORT), slurm_a)
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+def test_a_suspension_in_grid_engine_beyond_the_lease(new_user: NewUser, sge_cell: GridEngineCell) -> None:
+    """The placeholder that is suspended is deleted, too."""
+    expect_lost(new_user(sge_cell, center=SHORT), sge_cell)
+
+
+def expect_ended_at_its_walltime(user: KoalaUser, system: System) -> None:
+    """Suspend a placeholder until the job's walltime is over: the time counts, and what is suspended is ended."""
+    traces = Traces(user)
+    file = user.job_file(part(system.name, 2, "sleep", "600", environment=traces.mark), walltime=20)
+    job = user.submit(file)
+    report = user.wait(job, lambda report: report.over or runs_with_known_ids(report), what="runs")
+    # On a very slow machine it may be over by now: then there is nothing to be suspended.
+    number = report.components[0].lrm_ids[0]
+    system.run(*SUSPEND[isinstance(system, SlurmCluster)], number, check=False)
+    outcome = user.wait_over(job).outcome
+    assert outcome is not None
+    assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.FAILED, EndReason.WALLTIME, EXIT_WALLTIME)
+    traces.expect_none(but_words=True)
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+def test_the_walltime_goes_on_while_slurm_suspends(new_user: NewUser, slurm_a: SlurmCluster) -> None:
+    """Slurm itself does not count that time: its own limit is later."""
+    expect_ended_at_its_walltime(new_user(slurm_a), slurm_a)
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
+def test_the_walltime_goes_on_while_grid_engine_suspends(new_user: NewUser, sge_cell: GridEngineCell) -> None:
+    """Grid Engine counts it, too."""
+    expect_ended_at_its_walltime(new_user(sge_cell), sge_cell)
+
+
+# -- Placement policies on real batch systems: a component in two pieces, and processors exchanged between two jobs.
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "mpiexec.hydra")
+def test_one_component_in_pieces_on_two_batch_systems(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, allreduce: Path
+) -> None:
+    """A flexible component too large for either becomes one MPI world over both; its ranks are numbered through."""
+    user = new_user(slurm_a, sge_cell, clusters={"a": {"threshold": slurm_a.cpus * len(slurm_a.nodes) - 4}})
+    traces = Traces(user)
+    go = user.directory / "go"
+    flexible = part(None, 6, str(allreduce), str(go), flexible=True, environment=traces.mark)
+    file = user.job_file(flexible, launcher="mpi", placement="flexible-cluster-minimization")
+    planned = {one["cluster"]: one["processors"] for one in user.run("plan", "--json", str(file)).json["components"]}
+    assert planned in ({"a": 4, "c": 2}, {"a": 2, "c": 4})
+    job = user.submit(file)
+    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    assert sorted(len(placeholders(system)) for system in (slurm_a, sge_cell)) == [2, 4]
+    go.touch()
+    report = user.wait_over(job)
+    assert report.outcome is not None
+    assert (report.state, report.outcome.exit_code) == (JobState.COMPLETED, 0)
+    for rank in range(6):
+        line = user.output_of(job, "c1", rank).decode()
+        assert re.fullmatch(rf"rank={rank} size=6 host=\S+ component=c1 sum=21\n", line), line
+    traces.expect_none()
+
+
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "mpiexec.hydra")
+def test_a_job_starts_in_what_another_held_in_vain(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
+) -> None:
+    """Held on Slurm while Grid Engine is full, processors go to a job that starts; its places come back."""
+    user = new_user(slurm_a, sge_cell, scheduler={"placeholder_life": 30})
+    traces = Traces(user)
+    rest = slurm_a.cpus * len(slurm_a.nodes) - 2
+    command = ("sh", "-c", "echo rank $KOALA_RANK on $KOALA_CLUSTER")
+    with local_job(sge_cell, sge_cell.slots), local_job(slurm_a, rest):
+        wide = user.submit(user.job_file(*(part(name, 2, *command, environment=traces.mark) for name in "ac")))
+        user.wait_held(wide, 2)
+        narrow = user.submit(user.job_file(part("a", 2, *command, environment=traces.mark), name="narrow"))
+        report = user.wait_over(narrow)
+        assert report.outcome is not None
+        assert report.outcome.exit_code == 0
+        assert "exchanged for places in the queue" in user.run("explain", wide).text
+    report = user.wait_over(wide)
+    assert report.outcome is not None
+    assert report.outcome.exit_code == 0
+    assert [user.output_of(narrow, "c1", rank) for rank in range(2)] == [b"rank %d on a\n" % rank for rank in range(2)]
+    where = [user.output_of(wide, f"c{1 + rank // 2}", rank % 2).decode().split()[-1] for rank in range(4)]
+    assert where == ["a", "a", "c", "c"]
+    traces.expect_none()
+
+
+# -- Two jobs that each hold what the other needs, of people who know nothing of each other (Xing 2009). Two clusters
+# of three nodes; on each somebody else is first in line. Whoever gives way lets the other run, and is next.
+
+
+NODES = 3
+LIFE = 15
+SCHEDULER: Values = {"placeholder_life": LIFE, "backoff": 8, "longest_backoff": 120}
+LAST_IN_LINE = "--nice=1000"
+MOST_ROUNDS = 10
+"""So often at most one of the two gives back what it holds: two that draw lives at chance agree in one of three."""
+BOUND = MOST_ROUNDS * (LIFE + 10) + 120.0
+"""Seconds within which both jobs are over: for each round a life and what Slurm and agents need; and both runs."""
+DIRECT = """#!/bin/sh
+touch {directory}/$SLURM_JOB_NAME
+until [ -e {directory}/direct-a ] && [ -e {directory}/direct-b ]; do sleep 0.2; done
+"""
+"""A piece of a job that was submitted past koala: it holds its nodes until the other piece runs, too."""
+
+
+@pytest.fixture
+def clusters(new_slurm: NewSlurm) -> tuple[SlurmCluster, SlurmCluster]:
+    """Two clusters of three processors."""
+    # By itself a newer Slurm gives all jobs one priority, from which --nice takes nothing.
+    settings = {"PriorityType": "priority/basic"}
+    first, second = (new_slurm(name, nodes=NODES, cpus=1, settings=settings) for name in ("a", "b"))
+    return first, second
+
+
+@pytest.fixture
+def users(clusters: tuple[SlurmCluster, SlurmCluster], tmp_path: Path) -> Iterator[tuple[KoalaUser, KoalaUser]]:
+    """Two users with a service each; the first is first in line on a, the second on b."""
+    with ExitStack() as stack:
+        made = []
+        for name, behind in (("first", "b"), ("second", "a")):
+            last: Values = {"directives": {"add": [LAST_IN_LINE]}}  # type: ignore[dict-item]
+            user = KoalaUser(tmp_path / name, clusters, scheduler=SCHEDULER, clusters={behind: last})
+            stack.callback(user.close)
+            user.serve()
+            made.append(user)
+        yield made[0], made[1]
+
+
+def submitted(user: KoalaUser, mark: dict[str, str]) -> str:
+    """Submit a job that needs all of both clusters; return when its placeholders are in both queues."""
+    job = user.submit(user.job_file(*(part(name, NODES, "sleep", "1", environment=mark) for name in "ab")))
+    wait_until(
+        lambda: all(len(jobs_named(system, user.prefix)) == NODES for system in user.systems.values()),
+        seconds=PATIENCE,
+        what="its placeholders are in both queues",
+        details=user.details,
+    )
+    return job
+
+
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.timeout(600)
+def test_two_instances_run_one_after_the_other(
+    clusters: tuple[SlurmCluster, SlurmCluster], users: tuple[KoalaUser, KoalaUser]
+) -> None:
+    """Each gets one cluster; one gives it back in time for the other, and both jobs end."""
+    traces = [Traces(user) for user in users]
+    with ExitStack() as full:
+        for cluster in clusters:
+            full.enter_context(local_job(cluster, NODES))
+        jobs = [submitted(user, one.mark) for user, one in zip(users, traces, strict=True)]
+    reports = [user.wait_over(job, seconds=BOUND) for user, job in zip(users, jobs, strict=True)]
+    assert [report.state for report in reports] == [JobState.COMPLETED, JobState.COMPLETED]
+    assert 1 <= max(report.hand_backs for report in reports) <= MOST_ROUNDS
+    for one in traces:
+        one.expect_none()
+
+
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.timeout(600)
+def test_a_third_party_that_holds_directly_runs_first(
+    clusters: tuple[SlurmCluster, SlurmCluster], users: tuple[KoalaUser, KoalaUser], tmp_path: Path
+) -> None:
+    """Both pieces went to sbatch; the one that runs never gives way. Ours does, and runs when both have ended."""
+    user = users[0]
+    traces = Traces(user)
+    tmp_path.chmod(0o755)
+    directory = tmp_path / "direct"
+    directory.mkdir()
+    with ExitStack() as full:
+        for cluster in clusters:
+            full.enter_context(local_job(cluster, NODES))
+        job = submitted(user, traces.mark)
+        for cluster in clusters:
+            line = LAST_IN_LINE if cluster.name == "a" else "--nice=0"
+            options = (f"--nodes={NODES}", "--output=/dev/null", f"--job-name=direct-{cluster.name}", line)
+            cluster.submit(DIRECT.format(directory=directory), *options)
+    wait_until((directory / "direct-b").exists, seconds=PATIENCE, what="the other piece holds b")
+    wait_until((directory / "direct-a").exists, seconds=BOUND, what="the third party got a, too")
+    assert user.report(job).hand_backs >= 1
+    report = user.wait_over(job, seconds=BOUND)
+    assert report.state is JobState.COMPLETED
+    assert report.hand_backs <= MOST_ROUNDS
+    assert not any(jobs_named(cluster, "direct") for cluster in clusters)
     traces.expect_none()

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Grid Engine under an outside scheduler that speaks WIKI, with two queue instances as its nodes."""
+"""Grid Engine as a WIKI resource manager, for clients and for Maui."""
 
 from __future__ import annotations
 
+import re
+import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +18,11 @@ from tests.real.systems.requirements import missing_for_grid_engine, require
 from tests.real.wiki_serving import WikiServing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+# -- A real Grid Engine under an outside scheduler that speaks WIKI, with two queue instances as its nodes.
+
 
 PIECE = Path(__file__).parents[2] / "conf" / "sge_jsv.sh"
 ENVIRONMENT = """\
@@ -78,6 +83,8 @@ def submit(cell: GridEngineCell, processors: int) -> str:
     return cell.submit("#!/bin/sh\nexec sleep 600\n", *options, *where, user="nobody")
 
 
+@pytest.mark.real
+@pytest.mark.timeout(600)
 def test_jobs_start_where_they_are_told(serving: WikiServing) -> None:
     """Jobs of qsub come in held, and each starts in the queue instance that the scheduler names, with all its slots."""
     cell = serving.system
@@ -121,6 +128,8 @@ def test_jobs_start_where_they_are_told(serving: WikiServing) -> None:
     assert {seen[job].state for job in (first, second)} <= {"Removed", "Completed"}
 
 
+@pytest.mark.real
+@pytest.mark.timeout(600)
 def test_every_shape_runs_under_a_stand_in_for_maui(serving: WikiServing, tmp_path: Path) -> None:
     """Parallel jobs are never split, elements of an array come one by one, and what no queue can take is in hold."""
     cell = serving.system
@@ -150,3 +159,185 @@ def test_every_shape_runs_under_a_stand_in_for_maui(serving: WikiServing, tmp_pa
         deleted = own.ask(f"STARTJOB ARG={gone} TASKLIST=n2.q_localhost", dialect=Dialect.WIKI)
         assert deleted.status == -700, deleted
         own.done(f"CANCELJOB ARG={too_large} TYPE=ADMIN")
+
+
+# -- Jobs of all shapes on a real Grid Engine, started by a stand-in for Maui: all come to their end, where they may
+# run. Accounting tells in which queue each job ran, with how many slots, and how it ended.
+
+
+USER = "nobody"
+SCRIPT = "#!/bin/sh\nexec sleep 0.5\n"
+WHERE = ("-wd", "/tmp", "-o", "/dev/null", "-j", "y", "-r", "y")
+BOTH = frozenset({"n2.q", "n4.q"})
+SHORT_LIMIT = 1800
+"""Seconds that jobs may run in n2.q."""
+
+SHAPES: Mapping[str, tuple[Sequence[str], frozenset[str], int]] = {
+    "one": ((), BOTH, 1),
+    "five": (("-pe", "any", "5"), BOTH, 5),
+    "all of a queue": (("-pe", "any", "8"), BOTH, 8),
+    "in a queue": (("-q", "n4.q"), frozenset({"n4.q"}), 1),
+    "in either": (("-q", "n4.q,n2.q"), BOTH, 1),
+    "in an instance": (("-q", "n2.q@localhost"), frozenset({"n2.q"}), 1),
+    "in a queue of a group": (("-q", "n4.q@@allhosts"), frozenset({"n4.q"}), 1),
+    "queue as a resource": (("-l", "qname=n2.q"), frozenset({"n2.q"}), 1),
+    "first task in a queue": (("-pe", "any", "3", "-masterq", "n4.q"), frozenset({"n4.q"}), 3),
+    "memory": (("-l", "h_vmem=1G"), BOTH, 1),
+    "too long for one": (("-l", f"h_rt={SHORT_LIMIT + 60}"), frozenset({"n4.q"}), 1),
+    "soft": (("-soft", "-l", "arch=vax"), BOTH, 1),
+}
+"""Options, queues in which it may run, and slots."""
+NEVER: Mapping[str, tuple[Sequence[str], str]] = {
+    "too large": (("-pe", "any", "12"), "can take"),
+    "no such machine": (("-l", "arch=vax"), "no queue instance"),
+    "no such memory": (("-l", "mem_total=900T"), "no queue instance"),
+    "environment is not there": (("-pe", "any", "2", "-q", "all.q"), "no queue instance"),
+    "held": (("-h",), "its user holds it"),
+}
+
+
+@pytest.fixture(scope="module")
+def cell() -> Iterator[GridEngineCell]:
+    """Two queues of eight slots, one of them for short jobs."""
+    require(missing_for_grid_engine())
+    with GridEngineCell("shapes", slots=8) as started:
+        two_queues(started)
+        started.run("qconf", "-mattr", "queue", "h_rt", str(SHORT_LIMIT), "n2.q")
+        yield started
+
+
+@pytest.fixture
+def maui_serving(cell: GridEngineCell, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
+    """Serve them as docs/wiki.md says."""
+    server = WikiServing(tmp_path_factory.mktemp("shapes"), cell, "--cache", "0.5")
+    with server.user.site.open("a") as site:
+        site.write('nodes = "queue-instances"\ntrigger_scheduler = true\n')
+    with server:
+        yield server
+    cell.run("qdel", "-u", "*", check=False)
+
+
+def maui_submit(cell: GridEngineCell, *options: str) -> str:
+    """Submit a short job of an ordinary user."""
+    limit = () if "h_rt" in " ".join(options) else ("-l", "h_rt=1200")
+    return cell.submit(SCRIPT, *WHERE, *limit, *options, user=USER).split(".")[0]
+
+
+def accounted(cell: GridEngineCell, job: str) -> Sequence[tuple[str, int]]:
+    """Return queue and slots of the runs of a job, or of all elements of an array, that came to their own end."""
+    shown = cell.run("qacct", "-j", job)
+    found = []
+    for record in shown.split("=" * 62)[1:]:
+        values = dict(re.findall(r"^(\S+) +(.*?) *$", record, re.MULTILINE))
+        if values["failed"].split()[0] == "0":
+            found.append((values["qname"], int(values["slots"])))
+    return found
+
+
+def check_ends(cell: GridEngineCell, jobs: Mapping[str, str]) -> None:
+    """Compare what Grid Engine did with what was asked for."""
+    for job, name in jobs.items():
+        _, queues, slots = SHAPES[name]
+        runs = accounted(cell, job)
+        assert runs, (job, name, cell.run("qacct", "-j", job))
+        assert {queue for queue, _ in runs} <= queues, (name, runs)
+        assert {number for _, number in runs} == {slots}, (name, runs)
+
+
+def run_all(serving: WikiServing, rounds: int) -> None:
+    """Have so many jobs of each shape run, beside some that cannot, and arrays."""
+    cell = serving.system
+    assert isinstance(cell, GridEngineCell)
+    impossible = {maui_submit(cell, *options): (name, words) for name, (options, words) in NEVER.items()}
+    jobs = {maui_submit(cell, *options): name for _ in range(rounds) for name, (options, *_) in SHAPES.items()}
+    jobs[maui_submit(cell, "-hold_jid", next(iter(jobs)))] = "one"
+    arrays = [
+        maui_submit(cell, "-t", "1-3"),
+        maui_submit(cell, "-t", "1-3", "-tc", "1"),
+        maui_submit(cell, "-t", "1-2", "-q", "n4.q"),
+    ]
+    elements = [
+        f"{array}.{number}" for array, count in zip(arrays, (3, 3, 2), strict=True) for number in range(1, count + 1)
+    ]
+    maui = MauiStandIn(serving.peer(Dialect.WIKI), interval=1.0, defer=5.0)
+    left = maui.run([*jobs, *elements], seconds=300 + 60 * rounds)
+    assert not left, ({job: (jobs.get(job), maui.jobs.get(job)) for job in left}, maui.refusals, serving.details())
+    assert maui.refusals == []
+    check_ends(cell, jobs)
+    assert {queue for queue, _ in accounted(cell, arrays[2])} == {"n4.q"}
+    for job, (name, words) in impossible.items():
+        record = maui.jobs[job]
+        assert (record.state, words in record.comment) == ("Hold", True), (name, record)
+    assert Counter(job.state for job in maui.jobs.values())["Idle"] == 0
+    held = next(job for job, (name, _) in impossible.items() if name == "held")
+    cell.run("qalter", "-dc", "koala_user_hold", held, user=USER)
+    assert maui.run([held], seconds=240) == set(), (maui.jobs[held], serving.details())
+
+
+@pytest.mark.real("sge_qmaster", "sge_execd")
+@pytest.mark.timeout(900)
+def test_every_shape_runs_where_its_user_allows(maui_serving: WikiServing) -> None:
+    """One job of each, five that cannot run, arrays, a job that waits for another, and a hold of its user."""
+    run_all(maui_serving, 1)
+
+
+@pytest.mark.real("sge_qmaster", "sge_execd")
+@pytest.mark.timeout(900)
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_two_hundred_jobs_of_all_shapes(maui_serving: WikiServing) -> None:
+    """None waits for a refused one, none violates its request."""
+    run_all(maui_serving, 16)
+
+
+def survive(serving: WikiServing, jobs: Mapping[str, str], *, kills: int, between: float, seconds: float) -> None:
+    """Have jobs run while koala is killed, a host goes away and comes back, and jobs are queued again.
+
+    ``between``: seconds between two kills; there is also a start between them.
+    """
+    cell = serving.system
+    assert isinstance(cell, GridEngineCell)
+    maui = MauiStandIn(serving.peer(Dialect.WIKI), interval=1.0, defer=5.0)
+    left, until, killed = set(jobs), time.monotonic() + seconds, 0
+    while left and time.monotonic() < until:
+        taken = len(maui.started)
+        left = maui.run(left, seconds=between)
+        # Grid Engine closes queues whose host was lost while a job was handed to it, until an operator opens them.
+        cell.run("qmod", "-cq", "*", check=False)
+        if left and killed < kills and len(maui.started) > taken:
+            killed += 1
+            serving.kill()
+            trouble(cell, killed)
+            serving.start()
+    assert not left, ({job: (jobs[job], maui.jobs.get(job)) for job in left}, maui.refusals, serving.details())
+    check_ends(cell, jobs)
+
+
+def trouble(cell: GridEngineCell, turn: int) -> None:
+    """Queue running jobs again, then lose the host."""
+    if turn == 1:
+        for row in cell.qstat("-s", "r").splitlines()[2:]:
+            cell.run("qmod", "-rj", row.split()[0], check=False)
+    elif turn == 2:
+        cell.kill_execd(with_jobs=True)
+        cell.start_execd()
+
+
+@pytest.mark.real("sge_qmaster", "sge_execd")
+@pytest.mark.timeout(900)
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_kills_host_loss_and_requeues_lose_nothing(maui_serving: WikiServing, cell: GridEngineCell) -> None:
+    """Kills every ten seconds: all of two hundred jobs run to their end, and where they may."""
+    jobs = {maui_submit(cell, *options): name for _ in range(16) for name, (options, *_) in SHAPES.items()}
+    survive(maui_serving, jobs, kills=1000, between=10.0, seconds=1200)
+
+
+@pytest.mark.real("sge_qmaster", "sge_execd")
+@pytest.mark.timeout(900)
+def test_kills_and_requeues_lose_nothing(maui_serving: WikiServing, cell: GridEngineCell) -> None:
+    """The same with few jobs, and few kills."""
+    jobs = {
+        maui_submit(cell, *SHAPES[name][0]): name for name in ("five", "in a queue", "in an instance", "one", "one")
+    }
+    survive(maui_serving, jobs, kills=2, between=1.0, seconds=400)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Slurm under an outside scheduler that speaks WIKI: ordinary jobs come in held, and start where it says."""
+"""Slurm as a WIKI resource manager, for clients and for Maui."""
 
 from __future__ import annotations
 
 import re
 import threading
+import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,16 +17,20 @@ import pytest
 from koala_adapter.errors import LrmError
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
+from koala_adapter.wiki.codec.words import Dialect
 from koala_wiki import PLUGIN
 from koala_wiki.lrm import WikiSettings
+from tests.real.mauistandin import MauiStandIn
 from tests.real.systems import CommandError, SlurmCluster
 from tests.real.systems.requirements import missing_for_slurm, require
 from tests.real.wiki_serving import WikiServing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd")]
+
+# -- A real Slurm under an outside scheduler that speaks WIKI: ordinary jobs come in held, and start where it says.
+
 
 PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
 SLEEPER = "#!/bin/sh\nexec sleep 600\n"
@@ -97,6 +103,7 @@ def states(serving: WikiServing) -> set[str]:
     return {row[1] for row in serving.system.squeue("--states=PENDING,RUNNING")}
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 def test_ten_ordinary_jobs(serving: WikiServing, tmp_path: Path) -> None:
     """Jobs of sbatch come in held, our own client sees them, and starts one on exactly the processors it names."""
     jobs = [submit(serving, 6) for _ in range(10)]
@@ -128,6 +135,7 @@ def test_ten_ordinary_jobs(serving: WikiServing, tmp_path: Path) -> None:
     assert serving.nodes()["n4"].state == "Running"
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 def test_number_of_nodes_is_the_users(serving: WikiServing) -> None:
     """Who asked for one node gets one; who did not, has any number until he says otherwise."""
     one, plain, later = submit(serving, 6, "--nodes=1"), submit(serving, 6), submit(serving, 6)
@@ -141,6 +149,7 @@ def test_number_of_nodes_is_the_users(serving: WikiServing) -> None:
     assert (layout(serving, plain), layout(serving, one)) == ({"n2": 3, "n4": 3}, {"n1": 6})
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 def test_different_numbers_on_busy_nodes(serving: WikiServing) -> None:
     """Five and one processors beside other jobs are exactly five and one; no reservation is left."""
     first, second, third = (submit(serving, size) for size in (3, 6, 7))
@@ -155,6 +164,7 @@ def test_different_numbers_on_busy_nodes(serving: WikiServing) -> None:
     assert value(serving, third, "Reason") == "JobHeldUser"
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 def test_control_is_seen_in_slurm(serving: WikiServing) -> None:
     """Suspend, resume, signal, notify, modify, requeue and cancel each do to the job in Slurm what they say."""
     assert isinstance(serving.system, SlurmCluster)
@@ -191,6 +201,7 @@ def waits_again(serving: WikiServing, job: str) -> bool:
     return record.state == "Hold" and "queued again" in record.comment
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 def test_a_job_that_slurm_queues_again_is_idle_when_it_may_start(serving: WikiServing) -> None:
     """Requeued by its user, also while the service is down, it is held, tied to nothing, and started elsewhere."""
     first, second = submit(serving, 6), submit(serving, 7)
@@ -212,6 +223,7 @@ def test_a_job_that_slurm_queues_again_is_idle_when_it_may_start(serving: WikiSe
     assert layout(serving, second) == {"n1": 4, "n2": 3}
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 def test_a_users_range_of_nodes_is_kept(serving: WikiServing) -> None:
     """A start on fewer or more nodes than ``sbatch -N2-3`` allows is refused, and nothing is changed in Slurm."""
     job = submit(serving, 4, "--nodes=2-3")
@@ -223,6 +235,7 @@ def test_a_users_range_of_nodes_is_kept(serving: WikiServing) -> None:
     assert layout(serving, job) == {"n1": 2, "n2": 2}
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 def test_users_cannot_start_their_jobs(serving: WikiServing) -> None:
     """Releasing does nothing to the site's hold; a user's own hold counts, and its release gives the job back to us."""
     assert isinstance(serving.system, SlurmCluster)
@@ -239,6 +252,7 @@ def test_users_cannot_start_their_jobs(serving: WikiServing) -> None:
     assert states(serving) == {"PENDING"}
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 def test_check_finds_the_piece(serving: WikiServing) -> None:
     """``koala check --outside`` sees a job come in held, marked as ours, and that we may start it; none is left."""
     done = serving.user.run("check", "--outside", "--json")
@@ -247,6 +261,7 @@ def test_check_finds_the_piece(serving: WikiServing) -> None:
     assert states(serving) == set()
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 def test_dead_node_is_down(serving: WikiServing) -> None:
     """A job is refused on a drained node, and dependent jobs are not started before their time."""
     first = submit(serving, 1)
@@ -265,6 +280,7 @@ def test_dead_node_is_down(serving: WikiServing) -> None:
     serving.done(f"STARTJOB ARG={first} TASKLIST=n1")
 
 
+@pytest.mark.real("slurmctld", "slurmd")
 @pytest.mark.parametrize(
     "after", [pytest.param(0.05, marks=pytest.mark.nightly), 0.15, pytest.param(0.4, marks=pytest.mark.nightly)]
 )
@@ -301,3 +317,164 @@ def test_killed_between_start_and_reply(serving: WikiServing, after: float) -> N
             serving.done(f"STARTJOB ARG={job} TASKLIST={tasks}")
         assert layout(serving, job) == {node: tasks.split(":").count(node) for node in tasks.split(":")}
     assert states(serving) == {"RUNNING"}
+
+
+# -- Jobs of all shapes on a real Slurm, started by a stand-in for Maui: all come to their end, and none waits for
+# others. Each job writes where it ran and with how much, which is compared with what its user asked for.
+
+
+SCRIPT = "#!/bin/sh\nexec sleep 0.5\n"
+
+SHAPES: Mapping[str, Sequence[str]] = {
+    "one": ("-n1",),
+    "on n3": ("-n2", "-w", "n3"),
+    "one node": ("-n5", "-N1"),
+    "two each": ("-n8", "--ntasks-per-node=2"),
+    "not there": ("-n2", "-x", "n1,n2"),
+    "either": ("-n1", "-C", "fast|slow"),
+    "both": ("-n1", "-C", "fast&big"),
+    "range": ("-n3", "-N2-3"),
+    "uneven": ("-n5", "-N2"),
+    "alone": ("-n1", "--exclusive"),
+    "threads": ("-n2", "-c3"),
+    "two nodes by name": ("-n3", "-w", "n1,n2"),
+    "wide": ("-n11",),
+    "one licence": ("-n1", "-L", "tool"),
+    "the same licence": ("-n1", "-L", "tool"),
+    "one card": ("-n1", "--gres=fpga:1"),
+    "the same card": ("-n1", "--gres=fpga:1", "-w", "n3"),
+    "cards of two nodes": ("-n2", "-N2", "--gres=fpga:1"),
+    "in a partition of single nodes": ("-n5", "-p", "single", "--time=10"),
+}
+NEVER: Mapping[str, tuple[Sequence[str], str]] = {
+    "reordered features": (("-n1", "-C", "[fast*1&slow*1]"), "features"),
+    "no such resource": (("-n1", "--gres=gpu:1"), "no node has free"),
+    "too long for its partition": (("-n1", "-p", "single", "--time=50"), "minutes at most"),
+    "more nodes than its partition gives": (("-N2", "-p", "single", "--time=10"), "at most 1 nodes"),
+    "no room in its partition": (("-n9", "-p", "single", "--time=10"), "can take"),
+    "contiguous": (("-n2", "--contiguous"), "contiguous"),
+}
+SETTINGS = {"JobSubmitPlugins": "lua", "Licenses": "tool:1", "GresTypes": "fpga,gpu"}
+SINGLE = ("PartitionName=single", "Nodes=n1,n2", "MaxNodes=1", "MaxTime=20", "State=UP")
+NODES: Mapping[str, frozenset[str]] = {
+    "on n3": frozenset({"n3"}),
+    "not there": frozenset({"n3", "n4"}),
+    "either": frozenset({"n1", "n2", "n3"}),
+    "both": frozenset({"n2"}),
+    "two nodes by name": frozenset({"n1", "n2"}),
+    "the same card": frozenset({"n3"}),
+    "in a partition of single nodes": frozenset({"n1", "n2"}),
+}
+NUMBERS: Mapping[str, tuple[int, int]] = {
+    "on n3": (1, 1),
+    "one node": (1, 1),
+    "two each": (4, 4),
+    "range": (2, 3),
+    "uneven": (2, 2),
+    "two nodes by name": (2, 2),
+    "cards of two nodes": (2, 2),
+    "in a partition of single nodes": (1, 1),
+}
+"""Least and most nodes."""
+
+
+@pytest.fixture(scope="module")
+def maui_serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
+    """Serve a cluster of four nodes of eight processors, three of them with features."""
+    require(missing_for_slurm(lua=True))
+    cluster = SlurmCluster("shapes", nodes=4, cpus=8, settings=SETTINGS, gres=("fpga", 1))
+    (cluster.directory / "job_submit.lua").write_text(PIECE.read_text())
+    with cluster:
+        for node, features in (("n1", "fast"), ("n2", "fast,big"), ("n3", "slow")):
+            cluster.run("scontrol", "update", f"NodeName={node}", f"Features={features}")
+        cluster.run("scontrol", "create", *SINGLE)
+        with WikiServing(tmp_path_factory.mktemp("shapes"), cluster, "--cache", "0.5") as served:
+            yield served
+
+
+def maui_submit(serving: WikiServing, *options: str) -> str:
+    """Submit a short job of an ordinary user."""
+    assert isinstance(serving.system, SlurmCluster)
+    return serving.system.submit(SCRIPT, "--output=/dev/null", "--time=20", *options, user=USER)
+
+
+def ran_on(serving: WikiServing, job: str) -> frozenset[str]:
+    """Return the nodes on which a job ran, as Slurm says."""
+    assert isinstance(serving.system, SlurmCluster)
+    shown = serving.system.run("scontrol", "show", "job", job)
+    found = re.search(r"^\s+NodeList=(\S+)", shown, re.MULTILINE)
+    assert found, shown
+    assert re.search(r"JobState=COMPLETED", shown), shown
+    return frozenset(serving.system.run("scontrol", "show", "hostnames", found[1]).split())
+
+
+def run_all(serving: WikiServing, rounds: int) -> None:
+    """Have so many jobs of each shape run, and compare what Slurm did with what was asked for."""
+    impossible = {maui_submit(serving, *options): (name, words) for name, (options, words) in NEVER.items()}
+    jobs = {maui_submit(serving, *options): name for _ in range(rounds) for name, options in SHAPES.items()}
+    first = next(iter(jobs))
+    jobs[maui_submit(serving, "-n1", f"--dependency=afterok:{first}")] = "one"
+    array = maui_submit(serving, "-n1", "--array=0-3%2")
+    elements = {f"{array}_{number}" for number in range(4)}
+    maui = MauiStandIn(serving.peer(Dialect.WIKI), interval=1.0, defer=5.0)
+    left = maui.run([*jobs, *elements], seconds=240 + 60 * rounds)
+    assert not left, ({job: (jobs.get(job), maui.jobs.get(job)) for job in left}, maui.refusals, serving.details())
+    assert maui.refusals == []
+    for job, name in jobs.items():
+        nodes = ran_on(serving, job)
+        assert nodes <= NODES.get(name, nodes), (name, nodes)
+        least, most = NUMBERS.get(name, (1, 4))
+        assert least <= len(nodes) <= most, (name, nodes)
+    for job, (name, words) in impossible.items():
+        record = maui.jobs[job]
+        assert (record.state, words in record.comment) == ("Hold", True), (name, record)
+    assert Counter(job.state for job in maui.jobs.values())["Idle"] == 0
+
+
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.timeout(600)
+def test_every_shape_runs_where_its_user_allows(maui_serving: WikiServing) -> None:
+    """One job of each, two that cannot be told, an array with a throttle, and a job that waits for another."""
+    run_all(maui_serving, 1)
+
+
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.timeout(600)
+@pytest.mark.nightly
+def test_two_hundred_jobs_of_all_shapes(maui_serving: WikiServing) -> None:
+    """None waits for a refused one, none violates its request."""
+    run_all(maui_serving, 15)
+
+
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.timeout(600)
+@pytest.mark.nightly
+def test_kills_node_loss_and_requeues_lose_nothing(maui_serving: WikiServing) -> None:
+    """Kills every ten seconds, a node that goes away and comes back, jobs queued again: all run to their end."""
+    assert isinstance(maui_serving.system, SlurmCluster)
+    cluster = maui_serving.system
+    jobs = {maui_submit(maui_serving, *options): name for _ in range(6) for name, options in SHAPES.items()}
+    maui = MauiStandIn(maui_serving.peer(Dialect.WIKI), interval=1.0, defer=5.0)
+    left, begun, killed = set(jobs), time.monotonic(), 0
+    while left and time.monotonic() < begun + 400:
+        left = maui.run(left, seconds=10)
+        if not left:
+            break
+        maui_serving.kill()
+        killed += 1
+        if killed == 1:
+            cluster.kill_node("n4")
+            cluster.run("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=test")
+            running = [row[0] for row in cluster.squeue("--states=RUNNING")]
+            for job in running:
+                cluster.run("scontrol", "requeue", job, check=False)
+        if killed == 3:
+            cluster.start_node("n4")
+            cluster.return_to_use()
+        for job in left:  # Slurm gives what was queued again a time to begin
+            cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now+2", check=False)
+        maui_serving.start()
+    assert not left, ({job: (jobs[job], maui.jobs.get(job)) for job in left}, maui.refusals, maui_serving.details())
+    for job, name in jobs.items():
+        nodes = ran_on(maui_serving, job)
+        assert nodes <= NODES.get(name, nodes), (name, nodes)

@@ -121,5 +121,5 @@ def test_no_benchmark_imports_tests() -> None:
     texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(BENCHMARKS.glob("*.py"))}
     assert len(texts) > 10
     assert [name for name, text in texts.items() if TEST_MODULES.search(text)] == []
-    for line in ("from tests.unit.scheduler.test_queue import record", "import tests.conftest"):
+    for line in ("from tests.unit.scheduler.test_state import record", "import tests.conftest"):
         assert TEST_MODULES.search(line)

@@ -1,18 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The WIKI codec on every exchange recorded from a real Slurm and a real Maui; wiki_reasons says where we differ."""
+"""Recorded WIKI messages, those of other implementations, and what is tolerated."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import anyio
 import pytest
+from anyio import to_thread
+from structlog.testing import capture_logs
 
-from koala_adapter.errors import WikiError
+from koala_adapter.cli.wiki import _user_id
+from koala_adapter.errors import ConfigurationError, LrmUnavailableError, WikiError
+from koala_adapter.host import containment
+from koala_adapter.host.containment import DefectLog
+from koala_adapter.wiki.client import exchange
+from koala_adapter.wiki.codec import frames
 from koala_adapter.wiki.codec.frames import FrameReader, checksum, open_reply, open_request, read_key, seal
-from koala_adapter.wiki.codec.records import build_job, build_nodes, join_records, parse_jobs, parse_nodes
+from koala_adapter.wiki.codec.records import JobRecord, build_job, build_nodes, join_records, parse_jobs, parse_nodes
 from koala_adapter.wiki.codec.verbs import (
+    CancelJob,
+    GetJobs,
+    ModifyJob,
     Reply,
     Request,
+    SignalJob,
     build_answer,
     build_request,
     build_start_info,
@@ -20,20 +39,36 @@ from koala_adapter.wiki.codec.verbs import (
     parse_request,
 )
 from koala_adapter.wiki.codec.words import Dialect, HostFormat
-from tests.wire.wiki_answers import parse_start_info
-from tests.wire.wiki_reasons import (
+from tests.unit.wiki.test_server_parts import serving
+from tests.unit.wiki.wiki_source import KEY
+from tests.wire.wiki_samples import (
+    CAPTURED_KEY,
     CLOSED,
     REACTIONS,
     SERVED,
+    Exchange,
     as_we_spell,
+    captured,
+    checksums,
+    golden,
     has_users_marks,
     in_one_form,
     is_shortened,
     never_sent,
+    parse_start_info,
     reason_of_reaction,
+    timestamp,
     without_marks,
 )
-from tests.wire.wiki_samples import CAPTURED_KEY, Exchange, captured, checksums, golden, timestamp
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+# -- The WIKI codec on every exchange recorded from a real Slurm and a real Maui; wiki_reasons says where we differ.
+
 
 UNUSED = re.compile(
     rb";(?:(?:GRES|[CA]SWAP|ADISK|CNET|ANET|CRES|ARES|SPEED|ENDDATE|MAXNODES|ARGS|INPUT|OUTPUT|ERROR|FLAGS|SUBMITHOST|WCKEY"
@@ -95,25 +130,25 @@ def test_reasons_excuse_nothing_else(dialect: Dialect) -> None:
 def readable_requests(dialect: Dialect) -> list[tuple[Exchange, bytes, Request]]:
     """Return the recorded requests that can be read, with message and value."""
     found = []
-    for exchange in golden(dialect):
-        if reaction(exchange) == SERVED:
-            payload = FrameReader().feed(exchange.request)
+    for one in golden(dialect):
+        if reaction(one) == SERVED:
+            payload = FrameReader().feed(one.request)
             assert payload is not None
-            message = open_request(payload, key=exchange.required_key, now=exchange.now).message
-            found.append((exchange, message, parse_request(message, dialect)))
+            message = open_request(payload, key=one.required_key, now=one.now).message
+            found.append((one, message, parse_request(message, dialect)))
     return found
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 def test_requests_are_built_as_they_were_recorded(dialect: Dialect) -> None:
     """What was read from a recorded request is built into the same request again, in the words that we use."""
-    for exchange, message, request in readable_requests(dialect):
+    for one, message, request in readable_requests(dialect):
         if never_sent(message, dialect):
             with pytest.raises(WikiError):
                 build_request(request, dialect)
             continue
         built = build_request(request, dialect)
-        assert in_one_form(built, dialect) == in_one_form(message, dialect), (exchange.case, message, built)
+        assert in_one_form(built, dialect) == in_one_form(message, dialect), (one.case, message, built)
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
@@ -159,40 +194,40 @@ def differs(built: bytes, message: bytes) -> bool:
 @pytest.mark.parametrize("dialect", list(Dialect))
 def test_replies_are_built_as_they_were_recorded(dialect: Dialect) -> None:
     """What was read from a recorded reply is built into the same bytes again, but for marks in users' texts."""
-    for exchange in golden(dialect):
-        if exchange.reply is None:
+    for one in golden(dialect):
+        if one.reply is None:
             continue
-        message = as_we_spell(exchange.opened_reply().message, dialect)
-        if is_shortened(exchange, message):
+        message = as_we_spell(one.opened_reply().message, dialect)
+        if is_shortened(one, message):
             continue  # Maui must never get such records from us
-        built = rebuilt(exchange, message)
+        built = rebuilt(one, message)
         expected = without_unused(message)
-        assert not differs(built, expected), (exchange.case, built, expected)
+        assert not differs(built, expected), (one.case, built, expected)
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 def test_a_wrong_number_in_a_reply_is_seen(dialect: Dialect) -> None:
     """Whatever a user's text excuses, a reply with another number, or without its last record, is not equal."""
-    for exchange in golden(dialect):
-        if exchange.reply is None or b"DPROCS=1;" not in exchange.reply:
+    for one in golden(dialect):
+        if one.reply is None or b"DPROCS=1;" not in one.reply:
             continue
-        message = as_we_spell(exchange.opened_reply().message, dialect)
-        built, expected = rebuilt(exchange, message), without_unused(message)
-        assert differs(built.replace(b"DPROCS=1;", b"DPROCS=2;", 1), expected), exchange.case
-        assert differs(built.rpartition(b"#")[0], expected), exchange.case
+        message = as_we_spell(one.opened_reply().message, dialect)
+        built, expected = rebuilt(one, message), without_unused(message)
+        assert differs(built.replace(b"DPROCS=1;", b"DPROCS=2;", 1), expected), one.case
+        assert differs(built.rpartition(b"#")[0], expected), one.case
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 def test_frames_are_sealed_as_slurm_seals_them(dialect: Dialect) -> None:
     """Size, signature, time stamp and user of each recorded reply come out again, but for Slurm's final NUL."""
-    for exchange in golden(dialect):
-        if exchange.reply is not None:
-            envelope = exchange.opened_reply()
+    for one in golden(dialect):
+        if one.reply is not None:
+            envelope = one.opened_reply()
             assert envelope.verified
             assert envelope.timestamp is not None
-            frame = seal(envelope.message, key=exchange.key, timestamp=envelope.timestamp, user=envelope.user)
-            size = len(exchange.reply) - 9
-            assert exchange.reply == b"%08d\n" % size + frame[9:] + b"\0", exchange.case
+            frame = seal(envelope.message, key=one.key, timestamp=envelope.timestamp, user=envelope.user)
+            size = len(one.reply) - 9
+            assert one.reply == b"%08d\n" % size + frame[9:] + b"\0", one.case
 
 
 @pytest.mark.parametrize(("key", "message", "expected"), checksums())
@@ -242,3 +277,219 @@ def _with_free_classes(message: bytes) -> bytes:
     """Return a message as Maui needs it: with ACLASS, and with our form of two numbers."""
     message = message.replace(b"CCLASS=[batch:4];", b"CCLASS=[batch:4];ACLASS=[batch:4];")
     return message.replace(b"CPULOAD=0.00;", b"CPULOAD=0.000000;")
+
+
+# -- Strangers at the port of a WIKI server: none learns the key, and none takes a scheduler's requests from it.
+
+
+OTHER = read_key("31")
+DIGITS = re.compile(rb"(?=([0-9a-f]{16}))")
+NOBODY = 65534
+
+
+def seeds(heard: bytes) -> set[int]:
+    """Return the keys that may be computed from what was heard: each checksum's rounds are run backwards."""
+    found = set()
+    for digits in DIGITS.findall(heard):
+        left, right = int(digits[:8], 16), int(digits[8:], 16)
+        for before, after in zip(reversed(frames._XOR_BEFORE), reversed(frames._XOR_AFTER), strict=True):
+            mixed = left ^ before
+            low, high = mixed & 0xFFFF, mixed >> 16
+            product = (low * low + (~(high * high) & 0xFFFFFFFF)) & 0xFFFFFFFF
+            swapped = (product >> 16) | ((product & 0xFFFF) << 16)
+            left, right = right ^ (((swapped ^ after) + low * high) & 0xFFFFFFFF), left
+        if left < 1 << 16:
+            found.add(right)
+    return found
+
+
+def hostile_frames(now: int) -> list[bytes]:
+    """Return what a stranger may say in the hope of an answer."""
+    messages = [
+        b"",
+        b"CMD=",
+        b"CMD=GETNODES ARG=0:ALL",
+        b"CMD=GETJOBS ARG=0:ALL",
+        b"CMD=STARTJOB ARG=5 TASKLIST=n1:n1:n1:n1:n1:n1",
+        b"CMD=CANCELJOB ARG=5 TYPE=ADMIN",
+        b"CMD=INITIALIZE ARG=EPORT=1 USEHOSTEXP=N",
+        b"CMD=MAKETEA ARG=1",
+        b"\xff\xfe\0",
+    ]
+    said = [seal(message, key=None, timestamp=now, user="root") for message in messages]
+    said += [seal(message, key=OTHER, timestamp=now, user="root") for message in messages]
+    said += [
+        seal(message, key=OTHER, timestamp=now + skew, user="root") for message in messages for skew in (-900, 900)
+    ]
+    for block in (b"AUTH=root DT=", b"TS=%d DT=" % now, b"TS=%d AUTH=root " % now, b"TS=%d AUTH=root DT=" % now):
+        for signature in (b"", b"CK= ", b"CK=0123456789abcdef "):
+            payload = signature + block + messages[2]
+            said.append(b"%08d\n%s" % (len(payload), payload))
+    return [*said, b"", b"0000", b"99999999\n", b"GET / HTTP/1.0\r\n\r\n", b"00000000\n"]
+
+
+async def answer_to(port: int, said: bytes) -> bytes:
+    """Return all that the server answers to one connection."""
+    heard = b""
+    async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+        with suppress(anyio.BrokenResourceError, anyio.EndOfStream):
+            await stream.send(said)
+            await stream.send_eof()
+            while True:
+                heard += await stream.receive()
+    return heard
+
+
+def test_one_signed_message_gives_the_key_away() -> None:
+    """So the attack of these tests works."""
+    assert KEY.seed in seeds(seal(b"SC=-300 RESPONSE=x", key=KEY, timestamp=1, user="koala"))
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+async def test_nothing_that_a_stranger_hears_gives_the_key_away(tmp_path: Path, dialect: Dialect) -> None:
+    """Whatever is sent without the key: refusals are not signed, and nothing is read or done."""
+    async with serving(tmp_path, dialect=dialect, refusals_per_minute=10_000) as (server, peer):
+        heard = [await answer_to(peer.port, said) for said in hostile_frames(int(time.time()))]
+        assert server.source.reads == 0
+        assert server.source.calls == []
+        assert any(b"bad checksum" in one for one in heard)
+        assert any(b"request lacks AUTH" in one for one in heard)
+        assert not any(b"CK=" in one for one in heard)
+        assert KEY.seed not in set().union(*map(seeds, heard))
+        assert (await exchange(peer, GetJobs())).status == 0
+
+
+async def test_a_request_that_is_too_old_is_answered_by_its_signature(tmp_path: Path) -> None:
+    """A peer with the key and a wrong clock gets a signed refusal, so that it can be told from a stranger's."""
+    async with serving(tmp_path) as (_, peer):
+        old = int(time.time()) - 900
+        assert b"CK=" in await answer_to(peer.port, seal(b"CMD=GETJOBS ARG=0:ALL", key=KEY, timestamp=old, user="m"))
+
+
+async def test_the_client_shows_what_an_unsigned_refusal_says(tmp_path: Path) -> None:
+    """With a wrong key the reason is told, and not believed."""
+    async with serving(tmp_path) as (_, peer):
+        with pytest.raises(LrmUnavailableError, match="not signed; it says 'bad checksum'"):
+            await exchange(replace(peer, key=OTHER), GetJobs())
+
+
+async def test_strangers_use_up_nobodys_requests(tmp_path: Path) -> None:
+    """A thousand connections from the same address without the key leave a scheduler all of its requests."""
+    async with serving(tmp_path, requests_per_minute=10, refusals_per_minute=5) as (_, peer):
+        now = int(time.time())
+        wrong = seal(b"CMD=GETJOBS ARG=0:ALL", key=OTHER, timestamp=now, user="root")
+        heard: list[bytes] = []
+
+        async def disturb() -> None:
+            said = (wrong, b"", b"0000", b"GET / HTTP/1.0\r\n\r\n") * 10
+            heard.extend([await answer_to(peer.port, one) for one in said])
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(25):
+                tasks.start_soon(disturb)
+        assert sum(one != b"" for one in heard) == 5
+        for _ in range(10):
+            assert (await exchange(peer, GetJobs())).status == 0
+
+
+async def test_strangers_do_not_fill_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refusals are logged, once a minute for each peer and reason, and the next entry has the number of the others."""
+    now = [1000.0]
+    monkeypatch.setattr(containment, "_defects", DefectLog(lambda: now[0]))
+    async with serving(tmp_path) as (_, peer):
+        wrong = seal(b"CMD=GETJOBS ARG=0:ALL", key=OTHER, timestamp=int(time.time()), user="root")
+        with capture_logs() as logs:
+            for said in (wrong, b"GET / HTTP/1.0\r\n\r\n", seal(b"", key=None, timestamp=0, user="")) * 20:
+                await answer_to(peer.port, said)
+            now[0] += 61
+            await answer_to(peer.port, wrong)
+    refused = [(one["event"], one.get("reason"), one.get("not_logged_since")) for one in logs]
+    assert refused[0] == ("a request was refused", "bad checksum", None)
+    assert refused[-1] == ("a request was refused", "bad checksum", 19)
+    assert len(refused) == 4, refused
+    assert {one["peer"] for one in logs} == {"127.0.0.1"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+async def test_another_user_with_the_key_is_not_heard(tmp_path: Path) -> None:
+    """A local user who has the key gets an unsigned refusal; named, he is served."""
+    ask = (
+        "import os, socket, sys\n"
+        "os.setuid(int(sys.argv[3]))\n"
+        "one = socket.socket()\n"
+        "one.connect(('127.0.0.1', int(sys.argv[1])))\n"
+        "one.sendall(bytes.fromhex(sys.argv[2]))\n"
+        "sys.stdout.buffer.write(one.makefile('rb').read())\n"
+    )
+
+    def asked(port: int) -> bytes:
+        frame = seal(b"CMD=GETJOBS ARG=0:ALL", key=KEY, timestamp=int(time.time()), user="root")
+        command = [sys.executable, "-I", "-c", ask, str(port), frame.hex(), str(NOBODY)]
+        return subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+
+    async with serving(tmp_path) as (server, peer):
+        heard = await to_thread.run_sync(asked, peer.port)
+        assert (b"--peer-user" in heard, b"CK=" in heard, server.source.reads) == (True, False, 0)
+    async with serving(tmp_path / "named", users=(NOBODY,)) as (_, peer):
+        assert b"SC=0" in await to_thread.run_sync(asked, peer.port)
+
+
+def test_a_user_that_is_not_there_is_named() -> None:
+    """A misspelt --peer-user ends the command, and does not lock the scheduler out."""
+    assert _user_id("root") == 0
+    with pytest.raises(ConfigurationError, match="no user 'no such user'"):
+        _user_id("no such user")
+
+
+# -- What peers were recorded to send beside the common forms, and what is made of it.
+
+
+TOLERANCE_KEY = read_key("42")
+MESSAGE = b"CMD=GETJOBS ARG=0:ALL"
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_a_comment_of_a_cancellation_is_kept(dialect: Dialect) -> None:
+    """In both dialects, there and back."""
+    message = b'CMD=CANCELJOB ARG=5 TYPE=ADMIN COMMENT="too long"'
+    request = parse_request(message, dialect)
+    assert isinstance(request, CancelJob)
+    assert request.comment == "too long"
+    assert build_request(request, dialect) == message
+
+
+def test_any_number_may_be_a_signal() -> None:
+    """Whether there is such a signal is not for the reader to say."""
+    request = parse_request(b"CMD=SIGNALJOB ARG=5 VALUE=99", Dialect.WIKI2)
+    assert isinstance(request, SignalJob)
+    assert request.signal == 99
+    assert build_request(request, Dialect.WIKI2) == b"CMD=SIGNALJOB ARG=5 VALUE=99"
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_the_reason_of_a_rejection_is_quoted(dialect: Dialect) -> None:
+    """As Slurm did in both dialects."""
+    record = JobRecord(id="5", state="Idle", tasks=1, user="ann", rejection="NonZeroExitCode")
+    assert b';REJMESSAGE="NonZeroExitCode";' in build_job(record, dialect)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_header_that_ends_with_carriage_return_and_line_feed(*, at_once: bool) -> None:
+    """The line feed is the first byte of the payload: the checksum is wrong, as for Slurm, however the bytes come."""
+    frame = seal(MESSAGE, key=TOLERANCE_KEY, timestamp=1_700_000_000, user="root")
+    sent = frame[:8] + b"\r\n" + frame[9:]
+    reader = FrameReader()
+    pieces = [sent] if at_once else [sent[start : start + 1] for start in range(len(sent) - 1)]
+    payload = [reader.feed(piece) for piece in pieces][-1]
+    assert payload is not None
+    assert payload[:1] == b"\n"
+    with pytest.raises(WikiError, match="bad checksum"):
+        open_request(payload, key=TOLERANCE_KEY, now=1_700_000_000)
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_a_semicolon_ends_a_change(dialect: Dialect) -> None:
+    """As Slurm read it: a blank or a semicolon separates the changes of MODIFYJOB."""
+    request = parse_request(b"CMD=MODIFYJOB ARG=5 TIMELIMIT=10;BANK=bio2;", dialect)
+    assert isinstance(request, ModifyJob)
+    assert dict(request.changes) == {"TIMELIMIT": "10", "BANK": "bio2"}

@@ -51,8 +51,7 @@ from koala_adapter.wiki.codec.words import (
     plain,
     ranges,
 )
-from tests.wire.wiki_answers import parse_event, parse_start_info
-from tests.wire.wiki_samples import KEY, golden, timestamp
+from tests.wire.wiki_samples import KEY, golden, parse_event, parse_start_info, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of the library that compute: notes, members, sizes, and the one file that they become."""
+"""The application library: its calls, its page, and the examples that use it."""
 
 from __future__ import annotations
 
 import ast
+import os
+import re
 import socket
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pytest
@@ -29,12 +35,21 @@ from koala_adapter.application.notes import (
 )
 from koala_adapter.application.process import Process
 from koala_adapter.application.session import Session
-from koala_adapter.application.shipping import joined, library_file
+from koala_adapter.application.shipping import FILE_NAME, install, joined, library_file
 from koala_adapter.application.sizes import size_rule
 from koala_adapter.errors import KoalaError
 from koala_adapter.negotiation import frame
 from koala_adapter.sizes import rule_named
 from tests.examples import examples
+from tests.nbody import ALONE, BODIES, EXAMPLES, STEPS, sizes_and_digest
+from tests.unit.application.koala_end import LIVENESS, KoalaEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+# -- The parts of the library that compute: notes, members, sizes, and the one file that they become.
+
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
 MEMBERS = st.lists(
@@ -177,3 +192,185 @@ def test_why_koala_has_gone_is_heard_by_who_still_wants_to_speak() -> None:
         with session._wake, session._woken:
             assert session._speak(ours)
     assert process.failure == "this task has a connection already"
+
+
+# -- docs/adaptive.md, on the library: its examples run and print what it says.
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "adaptive.md").read_text(encoding="utf-8")
+IN_PYTHON = re.compile(r"^```python\n(?P<code>.*?)^```\n\n```text\n(?P<output>.*?)^```\n", re.MULTILINE | re.DOTALL)
+IN_C = re.compile(r"^```c\n(?P<code>.*?)^```\n", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("example", list(IN_PYTHON.finditer(PAGE)), ids=["sizes", "the end of the walltime"])
+def test_the_example_in_python_prints_what_the_page_says(tmp_path: Path, example: re.Match[str]) -> None:
+    """It runs as it stands, beside the file that koala writes."""
+    install(tmp_path)
+    (tmp_path / "example.py").write_text(example["code"], encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=LIVENESS,
+        check=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == (example["output"], "")
+
+
+@pytest.mark.real("cc")
+def test_the_example_in_c_is_compiled_and_runs(tmp_path: Path) -> None:
+    """Without a warning, and outside koala as one process."""
+    install(tmp_path)
+    (example,) = IN_C.finditer(PAGE)
+    (tmp_path / "example.c").write_text(example["code"], encoding="utf-8")
+    warnings = ["-std=c99", "-Wall", "-Wextra", "-Werror"]
+    sources = ["example.c", "koala_app.c", "koala_nt.c"]
+    subprocess.run(["cc", *warnings, "-pthread", "-I.", "-o", "example", *sources], cwd=tmp_path, check=True)
+    done = subprocess.run([tmp_path / "example"], env={}, capture_output=True, text=True, timeout=LIVENESS, check=True)
+    assert done.stdout == "1000 steps, at last as 0 of 1\n"
+
+
+# -- The example whose processes compute in step: its result is the same for whatever sizes it has had.
+
+
+HEAT = Path(__file__).parents[3] / "examples" / "malleable" / "heat.py"
+HEAT_ALONE = "5f83ab43ad8d9cd9b089adb07aa56d3b91cbab1546aec59fbf907cd93e648f8f"
+"""The result of a hundred steps."""
+
+
+class Rod:
+    """Processes of the example, ended with the test."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / FILE_NAME).write_text(library_file(), encoding="utf-8")
+        (directory / "authkey").write_bytes(b"of this test")
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, seconds: float, **environment: str) -> subprocess.Popen[str]:
+        """Start a process."""
+        known = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self.directory), **environment}
+        process = subprocess.Popen(
+            [sys.executable, str(HEAT), "100", str(seconds)],
+            stdout=subprocess.PIPE, env=known, cwd=self.directory, text=True,
+        )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def join(self, koala: KoalaEnd, rank: int) -> subprocess.Popen[str]:
+        """Start a process under koala."""
+        return self.start(0.02, KOALA_APP_SOCKET=str(koala.path(rank)), KOALA_RANK=str(rank))
+
+
+@pytest.fixture
+def rod(tmp_path: Path) -> Iterator[Rod]:
+    """Give what starts the example."""
+    with ExitStack() as stack:
+        rod = Rod(tmp_path)
+        yield rod
+        for process in rod.processes:
+            stack.enter_context(process)
+            process.kill()
+
+
+def test_alone_it_computes_what_it_should(rod: Rod) -> None:
+    """Outside koala the program is a rigid one of one process."""
+    assert rod.start(0).communicate(timeout=LIVENESS)[0].splitlines() == ["sizes 1", f"result {HEAT_ALONE}"]
+
+
+def test_growing_and_shrinking_changes_no_bit_of_the_result(rod: Rod) -> None:
+    """From 2 to 4 processes, to 2 others, and to 3: the state moves with them."""
+    with KoalaEnd(rod.directory, 2) as koala:
+        koala.coordinator.address = "127.0.0.1"
+        processes = {rank: rod.join(koala, rank) for rank in range(4)}
+        koala.begin([0, 1, 2, 3])
+        koala.begin([0, 3])
+        processes[4] = rod.join(koala, 4)
+        koala.begin([0, 3, 4])
+        koala.wait(lambda: koala.coordinator.finished == 3)
+        assert [processes[rank].communicate(timeout=LIVENESS)[0] for rank in (1, 2, 3, 4)] == [""] * 4
+        assert processes[0].communicate(timeout=LIVENESS)[0].splitlines() == ["sizes 2 4 2 3", f"result {HEAT_ALONE}"]
+        assert [process.returncode for process in processes.values()] == [0] * 5
+        assert koala.coordinator.errors == []
+
+
+# -- The n-body programs over real sockets, with koala's library and with their own: the same to the last bit.
+
+
+LIBRARIES = pytest.mark.parametrize("library", ["koala_app", "byhand"])
+
+
+class Programs:
+    """Processes of an example, ended with the test."""
+
+    def __init__(self, directory: Path, library: str) -> None:
+        self.directory = directory
+        (directory / FILE_NAME).write_text(library_file(), encoding="utf-8")
+        (directory / "authkey").write_bytes(b"of this test")
+        self.library = library
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, name: str, *more: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a process."""
+        known = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self.directory), "NBODY_LIBRARY": self.library}
+        process = subprocess.Popen(
+            [sys.executable, str(EXAMPLES / name), str(BODIES), str(STEPS), *more],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=known | environment, cwd=self.directory, text=True,
+        )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def join(self, koala: KoalaEnd, rank: int, name: str, *more: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a process under koala."""
+        own = {"KOALA_APP_SOCKET": str(koala.path(rank)), "KOALA_RANK": str(rank)}
+        return self.start(name, "0.02", *more, **own, **environment)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, library: str) -> Iterator[Programs]:
+    """Give what starts an example."""
+    with ExitStack() as stack:
+        programs = Programs(tmp_path, library)
+        yield programs
+        for process in programs.processes:
+            stack.enter_context(process)
+            process.kill()
+
+
+@LIBRARIES
+def test_alone_it_computes_what_it_should_nbody(programs: Programs) -> None:
+    """Outside koala the program is a rigid one of one process."""
+    said, complaints = programs.start("evolving.py", "0").communicate(timeout=LIVENESS)
+    assert sizes_and_digest(said) == ([1], ALONE), complaints
+
+
+@LIBRARIES
+def test_growing_and_shrinking_changes_no_bit_of_the_result_nbody(programs: Programs) -> None:
+    """From 2 to 4 processes, to 2 others, and to 3: the bodies move with them."""
+    with KoalaEnd(programs.directory, 2) as koala:
+        koala.coordinator.address = "127.0.0.1"
+        processes = {rank: programs.join(koala, rank, "malleable.py") for rank in range(4)}
+        koala.begin([0, 1, 2, 3])
+        koala.begin([0, 3])
+        processes[4] = programs.join(koala, 4, "malleable.py")
+        koala.begin([0, 3, 4])
+        koala.wait(lambda: koala.coordinator.finished == 3)
+        for rank in (1, 2, 3, 4):
+            assert processes[rank].communicate(timeout=LIVENESS) == ("", "")
+        said, complaints = processes[0].communicate(timeout=LIVENESS)
+        assert sizes_and_digest(said) == ([2, 4, 2, 3], ALONE), complaints
+        assert [process.returncode for process in processes.values()] == [0] * 5
+        assert koala.coordinator.errors == []
+
+
+@LIBRARIES
+def test_it_decides_about_offers_as_it_is_told(programs: Programs) -> None:
+    """A program of 2 that wants powers of two: it takes 2 of 3, declines 1, and gives up 1 or nothing at all."""
+    with KoalaEnd(programs.directory, 2, maximum=8) as koala:
+        koala.coordinator.address = "127.0.0.1"
+        for rank in range(2):
+            programs.join(koala, rank, "malleable.py", NBODY_SIZES="power-of-two")
+        koala.wait(lambda: koala.coordinator.phase == "idle")
+        declined = koala.first_event(koala.offer(1, "grow"))
+        assert (declined.kind, declined.state) == ("ended", "rejected")
+        countered = koala.first_event(koala.offer(3, "grow", minimum=1, maximum=3))
+        assert countered.kind == "offer"
+        assert countered.template is not None
+        assert countered.template.quantity("CPU") == 2

@@ -1,21 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala app``: what it writes is whole, compiles with what pkg-config says, and overwrites nothing of others."""
+"""The program `koala`: its commands and arguments, interrupts, its log and its end."""
 
 from __future__ import annotations
 
+import io
 import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
+import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from koala_adapter.application.shipping import C_FILES, FILE_NAME, NEGOTIATION_FILE_NAME, PKG_CONFIG_FILE
+from koala_adapter.cli.arguments import SOURCE, JobArguments, sweep_of_words
+from koala_adapter.cli.innerservice import log_to_file
 from koala_adapter.cli.koala import koala
+from koala_adapter.cli.log import KEPT, LARGEST, RotatedLog
+from koala_adapter.cli.session import LineEnds, Session
+from koala_adapter.cli.terminal import Interrupts
+from koala_adapter.config.jobfile import job_of_values
+from koala_adapter.config.tomlfile import toml_of
+from koala_adapter.errors import ConfigurationError
+from koala_adapter.model import Launcher
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+
+    from koala_adapter.model import Job
+    from koala_adapter.python.description import Job as Description
+
+
+# -- ``koala app``: what it writes is whole, compiles with what pkg-config says, and overwrites nothing of others.
+
 
 FILES = [FILE_NAME, NEGOTIATION_FILE_NAME, *C_FILES, PKG_CONFIG_FILE]
 PROGRAM = """\
@@ -97,3 +123,260 @@ def test_the_file_for_python_runs_alone(tmp_path: Path) -> None:
         env={}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout == "0 1 None\n"
+
+
+# -- A command line describes a job as a job file does, whatever its words contain.
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+def arguments(words: list[str], **options: object) -> JobArguments:
+    """Return arguments of ``koala run``."""
+    given = {"processors": None, "mpi": False, "walltime": None, "cluster": None, "split": False, "save": None}
+    return JobArguments(words=tuple(words), **given | options)  # type: ignore[arg-type]
+
+
+def job_of(described: Description) -> Job:
+    """Return the job of a description."""
+    return job_of_values(described.values(), source=SOURCE, user="u", directory=Path("/"))
+
+
+@given(words=st.lists(WORDS, min_size=1, max_size=4), directory=WORDS)
+def test_words_arrive_as_they_were_written(words: list[str], directory: str) -> None:
+    """Quotes, backslashes and control characters among them; the job file that is saved has them, too."""
+    values = arguments(words, processors=3, split=True)._description().values() | {"working_directory": directory}
+    assert tomllib.loads(toml_of(values)) == values
+    assert values["components"] == [{"command": words, "processors": 3, "flexible": True}]
+
+
+def test_everything_that_can_be_said() -> None:
+    """The job has it, and is called by its program."""
+    words = ["./bin/simulate", "--steps", "5"]
+    found = job_of(arguments(words, processors=7, mpi=True, walltime="2m", cluster="alpha")._description())
+    assert (found.name, found.walltime, found.launcher) == ("simulate", 120, Launcher.MPI)
+    assert found.working_directory == str(Path.cwd())
+    (component,) = found.components
+    assert (component.command, component.minimum, component.cluster) == (tuple(words), 7, "alpha")
+
+
+@pytest.mark.parametrize(
+    ("options", "word", "key"), [({"walltime": "soon"}, "ls", "walltime"), ({}, "l\0s", "command")]
+)
+def test_what_no_job_may_be(options: dict[str, object], word: str, key: str) -> None:
+    """It is refused as in a job file; the refusal names the key, and no line of a file that does not exist."""
+    with pytest.raises(ConfigurationError, match=f"^{SOURCE}: [^:]*{key}"):
+        job_of(arguments([word, "x"], **options)._description())
+
+
+# ---- sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep(tmp_path: Path) -> None:
+    """A range, a list and a file; launchers are as many as tasks at most."""
+    (tmp_path / "names").write_text("n\n")
+    words = ["prog", "{a}-{b}", "{c}", ":::", "a=1..2", "b=x,1..2", f"c=@{tmp_path}/names"]
+    described = sweep_of_words(words, maximum=5, grace=3)
+    assert tomllib.loads(toml_of(described.values())) == described.values()
+    job = job_of(described)
+    assert job.sweep is not None
+    assert [axis.count for axis in job.sweep.axes] == [2, 2, 1]
+    assert (job.components[0].maximum, job.components[0].retirement.grace) == (4, 3)
+    assert job.components[0].flexible
+
+
+def test_a_sweep_on_one_cluster_is_not_divided() -> None:
+    """It has the options that were given."""
+    words = ["p", "{a}{b}", ":::", "a=1..4", "b=1..4"]
+    job = job_of(sweep_of_words(words, together=True, repeats=0, cluster="alpha", walltime="1m", maximum=3))
+    assert job.sweep is not None
+    assert (job.sweep.together, job.sweep.repeats, job.walltime) == (True, 0, 60)
+    assert (job.components[0].maximum, job.components[0].cluster, job.components[0].flexible) == (3, "alpha", False)
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["prog", "{a}"], "nothing says what the parameters are"),
+        ([":::", "a=1"], "no program before"),
+        (["p", "{a}", ":::", "1..3"], "found '1..3' behind"),
+        (["p", "{a}", ":::", "a=1", "a=2"], "there twice"),
+        (["p", "{a}", ":::", "a="], "parameter a has no values"),
+    ],
+)
+def test_words_that_are_no_sweep(words: list[str], refusal: str) -> None:
+    """They are refused with an example of some that are."""
+    with pytest.raises(ConfigurationError, match=refusal):
+        sweep_of_words(words)
+
+
+def test_values_that_are_refused() -> None:
+    """As in a job file."""
+    with pytest.raises(ConfigurationError, match=rf"^{SOURCE}: sweep\.parameters\.a: found "):
+        job_of(sweep_of_words(["p", "{a}", ":::", "a=1..2..-1"]))
+
+
+# -- Interrupts come at once, or at the end of what must not be broken off, and never get lost.
+
+
+NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_an_interrupt_is_raised_at_once(number: signal.Signals) -> None:
+    """Outside of anything that puts it off."""
+    with Interrupts(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
+
+
+def test_an_interrupt_that_is_put_off_comes_at_the_end() -> None:
+    """The block is not broken off; afterwards the interrupt is raised, once."""
+    done = []
+
+    def interrupted(interrupts: Interrupts) -> None:
+        with interrupts.deferred():
+            signal.raise_signal(signal.SIGINT)
+            with interrupts.deferred():
+                done.append("inner")
+            done.append("outer")
+
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(interrupts)
+        with interrupts.deferred():
+            done.append("quiet")
+    assert done == ["inner", "outer", "quiet"]
+
+
+def test_a_part_can_be_let_in_again() -> None:
+    """What is pending is raised where interrupts are let in; what comes there is raised at once."""
+    with Interrupts() as interrupts, interrupts.deferred():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), interrupts.let_in():
+            raise AssertionError("not reached")
+        with pytest.raises(KeyboardInterrupt), interrupts.let_in():
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_handlers_are_given_back(number: signal.Signals) -> None:
+    """After the block all is as it was, whatever happened inside."""
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+# -- What is printed through a file that takes away the blanks at the ends of lines.
+
+
+def test_blanks_at_the_ends_of_lines_are_not_written() -> None:
+    """Those within a line stay."""
+    file = io.StringIO()
+    LineEnds(file).write("a  b   \n c \n")
+    assert file.getvalue() == "a  b\n c\n"
+
+
+def test_the_file_may_be_closed_first() -> None:
+    """Collected after its owner has closed the file, nothing is flushed, and nothing raised."""
+    file = io.StringIO()
+    ends = LineEnds(file)
+    file.close()
+    ends.close()
+    open_file = io.StringIO()
+    LineEnds(open_file).close()
+    assert not open_file.closed
+
+
+# -- What ``koala metrics`` says where nobody answers.
+
+
+class Telling(BaseHTTPRequestHandler):
+    """Tells that it was asked."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"told 1\n")
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_port_where_nobody_listens_is_told_in_words() -> None:
+    """The number of the error is nothing for people."""
+    with socket.socket() as taken:  # bound and not listening: nobody else gets it meanwhile
+        taken.bind(("127.0.0.1", 0))
+        result = CliRunner().invoke(koala, ["metrics", "--port", str(taken.getsockname()[1])])
+    assert result.exit_code != 0
+    assert "Errno" not in result.output
+    assert "Connection refused" in result.output
+
+
+def test_the_address_of_the_site_file_is_asked(tmp_path: Path) -> None:
+    """Who listens on another address than 127.0.0.1 is found there."""
+    site = tmp_path / "site.toml"
+    site.write_text('[metrics]\nlisten = "127.0.0.2"\n[[clusters]]\nname = "a"\nplugin = "local"\n')
+    with HTTPServer(("127.0.0.2", 0), Telling) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        words = ["--site", str(site), "--state", str(tmp_path / "s"), "metrics", "--port", str(server.server_port)]
+        result = CliRunner().invoke(koala, words)
+    assert (result.exit_code, result.output) == (0, "told 1\n")
+
+
+# -- The log of a service in the background stays small, and loses nothing that is recent.
+
+
+@pytest.fixture
+def descriptors(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """Give two descriptors of one file, as a process has its standard streams."""
+    first = os.open(tmp_path / "service.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    second = os.dup(first)
+    yield first, second
+    os.close(first)
+    os.close(second)
+
+
+def test_a_full_file_is_put_aside(tmp_path: Path, descriptors: tuple[int, int]) -> None:
+    """So many are kept, the latest lines in the file itself; none is larger than allowed, nobody else can read it."""
+    log = RotatedLog(tmp_path / "service.log", descriptors, largest=50)
+    for number in range(100):
+        log.write(f"line {number:04}\n")
+    names = ["service.log", *(f"service.log.{number}" for number in range(1, KEPT + 1))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    texts = [(tmp_path / name).read_text() for name in reversed(names)]
+    assert "".join(texts).splitlines() == [f"line {number:04}" for number in range(80, 100)]
+    assert all(len(text) <= 50 for text in texts)
+    assert (tmp_path / "service.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_other_stream_goes_to_the_new_file(tmp_path: Path, descriptors: tuple[int, int]) -> None:
+    """What is printed there, such as a traceback of the interpreter, is not in a file that was put aside."""
+    log = RotatedLog(tmp_path / "service.log", descriptors, largest=20)
+    log.write("x" * 20)
+    log.write("y" * 5)
+    os.write(descriptors[0], b"z")
+    assert (tmp_path / "service.log").read_text() == "yyyyyz"
+
+
+def test_a_file_that_somebody_else_has_put_aside_is_left_alone(tmp_path: Path, descriptors: tuple[int, int]) -> None:
+    """Nor does anything fail when it is gone; a line that is too long for any file is written all the same."""
+    log = RotatedLog(tmp_path / "service.log", descriptors, largest=20)
+    log.write("x" * 30)
+    (tmp_path / "service.log").rename(tmp_path / "mine")
+    log.write("y" * 30)
+    (tmp_path / "service.log").write_text("theirs")
+    log.write("z" * 30)
+    assert (tmp_path / "mine").read_text() == "x" * 30 + "y" * 30 + "z" * 30
+    assert (tmp_path / "service.log").read_text() == "theirs"
+
+
+def test_the_log_of_a_service_inside_a_command_is_put_aside(tmp_path: Path) -> None:
+    """It is as large as that of a service in the background, however many commands write to it."""
+    (tmp_path / "service.log").write_bytes(b"x" * LARGEST)
+    session = Session(site_option=None, state_option=tmp_path)
+    with log_to_file(session):
+        structlog.get_logger().info("one more")
+    assert (tmp_path / "service.log.1").stat().st_size == LARGEST
+    assert "one more" in (tmp_path / "service.log").read_text()

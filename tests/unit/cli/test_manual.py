@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.manual import chosen, shipped, shown_name, summary
-from tests.unit.config.test_config_reference import SCHEMA_WRITER
+from tests.unit.config.test_config_file import SCHEMA_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,24 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line refuses: one message, the way out, the documented exit code, and never a traceback."""
+"""Commands refuse what cannot be, in one message with a remedy."""
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
+from collections import Counter
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
+from structlog.testing import capture_logs
 
 from koala_adapter import errors
-from koala_adapter.cli.koala import koala
+from koala_adapter.cli.innerservice import _logged_host
+from koala_adapter.cli.koala import COMMAND_GROUP, OnDemandCommand, koala
 from koala_adapter.cli.manual import HELP_TEXT
-from koala_adapter.cli.session import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
+from koala_adapter.cli.session import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, Session, fail
 from koala_adapter.errors import EXIT_CONFIGURATION, EXIT_SERVICE
+from koala_adapter.lrm import Capabilities, Lrm, PluginDefinition
+from tests.imported import imported_packages
+from tests.unit.service.test_service import NoSettings, Served
 
 if TYPE_CHECKING:
     from click.testing import Result
+
+
+# -- What the command line refuses: one message, the way out, the documented exit code, and never a traceback.
+
 
 SITE = """\
 [[clusters]]
@@ -198,3 +213,200 @@ def test_a_walltime_of_digits_alone_is_not_advised_again(site: Path, tmp_path: P
     done = CliRunner().invoke(koala, ["--site", str(site), "--state", str(tmp_path / "s"), *words])
     assert done.exit_code == EXIT_CONFIGURATION
     assert 'write "10s" for seconds or "10m" for minutes' in done.stderr
+
+
+# -- A defect of koala is one sentence for a person, and its cause is always in the log.
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_the_cause_is_told_out_of_its_groups(capsys: pytest.CaptureFixture[str], logs: bool) -> None:  # noqa: FBT001
+    """Where the command logs on standard error, as a service does, the traceback is there, too."""
+    error = ExceptionGroup("unhandled errors in a TaskGroup", [ExceptionGroup("and again", [ValueError("the cause")])])
+    session = Session(site_option=None, state_option=None, log_shown=logs)
+    with click.Context(click.Command("serve"), obj=session), pytest.raises(SystemExit):
+        fail(error)
+    said = capsys.readouterr().err
+    assert "a defect of koala itself: ValueError: the cause" in " ".join(said.split())
+    assert ("unhandled errors in a TaskGroup" in said) is logs
+
+
+@pytest.mark.anyio
+async def test_a_service_inside_a_command_logs_its_end(tmp_path: Path) -> None:
+    """The person has one sentence; the log has the traceback."""
+
+    def failing(_context: object, _settings: object) -> Lrm:
+        raise RuntimeError("a defect of the plugin")
+
+    served = Served(tmp_path)
+    site = served.site
+    plugin = PluginDefinition(
+        name="scripted", summary="", settings=NoSettings, capabilities=Capabilities(), factory=failing
+    )
+    with capture_logs() as logs, pytest.raises(RuntimeError):
+        await _logged_host(site, {"scripted": plugin}, served.directory)
+    assert [type(one["exc_info"]) for one in logs if "exc_info" in one] == [RuntimeError]
+
+
+PRINTING = """
+import anyio, click, signal
+from koala_adapter.cli.session import Session, command_body
+session = Session(site_option=None, state_option=None)
+
+async def in_group(act):
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(act)
+
+async def echo():
+    click.echo("one line")
+    import sys; sys.stdout.flush()
+
+async def draw():
+    session.console.print("one line")
+
+def interrupted():
+    raise BaseExceptionGroup("tasks", [KeyboardInterrupt()])
+
+async def misused():
+    raise click.UsageError("not so")
+
+@click.command()
+@command_body
+def command():
+    DO
+
+command()
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "code"),
+    [
+        ("session.console.print('one line')", 141),
+        ("anyio.run(in_group, draw)", 141),
+        ("anyio.run(in_group, echo)", 141),
+        ("interrupted()", 130),
+        ("anyio.run(in_group, misused)", 2),
+    ],
+)
+def test_a_command_whose_reader_has_gone_ends_quietly(statement: str, code: int) -> None:
+    """The end of a command has its exit code also inside task groups, and never a traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", PRINTING.replace("DO", statement)],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+    assert "defect" not in ended.stderr
+
+
+# -- Commands are imported when they are called, and are listed and completed as if they had been before.
+
+
+LATE = """\
+import sys, types
+
+class WithoutService:
+    def __init__(self, *_):
+        import structlog
+        structlog.get_logger().info("a thing that is logged")
+        sys.exit(0)
+
+name = "koala_adapter.python.withoutservice"
+sys.modules[name] = types.ModuleType(name)
+sys.modules[name].WithoutService = WithoutService
+from koala_adapter.cli.koala import koala
+"""
+"""A program in whose ``koala status`` what reads the journal logs a line, and is not imported before."""
+
+
+def called(name: str) -> click.Command:
+    """Return a command as it is when it is called."""
+    with koala.make_context("koala", [name], resilient_parsing=True) as context:
+        command = koala.resolve_command(context, [name])[1]
+    assert command is not None
+    return command
+
+
+@pytest.mark.parametrize("name", koala.commands)
+def test_listed_sentence_is_the_first_of_the_help_text(name: str) -> None:
+    """The list of the commands says of each, in every width, what its own help text says first."""
+    listed, real = koala.commands[name], called(name)
+    assert isinstance(listed, OnDemandCommand)
+    assert (real.name, real.hidden) == (name, False)
+    for width in range(20, 120):
+        assert listed.get_short_help_str(width) == real.get_short_help_str(width)
+
+
+def test_help_groups_the_commands_by_what_they_are_for() -> None:
+    """Each command stands in one section with its whole first sentence; the sections are in the order of use."""
+    text = CliRunner().invoke(koala, ["--help"], terminal_width=60).stdout
+    _, *sections = re.split(r"^(Run and watch|Set up and check|Administer|Study|Program):$", text, flags=re.MULTILINE)
+    assert sections[::2] == ["Run and watch", "Set up and check", "Administer", "Study", "Program"]
+    listed = [re.findall(r"^  (\w+) ", section, re.MULTILINE) for section in sections[1::2]]
+    assert [names[0] for names in listed] == ["run", "demo", "serve", "simulate", "app"]
+    assert Counter(name for names in listed for name in names) == Counter(list(koala.commands))
+    words = " ".join(text.split())
+    assert [name for name, command in koala.commands.items() if f"{name} {command.help}" not in words] == []
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_top_of_the_command_line_imports_click_alone(option: str) -> None:
+    """Neither the list of the commands nor the version waits for what the commands need."""
+    found = imported_packages(["-m", "koala_adapter.cli", option], os.environ)
+    assert found == {"click", "koala_adapter"}
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "expected"),
+    [
+        ([], "s", ["submit", "sweep", "script", "status", "serve", "schedule", "simulate", "schema"]),
+        ([], "--si", ["--site"]),
+        (["run"], "--q", ["--quiet"]),
+        (["wiki"], "", ["ask", "serve"]),
+        (["--state", "x", "wiki", "serve"], "--cl", ["--cluster"]),
+    ],
+)
+def test_shell_completes(words: list[str], incomplete: str, expected: list[str]) -> None:
+    """Commands, their options, and the commands of a group, after options of ``koala`` itself, too."""
+    found = ShellComplete(koala, {}, "koala", "_KOALA_COMPLETE").get_completions(words, incomplete)
+    assert [item.value for item in found] == expected
+
+
+def test_command_of_another_distribution_is_found_by_its_entry_point() -> None:
+    """``koala experiment`` is the group that koala-experiments names."""
+    (entry_point,) = metadata.entry_points(group=COMMAND_GROUP, name="experiment")
+    assert called("experiment") is entry_point.load()
+
+
+@pytest.mark.parametrize("words", [[], ["list"], ["run", "koala-pwa", "--seeds", "3"]])
+def test_command_that_is_not_installed_says_where_it_is(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever follows its name, the answer is one sentence with the way out, and no traceback."""
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
+    result = CliRunner().invoke(koala, ["experiment", *words])
+    assert result.exit_code == EXIT_CONFIGURATION
+    assert "which is not installed" in result.stderr
+    assert "plugins/koala-experiments" in result.stderr
+
+
+def test_unknown_command_is_refused() -> None:
+    """As click refuses it, with what there is."""
+    result = CliRunner().invoke(koala, ["stat"])
+    assert result.exit_code == click.UsageError.exit_code
+    assert "No such command 'stat'" in result.output
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_what_a_command_imports_late_logs_as_the_options_say(tmp_path: Path, *, verbose: bool) -> None:
+    """Not among the results, and only if asked for."""
+    program = f"{LATE}koala({['--verbose'] * verbose + ['--state', str(tmp_path), 'status']!r})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == ""
+    assert ("a thing that is logged" in done.stderr) == verbose

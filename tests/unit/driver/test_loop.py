@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events in order, each on disk before it takes effect; a journal that cannot be written stops that, and loses nothing.
-
-The journal is a real one; a limit on its number of pages makes it full, with SQLite's own words. A defect of the
-scheduler costs the event that shows it, and nothing that it left half changed goes on.
-"""
+"""The loop that feeds events to the scheduler, and what it numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from koala_adapter.driver.loop import POSTPONEMENT, SNAPSHOT_INTERVAL, EventLoop
 from koala_adapter.driver.store import MOST_FAILURES, rebuilt
 from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError, JournalError, RecoveryError
 from koala_adapter.host.clock import ServiceClock
-from koala_adapter.model import ClusterName, JobId
+from koala_adapter.model import BatchKey, ClusterName, JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
@@ -32,6 +28,14 @@ from tests.unit.service.clocks import SteppedClocks
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from koala_adapter.scheduler.context import NumberedBatch
+
+
+# -- Events in order, each on disk before it takes effect; a journal that cannot be written stops it and loses nothing.
+# The journal is a real one; a limit on its number of pages makes it full, with SQLite's own words. A defect of the
+# scheduler costs the event that shows it, and nothing that it left half changed goes on.
+
 
 A = ClusterName("a")
 
@@ -433,3 +437,107 @@ def test_an_end_while_the_journal_is_full(often: Looped) -> None:
     often.make_room()
     often.restart()
     assert journaled(often.journal.path) == 1
+
+
+# -- No name of a submission is used twice, whatever is left out of a replay: what has one was asked for in the world.
+# The journal is a real one. The defect is that of another version: it shows when the journal is replayed.
+
+
+@pytest.fixture
+def batchnumbers_looped(tmp_path: Path) -> Iterator[Looped]:
+    """Return a loop on an empty journal."""
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        journal.set_value("instance", "t")
+        yield Looped(journal)
+
+
+def work(looped: Looped) -> None:
+    """Configure a cluster of nine processors, and submit jobs 1 and 2 to it, of two and of three."""
+    parameters = Parameters(instance="t")
+    looped.loop.post(ev.Configured(time=1000.0, parameters=parameters, clusters=(ClusterParameters(name=A),)))
+    looped.loop.post(ev.ClusterPolled(time=1000.0, cluster=A, processors=9, idle=9, ours=0))
+    submit(looped, 1)
+    submit(looped, 2)
+
+
+def submit(looped: Looped, number: int) -> None:
+    """Submit the job of this number, which has one processor more than that."""
+    one = job(str(number), component("x", number + 1, cluster="a"))
+    looped.loop.enter(ev.JobSubmitted(time=1000.0 + number, job=one))
+
+
+def asked_for(looped: Looped) -> list[tuple[BatchKey, int]]:
+    """Return all submissions that were asked for, in all lives: name and size."""
+    return [(one.batch, one.count) for one in looped.effector.done if isinstance(one, act.SubmitPlaceholders)]
+
+
+def known(looped: Looped) -> dict[BatchKey, tuple[JobId, int]]:
+    """Return the submissions that the scheduler knows, with their jobs and sizes."""
+    return {key: (one.job_id, one.count) for key, one in looped.loop.scheduler.state.batches.items()}
+
+
+def upgrade(looped: Looped) -> None:
+    """Restart with a version that fails on the submission of job 1."""
+    looped.defects.before = lambda event: isinstance(event, ev.JobSubmitted) and event.job.id == "1"
+    looped.restart()
+    assert [one.event_type for one in looped.journal.events_set_aside()] == ["JobSubmitted"]
+
+
+def test_a_submission_keeps_its_name_when_an_earlier_one_is_left_out(batchnumbers_looped: Looped) -> None:
+    """What the batch system has under a name is what the scheduler takes it for."""
+    work(batchnumbers_looped)
+    assert asked_for(batchnumbers_looped) == [("koala-t-1", 2), ("koala-t-2", 3)]
+    upgrade(batchnumbers_looped)
+    assert known(batchnumbers_looped) == {"koala-t-2": ("2", 3)}
+    batchnumbers_looped.restart()
+    assert known(batchnumbers_looped) == {"koala-t-2": ("2", 3)}
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_name_that_was_used_is_not_used_again(batchnumbers_looped: Looped, *, snapshot: bool) -> None:
+    """Also when the only ones who used it are left out, and after the snapshot that forgets them."""
+    work(batchnumbers_looped)
+    batchnumbers_looped.loop.post(ev.CancelRequested(time=1003.0, job_id=JobId("2")))
+    batchnumbers_looped.defects.before = lambda event: isinstance(event, ev.JobSubmitted) and event.job.id in {"1", "2"}
+    batchnumbers_looped.restart()
+    assert known(batchnumbers_looped) == {}
+    if snapshot:
+        number = batchnumbers_looped.journal.append(
+            ev.ClusterPolled(time=1004.0, cluster=A, processors=9, idle=9, ours=0)
+        )
+        list(batchnumbers_looped.journal.snapshot_in_groups(batchnumbers_looped.loop.scheduler.state, number))
+        batchnumbers_looped.restart()
+    submit(batchnumbers_looped, 3)
+    assert asked_for(batchnumbers_looped)[2:] == [("koala-t-3", 4)]
+    batchnumbers_looped.restart()
+    assert known(batchnumbers_looped) == {"koala-t-3": ("3", 4)}
+
+
+def test_a_submission_that_only_a_replay_makes_has_a_name_of_its_own(batchnumbers_looped: Looped) -> None:
+    """Where one is left out another finds room earlier: it was never asked for under any name that was used."""
+    work(batchnumbers_looped)
+    submit(batchnumbers_looped, 5)  # finds no room: 2 + 3 + 6 is more than 9
+    assert len(asked_for(batchnumbers_looped)) == 2
+    submit(batchnumbers_looped, 3)
+    assert asked_for(batchnumbers_looped)[2:] == [("koala-t-3", 4)]
+    upgrade(batchnumbers_looped)
+    assert known(batchnumbers_looped) == {"koala-t-2": ("2", 3), "koala-t-4": ("5", 6)}
+    batchnumbers_looped.restart()
+    assert known(batchnumbers_looped) == {"koala-t-2": ("2", 3), "koala-t-4": ("5", 6)}
+
+
+def test_what_is_not_noted_is_not_asked_for(batchnumbers_looped: Looped) -> None:
+    """While the journal is full, nothing is submitted under a name that it does not know."""
+    work(batchnumbers_looped)
+    note_batch = batchnumbers_looped.journal.note_batch
+
+    def full(batch: NumberedBatch) -> None:
+        raise JournalBlockedError(f"full: {batch}")
+
+    batchnumbers_looped.journal.note_batch = full  # type: ignore[method-assign]
+    submit(batchnumbers_looped, 3)
+    assert len(asked_for(batchnumbers_looped)) == 2
+    batchnumbers_looped.journal.note_batch = note_batch  # type: ignore[method-assign]
+    batchnumbers_looped.loop.try_again()
+    assert asked_for(batchnumbers_looped)[2:] == [("koala-t-3", 4)]
+    assert [one.key for one in batchnumbers_looped.journal.batches()] == ["koala-t-1", "koala-t-2", "koala-t-3"]

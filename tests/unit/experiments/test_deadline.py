@@ -1,13 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deadline scheduling of calls: the choice of a server, load correction and fallback."""
+"""The deadline experiments, with the grids and networks of Bricks."""
 
 from __future__ import annotations
+
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_experiments.bricks import Call, CallScheduler, Deadline, Fallback, Greedy, ServerForecast
+from koala_adapter.errors import SimulationError
+from koala_adapter.simulation.world import Engine
+from koala_experiments.bricks import (
+    BACKBONE,
+    Bricks,
+    Call,
+    CallParameters,
+    CallRecord,
+    CallScheduler,
+    Deadline,
+    Domain,
+    Fallback,
+    Greedy,
+    Grid,
+    GridParameters,
+    Link,
+    Monitors,
+    Network,
+    Node,
+    OtherTasks,
+    PlannedCall,
+    SchedulerParameters,
+    Server,
+    ServerForecast,
+    failure_rate,
+    make_calls,
+    make_grid,
+    mean_cost,
+)
+from koala_experiments.deadline import EXPERIMENT, Case, Variant, simulate
+from koala_experiments.framework import difference, estimate
+from tests.examples import examples
+
+if TYPE_CHECKING:
+    from koala_experiments.bricks import Transfer
+
+
+# -- Deadline scheduling of calls: the choice of a server, load correction and fallback.
+
 
 CALL = Call(send=100, receive=50, operations=6000, deadline=100)
 FAST = ServerForecast("fast", 10, 10, 600, 0)
@@ -97,3 +139,282 @@ def test_choice_follows_the_definition(estimates: list[float], time_left: float,
         assert chosen == estimates[min(in_time)[1]]
     else:
         assert abs(target - chosen) == min(abs(target - one) for one in estimates)
+
+
+# -- The simulated grids of Bricks: servers with queues, monitors that are late, calls from end to end.
+
+
+NOBODY = OtherTasks(utilization=0)
+
+
+def make_server(performance: float = 10.0, others: OtherTasks = NOBODY) -> Server:
+    """Return a server of 10 Mop/s."""
+    return Server("server", performance, others, Random(7))
+
+
+def test_server_works_in_order_of_arrival() -> None:
+    """A job starts when the one before it ends; the load is what is there, running and waiting."""
+    server = make_server()
+    assert server.arrive(100, now=0) == 10
+    assert server.arrive(50, now=2) == 15
+    assert server.arrive(10, now=20) == 21
+    assert [server.load(at) for at in (0, 1.9, 2, 9.9, 10, 15, 20, 21)] == [1, 1, 2, 2, 1, 0, 1, 0]
+
+
+def test_other_tasks_take_their_share() -> None:
+    """Tasks of others keep a server busy for their share of the time."""
+    server = make_server(others=OtherTasks(utilization=0.1, mean_seconds=60))
+    busy = sum(server.load(float(at)) > 0 for at in range(0, 2_000_000, 10)) / 200_000
+    assert busy == pytest.approx(0.1, abs=0.02)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.1, 50)), max_size=30))
+def test_server_loses_no_work(jobs: list[tuple[float, float]]) -> None:
+    """Nobody overtakes, nobody is faster than alone, and the last ends no later than all of them one after another."""
+    server, now, ends = make_server(performance=1.0), 0.0, [0.0]
+    for gap, work in jobs:
+        now += gap
+        end = server.arrive(work, now)
+        assert end == max(now, ends[-1]) + work
+        ends.append(end)
+    assert ends[-1] <= now + sum(work for _, work in jobs) + 1e-6
+
+
+NODES = (Node(name="a", domain="one", performance=100.0), Node(name="b", domain="two", performance=400.0))
+GRID = Grid(
+    nodes=NODES,
+    domains=tuple(Domain(name=name, bandwidth=100.0, latency=0) for name in (BACKBONE, "one", "two")),
+    links=tuple(Link(between=(name, BACKBONE), bandwidth=1000.0, latency=0) for name in ("one", "two")),
+)
+
+
+def planned(at: float, deadline: float, *, number: int = 0) -> PlannedCall:
+    """Return a call of node a: 10 s to send, 5 s to receive, 100 s on a and 25 s on b."""
+    call = Call(send=1000, receive=500, operations=10_000, deadline=deadline)
+    return PlannedCall(number=number, client=NODES[0], submitted_at=at, call=call)
+
+
+def run(scheduler: SchedulerParameters, *calls: PlannedCall) -> list[CallRecord]:
+    """Run calls on the grid of two nodes, without others."""
+    return Bricks(0, GRID, scheduler, NOBODY, Monitors(interval=60)).run(calls)
+
+
+def test_greedy_call_from_end_to_end() -> None:
+    """10 s to send, 25 s on the faster server, 5 s back; the cost is that server's performance."""
+    (record,) = run(SchedulerParameters(choice=Greedy()), planned(100, 200))
+    assert (record.received_at, record.cost, record.failed) == (140, 400, False)
+
+
+def test_deadline_call_takes_the_cheap_server() -> None:
+    """With 120 s left the slow server is in time (115 s), with 110 s it is not."""
+    (cheap,) = run(SchedulerParameters(choice=Deadline(1.0)), planned(100, 220))
+    (dear,) = run(SchedulerParameters(choice=Deadline(1.0)), planned(100, 210))
+    assert (cheap.received_at, cheap.cost) == (215, 100)
+    assert (dear.received_at, dear.cost) == (140, 400)
+
+
+def test_transfers_share_what_monitors_do_not_see() -> None:
+    """Two calls at once take 20 s to send; the server does one after the other, and the second is late."""
+    first, second = run(SchedulerParameters(choice=Greedy()), planned(1, 100), planned(1, 70, number=1))
+    assert (first.received_at, second.received_at) == (1 + 20 + 25 + 5, 1 + 20 + 50 + 5)
+    assert [first.failed, second.failed] == [False, True]
+
+
+def test_load_correction_spreads_calls() -> None:
+    """The third of three calls at once goes to the other server when the scheduler counts what it has assigned."""
+    calls = [planned(1, 1000, number=number) for number in range(5)]
+    assert mean_cost(run(SchedulerParameters(choice=Greedy()), *calls)) == 400
+    assert mean_cost(run(SchedulerParameters(choice=Greedy(), p_load=1.0), *calls)) < 400
+
+
+def test_fallback_goes_back_and_is_counted() -> None:
+    """A call that finds its server busy goes back while it may, and ends all the same."""
+    calls = [planned(1, 45, number=number) for number in range(4)]
+    records = run(SchedulerParameters(choice=Greedy(), maximum_fallbacks=2), *calls)
+    assert len(records) == 4
+    assert max(record.fallbacks for record in records) == 2
+    assert all(record.fallbacks == 0 for record in run(SchedulerParameters(choice=Greedy()), *calls))
+
+
+def test_grids_are_as_described() -> None:
+    """Ten domains of 5 to 10 nodes, bandwidths and performances in their ranges, the same for a seed."""
+    parameters = GridParameters()
+    grid = make_grid(3, parameters)
+    assert grid == make_grid(3, parameters)
+    assert grid != make_grid(4, parameters)
+    assert len(grid.domains) == 1 + 10
+    assert 50 <= len(grid.nodes) <= 100
+    assert all(100 <= node.performance <= 500 for node in grid.nodes)
+    assert all(500 <= link.bandwidth <= 1000 for link in grid.links)
+    calls = make_calls(3, grid, CallParameters())
+    assert len(calls) == pytest.approx(24 * len(grid.nodes), rel=0.1)
+    assert [call.submitted_at for call in calls] == sorted(call.submitted_at for call in calls)
+    assert all(call.call.deadline > call.submitted_at for call in calls)
+
+
+def test_simulation_is_repeatable_and_complete() -> None:
+    """The same case gives the same outcome to the last bit, and every call ends."""
+    grid = make_grid(1, GridParameters())
+    calls = make_calls(1, grid, CallParameters(duration=3 * 3600))
+    scheduler = SchedulerParameters(choice=Deadline(0.8), maximum_fallbacks=1, shared=False, p_load=1.0)
+    once, again = (Bricks(1, grid, scheduler, OtherTasks(utilization=0.1), Monitors()).run(calls) for _ in range(2))
+    assert once == again
+    assert len(once) == len(calls)
+    assert 0 <= failure_rate(once) <= 1
+
+
+def test_more_load_fails_more() -> None:
+    """What the experiment compares moves in the direction it must."""
+    rates = [simulate(Case(load, 0, Variant(None), (1, 3), 60, 86_400)).failure_rate for load in ("high", "low")]
+    assert rates[0] > rates[1]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"deadline-factor": "3-1"}, {"deadline-factor": "x"}, {"monitor-interval": "0"}, {"no-such": "1"}]
+)
+def test_bad_settings_are_refused(settings: dict[str, str]) -> None:
+    """A setting that is none, or has an impossible value, is refused before anything runs."""
+    with pytest.raises(SimulationError):
+        EXPERIMENT.run(EXPERIMENT.options(settings=settings))
+
+
+def test_estimates() -> None:
+    """A mean with Student's interval; pairs are compared one by one."""
+    one = estimate([1.0, 2.0, 3.0])
+    assert (one.mean, one.repetitions) == (2.0, 3)
+    assert one.half_width == pytest.approx(4.303 / 3**0.5)
+    assert (one.low, one.high) == (one.mean - one.half_width, one.mean + one.half_width)
+    assert estimate([5.0]).half_width == 0
+    assert difference([3.0, 5.0], [1.0, 3.0]).half_width == 0
+    with pytest.raises(ValueError, match="at least one"):
+        estimate([])
+
+
+# -- The simulated network: fair shares worked out by hand, routes, and that no link ever carries more than it can.
+
+
+def network(engine: Engine, *, lan: float = 100.0, wan: float = 1000.0, latency: float = 0.0) -> Network:
+    """Return the domains a, b and c in a row: a - b - c."""
+    domains = [Domain(name=name, bandwidth=lan, latency=latency) for name in "abc"]
+    links = [Link(between=pair, bandwidth=wan, latency=latency) for pair in (("a", "b"), ("b", "c"))]
+    return Network(engine, domains, links)
+
+
+def test_one_transfer_has_the_narrowest_link_for_itself() -> None:
+    """1000 Mbit over 100 Mbit/s take 10 s, after the latency of each link on the way."""
+    engine = Engine()
+    net = network(engine, latency=0.5)
+    transfer = net.send("a", "b", 1000.0)
+    assert net.estimate("a", "b", 1000.0) == pytest.approx(11.5)
+    engine.run()
+    assert transfer.ended_at == pytest.approx(11.5)
+
+
+def test_concurrent_transfers_share_and_the_rest_speeds_up() -> None:
+    """Two transfers of 1000 and 500 Mbit in one domain run at 50 Mbit/s each until the short one ends after 10 s."""
+    engine = Engine()
+    net = network(engine)
+    long, short = net.send("a", "a", 1000.0), net.send("a", "a", 500.0)
+    engine.run(until=5.0)
+    assert (long.rate, short.rate) == (50.0, 50.0)
+    engine.run()
+    assert short.ended_at == pytest.approx(10.0)
+    assert long.ended_at == pytest.approx(15.0)  # 500 Mbit left at 10 s, then 100 Mbit/s
+
+
+def test_a_later_transfer_takes_its_share_at_once() -> None:
+    """What began alone slows down when another comes: 400 Mbit in 4 s, then half speed."""
+    engine = Engine()
+    net = network(engine)
+    first = net.send("a", "a", 1000.0)
+    engine.run(until=4.0)
+    second = net.send("a", "a", 1000.0)
+    engine.run()
+    assert first.ended_at == pytest.approx(16.0)  # 600 Mbit at 50 Mbit/s
+    assert second.ended_at == pytest.approx(20.0)  # 600 Mbit in 12 s, the last 400 at 100 Mbit/s
+
+
+def test_shares_are_max_min_fair() -> None:
+    """Who is held up by a narrow link leaves the rest of a wide one to the others."""
+    engine = Engine()
+    net = Network(
+        engine,
+        [
+            Domain(name="wide", bandwidth=100.0, latency=0.0),
+            Domain(name="narrow", bandwidth=20.0, latency=0.0),
+        ],
+        [Link(between=("wide", "narrow"), bandwidth=1000.0, latency=0.0)],
+    )
+    out = [net.send("wide", "narrow", 1000.0) for _ in range(2)]
+    inside = net.send("wide", "wide", 1000.0)
+    engine.run(until=1.0)
+    assert [one.rate for one in out] == [10.0, 10.0]
+    assert inside.rate == 80.0
+
+
+def test_routes_have_the_fewest_links() -> None:
+    """A row of three domains is crossed by both links; a direct link is preferred as soon as there is one."""
+    engine = Engine()
+    net = network(engine)
+    assert net.route("a", "c") == (0, 3, 4, 2)
+    assert net.route("a", "a") == (0,)
+    triangle = Network(
+        engine,
+        [Domain(name=name) for name in "abc"],
+        [Link(between=pair) for pair in (("a", "b"), ("b", "c"), ("c", "a"))],
+    )
+    assert triangle.route("a", "c") == (0, 5, 2)
+
+
+def test_no_route_is_refused() -> None:
+    """Domains that nothing joins cannot exchange data."""
+    engine = Engine()
+    alone = [Domain(name="a"), Domain(name="b")]
+    with pytest.raises(SimulationError, match=r"no route joins .*'a' and 'b'"):
+        Network(engine, alone).send("a", "b", 1.0)
+    with pytest.raises(SimulationError, match="no domain 'x'"):
+        Network(engine, alone).route("a", "x")
+
+
+def test_nothing_to_send_takes_the_latency() -> None:
+    """A transfer without data ends when the first bit would have arrived, and disturbs nobody."""
+    engine = Engine()
+    net = network(engine, latency=0.25)
+    ended: list[Transfer] = []
+    transfer = net.send("a", "b", 0.0, ended.append)
+    engine.run()
+    assert transfer.ended_at == 0.75
+    assert ended == [transfer]
+
+
+sends = st.lists(
+    st.tuples(st.floats(0, 20), st.sampled_from("abc"), st.sampled_from("abc"), st.floats(0.1, 500)),
+    min_size=1,
+    max_size=25,
+)
+
+
+@examples(40)
+@given(sends)
+def test_all_data_arrive_and_no_link_is_overfull(plan: list[tuple[float, str, str, float]]) -> None:
+    """Whatever is sent when: each transfer ends no sooner than alone, all bits arrive, and links keep their bounds."""
+    engine = Engine()
+    net = network(engine, lan=50.0, wan=30.0)
+    done: list[Transfer] = []
+    for time, source, target, size in plan:
+        engine.at(time, partial(net.send, source, target, size, done.append))
+    while engine.step():
+        for link, busy in enumerate(net._busy):
+            used = sum(transfer.rate for transfer in busy.values())
+            assert used <= net._bandwidth[link] * (1 + 1e-9)
+            if busy:  # work conserving: some link on each path is full
+                for transfer in busy.values():
+                    loads = [
+                        sum(o.rate for o in net._busy[step].values()) / net._bandwidth[step] for step in transfer.links
+                    ]
+                    assert max(loads) >= 1 - 1e-9
+    assert len(done) == len(plan)
+    for transfer in done:
+        narrowest = min(net._bandwidth[link] for link in transfer.links)
+        assert transfer.ended_at is not None
+        assert transfer.ended_at - transfer.started_at >= transfer.megabits / narrowest * (1 - 1e-9)

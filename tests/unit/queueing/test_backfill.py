@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hand-computed cases for every policy of one cluster, and what only a live cluster does to them.
-
-The cluster of the first part has ten processors. At 0 "r" runs on six of them until 100; "h" needs eight, so it can
-start at 100 and leaves two extra processors then; four are free now.
-"""
+"""Backfilling: plans of one cluster, of several, and of a workload."""
 
 from __future__ import annotations
 
 import doctest
+from itertools import pairwise
 
 import pytest
 
-from koala_adapter.errors import ConfigurationError
+from benchmarks.plain_easy import plain_easy
+from koala_adapter.errors import ConfigurationError, JobRefusedError
 from koala_adapter.queueing import backfill as cluster_module
 from koala_adapter.queueing.backfill import (
     POLICIES,
@@ -20,7 +18,13 @@ from koala_adapter.queueing.backfill import (
     PriorityWeights,
     make_cluster_scheduler,
 )
-from koala_adapter.queueing.maui import COMBINATIONS, Greedy, Metric
+from koala_adapter.queueing.maui import COMBINATIONS, FirstFit, Greedy, Metric
+from koala_adapter.simulation.models import lublin
+from koala_adapter.simulation.replay import ClusterLoad, Policy, Requirements, Site, least_loaded, replay
+
+# -- Hand-computed cases for every policy of one cluster, and what only a live cluster does to them.
+# The cluster of the first part has ten processors. At 0 "r" runs on six of them until 100; "h" needs eight, so it can
+# start at 100 and leaves two extra processors then; four are free now.
 
 
 def job(name: str, processors: int, estimate: float, submitted_at: float = 0, user: str = "") -> LocalJob:
@@ -396,3 +400,65 @@ def test_metrics() -> None:
 def test_the_example_of_the_interface_is_true() -> None:
     """What the module's docstring shows is what happens."""
     assert doctest.testmod(cluster_module).failed == 0
+
+
+# -- The first level of Metacluster: which cluster a job goes to.
+
+
+def test_the_least_loaded_cluster_that_satisfies_the_job() -> None:
+    """Half used beats fully used; a cluster without the compiler, or too small, is not asked however idle it is."""
+    clusters = [
+        ClusterLoad(name="full", processors=64, demanded=64, features=frozenset({"gcc"})),
+        ClusterLoad(name="half", processors=32, demanded=16, features=frozenset({"gcc", "linux"})),
+        ClusterLoad(name="bare", processors=64, demanded=0),
+        ClusterLoad(name="small", processors=4, demanded=0, features=frozenset({"gcc"})),
+    ]
+    assert least_loaded(Requirements(processors=8, features=frozenset({"gcc"})), clusters).name == "half"
+
+
+def test_equal_load_goes_to_the_larger_then_the_first_by_name() -> None:
+    """The choice does not depend on the order of the clusters."""
+    clusters = [ClusterLoad(name=name, processors=size, demanded=0) for name, size in (("b", 8), ("c", 8), ("a", 4))]
+    for order in (clusters, clusters[::-1]):
+        assert least_loaded(Requirements(processors=1), order).name == "b"
+
+
+def test_no_cluster_will_do() -> None:
+    """The refusal says what each cluster lacks."""
+    clusters = [ClusterLoad(name="a", processors=4, demanded=0), ClusterLoad(name="b", processors=16, demanded=0)]
+    with pytest.raises(JobRefusedError, match="a: has 4 of 8 processors; b: lacks gpu, linux"):
+        least_loaded(Requirements(processors=8, features=frozenset({"linux", "gpu"})), clusters)
+
+
+# -- The policies of one cluster on a workload of realistic size: EASY beside a bare loop written by itself.
+
+
+JOBS = lublin(2000, seed=5, processors=128)
+SITE = Site(name="machine", processors=128)
+
+
+@pytest.fixture(scope="module")
+def bare() -> list[float]:
+    """The starts of the bare loop of the benchmark."""
+    return plain_easy(JOBS.submits, JOBS.runs, JOBS.sizes, JOBS.estimates, SITE.processors)
+
+
+@pytest.mark.parametrize("name", ["easy", "firstfit"])
+def test_easy_is_what_the_bare_loop_does(name: str, bare: list[float]) -> None:
+    """EASY and FIRSTFIT of depth 1 start each of two thousand jobs when the loop does, and many of them had to wait."""
+    assert list(replay(JOBS, Policy(name=name), [SITE]).starts) == bare
+    assert sum(start > submit for start, submit in zip(bare, JOBS.submits, strict=True)) > len(JOBS) / 10
+
+
+def test_the_general_firstfit_is_easy_as_well(bare: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code for any depth, which the factory does not use for depth 1, gives the same starts."""
+    monkeypatch.setattr("koala_adapter.simulation.replay.make_cluster_scheduler", lambda _, size, **__: FirstFit(size))
+    assert list(replay(JOBS, Policy(name="firstfit"), [SITE]).starts) == bare
+
+
+def test_fcfs_is_the_last_to_finish() -> None:
+    """Without overtaking starts are in the order of arrival, and jobs wait longer on average than with backfill."""
+    starts = {name: list(replay(JOBS, Policy(name=name), [SITE]).starts) for name in ("fcfs", "easy", "conservative")}
+    assert all(before <= after for before, after in pairwise(starts["fcfs"]))
+    assert sum(starts["fcfs"]) > sum(starts["conservative"])
+    assert sum(starts["fcfs"]) > sum(starts["easy"])

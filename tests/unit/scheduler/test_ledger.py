@@ -1,26 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is counted is true after any events, and one module alone writes it."""
+"""The books of the scheduler: ledger, transitions, timetable and pieces of jobs."""
 
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+import itertools
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.scheduler import records
-from koala_adapter.scheduler.records import ClusterTable
-from koala_adapter.scheduler.states import Ledger
+from koala_adapter.errors import TransitionError
+from koala_adapter.model import ClusterName, EndReason, Job, JobId
+from koala_adapter.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler import Scheduler, ends, records, reports
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import LaunchJob
+from koala_adapter.scheduler.claiming import claims
+from koala_adapter.scheduler.core import HANDLERS, JOB_TIMERS, PLACEHOLDER_TIMERS
+from koala_adapter.scheduler.events import EVENT_TYPES
+from koala_adapter.scheduler.explain import explain
+from koala_adapter.scheduler.malleable import changes, requests
+from koala_adapter.scheduler.parameters import Parameters
+from koala_adapter.scheduler.records import ChangePhase, ClusterTable, Timer, TimerKind
+from koala_adapter.scheduler.states import CHANGE_TRANSITIONS, JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS, Ledger
+from koala_adapter.scheduler.timetable import Timetable
 from tests.unit.scheduler import test_malleability_state
-from tests.unit.scheduler.scheduler_site import A, B, Site, copied, job
+from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
+from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, job, launches, of_kind, submissions
 from tests.unit.scheduler.test_state import eventful
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from koala_adapter.model import ClusterName
+
+# -- What is counted is true after any events, and one module alone writes it.
+
 
 SCHEDULER = Path(records.__file__).parent
 KEPT = frozenset(
@@ -167,3 +184,362 @@ def test_records_by_cluster_follow_every_change_of_their_table() -> None:
         for name in (A, B):
             assert dict(table.on(name)) == {key: one for key, one in table.items() if one.cluster == name}, before
     assert not table
+
+
+# -- The tables of states, events and timers: all that can happen is in them, and nothing else is let through.
+
+
+def test_every_state_is_in_the_tables() -> None:
+    """Each state says what follows it; what is final is followed by a correction of the outcome at most."""
+    assert set(JOB_TRANSITIONS) == set(JobState)
+    assert set(PLACEHOLDER_TRANSITIONS) == set(PlaceholderState)
+    assert set(CHANGE_TRANSITIONS) == set(ChangePhase)
+    for source, targets in JOB_TRANSITIONS.items():
+        assert not source.final or all(target.final for target in targets)
+
+
+def test_every_event_and_timer_has_a_handler() -> None:
+    """The tables of the chapters, put together, have each kind once."""
+    assert set(HANDLERS) == set(EVENT_TYPES)
+    chapters = (claims, reports, ends, changes, requests)
+    assert sum(len(chapter.HANDLERS) for chapter in chapters) + 7 == len(HANDLERS)
+    handled_in_place = {TimerKind.SCAN, TimerKind.PAUSE, TimerKind.CHANGE}
+    assert set(JOB_TIMERS) | set(PLACEHOLDER_TIMERS) | handled_in_place == set(TimerKind)
+    assert len(JOB_TIMERS) + len(PLACEHOLDER_TIMERS) + len(handled_in_place) == len(TimerKind)
+
+
+def test_every_state_can_be_reached() -> None:
+    """From where a job or placeholder begins there is a way to each state."""
+    reached = {JobState.WAITING}
+    for _ in JobState:
+        reached |= {target for source in reached for target in JOB_TRANSITIONS[source]}
+    assert reached == set(JobState)
+    assert {target for targets in PLACEHOLDER_TRANSITIONS.values() for target in targets} == set(PlaceholderState) - {
+        PlaceholderState.SUBMITTED
+    }
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(JobState, JobState)))
+def test_a_job_goes_where_the_table_says(source: JobState, target: JobState) -> None:
+    """Any other move is a defect: it is refused, and the job stays as it is."""
+    site = Site({"a": 4})
+    site.submit(job("1", 9))
+    record, ledger = site.record("1"), site.scheduler.ledger
+    record.state = source
+    if target in JOB_TRANSITIONS[source]:
+        ledger.move_job(record, target)
+        assert record.state is target
+    else:
+        with pytest.raises(TransitionError, match=f"job 1 cannot go from '{source.value}' to '{target.value}'"):
+            ledger.move_job(record, target)
+        assert record.state is source
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(ChangePhase, ChangePhase)))
+def test_a_change_goes_where_the_table_says(source: ChangePhase, target: ChangePhase) -> None:
+    """Any other move is a defect: it is refused, and the counts stay as they are."""
+    site = MalleableSite({"a": 8})
+    site.start(malleable("1", part(2, 8)))
+    record, ledger, cluster = site.record("1"), site.scheduler.ledger, site.state.clusters[A]
+    (change,) = record.changes.values()
+    change.parts[0].accepted, change.phase = 4, source
+    if source in {ChangePhase.NEW, ChangePhase.OVER}:
+        record.changes.clear()
+    ledger.recount()
+    if target in CHANGE_TRANSITIONS[source]:
+        ledger.move_change(record, change, target)
+        assert change.phase is target
+    else:
+        with pytest.raises(TransitionError, match=f"of job 1 cannot go from '{source.value}' to '{target.value}'"):
+            ledger.move_change(record, change, target)
+        assert change.phase is source
+    kept = 6 if change.phase in {ChangePhase.ASKED, ChangePhase.PROMISED} else 0
+    assert (cluster.offered, cluster.gathering) == (kept, 4 if change.phase is ChangePhase.GATHERING else 0)
+    assert bool(record.changes) == (change.phase not in {ChangePhase.NEW, ChangePhase.OVER})
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.permutations(PlaceholderState, 2)))
+def test_a_placeholder_goes_where_the_table_says(source: PlaceholderState, target: PlaceholderState) -> None:
+    """Any other move is a defect: it is refused, and the counts stay as they are."""
+    site = Site({"a": 4})
+    site.submit(job("1", 1))
+    (placeholder,) = site.claimed("1")
+    placeholder.state = source
+    site.scheduler.ledger.recount()
+    cluster, record = site.state.clusters[placeholder.cluster], site.record("1")
+    if target in PLACEHOLDER_TRANSITIONS[source]:
+        site.scheduler.ledger.move(placeholder, target)
+        assert placeholder.state is target
+    else:
+        with pytest.raises(TransitionError, match=f"from '{source.value}' to '{target.value}'"):
+            site.scheduler.ledger.move(placeholder, target)
+        assert placeholder.state is source
+    counted = (cluster.managed, cluster.queued, cluster.ending, record.live, record.held)
+    waits, ends, held = placeholder.waiting, placeholder.state is PlaceholderState.ENDING, placeholder.held
+    assert counted == (1, int(waits), int(ends), 1, int(held))
+
+
+# -- Timers are kept once, by the records: what no record keeps does not fire, and the order can be made from them.
+
+
+def fired(timetable: Timetable) -> list[Timer]:
+    """Take every timer, in the order of time."""
+    taken = []
+    while (at := timetable.next_at) is not None:
+        timer = timetable.take_due(at)
+        assert timer is not None
+        taken.append(timer)
+    return taken
+
+
+def waiting_site() -> Site:
+    """Return a site with one job that waits for its placeholders; nothing is timed but by the tests."""
+    site = Site({"a": 4})
+    site.submit(job("1", 2))
+    site.state.scan_due = None
+    return site
+
+
+def test_a_timer_that_is_set_again_fires_once() -> None:
+    """At the later time only; set for the same time again, it keeps its place before those that came in between."""
+    site = waiting_site()
+    record, timetable = site.record("1"), Timetable(site.state)
+    first, second = site.claimed("1")
+    timetable.for_job(record, TimerKind.LIFE, 1.0)
+    timetable.for_job(record, TimerKind.LIFE, 5.0)
+    timetable.for_placeholder(first, TimerKind.ENDING, 3.0)
+    timetable.for_placeholder(second, TimerKind.ENDING, 3.0)
+    timetable.for_placeholder(first, TimerKind.ENDING, 3.0)
+    assert timetable.take_due(2.9) is None
+    assert [(timer.at, timer.placeholder) for timer in fired(timetable)] == [
+        (3.0, first.id),
+        (3.0, second.id),
+        (5.0, None),
+    ]
+    assert not record.timers
+
+
+def test_what_its_record_does_not_keep_is_passed_over() -> None:
+    """A cancelled timer, one of a record that is gone, and a pause that was made longer."""
+    site = waiting_site()
+    timetable, cluster = site.scheduler.timetable, site.state.clusters[A]
+    timetable.for_job(site.record("1"), TimerKind.RECLAIM, site.now + 1.0)
+    del site.record("1").timers[TimerKind.RECLAIM]
+    first = site.claimed("1")[0]
+    timetable.for_placeholder(first, TimerKind.SILENCE, site.now + 2.0)
+    site.scheduler.ledger.remove(first)
+    for seconds in (3.0, 4.0):
+        cluster.paused_until = site.now + seconds
+        timetable.for_cluster(cluster, cluster.paused_until)
+    assert timetable.next_at == site.now + 4.0
+    assert len(fired(timetable)) == 1
+    assert len(timetable) == 0
+
+
+def test_pauses_that_end_together_have_one_timer() -> None:
+    """Also one that was taken back and begun again."""
+    site = waiting_site()
+    timetable, cluster = site.scheduler.timetable, site.state.clusters[A]
+    at = site.now + 3.0
+    cluster.paused_until = cluster.no_growth_before = at
+    for _ in range(3):
+        timetable.for_cluster(cluster, at)
+    assert len(timetable) == len(Timetable(copied(site.state)))
+    assert [timer.at for timer in fired(timetable) if timer.kind is TimerKind.PAUSE] == [at]
+
+
+@pytest.mark.parametrize("malleable", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_order_can_be_made_from_the_records(seed: int, *, malleable: bool) -> None:
+    """After random events, a scheduler that begins with their snapshot has the same timers ahead."""
+    site = test_malleability_state.eventful(seed)[0] if malleable else eventful(seed)
+    again = Timetable(copied(site.state))
+    assert len(again) == len(site.scheduler.timetable)
+
+    def subject(timer: Timer) -> tuple[float, str, object]:
+        return timer.at, timer.kind.value, timer.job_id or timer.placeholder or timer.cluster
+
+    ours = fired(site.scheduler.timetable)
+    pauses = {subject(timer) for timer in ours if timer.kind is TimerKind.PAUSE}
+    others = [subject(timer) for timer in ours if timer.kind is not TimerKind.PAUSE]
+    remade = fired(again)
+    assert [subject(timer) for timer in remade if timer.kind is not TimerKind.PAUSE] == others
+    assert {subject(timer) for timer in remade if timer.kind is TimerKind.PAUSE} == pauses
+
+
+def test_a_job_that_is_over_has_no_timers() -> None:
+    """Whatever it awaited when it ended."""
+    site = Site({"a": 4}, Parameters(placeholder_life=100.0))
+    site.submit(job("1", 2))
+    site.take_all()
+    site.hold(site.claimed("1")[0].id)
+    assert TimerKind.LIFE in site.record("1").timers
+    site.cancel("1")
+    assert site.state.jobs[JobId("1")].timers == {}
+
+
+# -- Flexible components in the scheduler: claimed in pieces, launched as one, placed again piece by piece.
+
+
+FLEXIBLE = "flexible-cluster-minimization"
+PARAMETERS = Parameters(placeholder_life=500.0, backoff=50.0)
+
+
+def flexible_job(id_: str, size: int, maximum: int | None = None, *, placement: str = FLEXIBLE, **more: int) -> Job:
+    """Return a job of one component that may be split."""
+    return job(id_, replace(component("x", size, maximum), flexible=True), placement=placement, **more)
+
+
+def pieces_claims(site: Site, id_: str = "1") -> list[tuple[str | None, int, int | None]]:
+    """Return cluster, processors and piece of each claim."""
+    return [(claim.cluster, claim.processors, claim.piece) for claim in site.record(id_).claims]
+
+
+def test_pieces_are_claimed_on_their_clusters() -> None:
+    """9 processors on two clusters of 6: 6 and 3, one submission each."""
+    site = Site({"a": 6, "b": 6})
+    assert submissions(site.submit(flexible_job("1", 9))) == {"a": 6, "b": 3}
+    assert pieces_claims(site) == [("a", 6, 6), ("b", 3, 3)]
+
+
+def test_ranks_are_numbered_through_the_pieces() -> None:
+    """To the program it is one component: component ranks 0 to 8, each with its cluster."""
+    site = Site({"a": 6, "b": 6})
+    site.submit(flexible_job("1", 9))
+    site.take_all()
+    (launch,) = of_kind(LaunchJob, site.hold_all("1"))
+    assert [rank.component_rank for rank in launch.ranks] == list(range(9))
+    assert Counter(rank.cluster for rank in launch.ranks) == {"a": 6, "b": 3}
+    assert {rank.component for rank in launch.ranks} == {"x"}
+    site.complete("1")
+    assert site.outcome("1").state is JobState.COMPLETED
+
+
+def test_small_flexible_job_is_one_claim() -> None:
+    """Where one cluster holds it there are no pieces."""
+    site = Site({"a": 6, "b": 6})
+    site.submit(flexible_job("1", 5))
+    assert pieces_claims(site) == [("a", 5, None)]
+
+
+def test_only_the_piece_that_failed_is_placed_again() -> None:
+    """The piece on b is lost and goes to c; the one on a stays (incremental claiming)."""
+    site = Site({"a": 6, "b": 4, "c": 3}, PARAMETERS)
+    site.submit(flexible_job("1", 9))
+    site.take_all()
+    site.hold_all("1", "a")
+    kept = [p.id for p in site.claimed("1") if p.cluster == A]
+    for placeholder in site.claimed("1"):
+        if placeholder.cluster == B:
+            site.ended(placeholder.id, EndReason.NODE_LOST)
+    site.post(ev.ClusterUnavailable(time=site.now, cluster=B, reason="down"))
+    assert submissions(site.pass_time(100.0)) == {"c": 3}
+    assert pieces_claims(site) == [("a", 6, 6), ("c", 3, 3)]
+    assert [p.id for p in site.claimed("1") if p.cluster == A] == kept
+
+
+def test_a_piece_may_be_split_again() -> None:
+    """The lost piece of 4 goes to two clusters of 2."""
+    site = Site({"a": 6, "b": 4, "c": 2, "d": 2}, PARAMETERS)
+    site.submit(flexible_job("1", 10))
+    site.take_all()
+    site.hold_all("1", "a")
+    for placeholder in site.claimed("1"):
+        if placeholder.cluster == B:
+            site.ended(placeholder.id, EndReason.NODE_LOST)
+    site.post(ev.ClusterUnavailable(time=site.now, cluster=B, reason="down"))
+    assert submissions(site.pass_time(100.0)) == {"c": 2, "d": 2}
+    assert pieces_claims(site) == [("a", 6, 6), ("c", 2, 2), ("d", 2, 2)]
+    site.take_all()
+    assert launches(site.hold_all("1")) == ["1"]
+
+
+def test_lost_pieces_are_explained_as_one() -> None:
+    """Two pieces that are lost and cannot be had again now are one need, in its full size."""
+    site = Site({"a": 6, "b": 2, "c": 2}, PARAMETERS)
+    site.submit(flexible_job("1", 10))
+    site.take_all()
+    site.hold_all("1", "a")
+    for placeholder in site.claimed("1"):
+        if placeholder.cluster != A:
+            site.ended(placeholder.id, EndReason.NODE_LOST)
+    for name in (B, ClusterName("c")):
+        site.post(ev.ClusterUnavailable(time=site.now, cluster=name, reason="down"))
+    site.pass_time(100.0)
+    assert pieces_claims(site) == [("a", 6, 6), (None, 0, 4)]
+    said = explain(site.state, None, site.record("1"), site.now)
+    assert said.startswith("The job holds 6 of 10 processors (6 of 6 on a, 0 of 4 on no cluster yet for 'x')")
+
+
+def test_pieces_are_one_component_again_in_the_queue() -> None:
+    """A job that lost everything is placed anew as a whole: now on one cluster."""
+    site = Site({"a": 6, "b": 4}, PARAMETERS)
+    site.submit(flexible_job("1", 9))
+    site.take_all()
+    for placeholder in site.claimed("1"):
+        site.ended(placeholder.id, EndReason.NODE_LOST)
+    assert site.record("1").state is JobState.WAITING
+    assert pieces_claims(site) == [(None, 0, None)]
+    site.poll("b", 12)
+    site.pass_time(100.0)
+    assert pieces_claims(site) == [("b", 9, None)]
+
+
+def test_refusal_of_one_piece_excludes_that_cluster_for_it() -> None:
+    """A cluster that refuses a piece gets none again; what is placed elsewhere stays."""
+    site = Site({"a": 6, "b": 5, "c": 4}, PARAMETERS)
+    site.submit(flexible_job("1", 9))
+    refused = next(batch.key for batch in site.state.batches.values() if batch.cluster == B)
+    done = site.post(ev.BatchRejected(time=site.now, batch=refused, reason="no account"))
+    done += site.pass_time(2.0)
+    assert submissions(done) == {"c": 3}
+    assert pieces_claims(site) == [("a", 6, 6), ("c", 3, 3)]
+
+
+def test_moldable_pieces_keep_their_share_of_the_minimum() -> None:
+    """7 to 10 on 6 and 5: claimed 6 and 4, of which the second piece needs 1."""
+    site = Site({"a": 6, "b": 5})
+    site.submit(flexible_job("1", 7, 10))
+    assert pieces_claims(site) == [("a", 6, 6), ("b", 4, 1)]
+
+
+def test_large_flexible_job_waits_for_the_sum() -> None:
+    """Larger than any cluster and more than what is free: it waits, and starts as soon as the sum suffices."""
+    site = Site({"a": 6, "b": 6})
+    site.submit(job("small", component("y", 4, cluster="a")))
+    site.run("small")
+    site.submit(flexible_job("1", 9))
+    assert site.record("1").state is JobState.WAITING
+    site.complete("small")
+    site.end_ending()
+    assert pieces_claims(site) == [("b", 6, 6), ("a", 3, 3)]
+
+
+def test_waiting_flexible_job_is_explained() -> None:
+    """All clusters count for it, also those that are smaller than it is."""
+    site = Site({"a": 6, "b": 6})
+    site.submit(job("small", component("y", 4, cluster="a")))
+    site.submit(flexible_job("1", 9))
+    assert explain(site.state, 1, site.record("1"), site.now) == (
+        "The job is number 1 in the queue and needs 9 processors on one or more clusters. "
+        "It starts when that can be had at once: a has room for 2; b has room for 6."
+    )
+
+
+def test_policy_that_does_not_split_keeps_it_whole() -> None:
+    """The same job under worst fit needs one cluster for all."""
+    site = Site({"a": 6, "b": 12})
+    site.submit(flexible_job("1", 9, placement="worst-fit"))
+    assert pieces_claims(site) == [("b", 9, None)]
+    site.submit(flexible_job("2", 13, placement="worst-fit"))
+    assert site.record("2").state is JobState.REFUSED
+    assert site.outcome("2").detail.endswith("at most 12 can be used there); its placement policy splits no components")
+
+
+def test_pieces_survive_a_snapshot() -> None:
+    """A restart in the middle goes on with the same pieces."""
+    site = Site({"a": 6, "b": 6})
+    site.submit(flexible_job("1", 9))
+    site.scheduler = Scheduler(copied(site.state))
+    site.take_all()
+    assert launches(site.hold_all("1")) == ["1"]

@@ -1,26 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays: schedules computed by hand, numbers of other simulators, and laws that every schedule obeys."""
+"""Traces replayed on one cluster and on platforms."""
 
 from __future__ import annotations
 
 import os
-from itertools import pairwise
+from dataclasses import replace as changed
+from itertools import islice, pairwise, takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 
+from koala_adapter.errors import ConfigurationError
 from koala_adapter.queueing.backfill import POLICIES
 from koala_adapter.simulation.metrics import job_metrics, summarized, used_processors
-from koala_adapter.simulation.replay import NEVER, Policy, Replay, Site, replay
+from koala_adapter.simulation.models import make_model
+from koala_adapter.simulation.platform import (
+    DAS3,
+    BackgroundLoad,
+    ClusterModel,
+    Failures,
+    Platform,
+    load_platform,
+    load_platform_text,
+    named_platform,
+)
+from koala_adapter.simulation.replay import NEVER, PlatformReplay, Policy, Replay, Site, replay
 from koala_adapter.simulation.workload import NEEDED, read_trace, workload
+from koala_adapter.simulation.world import FIRST, LAST, Engine, LocalUse, Outage, local_users, outages
 from tests.unit.simulation.workloads import PROCESSORS, any_workload, archive, make
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from koala_adapter.simulation.metrics import Summary
     from koala_adapter.simulation.workload import Workload
+
+
+# -- Replays: schedules computed by hand, numbers of other simulators, and laws that every schedule obeys.
+
 
 EVERY_POLICY = pytest.mark.parametrize("policy", POLICIES)
 
@@ -215,3 +234,330 @@ def test_archive_traces_give_the_numbers_of_an_independent_loop(name: str) -> No
 def _totals(work: Workload, policy: str) -> Summary:
     processors = work.processors or 0
     return summarized(job_metrics(played(work, policy, processors)), processors)
+
+
+# -- Replays on platforms: local users share the queue, failing nodes take their jobs with them, seeds decide alone.
+
+
+LOAD = BackgroundLoad(utilization=0.15)
+FAILING = Failures(mean_time_between=1_000_000, mean_repair=3_600)
+
+
+def site(
+    nodes: int,
+    processors_per_node: int = 1,
+    *,
+    local_users: BackgroundLoad | None = None,
+    failures: Failures | None = None,
+) -> Site:
+    """Return a cluster."""
+    cluster = ClusterModel(name="here", nodes=nodes, processors_per_node=processors_per_node)
+    return Site(name="here", processors=cluster.processors, cluster=cluster, local_users=local_users, failures=failures)
+
+
+def platform_played(work: Workload, *clusters: Site, policy: str = "easy", seed: int = 0) -> Replay:
+    """Return what happens on a platform."""
+    return replay(work, Policy(name=policy), clusters, seed=seed)
+
+
+@pytest.fixture
+def uses(monkeypatch: pytest.MonkeyPatch) -> list[LocalUse]:
+    """Give the jobs of the local users, to be filled in, in place of those that chance would send."""
+    found: list[LocalUse] = []
+    monkeypatch.setattr("koala_adapter.simulation.world.local_users", lambda *_: iter(found))
+    return found
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[Outage]:
+    """Give the outages, to be filled in, in place of those that chance would send."""
+    found: list[Outage] = []
+
+    def coming(*_: object) -> Iterator[Outage]:
+        yield from found
+        yield Outage(begins_at=1e9, ends_at=2e9, node=0)
+
+    monkeypatch.setattr("koala_adapter.simulation.world.outages", coming)
+    return found
+
+
+def platform_starts(work: Workload, cluster: Site) -> Sequence[float]:
+    """Return when the jobs start, for the last time."""
+    return platform_played(work, cluster, policy="fcfs").starts
+
+
+def test_local_users_stand_in_the_same_queue(uses: list[LocalUse]) -> None:
+    """Their jobs hold processors and are waited for, from the first submission of the workload on."""
+    uses += [LocalUse(submitted_at=0, processors=2, run=30), LocalUse(submitted_at=5, processors=9, run=4)]
+    # The workload begins at 100. Of 4 processors 2 are taken until 130; the job of 9, cut to 4, stands before the last.
+    work = make((100, 2, 10), (101, 3, 10), (106, 1, 10))
+    assert platform_starts(work, site(4, local_users=LOAD)) == [100, 130, 144]
+    work = make((100, 2, 10), (106, 4, 10))
+    assert platform_starts(work, site(4, local_users=LOAD)) == [100, 134]
+
+
+def test_a_failing_node_takes_its_jobs_with_it(failing: list[Outage]) -> None:
+    """What ran there begins anew at its old place of the queue, when there is room; what ran elsewhere goes on."""
+    failing += [Outage(begins_at=5, ends_at=8, node=1)]
+    work = make((0, 2, 10), (0, 2, 10), (1, 2, 3))
+    # Two nodes of 2. At 5 the second job loses its node, and stays before the third; the node is back at 8.
+    result = platform_played(work, site(2, 2, failures=FAILING), policy="fcfs")
+    assert list(result.starts) == [0, 8, 10]
+    assert {**result.counters, "passes": 0} == {
+        "outages": 1, "restarts": 1, "given_up": 0, "passes": 0, "backfilled": 0,
+    }  # fmt: skip
+
+
+def test_a_job_over_several_nodes_is_lost_with_each_of_them(failing: list[Outage]) -> None:
+    """A job larger than what is left waits until the node is back; a job that ends at that instant is not lost."""
+    failing += [Outage(begins_at=4, ends_at=6, node=0), Outage(begins_at=16, ends_at=17, node=1)]
+    assert platform_starts(make((0, 4, 10), (12, 4, 5)), site(2, 2, failures=FAILING)) == [6, 17]
+
+
+def test_two_failures_of_one_time(failing: list[Outage]) -> None:
+    """With all nodes away nothing runs, and each comes back on its own."""
+    failing += [Outage(begins_at=1, ends_at=9, node=0), Outage(begins_at=2, ends_at=5, node=1)]
+    assert platform_starts(make((0, 1, 10), (0, 1, 10)), site(2, failures=FAILING)) == [5, 9]
+
+
+def test_a_job_that_never_gets_through_is_given_up(failing: list[Outage]) -> None:
+    """A job that needs a node for longer than it stays up does not keep the simulation going for ever."""
+    failing += [Outage(begins_at=10 * number + 8, ends_at=10 * number + 9, node=0) for number in range(1000)]
+    result = platform_played(make((0, 1, 30), (1, 1, 5)), site(1, failures=FAILING), policy="fcfs")
+    assert list(result.starts) == [NEVER, 209]
+    assert (result.counters["restarts"], result.counters["given_up"]) == (20, 1)
+    assert summarized(job_metrics(result), 1).jobs == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_jobs_end_in_spite_of_all(policy: str) -> None:
+    """Under every policy each job runs to its end within what the cluster has, though nodes fail and others compute."""
+    work = make_model("lublin", jobs=150, processors=32, seed=3)
+    result = platform_played(work, site(16, 2, local_users=LOAD, failures=FAILING), policy=policy)
+    assert not result.interrupted
+    assert min(start - submit for start, submit in zip(result.starts, work.submits, strict=True)) >= 0
+    assert max(used_processors(job_metrics(result)).values) <= 32
+    assert result.counters["restarts"] > 0
+    assert result.counters["local_jobs"] > 100
+
+
+def test_local_users_and_failures_make_jobs_wait_longer() -> None:
+    """More of either means a longer mean wait."""
+    work = make_model("lublin", jobs=1000, processors=32, seed=3)
+    waits = [
+        summarized(job_metrics(platform_played(work, cluster)), 32).mean_wait
+        for cluster in (site(32), site(32, local_users=LOAD), site(32, local_users=LOAD, failures=FAILING))
+    ]
+    assert waits == sorted(waits)
+    assert waits[0] < waits[2]
+
+
+def test_only_the_seed_changes_what_happens() -> None:
+    """The same seed gives the same schedule, another one another."""
+    work = make_model("lublin", jobs=300, processors=32, seed=3)
+    cluster = site(16, 2, local_users=LOAD, failures=FAILING)
+    assert platform_played(work, cluster, seed=4) == platform_played(work, cluster, seed=4)
+    assert platform_played(work, cluster, seed=4).starts != platform_played(work, cluster, seed=5).starts
+
+
+def following(work: Workload, preceding: Sequence[int], think_times: Sequence[float]) -> Workload:
+    """Return a workload in which each job has the given preceding job (-1: none) and think time (-1: unknown)."""
+    return changed(work, preceding=preceding, think_times=think_times)
+
+
+@pytest.mark.parametrize("clusters", [(site(8),), (Site(name="plain", processors=8),), (site(4), site(8))])
+def test_a_job_is_submitted_after_its_preceding_job(clusters: tuple[Site, ...]) -> None:
+    """With a think time it comes that much later; without one not before its own time of submission."""
+    work = make((0, 4, 10), (1, 4, 10), (2, 4, 10), (90, 4, 10))
+    result = platform_played(following(work, [-1, 0, 0, 1], [-1, 5, -1, -1]), *clusters)
+    assert list(result.starts) == [0, 15, 10, 90]
+    assert list(result.workload.submits) == [0, 15, 10, 90]
+    assert job_metrics(result).waits == [0, 0, 0, 0]
+
+
+def test_jobs_follow_one_that_is_given_up(failing: list[Outage]) -> None:
+    """A job whose preceding job never gets through is submitted when that is given up."""
+    failing += [Outage(begins_at=10 * number + 8, ends_at=10 * number + 9, node=0) for number in range(1000)]
+    work = following(make((0, 1, 30), (1, 1, 5)), [-1, 0], [-1, 3])
+    result = platform_played(work, site(1, failures=FAILING), policy="fcfs")
+    assert list(result.starts) == [NEVER, 211]
+
+
+def test_jobs_before_the_begin_of_time_may_never_start() -> None:
+    """A job that was submitted before second -1 and has not started is not measured as started."""
+    work = make((-100, 1, 10), (-50, 1, 10), (-20, 1, 10))
+    for clusters in ((Site(name="plain", processors=4),), (site(4), site(4))):
+        result = replay(work, Policy(name="easy"), clusters, watch=lambda _: False)
+        assert result.interrupted
+        assert list(job_metrics(result).starts) == []
+
+
+def test_a_local_users_job_that_is_given_up_is_forgotten(failing: list[Outage], uses: list[LocalUse]) -> None:
+    """It is ended, counted, and leaves its processors to the next."""
+    failing += [Outage(begins_at=10 * number + 8, ends_at=10 * number + 9, node=0) for number in range(1000)]
+    uses += [LocalUse(submitted_at=0.5, processors=1, run=30)]
+    work = make((0, 1, 0.5), (1, 1, 5))
+    cluster = site(1, failures=FAILING, local_users=LOAD)
+    fcfs = Policy(name="fcfs")
+    running = PlatformReplay(work, [cluster], [fcfs.scheduler(1)], ["", ""], 0)
+    assert running.play(lambda _: True, 100)
+    assert (running.counters["given_up"], running.starts) == (1, [0, 209])
+    assert running.clusters[0]._local_runs == {}
+
+
+def test_a_failure_costs_no_look_at_all_nodes(failing: list[Outage]) -> None:
+    """Hundreds of failures among ten million nodes cost no more than among a few, and hit only who runs there."""
+    nodes = 10_000_000
+    failing += [Outage(begins_at=5 + k / 100, ends_at=1e6, node=nodes - 1 - k) for k in range(500)]
+    result = platform_played(make((0, nodes - 1000, 10)), site(nodes, failures=FAILING))
+    assert (list(result.starts), result.counters["outages"], result.counters["restarts"]) == ([0], 500, 0)
+
+
+# -- Platform files and their refusals, the event queue, local users and failures.
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "platforms"
+
+
+def test_das3_is_the_testbed_of_the_paper() -> None:
+    """Five clusters with 85, 41, 68, 46 and 32 nodes of one processor each, 272 in all; the file says the same."""
+    assert [cluster.processors for cluster in DAS3.clusters] == [85, 41, 68, 46, 32]
+    assert DAS3.processors == DAS3.capacity == 272
+    assert load_platform(EXAMPLES / "das3.toml") == DAS3 == named_platform("DAS-3")
+
+
+def test_a_file_can_say_everything() -> None:
+    """The example with every table is read as it was meant."""
+    platform = load_platform(EXAMPLES / "two-sites.toml")
+    north, south = platform.clusters
+    assert (north.processors, north.threshold, north.speed) == (128, 16, 1.5)
+    assert platform.capacity == 128 - 16 + 16
+    assert platform.background_of(south) == BackgroundLoad(utilization=0.5, mean_run=7200, mean_size=8)
+    assert platform.background_of(north) == BackgroundLoad(utilization=0.2, mean_run=600, mean_size=4)
+    assert platform.failures_of(north) == Failures(mean_time_between=90 * 86_400, mean_repair=4 * 3600)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "clusters: this key is required"),
+        ('[[clusters]]\nname = "a"\nnodes = 0\n', "p:3: clusters[0].nodes: found 0, allowed is a whole number from 1"),
+        ('[[clusters]]\nname = "a"\nnodes = "4"\n', 'p:3: clusters[0].nodes: found "4", allowed is a whole number'),
+        ('[[clusters]]\nname = "a"\nnode = 4\n', "p:3: clusters[0].node: unknown key, allowed is name, nodes"),
+        (
+            '[[clusters]]\nname = "a"\nnodes = 4\nthreshold = 4\n',
+            "p:4: clusters[0].threshold: found 4, allowed is less than the cluster's 4 processors",
+        ),
+        (
+            '[[clusters]]\nname = "a"\nnodes = 4\n[[clusters]]\nname = "a"\nnodes = 4\n',
+            'p:5: clusters[1].name: found "a", the name of clusters[0]: allowed is a name of its own',
+        ),
+        (
+            '[[clusters]]\nname = "a"\nnodes = 4\n[[network.links]]\nbetween = ["a", "b"]\n',
+            "network: simulations have no network: leave this out",
+        ),
+        (
+            '[[clusters]]\nname = "a"\nnodes = 4\ndomain = "campus"\n',
+            "p:4: clusters[0].domain: simulations have no network: leave this out",
+        ),
+        (
+            '[[clusters]]\nname = "a"\nnodes = 4\nspeed = -1.0\n',
+            "p:4: clusters[0].speed: found -1.0, allowed is a number above 0",
+        ),
+        (
+            '[[clusters]]\nname = "a"\nnodes = 4\n[background]\nutilization = 1.5\n',
+            "p:5: background.utilization: found 1.5, allowed is a number from 0 to 1",
+        ),
+    ],
+)
+def test_refusals_name_line_key_and_what_is_allowed(text: str, expected: str) -> None:
+    """Whatever is wrong with a platform file is said with its place and the way out."""
+    with pytest.raises(ConfigurationError) as refused:
+        load_platform_text(text, source="p")
+    assert expected in str(refused.value)
+    assert "koala docs simulation" in str(refused.value)
+
+
+def test_an_unknown_platform_name_is_refused_with_the_known_ones() -> None:
+    """The refusal lists what there is and says that a path would do."""
+    with pytest.raises(ConfigurationError, match=r'"das3".*path of a platform file'):
+        named_platform("grid5000")
+
+
+def test_background_can_be_set_for_all_clusters() -> None:
+    """A utilization replaces what the clusters had; 0 takes all local users away."""
+    platform = load_platform(EXAMPLES / "two-sites.toml")
+    loaded = platform.with_background(0.3)
+    assert {loaded.background_of(cluster) for cluster in loaded.clusters} == {BackgroundLoad(utilization=0.3)}
+    quiet = platform.with_background(0.0)
+    assert {quiet.background_of(cluster) for cluster in quiet.clusters} == {None}
+
+
+def test_events_of_one_instant_go_by_rank_then_by_entry() -> None:
+    """The order in which things happen does not depend on chance."""
+    engine = Engine()
+    seen: list[str] = []
+    engine.at(5.0, lambda: seen.append("decision"), rank=LAST)
+    engine.at(5.0, lambda: seen.append("first"))
+    engine.at(5.0, lambda: seen.append("second"))
+    engine.at(5.0, lambda: seen.append("end"), rank=FIRST)
+    engine.at(1.0, lambda: engine.at(0.5, lambda: seen.append(f"late at {engine.now}")))
+    cancelled = engine.at(5.0, lambda: seen.append("cancelled"))
+    cancelled.cancel()
+    engine.run()
+    assert seen == ["late at 1.0", "end", "first", "second", "decision"]
+    assert (engine.now, engine.handled, engine.next_time) == (5.0, 6, None)
+
+
+def test_the_clock_stops_where_it_is_told() -> None:
+    """What lies beyond ``until`` stays ahead, and a time that is none is refused."""
+    engine = Engine(start=10.0)
+    seen: list[float] = []
+    for time in (11.0, 12.0, 13.0):
+        engine.at(time, lambda: seen.append(engine.now))
+    engine.run(until=12.0)
+    assert (seen, engine.now, engine.next_time) == ([11.0, 12.0], 12.0, 13.0)
+    with pytest.raises(ValueError, match="nan"):
+        engine.at(float("nan"), engine.step)
+
+
+@pytest.mark.parametrize(("utilization", "mean_size"), [(0.3, 4.0), (0.8, 30.0), (0.1, 1.0)])
+def test_local_users_ask_for_what_they_are_said_to(utilization: float, mean_size: float) -> None:
+    """The mean demand is the share of the cluster that was asked for, also where sizes are cut at its size."""
+    cluster = ClusterModel(name="c", nodes=32)
+    load = BackgroundLoad(utilization=utilization, mean_run=100.0, mean_size=mean_size)
+    horizon = 3_000_000.0
+    work = 0.0
+    for use in takewhile(lambda one: one.submitted_at < horizon, local_users(cluster, load, seed=3)):
+        assert 1 <= use.processors <= 32
+        work += use.processors * use.run
+    assert work / (32 * horizon) == pytest.approx(utilization, rel=0.05)
+
+
+def test_chance_is_repeatable_and_belongs_to_one_cluster() -> None:
+    """The same seed gives the same local users, another seed or another cluster others; no load gives none."""
+    load = BackgroundLoad(utilization=0.5)
+    one, other = ClusterModel(name="one", nodes=8), ClusterModel(name="other", nodes=8)
+    first = list(islice(local_users(one, load, 1), 50))
+    assert first == list(islice(local_users(one, load, 1), 50))
+    assert first != list(islice(local_users(one, load, 2), 50))
+    assert first != list(islice(local_users(other, load, 1), 50))
+    assert list(local_users(one, BackgroundLoad(utilization=0.0), 1)) == []
+
+
+def test_nodes_fail_as_often_as_said_and_never_while_they_are_away() -> None:
+    """100 nodes that fail every 1000 s bring nearly 0.1 failures per second, less what is in repair."""
+    cluster = ClusterModel(name="c", nodes=100)
+    failures = Failures(mean_time_between=1000.0, mean_repair=10.0)
+    found = list(takewhile(lambda one: one.begins_at < 100_000.0, outages(cluster, failures, seed=5)))
+    assert len(found) == pytest.approx(10_000 / 1.01, rel=0.05)
+    back: dict[int, float] = {}
+    for outage in found:
+        assert back.get(outage.node, 0.0) <= outage.begins_at < outage.ends_at
+        back[outage.node] = outage.ends_at
+
+
+def test_one_cluster_from_a_trace_header() -> None:
+    """A platform needs no file: the number of processors is enough."""
+    platform = Platform(clusters=(ClusterModel(name="trace", nodes=128),))
+    assert (platform.processors, platform.capacity) == (128, 128)

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One exchange with a WIKI resource manager: however it goes wrong, it is one of the errors of the contract."""
+"""The WIKI client, jobs that are offered to it, and a source that is slow."""
 
 from __future__ import annotations
 
 import socket
 import time
+from collections import Counter
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.errors import (
@@ -21,22 +26,34 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
     WikiError,
 )
-from koala_adapter.model import LrmJobId
+from koala_adapter.lrm.starts import OriginalRequest, Pin, StartLog
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.testing import new_context
 from koala_adapter.wiki.client import Peer, exchange
 from koala_adapter.wiki.codec.frames import FrameReader, Key, open_request, read_key, seal
 from koala_adapter.wiki.codec.records import JobRecord, NodeRecord, build_job, build_node, join_records
 from koala_adapter.wiki.codec.verbs import GetJobs, GetNodes, RequeueJob, build_answer
 from koala_adapter.wiki.codec.words import Dialect
+from koala_adapter.wiki.reporting import Host, Offer, ReportingRules, dealt, job_record, lacks, offer, tasks_of
+from koala_adapter.wiki.server import serve
 from koala_local import PLUGIN as LOCAL_PLUGIN
 from koala_wiki import PLUGIN
 from koala_wiki.lrm import WikiLrm, WikiSettings
+from tests.real.mauistandin import Room, place
+from tests.sqlite_watch import closed_later
+from tests.unit.wiki.wiki_source import NOW, Server, SlowSource, job
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from anyio.abc import SocketStream
+
+pytestmark = pytest.mark.anyio
+
+
+# -- One exchange with a WIKI resource manager: however it goes wrong, it is one of the errors of the contract.
+
 
 KEY = read_key("42")
 
@@ -312,3 +329,268 @@ def test_a_site_may_be_scheduled_from_outside_alone() -> None:
     assert load_site_text(outside, PLUGINS, source="site.toml").enabled_clusters == ()
     with pytest.raises(ConfigurationError, match="at least one enabled"):
         load_site_text(outside.replace('"wiki"', '"local"'), PLUGINS, source="site.toml")
+
+
+# -- What is told of where a job may run: a peer that follows it places the job as its user allows.
+
+
+FEATURES = {"n1": ("fast",), "n2": ("fast", "gpu"), "n3": ("slow",), "n4": ()}
+
+
+def host(name: str, processors: int = 8, memory: int = 4000) -> Host:
+    """Return a node."""
+    node = Node(
+        name=name,
+        state=NodeState.UP,
+        processors=processors,
+        processors_used=0,
+        memory_mib=memory,
+        disk_mib=1000,
+        queues=("main",),
+        features=FEATURES.get(name, ()),
+    )
+    return Host.of(name, node)
+
+
+HOSTS = tuple(host(name) for name in FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            {"processors": 2, "requested_nodes": ("n3",)},
+            Offer(tasks=2, nodes=1, tasks_per_node=2, host_list=("n3",) * 2),
+        ),
+        ({"processors": 5, "nodes_wanted": 1}, Offer(tasks=5, nodes=1, tasks_per_node=5)),
+        ({"processors": 8, "tasks_per_node": 2}, Offer(tasks=8, nodes=4, tasks_per_node=2)),
+        ({"processors": 2, "excluded_nodes": ("n1", "n2")}, Offer(tasks=2, host_list=("n3", "n3", "n4", "n4"))),
+        ({"processors": 1, "any_feature": ("fast", "slow")}, Offer(tasks=1, host_list=("n1", "n2", "n3"))),
+        ({"processors": 3, "nodes_least": 2, "nodes_most": 3}, Offer(tasks=4, nodes=2, tasks_per_node=2)),
+        ({"processors": 5, "nodes_wanted": 2}, Offer(tasks=6, nodes=2, tasks_per_node=3)),
+        ({"processors": 6}, Offer(tasks=6)),
+        ({"processors": 1, "exclusive": True}, Offer(tasks=8, nodes=1, tasks_per_node=8)),
+        ({"processors": 9, "exclusive": True}, Offer(tasks=16, nodes=2, tasks_per_node=8)),
+        (
+            {"processors": 2, "disk_per_node_mib": 500},
+            Offer(tasks=2, host_list=("n1", "n1", "n2", "n2", "n3", "n3", "n4", "n4")),
+        ),
+    ],
+)
+def test_each_request_has_its_record(change: dict[str, object], expected: Offer) -> None:
+    """The shapes that a real Maui could not start, as they are to be told."""
+    assert offer(replace(job("5"), **change), HOSTS) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"requested_nodes": ("n9",)}, "it must run on n9, which is not there"),
+        ({"requested_nodes": ("n3",), "features": ("fast",)}, "n3, which has not the features fast"),
+        ({"processors": 33}, "can take 32 of them"),
+        ({"processors": 9, "nodes_wanted": 1}, "9 tasks on one node"),
+        ({"disk_per_node_mib": 2000}, "can take 0 of them"),
+        ({"memory_per_node_mib": 5000}, "can take 0 of them"),
+        ({"processors": 40, "exclusive": True}, "for itself"),
+    ],
+)
+def test_what_never_starts_is_told(change: dict[str, object], words: str) -> None:
+    """Nobody is offered what no node can take."""
+    assert words in offer(replace(job("5"), **change), HOSTS).obstacle  # type: ignore[arg-type]
+
+
+def test_one_node_where_the_batch_system_divides_jobs() -> None:
+    """A parallel job of Grid Engine is never split; one that no node can take is not offered."""
+    assert offer(job("5", 5), HOSTS, one_node=True) == Offer(tasks=5, nodes=1, tasks_per_node=5)
+    assert offer(job("5", 12), HOSTS, one_node=True).obstacle
+
+
+HOST_SETS = st.lists(
+    st.builds(host, st.sampled_from(["n1", "n2", "n3", "n4", "n5"]), st.integers(1, 9), st.sampled_from([1000, 4000])),
+    min_size=1,
+    max_size=5,
+    unique_by=lambda one: one.name,
+)
+NAMES = st.sampled_from(["n1", "n2", "n3", "n4"])
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> LrmJob:
+    """Return a job with any of the options that restrict where it may run."""
+    least = draw(st.integers(1, 3))
+    most = draw(st.none() | st.integers(least, 4))
+    tasks, each = max(draw(st.integers(1, 12)), least), draw(st.sampled_from([1, 1, 2]))
+    return replace(
+        job("5", tasks * each),
+        processors_per_task=each,
+        nodes_least=least,
+        nodes_most=most,
+        tasks_per_node=draw(st.none() | st.integers(1, 4)),
+        features=tuple(draw(st.sets(st.sampled_from(["fast", "gpu"]), max_size=1))),
+        any_feature=draw(st.sampled_from([(), (), ("fast", "slow")])),
+        excluded_nodes=tuple(draw(st.sets(NAMES, max_size=1))),
+        requested_nodes=tuple(sorted(draw(st.sets(NAMES, max_size=2)))) if draw(st.booleans()) else (),
+        memory_per_processor_mib=draw(st.sampled_from([None, None, 100, 900])),
+        exclusive=draw(st.sampled_from([False, False, False, True])),
+    )
+
+
+@given(wanted=requests(), hosts=HOST_SETS, one_node=st.booleans())
+@example(
+    wanted=replace(job("5"), exclusive=True, memory_per_processor_mib=900),
+    hosts=[host("n1", 2, 1000)],
+    one_node=False,
+)
+def test_what_is_offered_can_be_placed_and_is_what_the_user_asked_for(
+    wanted: LrmJob, hosts: list[Host], *, one_node: bool
+) -> None:
+    """A peer that follows the record places it on empty nodes, and the job's own share obeys every bound."""
+    told = offer(wanted, hosts, one_node=one_node)
+    if told.obstacle:
+        return
+    words = ReportingRules(dialect=Dialect.WIKI, one_node=one_node)
+    assert wanted.state is LrmJobState.HELD
+    record = job_record(wanted, hosts=hosts, tasks=(), words=words, changed_at=0)
+    assert record.state == "Idle"
+    rooms = {
+        one.wire: Room(
+            NodeRecord(name=one.wire, features=tuple(one.features), memory=one.memory_mib, disk=one.disk_mib),
+            one.processors,
+            one.memory_mib or 0,
+        )
+        for one in hosts
+    }
+    tasks = place(record, rooms)
+    assert len(tasks) == told.tasks, (record, rooms)
+    own = Counter(dealt(wanted, tasks))
+    least, most = wanted.node_bounds
+    known = {one.wire: one for one in hosts}
+    assert own.total() == tasks_of(wanted)
+    assert least <= len(own) <= (most or len(own))
+    assert not one_node or len(own) == 1
+    assert set(wanted.requested_nodes) <= set(own)
+    assert max(own.values()) <= (wanted.tasks_per_node or own.total())
+    for name, count in own.items():
+        assert not lacks(wanted, known[name])
+        assert count * wanted.processors_per_task <= known[name].processors
+        memory = count * wanted.processors_per_task * (wanted.memory_per_processor_mib or 0)
+        assert memory <= (known[name].memory_mib or memory)
+
+
+# -- A batch system that lists its jobs more slowly than a scheduler waits: it is served all the same.
+
+
+LONG = 1e9
+"""Seconds that no test lasts."""
+LITTLE = 0.05
+"""Seconds for which a request waits for a listing that does not come."""
+
+
+def slow_server(path: Path, *, oldest: float = LONG, reply_within: float = LONG) -> Server:
+    """Return a server whose source has one job that waits, and is silent until it is told to answer."""
+    source = SlowSource()
+    source.add(job("5", 2))
+    server = Server(path, source, cache=LONG, reply_within=reply_within, oldest=oldest, port=0)
+    server.resource.readings.patience = LITTLE
+    return server
+
+
+def source_of(server: Server) -> SlowSource:
+    """Return the source of a slow server."""
+    assert isinstance(server.source, SlowSource)
+    return server.source
+
+
+async def has_answered(server: Server) -> None:
+    """Have the source answer, and return when the reading under way is over."""
+    source_of(server).answers.set()
+    with anyio.fail_after(60):
+        await server.resource.readings.fresh()
+
+
+async def test_the_first_listing_comes_although_nobody_waits_for_it_long_enough(tmp_path: Path) -> None:
+    """Polls are refused meanwhile, and share that one listing."""
+    async with slow_server(tmp_path).running() as server:
+        for _ in range(3):
+            refused = await server.ask("GETJOBS ARG=0:ALL")
+            assert (refused.status, refused.text) == (-700, "alpha did not answer in time")
+        await has_answered(server)
+        assert await server.states() == {"5": "Idle"}
+        assert server.source.reads == 1
+
+
+async def test_polls_and_starts_go_by_the_last_listing_while_the_next_is_slow(tmp_path: Path) -> None:
+    """One listing is asked for meanwhile; when it comes it counts."""
+    async with slow_server(tmp_path).running() as server:
+        await has_answered(server)
+        source_of(server).answer_later()
+        server.resource.readings.invalidate()
+        for _ in range(3):
+            assert await server.states() == {"5": "Idle"}
+        started = await server.ask("STARTJOB ARG=5 TASKLIST=n1:n1")
+        assert (started.status, server.source.calls) == (0, [("start", "5 n1:n1")])
+        assert await server.states() == {"5": "Starting"}
+        assert server.source.reads == 2
+        server.source.add(job("6", 2))
+        source_of(server).answers.set()
+        await server.resource.readings.fresh(now=True)
+        assert await server.states() == {"5": "Running", "6": "Idle"}
+
+
+async def test_a_source_is_waited_for_once_while_it_is_slow(tmp_path: Path) -> None:
+    """What is asked afterwards is answered at once, as long as the same listing is awaited."""
+    async with slow_server(tmp_path).running() as server:
+        await has_answered(server)
+        source_of(server).answer_later()
+        server.resource.readings.invalidate()
+        assert await server.states() == {"5": "Idle"}
+        server.resource.readings.patience = LONG
+        with anyio.fail_after(60):
+            assert await server.states() == {"5": "Idle"}
+
+
+async def test_what_is_too_old_is_not_told(tmp_path: Path) -> None:
+    """The bound is that of the options."""
+    async with slow_server(tmp_path, oldest=0.0).running() as server:
+        await has_answered(server)
+        source_of(server).answer_later()
+        server.resource.readings.invalidate()
+        refused = await server.ask("GETNODES ARG=0:ALL")
+        assert (refused.status, refused.text) == (-700, "alpha did not answer in time")
+
+
+async def test_a_promise_is_kept_until_a_listing_that_could_show_it(tmp_path: Path) -> None:
+    """One that was begun before the start, and comes when the promise has run out, says nothing of it."""
+    async with slow_server(tmp_path).running() as server:
+        await has_answered(server)
+        source_of(server).answer_later()
+        server.resource.readings.invalidate()
+        assert await server.states() == {"5": "Idle"}
+        assert (await server.ask("STARTJOB ARG=5 TASKLIST=n1:n1")).status == 0
+        server.now += 1000.0
+        reads = server.source.reads
+        under_way = server.resource.readings.under_way
+        assert under_way is not None
+        source_of(server).answers.set()
+        await under_way.over.wait()
+        assert server.source.reads == reads
+        assert server.resource.inventory.jobs["5"].job.state == "starting"
+
+
+async def test_interrupted_starts_are_set_right_when_it_answers(tmp_path: Path) -> None:
+    """The server takes requests before that."""
+    starts = closed_later(StartLog(tmp_path / "starts.sqlite"))
+    wishes = OriginalRequest(processors=2)
+    starts.note(Pin(job_id=LrmJobId("5"), submitted_at=NOW - 60, nodes=(("n1", 2),), wishes=wishes, at=NOW - 1))
+    starts.close()
+    server = slow_server(tmp_path, reply_within=LITTLE)
+    async with anyio.create_task_group() as tasks:
+        with anyio.fail_after(60):
+            assert await tasks.start(partial(serve, server.resource)) > 0
+        assert server.source.calls == []
+        source_of(server).answers.set()
+        with anyio.fail_after(60):
+            while "5" not in server.resource.inventory.pinned:  # noqa: ASYNC110 - it is not announced
+                await anyio.sleep(0.01)
+        assert server.source.calls == [("take back", "5")]
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,550 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands print on terminals of any kind, and how they follow a job."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import structlog
+from anyio.from_thread import start_blocking_portal
+from click.testing import CliRunner
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.text import Text
+
+from koala_adapter.api.client import Client
+from koala_adapter.api.server import host
+from koala_adapter.api.statedirectory import ownership
+from koala_adapter.cli.console import AsWritten
+from koala_adapter.cli.display import (
+    Display,
+    FittingTable,
+    Watched,
+    changes_table,
+    closing,
+    clusters_table,
+    components_table,
+    follow,
+    job_lines,
+    jobs_table,
+    until_interrupted,
+)
+from koala_adapter.cli.koala import koala
+from koala_adapter.cli.log import set_up_log
+from koala_adapter.cli.run import plan_table, size_notes
+from koala_adapter.cli.session import make_console, show_error
+from koala_adapter.cli.terminal import TerminalWriter, hangup_once
+from koala_adapter.config.jobfile import load_job_text
+from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.errors import EXIT_CANCELLED, EXIT_REFUSED, EXIT_SERVICE, KoalaError
+from koala_adapter.lrm import load_plugins
+from koala_adapter.model import EndReason, JobId
+from koala_adapter.outcome import JobOutcome, JobState
+from koala_adapter.report.sitevalues import PlannedComponent
+from tests.unit.api.jobreports import job_report
+from tests.unit.cli.test_top import cluster, component, running
+from tests.unit.scheduler.scheduler_site import component as watching_component
+from tests.unit.scheduler.scheduler_site import job
+from tests.unit.service.test_service import Served
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from rich.console import RenderableType
+
+    from koala_adapter.api.server import Server
+    from koala_adapter.cli.display import T
+    from koala_adapter.report.values import JobReport
+
+
+# -- Text from outside never acts on a terminal, wherever a command or a log shows it.
+
+
+HOSTILE = "a\x1b]0;ownedb\x9b31mc\u202ed"
+SHOWN = r"a\x1b]0;ownedb\x9b31mc\u202ed"
+
+
+def table() -> FittingTable:
+    """Return a table whose cell is hostile."""
+    found = FittingTable("name")
+    found.add_row(escape(HOSTILE))
+    return found
+
+
+@pytest.mark.parametrize("renderable", [escape(HOSTILE), Text(HOSTILE), table()], ids=["markup", "text", "table"])
+def test_what_a_terminal_would_act_on_is_escaped(renderable: RenderableType) -> None:
+    """However it is drawn."""
+    file = io.StringIO()
+    make_console(file).print(renderable)
+    assert SHOWN in file.getvalue()
+    assert not any(one in file.getvalue() for one in "\x1b\x9b\u202e")
+
+
+def test_lines_and_letters_stay_as_they_are() -> None:
+    """Only what is not printable is changed."""
+    file = io.StringIO()
+    make_console(file).print("größe ━ 大\nsecond", markup=False)
+    assert file.getvalue() == "größe ━ 大\nsecond\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_terminals_of_few_characters_get_what_they_can_show(encoding: str) -> None:
+    """Rich draws its frames in ASCII there, and nothing fails for a character that there is not."""
+    shown = io.BytesIO()
+    console = make_console(io.TextIOWrapper(shown, encoding=encoding, write_through=True))
+    console.print(Panel("größe ━ 大"))
+    text = shown.getvalue().decode(encoding)
+    assert text.isascii() == (encoding == "ascii")
+    assert ("größe ? ?" in text) == (encoding == "latin-1")
+    assert text.startswith("+----")
+
+
+def test_output_of_own_processes_is_as_they_wrote_it() -> None:
+    """Colours of a program reach its user."""
+    file = io.StringIO()
+    make_console(file).print(AsWritten("\x1b[31mred\x1b[0m\n"), end="")
+    assert file.getvalue() == "\x1b[31mred\x1b[0m\n"
+
+
+def test_errors_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """The message and the hint."""
+    show_error(KoalaError(HOSTILE, hint=HOSTILE))
+    assert capsys.readouterr().err.count(SHOWN) == 2
+
+
+def test_log_lines_are_escaped_and_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is logged cannot forge a further line."""
+    former = structlog.get_config()
+    try:
+        set_up_log(shown=True)
+        structlog.get_logger().info("refused", name=HOSTILE + "\nforged")
+    finally:
+        structlog.configure(**former)
+    said = capsys.readouterr().err
+    assert SHOWN + r"\nforged" in said
+    assert len(said.splitlines()) == 1
+
+
+# -- A terminal that goes away is one hangup, and nothing that is written to it afterwards fails.
+
+
+def test_what_is_written_after_the_end_of_the_terminal_goes_nowhere() -> None:
+    """The first failure is told, once; every byte counts as written."""
+    told: list[str] = []
+    master, slave = os.openpty()
+    writer = TerminalWriter(slave, hang_up=lambda: told.append("hangup"))
+    assert writer.write(b"seen") == 4
+    assert os.read(master, 100) == b"seen"
+    os.close(master)
+    assert told == []
+    assert (writer.write(b"unseen"), writer.write(b"nor this")) == (6, 8)
+    assert told == ["hangup"]
+    os.close(slave)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_other_troubles_of_writing_are_raised() -> None:
+    """Only the end of a terminal is a hangup."""
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(OSError, match="No space left"):
+        TerminalWriter(descriptor).write(b"x")
+    os.close(descriptor)
+
+
+def test_a_hangup_that_comes_twice_counts_once() -> None:
+    """The kernel, a shell and a failed write tell of the same one."""
+    heard: list[int] = []
+    handler = hangup_once(lambda number, _frame: heard.append(number))
+    handler(signal.SIGHUP, None)
+    handler(signal.SIGHUP, None)
+    assert heard == [signal.SIGHUP]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_descriptors_are_opened(tmp_path: Path, closed: str) -> None:
+    """No file that a command opens gets the number of a standard descriptor, and printing fails nobody."""
+    program = (
+        "import os, sys\n"
+        "from koala_adapter.cli.terminal import open_standard_descriptors\n"
+        "open_standard_descriptors()\n"
+        "opened = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n"
+        "print('out'); print('err', file=sys.stderr); assert sys.stdin is not None; sys.stdout.flush()\n"
+        "os.write(opened, b'2 < %d' % opened)\n"
+        "assert opened > 2\n"
+    )
+    command = shlex.join([sys.executable, "-c", program, str(tmp_path / "opened")])
+    subprocess.run(["sh", "-c", f"exec {command} {closed}"], check=True)
+    assert (tmp_path / "opened").read_text().startswith("2 < ")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_command_works_with_a_closed_descriptor(tmp_path: Path, closed: str) -> None:
+    """It ends as it does otherwise."""
+    command = shlex.join([sys.executable, "-m", "koala_adapter.cli", "--state", str(tmp_path), "docs", "jobfile"])
+    done = subprocess.run(["sh", "-c", f"exec {command} {closed}"], check=False, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+# -- Sixty columns: what a table would have to cut off stands in lines below each other; wide terminals get the table.
+
+
+CLOSED = "out of reach: cannot run squeue: No such file or directory"
+JOB = replace(
+    running(4711, 12, (150.0, 2, 12)),
+    name="n-body",
+    components=(component(8, on="delft-das5"), component(4, on="amsterdam-uva")),
+)
+CLUSTERS = (
+    replace(cluster("delft-das5"), plugin="slurm", lrm="slurm 22.05.8", placeholders_queued=12),
+    replace(cluster("amsterdam-uva"), closed=CLOSED),
+)
+PLANNED = PlannedComponent(component="simulation", cluster="amsterdam-uva", processors=1000, idle=10)
+
+
+def shown(renderable: RenderableType, width: int) -> list[str]:
+    """Return the lines that are shown."""
+    file = io.StringIO()
+    Console(file=file, width=width, highlight=False).print(renderable)
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("table", "values"),
+    [
+        (
+            clusters_table(CLUSTERS, 10.0),
+            ["delft-das5", "slurm 22.05.8", "16", "10 (12 queued)", "12/60", "open", "amsterdam-uva", CLOSED],
+        ),
+        (jobs_table([JOB]), ["4711", "n-body", "running", "12", "amsterdam-uva, delft-das5", "10 s", "100 s"]),
+        (components_table(JOB), ["worker", "delft-das5", "8 of 8", "amsterdam-uva", "4 of 4", "1.0 s"]),
+        (changes_table(JOB), ["50 s", "worker", "alpha", "2 to 12", "processors are free"]),
+        (plan_table((PLANNED,)), ["simulation", "amsterdam-uva", "1000", "10", "990 would wait in its queue"]),
+    ],
+    ids=["clusters", "jobs", "components", "changes", "plan"],
+)
+@pytest.mark.parametrize("width", [60, 70, 80, 200])
+def test_no_value_is_lost(table: FittingTable, values: list[str], width: int) -> None:
+    """Whatever the width, nothing is cut short, and no line is longer."""
+    lines = shown(table, width)
+    assert max(map(len, lines)) <= width
+    assert not any("…" in line for line in lines)
+    words = " ".join(" ".join(lines).split())
+    for value in values:
+        assert all(word in words for word in value.split())
+
+
+def test_what_fits_is_a_table() -> None:
+    """With its headings on one line; also on sixty columns, if there is little to show."""
+    little = jobs_table([replace(running(1, 4), name="job")])
+    assert shown(little, 60)[0].split() == ["id", "name", "state", "processors", "clusters", "waited", "ran", "exit"]
+    assert shown(jobs_table([JOB]), 200)[0].split()[0] == "id"
+
+
+def test_rows_that_do_not_fit_are_named_and_have_all_cells() -> None:
+    """Except those that are empty; markup in cells counts as nothing."""
+    table = FittingTable("name", "one", "two", "three")
+    table.add_row("a", "[red]1[/]", "", "x" * 15)
+    table.add_row("b" * 15, "1", "2", "3")
+    assert shown(table, 31) == ["a  one 1  three xxxxxxxxxxxxxxx", "bbbbbbbbbbbbbbb  one 1  two 2", "  three 3"]
+
+
+def test_a_table_without_rows_is_its_headings() -> None:
+    """As before."""
+    assert shown(FittingTable("name", "one"), 10) == ["name  one"]
+
+
+# -- How long a job is followed: to its outcome, or until nothing of it is left in any LRM.
+
+
+COMPLETED = JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0)
+
+
+def told(taken: list[JobReport]) -> Generator[JobReport, None, None]:
+    """Yield a job that runs, has ended, whose agents are gone, of which nothing is left; note which were taken."""
+    ended = job_report(state=JobState.COMPLETED, outcome=COMPLETED)
+    for report in (
+        job_report(),
+        replace(ended, placeholders_left=2),
+        replace(ended, placeholders_left=2, concluded=True),
+        replace(ended, concluded=True),
+    ):
+        taken.append(report)
+        yield report
+
+
+@pytest.mark.parametrize(("released", "reports"), [(False, 3), (True, 4)])
+def test_a_service_that_goes_on_sees_to_the_placeholders(released: bool, reports: int) -> None:  # noqa: FBT001
+    """Whoever is the service waits for their ends, too."""
+    taken: list[JobReport] = []
+    screen = io.StringIO()
+    last = follow(told(taken), Display(make_console(screen), quiet=False), released=released)
+    assert (len(taken), last) == (reports, taken[-1])
+    closing(last, make_console(screen))
+    assert "still ending" not in screen.getvalue()
+
+
+def test_placeholders_that_nobody_waits_for_are_told() -> None:
+    """With how to find them."""
+    screen = io.StringIO()
+    closing(job_report(state=JobState.COMPLETED, outcome=COMPLETED, placeholders_left=2), make_console(screen))
+    assert "2 placeholders are still ending" in screen.getvalue()
+
+
+def test_what_processes_write_to_standard_error_is_shown_there(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Beside koala's own lines, and apart from their output."""
+    (tmp_path / "c1").mkdir()
+    (tmp_path / "c1" / "0.out").write_bytes(b"result")
+    (tmp_path / "c1" / "0.err").write_bytes(b"no such file\n[1/2] not markup")
+    screen = io.StringIO()
+    report = job_report(
+        state=JobState.COMPLETED, outcome=COMPLETED, concluded=True, output_directory=str(tmp_path), components=()
+    )
+    follow((one for one in [report]), Display(make_console(screen), quiet=False))
+    assert capfdbinary.readouterr().out == b"result"
+    assert "no such file\n[1/2] not markup" in screen.getvalue()
+
+
+def test_a_job_in_detail_names_no_directory_that_is_not_there(tmp_path: Path) -> None:
+    """As `koala run` does: a job that never started has printed nothing."""
+    assert "no output" in job_lines(job_report(output_directory=str(tmp_path / "none")))
+    assert f"output in {tmp_path}" in job_lines(job_report(output_directory=str(tmp_path)))
+
+
+def test_the_reason_for_waiting_goes_to_a_pipe(tmp_path: Path) -> None:
+    """Once, and again when it changes in more than times and counts; not when the job runs."""
+    waiting = job_report(
+        state=JobState.WAITING, launched_at=None, output_directory=str(tmp_path), explanation="It waits for 45 s."
+    )
+    screen = io.StringIO()
+    display = Display(make_console(screen), quiet=False)
+    for report in (
+        waiting,
+        replace(waiting, explanation="It waits for 2 h 10 min."),
+        replace(waiting, explanation="Placeholders started but never reported: No route to host."),
+        replace(waiting, state=JobState.RUNNING, launched_at=1.0, explanation="It runs."),
+    ):
+        display.show(report)
+    reasons = [line.strip() for line in screen.getvalue().splitlines() if line.startswith(" ")]
+    assert reasons == ["It waits for 45 s.", "Placeholders started but never reported: No route to host."]
+
+
+def test_a_quiet_display_shows_what_processes_print_alone(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """And nothing of koala's."""
+    (tmp_path / "c1").mkdir()
+    (tmp_path / "c1" / "0.out").write_bytes(b"result\n")
+    screen = io.StringIO()
+    report = job_report(
+        state=JobState.COMPLETED, outcome=COMPLETED, concluded=True, output_directory=str(tmp_path), components=()
+    )
+    for output, shown in ((True, b"result\n"), (False, b"")):
+        follow((one for one in [report]), Display(make_console(screen), quiet=True, output=output))
+        assert (capfdbinary.readouterr().out, screen.getvalue()) == (shown, "")
+
+
+# -- `koala status --watch`: told by the service, shown in place or in lines, ended by Ctrl-C in good order.
+
+
+PATIENCE = 120.0
+WAITS = job_report(id="7", state=JobState.WAITING)
+RUNS = job_report(id="7", state=JobState.RUNNING)
+OTHER = job_report(id="8", state=JobState.WAITING)
+OVER = job_report(
+    id="7",
+    state=JobState.CANCELLED,
+    outcome=JobOutcome(state=JobState.CANCELLED, reason=EndReason.CANCELLED, exit_code=EXIT_CANCELLED),
+)
+
+
+def watching_told(*changes: T) -> Iterator[T]:
+    """Yield what a service tells; then comes Ctrl-C."""
+    yield from changes
+    raise KeyboardInterrupt
+
+
+def on_terminal(height: int = 25) -> Console:
+    """Return a terminal."""
+    return Console(file=io.StringIO(), force_terminal=True, width=100, height=height, highlight=False)
+
+
+def watching_shown(console: Console) -> str:
+    """Return what was written to a console."""
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_without_a_terminal_a_line_for_each_change() -> None:
+    """What stays the same is not said again, whatever else changes."""
+    console = Console(file=io.StringIO(), width=100)
+    with Watched(console) as watched:
+        until_interrupted(watched.show, watching_told([], [WAITS], [WAITS, OTHER], [RUNS, OTHER], [RUNS, OTHER]))
+    assert watching_shown(console).splitlines() == ["no jobs", "job 7 waiting: ", "job 8 waiting: ", "job 7 running: "]
+
+
+def test_on_a_terminal_the_table_is_refreshed_in_place() -> None:
+    """The cursor goes up over what was shown before; the last table stays."""
+    console = on_terminal()
+    with Watched(console) as watched:
+        until_interrupted(watched.show, watching_told([WAITS], [RUNS]))
+    written = watching_shown(console)
+    assert written.index("waiting") < written.index("\x1b[1A") < written.index("running")
+
+
+def test_a_terminal_shows_the_latest_jobs_that_it_has_lines_for() -> None:
+    """Not the first ones."""
+    console = on_terminal(height=6)
+    with Watched(console) as watched:
+        watched.show([job_report(id=f"4{number}", name=f"name{number}") for number in range(9)])
+    assert "name8" in watching_shown(console)
+    assert "name5" in watching_shown(console)
+    assert "name4" not in watching_shown(console)
+
+
+def test_a_narrow_terminal_shows_the_latest_jobs_too() -> None:
+    """Where each job has several lines, fewer are shown, and the latest one is."""
+    console = on_terminal(height=12)
+    console.width = 40
+    with Watched(console) as watched:
+        watched.show([job_report(id=f"4{number}", name=f"name{number}") for number in range(9)])
+    assert "name8" in watching_shown(console)
+    assert "name6" in watching_shown(console)
+    assert "name5" not in watching_shown(console)
+
+
+def test_one_job_in_detail() -> None:
+    """On a terminal as `koala status ID` has it, elsewhere in lines."""
+    console, plain = on_terminal(), Console(file=io.StringIO(), width=100)
+    for one in (console, plain):
+        with Watched(one) as watched:
+            until_interrupted(watched.show_one, [RUNS, OVER])
+    assert "handed back" in watching_shown(console)
+    assert watching_shown(plain).splitlines() == ["job 7 running: ", "job 7 cancelled"]
+
+
+@pytest.fixture
+def hosted(tmp_path: Path) -> Iterator[tuple[Client, Server]]:
+    """Give a client of a service that runs in a thread of this process, and its server."""
+    served = Served(tmp_path)
+    with ownership(served.directory), start_blocking_portal() as portal:
+        future, server = portal.start_task(partial(host, served.site, served.plugins, served.directory))
+        yield Client(served.directory), server
+        portal.call(server.quiet)
+        future.cancel()
+
+
+def test_the_service_tells_of_each_change(hosted: tuple[Client, Server]) -> None:
+    """What another command does is told by itself."""
+    client, _ = hosted
+    watch = client.watch_jobs()
+    assert next(watch) == []
+    first, second = (client.submit(job("0", watching_component("x", 1))) for _ in range(2))
+    assert any([one.id for one in latest] == [first, second] for latest in watch)
+    client.cancel(first)
+    assert any(latest[0].outcome is not None for latest in watch)
+
+
+def test_who_watches_does_not_keep_a_service_from_ending(tmp_path: Path) -> None:
+    """He is told that this was the last."""
+    served = Served(tmp_path)
+    with ownership(served.directory), start_blocking_portal() as portal:
+        future, server = portal.start_task(partial(host, served.site, served.plugins, served.directory))
+        watch = Client(served.directory).watch_jobs()
+        assert next(watch) == []
+        portal.call(partial(server.quiet, 0.0))
+        assert list(watch) == [[]]
+        portal.call(partial(server.quiet, PATIENCE))
+        future.cancel()
+
+
+def test_ctrl_c_ends_it_with_exit_code_0(hosted: tuple[Client, Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was what one wanted; what was shown stays."""
+    client, _ = hosted
+    id_ = client.submit(job("0", watching_component("x", 1)))
+    main, read = threading.get_ident(), []
+    reader, writer = os.pipe()
+
+    def interrupt() -> None:
+        with os.fdopen(reader, encoding="utf-8") as lines:
+            read.append(next(lines))
+            signal.pthread_kill(main, signal.SIGINT)
+            read.extend(lines)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with os.fdopen(writer, "w", encoding="utf-8") as output:
+        monkeypatch.setattr("sys.stdout", output)
+        with pytest.raises(SystemExit) as ended:
+            koala(["--state", str(client.directory), "status", "--watch"])
+    thread.join()
+    assert ended.value.code == 0
+    assert read[0].startswith(f"job {id_} ")
+
+
+def test_where_no_service_ever_ran(tmp_path: Path) -> None:
+    """There is no journal to show, and nothing to be waited for: that is said."""
+    result = CliRunner().invoke(koala, ["--state", str(tmp_path / "none"), "status", "--watch"])
+    assert result.exit_code == EXIT_SERVICE
+    assert "and none ever has" in result.output
+
+
+def test_a_job_that_there_is_not_and_one_document(hosted: tuple[Client, Server]) -> None:
+    """Both are refused with the reason."""
+    client, _ = hosted
+    command = ["--state", str(client.directory), "status", "--watch"]
+    result = CliRunner().invoke(koala, [*command, "99"])
+    assert (result.exit_code, "no job '99'" in result.output) == (EXIT_REFUSED, True)
+    result = CliRunner().invoke(koala, [*command, "--json"])
+    assert "use one of them" in result.output
+
+
+# -- What `koala plan` says of the sizes that a job will have.
+
+
+SITE = '[scheduler]\napproach = "{approach}"\n[[clusters]]\nname = "a"\nplugin = "local"\n'
+HEAD = (
+    'kind = "malleable"\nrunner = "workers"\nwalltime = 60\n'
+    '[[components]]\nname = "head"\ncommand = ["a"]\nprocessors = 1\n'
+)
+WORKER = '[[components]]\nname = "worker"\ncommand = ["a"]\nminimum = 1\nmaximum = 4\n{more}'
+
+
+def notes(text: str, approach: str, tmp_path: Path) -> list[str]:
+    """Return what is said of the job of a file."""
+    site = load_site_text(SITE.format(approach=approach), source="site.toml", plugins=load_plugins())
+    job = load_job_text(text, directory=tmp_path, job_id=JobId("1"), user="u", submitted_at=0.0)
+    return size_notes(job, site)
+
+
+@pytest.mark.parametrize(
+    ("approach", "more", "where", "when"),
+    [
+        ("pwa", "flexible = true\n", "on all clusters together", "gives them back when other jobs wait"),
+        ("none", 'cluster = "a"\n', "on a", "changes only when it asks for it itself, or its owner does"),
+        ("pra", "", "on the cluster where it starts", "before jobs that wait"),
+    ],
+)
+def test_sizes_of_workers(approach: str, more: str, where: str, when: str, tmp_path: Path) -> None:
+    """Bounds, clusters, and when they change; nothing of the head, which does not."""
+    (said,) = notes(HEAD + WORKER.format(more=more), approach, tmp_path)
+    assert said.startswith(f"worker can have 1 to 4 processors {where} while it runs: ")
+    assert when in said
+
+
+def test_a_rigid_job_has_one_size(tmp_path: Path) -> None:
+    """Nothing is to be said of it."""
+    assert not notes('walltime = 60\n[[components]]\ncommand = ["a"]\nprocessors = 2\n', "pwa", tmp_path)

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dask clusters whose workers are a job: access, the running job, its description."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import subprocess
+import sys
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from distributed import Security
+from distributed.core import Status
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koala_adapter.api import protocol
+from koala_adapter.api.statedirectory import SOCKET_NAME
+from koala_adapter.config.jobfile import job_of_values
+from koala_adapter.config.sitefile import ControlCenterConfig
+from koala_adapter.dask import leave
+from koala_adapter.dask.cluster import (
+    CREDENTIALS,
+    LEAVE,
+    KoalaCluster,
+    WorkerSettings,
+    WorkersJob,
+    as_nodes_reach_it,
+    credentials_of_workers,
+    files_of,
+    job_values,
+    listening_address,
+)
+from koala_adapter.errors import ConfigurationError
+from koala_adapter.model import Job, JobKind, Retirement, RunnerName
+from koala_adapter.outcome import JobState
+from koala_adapter.python.site import Site
+from tests.unit.api.test_api import report
+from tests.unit.scheduler.scheduler_site import job
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+pytestmark = pytest.mark.anyio
+
+
+# -- How workers get to the scheduler: which addresses, which keys, and who may read them meanwhile.
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("login", "tls://login:4711"), ("10.0.0.1", "tls://10.0.0.1:4711"), ("fd00::1", "tls://[fd00::1]:4711")],
+)
+def test_nodes_get_the_name_that_they_know(host: str, address: str) -> None:
+    """The port is that of the scheduler, the host is that which the nodes can reach."""
+    assert as_nodes_reach_it("tls://127.0.0.1:4711", host) == address
+
+
+@pytest.mark.parametrize(
+    ("host", "listens"),
+    [(None, "127.0.0.1"), ("10.0.0.1", "10.0.0.1"), ("login.outside.example", "0.0.0.0")],
+)
+def test_the_scheduler_listens_where_it_is_reached(host: str | None, listens: str) -> None:
+    """As the control center does, unless told otherwise; a name may be one of a gateway that passes connections on."""
+    center = ControlCenterConfig.model_validate({"listen": "127.0.0.1"})
+    assert listening_address(center, host) == listens
+
+
+def test_a_temporary_key_goes_to_the_workers() -> None:
+    """All three parts, as the texts that they are."""
+    security = Security.temporary()
+    assert credentials_of_workers(security) == {
+        CREDENTIALS["ca_file"]: security.tls_ca_file,
+        CREDENTIALS["cert"]: security.tls_worker_cert,
+        CREDENTIALS["key"]: security.tls_worker_key,
+    }
+
+
+def test_a_key_in_files_goes_to_the_workers(tmp_path: Path) -> None:
+    """Certificate and key may be in one file; without TLS there is none; a file that is not there is named."""
+    both = tmp_path / "both.pem"
+    both.write_text("-----\nkey and certificate\n")
+    security = Security(tls_ca_file=str(both), tls_worker_cert=str(both), require_encryption=True)
+    assert set(credentials_of_workers(security).values()) == {"-----\nkey and certificate\n"}
+    assert credentials_of_workers(Security()) == {}
+    both.unlink()
+    with pytest.raises(ConfigurationError, match=r"both\.pem: No such file"):
+        credentials_of_workers(security)
+
+
+def test_files_are_private_and_go(tmp_path: Path) -> None:
+    """Nobody else can read a key, and it is not left anywhere."""
+    with files_of({"key.pem": "secret"}, tmp_path / "private") as files:
+        path = Path(files["key.pem"])
+        assert path.read_text() == "secret"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert not path.parent.exists()
+
+
+def test_without_distributed_the_way_out_is_told() -> None:
+    """The error says what is to be installed; nothing else of koala-adapter wants it."""
+    program = (
+        "import sys\nsys.modules['distributed'] = None\nimport koala_adapter.cli.run, koala_adapter.service.service\n"
+        "try:\n    import koala_adapter.dask\nexcept ModuleNotFoundError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    assert "pip install 'koala-adapter[dask]'" in done.stdout
+
+
+def test_a_missing_site_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the command line, with what is found on this host; here nothing is."""
+    monkeypatch.delenv("KOALA_SITE", raising=False)
+    for name in ("HOME", "PATH", "KOALA_STATE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"no site file found.*; no batch system (was found|can be used)"):
+        _ = KoalaCluster(maximum=2)
+
+
+# -- The workers' job as it is followed: nothing of it is left once it is over, whatever the service does then.
+
+
+LIVENESS = 60.0
+OUTCOME = {"state": "completed", "reason": "exited", "exit_code": 0, "detail": "", "warnings": []}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Use asyncio, as Dask does."""
+    return "asyncio"
+
+
+class Owner:
+    """Whose job it is; hears what is said of it."""
+
+    def __init__(self) -> None:
+        """Nothing has been said."""
+        self.over: list[str] = []
+
+    @contextmanager
+    def described(self, scheduler: str, size: int) -> Iterator[Job]:
+        """See runningjob.Owner."""
+        del scheduler
+        yield job("0", size)
+
+    def say(self, text: str, *, trouble: bool = False) -> None:
+        """See runningjob.Owner."""
+
+    def job_over(self, text: str, *, bad: bool) -> None:
+        """See runningjob.Owner."""
+        del bad
+        self.over.append(text)
+
+
+@asynccontextmanager
+async def service(directory: Path) -> AsyncIterator[asyncio.Event]:
+    """Have a service whose job ends at once, while something of it is still left in a batch system.
+
+    Yields what is set when nobody watches it any more.
+    """
+    left = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = protocol.decode_request(await reader.readline())
+        if request.operation == "submit":
+            writer.write(protocol.encode(protocol.Reply(result={"job_id": "7"})))
+        elif request.operation == "watch":
+            ended = {**report(JobState.COMPLETED), "outcome": OUTCOME, "placeholders_left": 1}
+            writer.write(protocol.encode(protocol.Reply(result=ended, last=False)))
+            await reader.read()  # until the connection is closed
+            left.set()
+        else:
+            writer.write(protocol.encode(protocol.Reply(result={**report(JobState.RUNNING), "pid": 1})))
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, str(directory / SOCKET_NAME))
+    async with server:
+        yield left
+
+
+async def test_a_job_that_has_ended_is_watched_no_more(tmp_path: Path) -> None:
+    """Dask drops it then, and whatever still waited for news of it would be destroyed with its connection open."""
+    owner = Owner()
+    one = WorkersJob("tls://127.0.0.1:1", name="job", owner=owner, site=Site(tmp_path / "site", state=tmp_path), size=1)
+    async with service(tmp_path) as left:
+        await one.start()
+        await asyncio.wait_for(left.wait(), LIVENESS)
+        assert one.over
+        assert one.status is Status.closed
+        assert len(owner.over) == 1
+        await one.close()
+
+
+# -- The job of a Dask cluster's workers: what it asks of koala, and what is refused before anything is begun.
+
+
+SETTINGS = WorkerSettings(minimum=2, maximum=8, job_name="dask", walltime="1h", python="/usr/bin/python3")
+SCHEDULER = "tls://login:4711"
+
+
+def made(settings: WorkerSettings, *, size: int | None = None, tls: bool = False) -> Job:
+    """Return the job as koala takes it."""
+    names = [LEAVE, *(CREDENTIALS.values() if tls else ())]
+    files = dict.fromkeys(names, leave.__file__)
+    values = job_values(settings, scheduler=SCHEDULER, size=size, files=files)
+    return job_of_values(values, source="KoalaCluster", user="me", directory=Path("/"))
+
+
+def test_the_job_is_one_of_workers_alone() -> None:
+    """It may use every cluster, starts with the fewest workers unless told otherwise, and has no head."""
+    job = made(SETTINGS, size=5)
+    (worker,) = job.components
+    assert (job.kind, job.runner, job.walltime) == (JobKind.MALLEABLE, RunnerName.WORKERS, 3600)
+    assert (worker.minimum, worker.initial, worker.maximum, worker.flexible) == (2, 5, 8, True)
+    assert not job.is_head(worker.name)
+    assert made(SETTINGS).components[0].initial == 2
+    assert worker.retirement == Retirement(grace=30)
+    assert dict(worker.environment)["DASK_LEAVE_SECONDS"] == "15"
+
+
+def test_what_the_user_says_of_the_job_is_in_it() -> None:
+    """Keys of a job file go into the job, options of Dask's into the command; the environment may replace ours."""
+    settings = replace(
+        SETTINGS,
+        cluster="alpha",
+        placement="close-to-files",
+        priority=7,
+        environment={"DASK_LEAVE_SECONDS": "3", "PYTHONPATH": "/lib/mine"},
+        worker_options=("--resources", "GPU=1"),
+        death_timeout=9,
+    )
+    job = made(settings)
+    (worker,) = job.components
+    assert (worker.cluster, worker.flexible, job.placement, job.priority) == ("alpha", False, "close-to-files", 7)
+    assert dict(worker.environment).items() >= settings.environment.items()
+    assert worker.command[-2:] == ("--resources", "GPU=1")
+    assert worker.command[worker.command.index("--death-timeout") + 1] == "9"
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_keys_travel_in_files_alone(*, tls: bool) -> None:
+    """A command line, which everybody sees, has the names of the files of a key, and only where there is one."""
+    (worker,) = made(SETTINGS, tls=tls).components
+    options = [word for word in worker.command if word.startswith("--tls")]
+    assert options == (["--tls-ca-file", "--tls-cert", "--tls-key"] if tls else [])
+    assert {file.target for file in worker.input_files} == {LEAVE, *(CREDENTIALS.values() if tls else ())}
+
+
+@given(
+    words=st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1), max_size=4)
+)
+def test_the_shell_reads_nothing_of_what_the_user_says(words: list[str]) -> None:
+    """Options arrive at the worker as they were given, and after them the name that only the worker knows."""
+    settings = replace(SETTINGS, python="/usr/bin/printf", worker_options=tuple(words))
+    command = made(settings).components[0].command
+    shown = [*command[:4], "/usr/bin/printf", "%s\\0", *command[5:]]
+    environment = {"KOALA_CLUSTER": "alpha", "KOALA_JOB_ID": "7", "KOALA_RANK": "3", "PATH": os.defpath}
+    done = subprocess.run(shown, env=environment, stdout=subprocess.PIPE, check=True)
+    arrived = done.stdout.decode().split("\0")[:-1]
+    assert arrived[-2:] == ["--name", "alpha-7.3"]
+    assert arrived[:-2] == list(command[5:])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (replace(SETTINGS, walltime="soon"), 'walltime: found "soon"'),
+        (replace(SETTINGS, minimum=0), "minimum"),
+        (replace(SETTINGS, environment={"A=": "b"}), '"A="'),
+        (replace(SETTINGS, input_files=("/nowhere/to/be/found.py",)), "existing file"),
+        (replace(SETTINGS, retire_grace=-1), "retire_grace"),
+        (replace(SETTINGS, cluster="no cluster"), "cluster"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_name(settings: WorkerSettings, said: str) -> None:
+    """The refusal has the words of the manual of job files."""
+    with pytest.raises(ConfigurationError, match=r"^KoalaCluster: ") as refused:
+        made(settings)
+    assert said in refused.value.message
+
+
+def test_the_example_has_the_same_leave() -> None:
+    """What is shown in examples/malleable is what KoalaCluster sends along."""
+    example = Path(__file__).parents[3] / "examples" / "malleable" / LEAVE
+    assert example.read_bytes() == Path(leave.__file__).read_bytes()

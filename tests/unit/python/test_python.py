@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python interface: descriptions of jobs, names, sites and what is shown."""
+
+from __future__ import annotations
+
+import doctest
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import koala_adapter as koala
+from koala_adapter.config.jobfile import job_of_values
+from koala_adapter.config.jobtables import ComponentTable, JobTable
+from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.errors import JobNotFoundError
+from koala_adapter.lrm import load_plugins
+from koala_adapter.model import EndReason, JobKind, RunnerName
+from koala_adapter.model import Job as CheckedJob
+from koala_adapter.outcome import JobOutcome, JobState
+from koala_adapter.python import description
+from koala_adapter.python.jobs import mimebundle, show_reports, text_of
+from koala_adapter.python.localsite import local_site_text
+from koala_adapter.report.values import ComponentReport
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.simulation.platform import ClusterModel
+from koala_experiments.liveruns import site_text
+from tests.imported import imported_packages
+from tests.unit.api.jobreports import job_report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# -- Jobs as programs describe them: the same keys as in a job file, and the same refusals.
+
+
+def checked(job: koala.Job, directory: Path) -> CheckedJob:
+    """Return a job as a service takes it; no site is asked."""
+    return job_of_values(job.values(), source="koala.Job", user="me", directory=directory)
+
+
+def test_a_component_has_the_keys_of_a_job_file() -> None:
+    """Neither more nor fewer: what is new in job files is new here."""
+    assert {one.name for one in fields(koala.Component)} == set(ComponentTable.model_fields)
+
+
+def test_a_job_has_the_keys_of_a_job_file() -> None:
+    """And those of its only component where it has no ``components``."""
+    assert {one.name for one in fields(koala.Job)} == {*JobTable.model_fields, *description.ALONE}
+    assert set(ComponentTable.model_fields) >= description.ALONE
+
+
+def test_a_program_alone_is_a_job(tmp_path: Path) -> None:
+    """On one processor, for an hour, called by its program."""
+    job = checked(koala.Job([Path("/bin/echo"), "hello"]), tmp_path)
+    assert (job.name, job.walltime, job.components[0].minimum) == ("echo", 3600, 1)
+    assert job.components[0].command == ("/bin/echo", "hello")
+
+
+def test_all_that_is_said_arrives(tmp_path: Path) -> None:
+    """Texts, numbers, paths and mappings, of the job and of its components."""
+    (tmp_path / "a").touch()
+    job = checked(
+        koala.Job(
+            components=(
+                koala.Component(["head"], environment={"A": "1"}),
+                koala.Component(
+                    ("worker", Path("x")),
+                    name="crew",
+                    minimum=1,
+                    maximum=8,
+                    input_files=[tmp_path / "a", {"source": tmp_path / "a", "target": "b"}],
+                    output_files=["*.txt"],
+                    retire_grace="1m",
+                    flexible=True,
+                ),
+            ),
+            kind="malleable",
+            runner="workers",
+            walltime=90,
+            priority=3,
+            working_directory=tmp_path,
+        ),
+        tmp_path,
+    )
+    head, crew = job.components
+    assert (job.kind, job.runner, job.walltime, job.priority) == (JobKind.MALLEABLE, RunnerName.WORKERS, 90, 3)
+    assert (job.name, job.working_directory) == ("head", str(tmp_path))
+    assert (head.minimum, head.environment) == (1, (("A", "1"),))
+    assert (crew.name, crew.command, crew.maximum, crew.retirement.grace) == ("crew", ("worker", "x"), 8, 60)
+    assert [one.target for one in crew.input_files] == ["a", "b"]
+    assert (crew.output_files, crew.flexible) == (("*.txt",), True)
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (koala.Job(), "^koala.Job: it has nothing to run"),
+        (koala.Job("sleep 100"), r'command: found "sleep 100", allowed is a list of texts, .*\["sleep", "100"\]'),
+        (koala.Job(["sleep"], processors=0), "processors: found 0, allowed is a whole number from 1"),
+        (koala.Job(["sleep"], walltime="90"), 'walltime: found "90"'),
+        (koala.Job(["sleep"], kind="soft"), 'kind: found "soft", allowed is '),
+        (koala.Job(["a"], components=[koala.Component(["b"])]), "given together with components: command"),
+        (koala.Job(processors=3, components=[koala.Component(["b"])]), "given together with components: processors"),
+        (koala.Job(components=[koala.Component(["b"], minimum=2)]), "the size is missing"),
+        (koala.Job(["sleep"], environment={"A": 3}), "environment"),  # type: ignore[dict-item]
+        (koala.Job(["sleep", 3]), r"command\[1\]: found 3"),  # type: ignore[list-item]
+        (koala.Job(["sleep"], input_files=["nowhere"]), "nowhere"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_way_out(job: koala.Job, said: str, tmp_path: Path) -> None:
+    """In the words of a job file, as a ConfigurationError of koala's tree."""
+    with pytest.raises(koala.ConfigurationError, match=said) as raised:
+        checked(job, tmp_path)
+    assert isinstance(raised.value, koala.KoalaError)
+
+
+def test_the_examples_are_true() -> None:
+    """What the docstrings show is what comes out."""
+    assert doctest.testmod(description).failed == 0
+    assert doctest.testmod(description).attempted > 1
+
+
+# -- A job as a notebook shows it, and as it is shown elsewhere.
+
+
+COMPONENT = ComponentReport(
+    name="left",
+    command=("true",),
+    cluster="alpha",
+    processors=8,
+    held=3,
+    queued=5,
+    lrm_ids=(),
+    hosts=("n1", "n2", "n3", "n4", "n5"),
+    first_rank=0,
+    waited=1.0,
+)
+WAITING = job_report(id="7", name="<pi>", components=(COMPONENT,), explanation="It waits for 5 & holds 3.")
+LOST = JobOutcome(state=JobState.LOST, reason=EndReason.LOST, exit_code=242, detail="n1 went down")
+ENDED = replace(WAITING, state=JobState.LOST, outcome=LOST, launched_at=1.0)
+
+
+def test_a_job_is_a_table_in_a_notebook() -> None:
+    """With what it holds, why it waits, and nothing of it taken for markup."""
+    shown = mimebundle(WAITING)
+    assert shown["text/plain"] == "job 7 claiming: left 3 of 8 on alpha"
+    html = shown["text/html"]
+    assert "&lt;pi&gt;" in html
+    assert '<progress max="8" value="3"></progress> 3 of 8' in html
+    assert "n1, n2, n3, n4 …" in html
+    assert "It waits for 5 &amp; holds 3." in html
+    assert "n1 went down" in mimebundle(ENDED)["text/html"]
+
+
+def test_each_change_is_a_line_without_a_notebook(capsys: pytest.CaptureFixture[str]) -> None:
+    """On standard error, once, so that what the program prints stays its own."""
+    assert show_reports([WAITING, WAITING, ENDED]) is ENDED
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == [
+        "job 7 claiming: left 3 of 8 on alpha",
+        "  It waits for 5 & holds 3.",
+        "job 7 lost",
+    ]
+
+
+def test_a_job_that_has_lost_workers_does_not_look_whole() -> None:
+    """What it holds while it runs is shown, and what it held when it has ended."""
+    running = replace(WAITING, state=JobState.RUNNING, launched_at=1.0)
+    assert 'value="3"></progress> 3 of 8' in mimebundle(running)["text/html"]
+    assert 'value="8"></progress> 8 of 8' in mimebundle(replace(running, finished_at=2.0))["text/html"]
+
+
+def test_output_of_a_component_that_is_not_there() -> None:
+    """It is refused wherever output is asked for, in programs with and without an event loop."""
+    with pytest.raises(JobNotFoundError, match="has no component 'no-such'; it has: left"):
+        text_of(WAITING, "no-such")
+
+
+# -- Site files of temporary sites are valid in whatever directory temporary files are.
+
+
+SITES: dict[str, Callable[[Path], str]] = {
+    "local_site": lambda directory: local_site_text(directory, {"alpha": 2}, {"approach": "pwa"}),
+    "experiment": lambda directory: site_text([ClusterModel(name="a", nodes=2)], Approach.PRA, "fpsma", directory),
+}
+
+
+@pytest.mark.parametrize("kind", SITES)
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\U0001f40ab", "a{c}"])
+def test_any_directory_is_written_as_toml(kind: str, name: str) -> None:
+    """Quotes, backslashes, and characters beyond 16 bits."""
+    directory = Path("/tmp") / name
+    site = load_site_text(SITES[kind](directory), load_plugins())
+    assert {cluster.output_directory for cluster in site.clusters} == {str(directory)}
+
+
+# -- What the package hands on: every name that it promises, imported when it is asked for and not before.
+
+
+PROMISED = {
+    "ClusterReport",
+    "Component",
+    "ComponentReport",
+    "ConfigurationError",
+    "Executor",
+    "Job",
+    "JobFailedError",
+    "JobHandle",
+    "JobNotFoundError",
+    "JobRefusedError",
+    "JobReport",
+    "JobResult",
+    "JobState",
+    "JobTimeoutError",
+    "KoalaError",
+    "ServiceUnavailableError",
+    "Site",
+    "aio",
+    "clusters",
+    "job",
+    "jobs",
+    "local_site",
+    "run",
+    "submit",
+}
+"""Names that programs rely on: one that goes away breaks them."""
+
+
+def test_the_names_are_the_promised_ones() -> None:
+    """Those that are listed, and all of them are there."""
+    assert set(koala.__all__) == PROMISED
+    assert set(dir(koala)) >= PROMISED
+    assert [name for name in koala.__all__ if getattr(koala, name).__name__.rpartition(".")[2] != name] == []
+
+
+def test_a_name_that_is_not_there_is_said_to_be_none() -> None:
+    """As of any module."""
+    with pytest.raises(AttributeError, match="has no attribute 'Jobs'"):
+        _ = koala.Jobs
+
+
+@pytest.mark.parametrize(
+    ("program", "packages"),
+    [
+        ("import koala_adapter", {"koala_adapter"}),
+        ("from koala_adapter import Job, Component, Site, JobHandle, submit, KoalaError", {"koala_adapter"}),
+        ("from koala_adapter import aio", {"koala_adapter", "anyio"}),
+    ],
+)
+def test_importing_waits_for_little(program: str, packages: set[str]) -> None:
+    """Site files, and whatever a service is made of, are imported with the first job."""
+    assert imported_packages(["-c", program], os.environ) - {"sniffio", "idna", "typing_extensions"} == packages
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    """Not even a module of its own."""
+    program = "import sys, koala_adapter; assert [m for m in sys.modules if m.startswith('koala_adapter.')] == []"
+    assert imported_packages(["-c", program], os.environ) == {"koala_adapter"}
