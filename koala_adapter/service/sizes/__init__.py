@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import JobId
     from koala_adapter.scheduler.records import JobRecord
-    from koala_adapter.service.sizes.jobs import Resizing, Surroundings
+    from koala_adapter.service.applications import Applications
+    from koala_adapter.service.core import Core
+    from koala_adapter.service.sizes.jobs import Resizing
     from koala_adapter.service.sizes.parts import SizeChangeParts
     from koala_adapter.service.sizes.port import Access
 
@@ -26,9 +28,10 @@ if TYPE_CHECKING:
 class SizeChanges:
     """Workers that come and go, processes that change together, and programs that negotiate for either."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, core: Core, applications: Applications) -> None:
         """Nothing that changes sizes is there yet."""
-        self._surroundings = surroundings
+        self._core = core
+        self._applications = applications
         self._tasks: TaskGroup | None = None
         self._made: SizeChangeParts | None = None
 
@@ -37,7 +40,7 @@ class SizeChanges:
             return self._made
         from koala_adapter.service.sizes.parts import SizeChangeParts
 
-        self._made = SizeChangeParts(self._surroundings)
+        self._made = SizeChangeParts(self._core, self._applications)
         if self._tasks is not None:
             self._made.start(self._tasks)
         return self._made
@@ -50,7 +53,7 @@ class SizeChanges:
     def start(self, tasks: TaskGroup) -> None:
         """Be ready for jobs and programs, within ``tasks``; at once for the jobs that there are."""
         self._tasks = tasks
-        if self._concerns(self._surroundings.state().jobs):
+        if self._concerns(self._core.state.jobs):
             self._parts()
 
     def resume(self) -> None:
@@ -66,7 +69,7 @@ class SizeChanges:
 
     def _concerns(self, job_ids: Iterable[JobId]) -> bool:
         """Tell whether one of these jobs may change its size."""
-        jobs = self._surroundings.state().jobs
+        jobs = self._core.state.jobs
         return any(id_ in jobs and jobs[id_].job.runner is not RunnerName.RANKS for id_ in job_ids)
 
     def warned(self, job_id: JobId) -> str:

@@ -8,7 +8,6 @@ resizer needs of the service, the resizers by kind of runner, and the check that
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from koala_adapter.errors import JobRefusedError, PolicyAnswerError
@@ -18,12 +17,9 @@ from koala_adapter.sizes import OWN_SIZES, SizeRules
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from koala_adapter.model import JobId, PlaceholderId
+    from koala_adapter.model import JobId
     from koala_adapter.scheduler import actions as act
-    from koala_adapter.scheduler import events as ev
     from koala_adapter.scheduler.records import JobRecord, State
-    from koala_adapter.service.applications import Applications
-    from koala_adapter.service.records import NegotiationStore
 
 
 # -- Deadlines (pure) ----------------------------------------------------------------------------------------
@@ -80,28 +76,6 @@ class Deadlines(Generic[Key]):
             del self._at[key]
             keys.append(key)
         return keys
-
-
-# -- What a resizer needs of the service ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """Parts of a service, and what it is asked and told."""
-
-    listen: str
-    """Address for programs that negotiate."""
-    applications: Applications
-    store: NegotiationStore
-    """Keeps what was negotiated."""
-    state: Callable[[], State]
-    clock: Callable[[], float]
-    report: Callable[[ev.Event], None]
-    """Takes events in."""
-    tell: Callable[[PlaceholderId, str, bytes], bool]
-    """Sends a frame to the process of a task, which it may not reach."""
-    rules: SizeRules
-    """Say which sizes a component takes."""
 
 
 # -- Resizers: one for each kind of runner -------------------------------------------------------------------

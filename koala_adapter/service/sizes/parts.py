@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import JobId
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.records import JobRecord, State
-    from koala_adapter.service.sizes.jobs import Surroundings
+    from koala_adapter.service.applications import Applications
+    from koala_adapter.service.core import Core
     from koala_adapter.service.sizes.port import Access
 
 
@@ -181,26 +182,26 @@ class Negotiators:
 class SizeChangeParts:
     """Workers that come and go, processes that change together, and programs that negotiate for either."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, core: Core, applications: Applications) -> None:
         """Make the parts, and put them together."""
-        self._port = NegotiationPort(around.listen)
+        self._port = NegotiationPort(core.site.control_center.negotiation_listen)
         self._adaptations = Adaptations(
-            around.applications,
-            state=around.state,
-            clock=around.clock,
-            report=around.report,
-            tell=around.tell,
-            keeper=NegotiationKeeper(around.store, state=around.state, clock=around.clock),
+            applications,
+            state=lambda: core.state,
+            clock=core.now,
+            report=core.post,
+            tell=core.center.tell_application,
+            keeper=NegotiationKeeper(core.negotiations, state=lambda: core.state, clock=core.now),
             negotiators=self._port,
-            rules=around.rules,
+            rules=core.size_rules,
         )
         self._workers = WorkersResizing(
-            around.applications, state=around.state, clock=around.clock, report=around.report, rules=around.rules
+            applications, state=lambda: core.state, clock=core.now, report=core.post, rules=core.size_rules
         )
         self._negotiators = Negotiators(
-            self._port, adaptations=self._adaptations, workers=self._workers, state=around.state
+            self._port, adaptations=self._adaptations, workers=self._workers, state=lambda: core.state
         )
-        self.resizing = Resizing(workers=self._negotiators, adaptive=self._adaptations, state=around.state)
+        self.resizing = Resizing(workers=self._negotiators, adaptive=self._adaptations, state=lambda: core.state)
 
     def start(self, tasks: TaskGroup) -> None:
         """Be ready for programs that negotiate; keep the times that applications have for an answer or for leaving."""
