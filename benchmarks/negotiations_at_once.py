@@ -20,7 +20,6 @@ import argparse
 import multiprocessing
 import resource
 import socket
-import sqlite3
 import statistics
 import sys
 import time
@@ -44,11 +43,11 @@ from koala_adapter.runners.coordinator import note, payload_of
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler.actions import GrantProcessors
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters
-from koala_adapter.service.records import TABLES, NegotiationKeeper, NegotiationStore
-from koala_adapter.service.sizes.adaptive import Adaptations
-from koala_adapter.service.sizes.port import Conversation, NegotiationPort, OneTimeTokens, PeerListener
+from koala_adapter.service.sizes.loop import Sizes
+from koala_adapter.service.sizes.port import Conversation, OneTimeTokens, PeerListener
 from tests.granting import Granter, Promised, ReservationBook
 from tests.unit.scheduler.malleable_site import AdaptiveSite
+from tests.unit.service.standincore import Center, StandInCore
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import JobId, PlaceholderId
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
-    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.applications import ApplicationListener
 
 PROCESSORS = ResourceKey(type=CPU)
@@ -184,7 +183,7 @@ class UncheckedSite(AdaptiveSite):
         return actions
 
 
-class Service:
+class Service(Center):
     """The scheduler with so many adaptive jobs of two processes, and the negotiation manager."""
 
     def __init__(self, jobs: int) -> None:
@@ -193,18 +192,8 @@ class Service:
         self.site = UncheckedSite({"a": 3 * jobs}, Approach.NONE, clusters=(cluster,))
         self.applications = Runners()
         self.heard: list[bytes] = []
-        database = sqlite3.connect(":memory:", isolation_level=None)
-        database.executescript(TABLES)
-        store = NegotiationStore(database.execute)
-        self.adaptations = Adaptations(
-            self.applications,  # type: ignore[arg-type]  # it is all that is asked of them
-            state=lambda: self.site.state,
-            clock=lambda: self.site.now,
-            report=self._post,
-            tell=self._tell,
-            keeper=NegotiationKeeper(store, state=lambda: self.site.state, clock=lambda: self.site.now),
-            negotiators=NegotiationPort("127.0.0.1"),
-        )
+        core = StandInCore(self, center=self)
+        self.sizes = Sizes(core, self.applications)  # type: ignore[arg-type]  # it is all that is asked of them
         hello = note("hello", version=1, state="new", change=0, at=0, reached=0, contact="", sizes="any", pid=7)
         for number in range(jobs):
             id_ = str(number + 1)
@@ -216,20 +205,32 @@ class Service:
             for rank in range(2):
                 self.say(id_, frame(payload_of(hello)), rank)
 
-    def _post(self, event: Event) -> None:
+    @property
+    def state(self) -> State:
+        """What the scheduler knows."""
+        return self.site.state
+
+    @property
+    def now(self) -> float:
+        """Time of the site."""
+        return self.site.now
+
+    def post(self, event: Event) -> None:
+        """Have the scheduler handle an event, and carry out what it grants."""
         for action in self.site.post(event):
             if isinstance(action, GrantProcessors):
-                self.adaptations.grant(action)
-        self.adaptations.handled(self.site.scheduler.touched(event))
+                self.sizes.carry_out(action)
+        self.sizes.follow(self.site.scheduler.touched(event))
 
-    def _tell(self, _placeholder: PlaceholderId, _task: str, data: bytes) -> bool:
+    def tell_application(self, _placeholder: PlaceholderId, _task: str, data: bytes) -> bool:
+        """Hear a frame."""
         self.heard.append(data)
         return True
 
     def say(self, id_: str, data: bytes, rank: int = 0) -> None:
         """Have a process say something."""
         record = self.site.record(id_)
-        self.adaptations.said(record, self.applications.runners[record.job.id], rank, data)
+        self.sizes.said(record, rank, data)
 
 
 def decisions(jobs: int, asking: int) -> None:

@@ -451,29 +451,29 @@ class LiveEffector:
     @_contained
     def offer_processors(self, action: act.OfferProcessors) -> None:
         """See Effector."""
-        self._sizes.resizing.offer(action)
+        self._sizes.made.carry_out(action)
 
     @_contained
     def request_processors(self, action: act.RequestProcessors) -> None:
         """See Effector."""
-        self._sizes.resizing.request(action)
+        self._sizes.made.carry_out(action)
 
     @_contained
     def take_processors(self, action: act.TakeProcessors) -> None:
         """See Effector."""
-        self._sizes.resizing.take(action)
+        self._sizes.made.carry_out(action)
 
     @_contained
     def withdraw_offer(self, action: act.WithdrawOffer) -> None:
         """See Effector."""
         log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
-        self._sizes.resizing.withdraw(action)
+        self._sizes.made.carry_out(action)
 
     @_contained
     def grant_processors(self, action: act.GrantProcessors) -> None:
         """See Effector."""
         log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)
-        self._sizes.resizing.grant(action)
+        self._sizes.made.carry_out(action)
 
     @_contained
     def finish_job(self, action: act.FinishJob) -> None:

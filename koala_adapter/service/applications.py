@@ -115,14 +115,14 @@ _RUNNERS: dict[tuple[RunnerName, Launcher], type[Runner]] = {
 class ApplicationListener(Protocol):
     """Hears what the processes of adaptive jobs say to koala."""
 
-    def said(self, record: JobRecord, runner: AdaptiveRunner, rank: int, frame: bytes) -> None:
-        """Take in a frame."""
+    def said(self, record: JobRecord, rank: int, frame: bytes) -> None:
+        """Take in a frame of a process."""
 
-    def in_contact(self, record: JobRecord, runner: AdaptiveRunner, rank: int) -> None:
-        """The agent of a process has come, or come back."""
+    def in_contact(self, record: JobRecord, rank: int) -> None:
+        """Take in that the agent of a process has come, or come back."""
 
-    def out_of_contact(self, runner: AdaptiveRunner, rank: int) -> None:
-        """The agent of a process is out of contact."""
+    def out_of_contact(self, record: JobRecord, rank: int) -> None:
+        """Take in that the agent of a process is out of contact."""
 
 
 class Applications:
@@ -207,24 +207,24 @@ class Applications:
         if rank is not None and isinstance(runner, WorkersRunner):
             self.order(runner.asked_again(rank, self._core.now()))
         if rank is not None and isinstance(runner, AdaptiveRunner) and self.listener is not None:
-            self.listener.in_contact(record, runner, rank.rank)
+            self.listener.in_contact(record, rank.rank)
 
     def disconnected(self, placeholder: PlaceholderId) -> None:
         """An agent is out of contact: what was on its way to it is sent again when it registers."""
         self._sending.lost(placeholder)
         record = self._job_in(placeholder)
         runner = None if record is None else self._runners.get(record.job.id)
-        if isinstance(runner, AdaptiveRunner) and self.listener is not None:
+        if record is not None and isinstance(runner, AdaptiveRunner) and self.listener is not None:
             rank = runner.application.ranks_in.get(placeholder)
             if rank is not None:
-                self.listener.out_of_contact(runner, rank.rank)
+                self.listener.out_of_contact(record, rank.rank)
 
     def said(self, placeholder: PlaceholderId, task: str, frame: bytes) -> None:
         """The process of a task says something; of tasks that are not its own an agent has nothing to say."""
         runner = self._runner_of(task) if self._owns(placeholder, task) else None
         rank = None if runner is None else runner.rank_of(task)
         if isinstance(runner, AdaptiveRunner) and rank is not None and self.listener is not None:
-            self.listener.said(self._core.state.jobs[runner.application.job.id], runner, rank, frame)
+            self.listener.said(self._core.state.jobs[runner.application.job.id], rank, frame)
 
     def _tell(self, runner: Runner, report: TaskReport) -> None:
         events = list(runner.started(report.task, self._core.now()))
@@ -370,11 +370,6 @@ class Applications:
     def workers(self, record: JobRecord) -> WorkersRunner | None:
         """Return the runner of a job whose workers come and go; None: it is of another kind, or does not run."""
         runner = self._runner(record)
-        return runner if isinstance(runner, WorkersRunner) else None
-
-    def resized(self, record: JobRecord) -> WorkersRunner | None:
-        """Return the runner of a job that has been asked to change since this process began."""
-        runner = self._runners.get(record.job.id)
         return runner if isinstance(runner, WorkersRunner) else None
 
     def adaptive(self, record: JobRecord) -> AdaptiveRunner | None:

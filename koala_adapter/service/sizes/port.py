@@ -13,7 +13,7 @@ import secrets
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import structlog
@@ -319,36 +319,36 @@ class _Connection:
         self._send.close()
 
 
+class ProgramListener(Protocol):
+    """Hears what programs that negotiate for jobs do."""
+
+    def program_came(self, job_id: JobId) -> None:
+        """Take in that a program speaks for a job from now on."""
+
+    def program_said(self, job_id: JobId, data: bytes) -> None:
+        """Take in a frame of a program. Raises NegotiationError, which ends the connection."""
+
+    def program_went(self, job_id: JobId) -> None:
+        """Take in that the connection of a program has ended."""
+
+
 class NegotiationPort:
     """Listens for programs that negotiate for jobs."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, listener: ProgramListener) -> None:
         """``host``: address on which to listen. Nothing listens before the first :meth:`access`."""
         self._host = host
+        self._programs = listener
         self._tokens = OneTimeTokens()
         self._listener = PeerListener(self._converse, self._tokens)
         self._connections: dict[JobId, _Connection] = {}
         self._opening = anyio.Lock()
         self._tasks: TaskGroup | None = None
-        self._heard: Callable[[JobId, bytes], None] = lambda _job, _data: None
-        self._came: Callable[[JobId], None] = lambda _job: None
-        self._went: Callable[[JobId], None] = lambda _job: None
         self.port: int | None = None
 
-    def open(
-        self,
-        tasks: TaskGroup,
-        *,
-        heard: Callable[[JobId, bytes], None],
-        came: Callable[[JobId], None],
-        went: Callable[[JobId], None],
-    ) -> None:
-        """Be ready to listen within ``tasks``.
-
-        ``heard`` takes each frame of a program that speaks for a job, ``came`` and ``went`` that there is one. It may
-        raise NegotiationError, which ends the connection.
-        """
-        self._tasks, self._heard, self._came, self._went = tasks, heard, came, went
+    def open(self, tasks: TaskGroup) -> None:
+        """Be ready to listen within ``tasks``."""
+        self._tasks = tasks
 
     async def access(self, job_id: JobId) -> Access:
         """Return how a program gets to negotiate for a job; an earlier token that was not used is void.
@@ -392,7 +392,7 @@ class NegotiationPort:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(connection.write)
                     try:
-                        self._came(job_id)
+                        self._programs.program_came(job_id)
                         await self._read(job_id, connection)
                     except Exception as error:  # noqa: BLE001 - a defect costs this connection, not the service
                         report_defect("a negotiation", error, job=job_id)
@@ -401,14 +401,14 @@ class NegotiationPort:
         finally:
             if self._connections.get(job_id) is connection:
                 del self._connections[job_id]
-        self._went(job_id)  # not when the service ends: what stands is settled with the next one
+        self._programs.program_went(job_id)  # not when the service ends: what stands is settled with the next one
 
     async def _read(self, job_id: JobId, connection: _Connection) -> None:
         frames = FrameBuffer()
         try:
             while self._connections.get(job_id) is connection:
                 for payload in frames.feed(await connection.stream.receive(CHUNK)):
-                    self._heard(job_id, frame(payload))
+                    self._programs.program_said(job_id, frame(payload))
         except UnreadableTemplateError:
             pass
         except NegotiationError as error:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sqlite3
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
@@ -23,7 +23,21 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
     from koala_adapter.vjm.channel import Launch, Signal
-    from tests.unit.scheduler.scheduler_site import Site
+
+
+class World(Protocol):
+    """A scheduler of the tests and its time."""
+
+    @property
+    def state(self) -> State:
+        """What the scheduler knows."""
+
+    @property
+    def now(self) -> float:
+        """The time."""
+
+    def post(self, event: Event) -> object:
+        """Give the scheduler an event."""
 
 
 class Center:
@@ -47,7 +61,7 @@ class Center:
 class StandInCore(Core):
     """State and time are those of a site of the tests; events are posted there, and kept."""
 
-    def __init__(self, world: Site, directory: Path = Path("/nonexistent"), center: Center | None = None) -> None:
+    def __init__(self, world: World, directory: Path = Path("/nonexistent"), center: Center | None = None) -> None:
         """``center``: takes the orders for agents."""
         self.world = world
         self.directory = directory
