@@ -37,8 +37,9 @@ if __name__ == "__main__":
 from benchmarks import cutoff
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import channel
-from koala_adapter.vjm.center import AgentEvent, AgentRegistered, AgentTaskStarted, ControlCenter
+from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, server_context
+from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistered, AgentTaskStarted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,15 +88,24 @@ def tell(**values: float) -> None:
     print(json.dumps(values), flush=True)
 
 
-class Count:
+class Count(AgentListener):
     """Counts what agents report, for one control center."""
 
     def __init__(self, agents: int) -> None:
         self.agents = agents
+        self._stored = digest(TOKEN)
         self.owners: dict[PlaceholderId, str] = {}
         self.registered = 0
         self.started = 0
         self.news = anyio.Event()
+
+    def admits(self, placeholder: PlaceholderId, token: str) -> bool:
+        """Admit agents with the token."""
+        del placeholder
+        return matches(token, self._stored)
+
+    def output_path(self, placeholder: PlaceholderId, task: str) -> None:
+        """Drop the output."""
 
     def bound_session(self, placeholder: PlaceholderId) -> str | None:
         """Return who owns ``placeholder``."""
@@ -118,16 +128,7 @@ async def serve_agents(directory: Path, agents: int, limit: int) -> None:
     """Be the control center: tell the port, then each milestone."""
     count = Count(agents)
     limit_to(limit, lambda: f"center: {count.registered} of {agents} agents registered, {count.started} started")
-    stored = digest(TOKEN)
-    center = ControlCenter(
-        ssl_context=server_context(load_or_create(directory)),
-        authenticate=lambda _, token: matches(token, stored),
-        sessions=count,
-        on_event=count.on_event,
-        output_path=lambda _placeholder, _task: None,
-        lease=600,
-        heartbeat=30,
-    )
+    center = ControlCenter(count, server_context(load_or_create(directory)), lease=600, heartbeat=30)
     async with anyio.create_task_group() as tasks:
         port = await tasks.start(center.serve, "127.0.0.1", 0)
         before, cpu = resident_kib(), time.process_time()

@@ -30,9 +30,10 @@ if __name__ == "__main__":
 
 from benchmarks import cutoff
 from koala_adapter.model import BatchKey, PlaceholderId
-from koala_adapter.vjm.center import AgentEvent, AgentRegistered, ControlCenter
+from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, server_context
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
+from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,15 +73,24 @@ class Row:
         return self.system.seconds / self.bare.seconds
 
 
-class Count:
+class Count(AgentListener):
     """Counts agents for one control center, and notes what they have used."""
 
     def __init__(self, agents: int, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         self._left = agents
+        self._stored = digest(TOKEN)
         self._processes = processes
         self.used: list[float] = []
         self._owners: dict[PlaceholderId, str] = {}
         self.all_here = anyio.Event()
+
+    def admits(self, placeholder: PlaceholderId, token: str) -> bool:
+        """Admit agents with the token."""
+        del placeholder
+        return matches(token, self._stored)
+
+    def output_path(self, placeholder: PlaceholderId, task: str) -> None:
+        """Drop the output."""
 
     def bound_session(self, placeholder: PlaceholderId) -> str | None:
         """Return who owns ``placeholder``."""
@@ -149,19 +159,10 @@ async def agents(count: int, path: str) -> Cost:
     """Start agents, release them when all are held."""
     processes: list[subprocess.Popen[bytes]] = []
     counted = Count(count, processes)
-    stored = digest(TOKEN)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         own = load_or_create(directory / "certificate")
-        center = ControlCenter(
-            ssl_context=server_context(own),
-            authenticate=lambda _, token: matches(token, stored),
-            sessions=counted,
-            on_event=counted.on_event,
-            output_path=lambda _placeholder, _task: None,
-            lease=60,
-            heartbeat=30,
-        )
+        center = ControlCenter(counted, server_context(own), lease=60, heartbeat=30)
         async with anyio.create_task_group() as tasks:
             port = await tasks.start(center.serve, "127.0.0.1", 0)
             config = AgentConfig(

@@ -32,11 +32,12 @@ from koala_adapter.service.opening import (
     token_path,
     words_directory,
 )
-from koala_adapter.vjm import center as agents
 from koala_adapter.vjm import certificate
 from koala_adapter.vjm import certificate as credentials
+from koala_adapter.vjm import listener as agents
 from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
+from koala_adapter.vjm.listener import AgentListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from koala_adapter.service.core import Core
     from koala_adapter.service.meter import ServiceMeter
     from koala_adapter.service.sizes import SizeChanges
+    from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles
 
 
 # -- Job scripts, one-time tokens and the output of placeholders ---------------------------------------------
@@ -184,7 +186,7 @@ PORT_PAUSE = 2.0
 log = structlog.get_logger()
 
 
-class Reception:
+class Reception(AgentListener):
     """Runs the control center of a service: accepts agents of wanted placeholders, and reports what agents say."""
 
     def __init__(self, core: Core, applications: Applications, clusters: Mapping[ClusterName, ClusterDriver]) -> None:
@@ -196,16 +198,8 @@ class Reception:
         self._clusters = clusters
         self._settings = core.site.control_center
         core.center = self._center = ControlCenter(
-            ssl_context=certificate.server_context(self._certificate),
-            authenticate=self._authenticate,
-            sessions=core.journal,
-            on_event=self._on_agent,
-            output_path=applications.output_path,
-            on_output=self._on_output,
-            on_unwritten=self._on_unwritten,
-            on_written=self._on_written,
-            results=applications.results,
-            on_rejected=self._on_rejected,
+            self,
+            certificate.server_context(self._certificate),
             lease=core.site.parameters.lease,
             heartbeat=self._settings.heartbeat,
         )
@@ -253,12 +247,34 @@ class Reception:
                 log.warning("agents expect us on a port that is taken", port=port, error=error.message)
             await anyio.sleep(PORT_PAUSE)
 
-    def _authenticate(self, placeholder: PlaceholderId, token: str) -> bool:
+    def admits(self, placeholder: PlaceholderId, token: str) -> bool:
+        """Admit agents of placeholders that the scheduler wants."""
         expected = self._journal.token_hash(placeholder.batch)
         known = placeholder in self._core.state.placeholders
         return expected is not None and known and credentials.matches(token, expected)
 
-    def _on_agent(self, event: agents.AgentEvent) -> None:
+    def bound_session(self, placeholder: PlaceholderId) -> str | None:
+        """Return the digest of the session that owns ``placeholder``; None when no agent has registered for it."""
+        return self._journal.bound_session(placeholder)
+
+    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
+        """Note the owner in the journal. Raises JournalBlockedError."""
+        self._journal.bind(placeholder, session_hash)
+
+    def output_path(self, placeholder: PlaceholderId, task: str) -> Path | None:
+        """Return where the output of a task goes; None: the task is not that agent's."""
+        return self._applications.output_path(placeholder, task)
+
+    def take_file(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
+        """Keep a piece of an output file, or refuse the file. Raises ProtocolError."""
+        return self._applications.results.take(placeholder, piece)
+
+    def files_done(self, placeholder: PlaceholderId, files: TaskFiles) -> None:
+        """Keep the final report of a task's output files. Raises OSError."""
+        self._applications.results.conclude(placeholder, files)
+
+    def on_event(self, event: agents.AgentEvent) -> None:
+        """Report what an agent says."""
         match event:
             case agents.AgentRegistered():
                 self._agent_registered(event)
@@ -281,19 +297,22 @@ class Reception:
                     )
                 )
 
-    def _on_rejected(self, address: str, fault: str) -> None:
-        """Log a peer that did not prove itself, but not every one: whoever reaches the port can be one."""
+    def on_rejected(self, address: str, fault: str) -> None:
+        """Log a peer that did not prove itself, but not every one: any host that reaches the port can be one."""
         report_refused("turned away somebody at the control center", kind=address, address=address, fault=fault)
 
-    def _on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
+    def on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
+        """Note a stream whose file cannot be written, for reports."""
         if self._applications.unwritten.note(task, stream, file, why):
             self._core.note_change()
 
-    def _on_written(self, task: str, stream: str) -> None:
+    def on_written(self, task: str, stream: str) -> None:
+        """Note that a stream can be written again."""
         self._applications.unwritten.written(task, stream)
         self._core.note_change()
 
-    def _on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
+    def on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
+        """Hand new output to the runner of its job."""
         self._applications.output(task, stream, offset, data)
         self._core.note_change()
 
