@@ -64,8 +64,8 @@ from koala_adapter.negotiation.serviceside.template import (
     committed,
     countered,
 )
-from koala_adapter.service.sizes.port import Conversation, OneTimeTokens, PeerListener
-from tests.granting import Granter, Promised, ReservationBook
+from koala_adapter.service.sizes.port import OneTimeTokens, PeerListener
+from tests.granting import Conversation, Granter, Promised, ReservationBook, serve_unix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -256,7 +256,7 @@ def serve_listener(address: Address, rounds: int, tokens: int, told: Connection)
         listener = PeerListener(converse, kept)
         async with anyio.create_task_group() as tasks:
             if isinstance(address, str):
-                await tasks.start(listener.serve_unix, Path(address), "application")
+                await tasks.start(serve_unix, Path(address), converse)
                 told.send((address, []))
             else:
                 port = await tasks.start(listener.serve_tcp)

@@ -44,8 +44,8 @@ from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler.actions import GrantProcessors
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from koala_adapter.service.sizes.loop import Sizes
-from koala_adapter.service.sizes.port import Conversation, OneTimeTokens, PeerListener
-from tests.granting import Granter, Promised, ReservationBook
+from koala_adapter.service.sizes.port import OneTimeTokens, PeerListener
+from tests.granting import Conversation, Granter, Promised, ReservationBook
 from tests.unit.scheduler.malleable_site import AdaptiveSite
 from tests.unit.service.standincore import Center, StandInCore
 

@@ -140,7 +140,7 @@ def sample_submissions(
 
 
 def leave_token(path: Path, token: str) -> None:
-    """Write a token so that nobody else can read it. Raises OSError."""
+    """Write a token that only its owner can read. Raises OSError."""
     make_directory(path.parent)
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -236,7 +236,7 @@ class Reception(AgentListener):
         return int(await tasks.start(self._center.serve, settings.listen, 0))
 
     async def _insist(self, tasks: TaskGroup, host: str, port: int) -> int:
-        """Listen on this port; while agents expect us there, wait for somebody else to leave it."""
+        """Listen on this port; while agents expect us there, wait until it is free."""
         until = anyio.current_time() + (PORT_PATIENCE if self._core.state.placeholders else 0)
         while True:
             try:
@@ -392,7 +392,7 @@ class LiveEffector:
 
     @_contained
     def submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
-        """See Effector."""
+        """Send a submission to its cluster, with a new one-time token."""
         driver = self._clusters[action.cluster]
         token = credentials.new_token()
         self._journal.set_token(action.batch, token)
@@ -415,7 +415,7 @@ class LiveEffector:
 
     @_contained
     def end_placeholders(self, action: act.EndPlaceholders) -> None:
-        """See Effector."""
+        """Release the agents of placeholders; cancel those that do not end by themselves."""
         driver = self._clusters.get(action.cluster)
         to_cancel = []
         for placeholder, lrm_id in zip(action.placeholders, action.lrm_ids, strict=True):
@@ -443,7 +443,7 @@ class LiveEffector:
 
     @_contained
     def read_output(self, action: act.ReadPlaceholderOutput) -> None:
-        """See Effector."""
+        """Report the end of a placeholder's own output."""
         driver = self._clusters.get(action.cluster)
         if driver is None:
             return
@@ -463,40 +463,40 @@ class LiveEffector:
 
     @_contained
     def launch_job(self, action: act.LaunchJob) -> None:
-        """See Effector."""
+        """Start the application of a job."""
         self._applications.launch(action.job_id)
         self._meter.launched(action.job_id)
 
     @_contained
     def offer_processors(self, action: act.OfferProcessors) -> None:
-        """See Effector."""
+        """Offer further processors to a running job."""
         self._sizes.made.carry_out(action)
 
     @_contained
     def request_processors(self, action: act.RequestProcessors) -> None:
-        """See Effector."""
+        """Ask a running job to give processors up."""
         self._sizes.made.carry_out(action)
 
     @_contained
     def take_processors(self, action: act.TakeProcessors) -> None:
-        """See Effector."""
+        """Start further processes of a running job."""
         self._sizes.made.carry_out(action)
 
     @_contained
     def withdraw_offer(self, action: act.WithdrawOffer) -> None:
-        """See Effector."""
+        """Tell a running job that what it accepted cannot be had."""
         log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
         self._sizes.made.carry_out(action)
 
     @_contained
     def grant_processors(self, action: act.GrantProcessors) -> None:
-        """See Effector."""
+        """Tell a running job what it gets of what it asked for."""
         log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)
         self._sizes.made.carry_out(action)
 
     @_contained
     def finish_job(self, action: act.FinishJob) -> None:
-        """See Effector."""
+        """Log the outcome of a job, and keep its report."""
         outcome = action.outcome
         log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
         self._archive.ended(action.job_id)
@@ -504,11 +504,11 @@ class LiveEffector:
 
     @_contained
     def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
-        """See Effector."""
+        """Log what is wrong with a policy of the site."""
         log.error("a policy of this site is at fault", reason=action.reason)
 
     @_contained
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
-        """See Effector."""
+        """Keep the report of a job again, with its corrected outcome."""
         log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)
         self._archive.keep(action.job_id)

@@ -178,7 +178,7 @@ def leave_closing_note(execute: Execute, unfinished: Iterable[str]) -> None:
 
 
 def unfinished_at_close(execute: Execute) -> tuple[str, ...] | None:
-    """Return the jobs that are not over; None: nobody has noted that, or something has happened since."""
+    """Return the jobs that are not over; None: the service did not end in order, or events followed."""
     row = execute("SELECT value FROM meta WHERE key = ?", (_KEY,)).fetchone()
     if row is None:
         return None

@@ -268,15 +268,15 @@ class Upkeep:
             tasks.start_soon(work)
 
     def halted(self) -> None:
-        """Hear that the journal cannot be written."""
+        """Begin to try the journal again and again: it cannot be written."""
         self._halted.set()
 
     def snapshot_begun(self) -> None:
-        """Hear that a snapshot is to be written."""
+        """Begin to write a snapshot."""
         self._snapshot_begun.set()
 
     def watch_time_of_day(self) -> None:
-        """Note it when somebody sets the time of day, or the next boot would take that for time that has passed."""
+        """Note a change of the time of day, which the next boot would take for time that has passed."""
         step = self._clock.step()
         if step:
             log.warning("the time of day of this machine was set", seconds=round(step, 1))
@@ -308,7 +308,7 @@ class Upkeep:
             raise JournalBlockedError(self._loop.trouble, hint=hint)
 
     async def _write_snapshots(self) -> None:
-        """Write each snapshot group by group; in between whoever asks is answered, and agents are heard."""
+        """Write each snapshot group by group; clients and agents are served between two groups."""
         while True:
             await self._snapshot_begun.wait()
             self._snapshot_begun = anyio.Event()
@@ -475,7 +475,7 @@ class Service:
         self._loop.post(event)
 
     def handled(self, event: ev.Event) -> None:
-        """See LoopOwner."""
+        """Take note of an event that the scheduler has handled."""
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
@@ -486,15 +486,15 @@ class Service:
         self._upkeep.watch_time_of_day()
 
     def settled(self) -> None:
-        """See LoopOwner."""
+        """Wake those who wait for a change."""
         self.core.note_change()
 
     def halted(self) -> None:
-        """See LoopOwner."""
+        """Try the journal from now on until it can be written."""
         self._upkeep.halted()
 
     def snapshot_begun(self) -> None:
-        """See LoopOwner."""
+        """Write a snapshot group by group."""
         self._upkeep.snapshot_begun()
 
     def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
@@ -508,7 +508,7 @@ class Service:
         self.sizes.follow(self.state.jobs)
 
     def failed(self, error: KoalaError) -> None:
-        """See LoopOwner."""
+        """End the service: the state cannot be built again."""
         self._failure = error
         self._failed.set()
 

@@ -385,10 +385,10 @@ class RunningSweep:
     # ---- what launchers ask for (Board) -----------------------------------------------------------------------------
 
     def came(self, puller: Puller) -> None:
-        """See Board; it says who it is first."""
+        """Give a new launcher nothing yet: its first message says which one it is."""
 
     def work_for(self, puller: Puller) -> bytes | None:
-        """See Board."""
+        """Return the next task of a launcher; None: there is none now."""
         launcher = puller.work
         given = self._book.take()
         if given is None or not isinstance(launcher, _Launcher):
@@ -398,7 +398,7 @@ class RunningSweep:
         return json.dumps({"task": given.task, "attempt": given.attempt, "argv": argv}).encode()
 
     def heard(self, puller: Puller, frame: bytes) -> None:
-        """See Board. Raises ConnectionError, which ends the conversation, where it cannot be understood or kept."""
+        """Take in what a launcher says. Raises ConnectionError when it is invalid or cannot be kept."""
         launcher = puller.work
         if self._saved:
             raise ConnectionError("the sweep is closed")
@@ -438,7 +438,7 @@ class RunningSweep:
         self._report()
 
     def gone(self, puller: Puller) -> None:
-        """See Board."""
+        """Take tasks back from a launcher whose connection has ended."""
         launcher = puller.work
         if self._saved:
             return
