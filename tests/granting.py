@@ -19,14 +19,17 @@ from koala_adapter.negotiation.serviceside.endpoint import Agreed, Ended, OfferA
 from koala_adapter.negotiation.serviceside.states import State
 from koala_adapter.negotiation.serviceside.template import (
     Direction,
+    Negotiability,
     NegotiationKey,
+    Resource,
+    ResourceKey,
     Status,
     Template,
-    Terms,
+    Usage,
     accepted,
     committed,
     consumed,
-    decide,
+    countered,
     rejected,
     withdrawn,
 )
@@ -41,6 +44,66 @@ if TYPE_CHECKING:
 
     from koala_adapter.negotiation.serviceside.endpoint import Endpoint, Event
     from koala_adapter.negotiation.serviceside.template import ResourceKey
+
+
+# -- Deciding about an offer --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Quantities of a resource that one side accepts."""
+
+    least: int = 1
+    """Fewer are of no use to it."""
+    most: int
+    """More it cannot take, or give; 0: nothing."""
+
+    def best(self, quantity: int) -> int:
+        """Return the largest quantity that it takes of what is offered; 0: none."""
+        most = min(quantity, self.most)
+        return most if most >= max(1, self.least) else 0
+
+
+NOTHING = Terms(most=0)
+
+
+def decide(offer: Template, terms: Mapping[ResourceKey, Terms]) -> Template:
+    """Return the answer to an offer: it as it stands, a counter-offer, or the refusal with its reason.
+
+    What ``terms`` does not name is not taken. An optional resource that cannot be taken is declined; a required one
+    that cannot be taken refuses the whole.
+    """
+    quantities: dict[ResourceKey, int] = {}
+    declined: set[ResourceKey] = set()
+    for one in offer.resources:
+        if one.declined:
+            continue
+        quantity = _answer(one, terms.get(one.key, NOTHING))
+        if quantity:
+            quantities[one.key] = quantity
+        elif one.usage is Usage.OPTIONAL:
+            declined.add(one.key)
+        else:
+            return rejected(offer, _why_not(one, terms.get(one.key, NOTHING)))
+    if not quantities:
+        return rejected(offer, "nothing that is offered can be taken")
+    if quantities == {key: many for key, many in offer.quantities().items() if key not in declined}:
+        return accepted(offer, declined=declined)
+    return countered(offer, quantities, declined=declined)
+
+
+def _answer(resource: Resource, terms: Terms) -> int:
+    """Return how much of a resource is taken; 0: none."""
+    best = terms.best(resource.quantity)
+    if best == resource.quantity:
+        return best
+    if resource.negotiability is Negotiability.FIXED or best < (resource.minimum or 1):
+        return 0
+    return best
+
+
+def _why_not(resource: Resource, terms: Terms) -> str:
+    return f"of {resource.quantity} {resource.type} at most {max(0, terms.most)} can be had"
 
 
 # -- The book of promises (pure) -----------------------------------------------------------------------------
