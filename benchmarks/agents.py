@@ -31,9 +31,10 @@ import anyio.to_thread
 from benchmarks.common import PYTHONPATH, ROOT, Row, in_turns, main, medians, slurm_site, until
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import channel
-from koala_adapter.vjm.center import AgentEvent, AgentRegistered, AgentTaskStarted, ControlCenter
+from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, server_context
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
+from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistered, AgentTaskStarted
 from tests.real.systems import SlurmCluster
 
 if TYPE_CHECKING:
@@ -46,33 +47,38 @@ HANDSHAKES_AT_ONCE = 100
 ENVIRONMENT = tuple((f"KOALA_VARIABLE_{number}", "a value of usual length") for number in range(20))
 
 
-class Sessions:
-    """Who owns each placeholder, for a control center."""
+class Listener(AgentListener):
+    """Admits all agents that know the token, and drops their output."""
 
-    def __init__(self) -> None:
+    def __init__(self, hear: Callable[[AgentEvent], None]) -> None:
+        self._hear = hear
+        self._stored = digest(TOKEN)
         self._owners: dict[PlaceholderId, str] = {}
 
+    def admits(self, placeholder: PlaceholderId, token: str) -> bool:
+        """Tell whether the token is ours."""
+        del placeholder
+        return matches(token, self._stored)
+
     def bound_session(self, placeholder: PlaceholderId) -> str | None:
-        """Return who owns a placeholder."""
+        """Return the session that owns a placeholder."""
         return self._owners.get(placeholder)
 
     def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
-        """Remember who owns a placeholder."""
+        """Give a placeholder to a session."""
         self._owners[placeholder] = session_hash
 
+    def on_event(self, event: AgentEvent) -> None:
+        """Pass an event on to the benchmark."""
+        self._hear(event)
 
-def control_center(directory: Path, on_event: Callable[[AgentEvent], None], lease: int) -> ControlCenter:
+    def output_path(self, placeholder: PlaceholderId, task: str) -> None:
+        """Drop the output."""
+
+
+def control_center(directory: Path, hear: Callable[[AgentEvent], None], lease: int) -> ControlCenter:
     """Return a control center that takes all agents that know the token."""
-    stored = digest(TOKEN)
-    return ControlCenter(
-        ssl_context=server_context(load_or_create(directory)),
-        authenticate=lambda _, token: matches(token, stored),
-        sessions=Sessions(),
-        on_event=on_event,
-        output_path=lambda _placeholder, _task: None,
-        lease=lease,
-        heartbeat=30,
-    )
+    return ControlCenter(Listener(hear), server_context(load_or_create(directory)), lease=lease, heartbeat=30)
 
 
 # -- Many agents at once -------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ promises that all share.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
@@ -18,27 +19,91 @@ from koala_adapter.negotiation.serviceside.endpoint import Agreed, Ended, OfferA
 from koala_adapter.negotiation.serviceside.states import State
 from koala_adapter.negotiation.serviceside.template import (
     Direction,
+    Negotiability,
     NegotiationKey,
+    Resource,
+    ResourceKey,
     Status,
     Template,
-    Terms,
+    Usage,
     accepted,
     committed,
     consumed,
-    decide,
+    countered,
     rejected,
     withdrawn,
 )
+from koala_adapter.service.sizes import port
 from koala_adapter.service.sizes.port import GREETING
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Awaitable, Callable, Hashable, Mapping
     from pathlib import Path
 
-    from anyio.abc import SocketStream
+    from anyio.abc import ByteStream, SocketStream, TaskStatus
 
     from koala_adapter.negotiation.serviceside.endpoint import Endpoint, Event
     from koala_adapter.negotiation.serviceside.template import ResourceKey
+
+
+# -- Deciding about an offer --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Quantities of a resource that one side accepts."""
+
+    least: int = 1
+    """Fewer are of no use to it."""
+    most: int
+    """More it cannot take, or give; 0: nothing."""
+
+    def best(self, quantity: int) -> int:
+        """Return the largest quantity that it takes of what is offered; 0: none."""
+        most = min(quantity, self.most)
+        return most if most >= max(1, self.least) else 0
+
+
+NOTHING = Terms(most=0)
+
+
+def decide(offer: Template, terms: Mapping[ResourceKey, Terms]) -> Template:
+    """Return the answer to an offer: it as it stands, a counter-offer, or the refusal with its reason.
+
+    What ``terms`` does not name is not taken. An optional resource that cannot be taken is declined; a required one
+    that cannot be taken refuses the whole.
+    """
+    quantities: dict[ResourceKey, int] = {}
+    declined: set[ResourceKey] = set()
+    for one in offer.resources:
+        if one.declined:
+            continue
+        quantity = _answer(one, terms.get(one.key, NOTHING))
+        if quantity:
+            quantities[one.key] = quantity
+        elif one.usage is Usage.OPTIONAL:
+            declined.add(one.key)
+        else:
+            return rejected(offer, _why_not(one, terms.get(one.key, NOTHING)))
+    if not quantities:
+        return rejected(offer, "nothing that is offered can be taken")
+    if quantities == {key: many for key, many in offer.quantities().items() if key not in declined}:
+        return accepted(offer, declined=declined)
+    return countered(offer, quantities, declined=declined)
+
+
+def _answer(resource: Resource, terms: Terms) -> int:
+    """Return how much of a resource is taken; 0: none."""
+    best = terms.best(resource.quantity)
+    if best == resource.quantity:
+        return best
+    if resource.negotiability is Negotiability.FIXED or best < (resource.minimum or 1):
+        return 0
+    return best
+
+
+def _why_not(resource: Resource, terms: Terms) -> str:
+    return f"of {resource.quantity} {resource.type} at most {max(0, terms.most)} can be had"
 
 
 # -- The book of promises (pure) -----------------------------------------------------------------------------
@@ -253,3 +318,93 @@ async def connect(host: str, port: int, token: str = "") -> SocketStream:
 async def connect_unix(path: Path) -> SocketStream:
     """Connect to a Unix socket. Raises OSError."""
     return await anyio.connect_unix(path)
+
+
+# -- Conversation: an endpoint on a stream, with its deadlines -----------------------------------------------
+
+
+class Conversation:
+    """One connection of an endpoint, from its beginning to its end."""
+
+    def __init__(self, stream: ByteStream, endpoint: Endpoint, handle: Callable[[Event, float], None]) -> None:
+        """``handle`` takes each event and the time, and may have the endpoint say something."""
+        self._stream = stream
+        self._endpoint = endpoint
+        self._handle = handle
+        self._writing = anyio.Lock()
+        self._waiting: anyio.CancelScope | None = None
+        self._gone = False
+
+    async def run(self) -> None:
+        """Go on until the connection ends, or the peer sends what is no template; then the stream is closed."""
+        self._endpoint.resumed()
+        async with self._stream:
+            try:
+                while not self._gone and not self._endpoint.unreadable:
+                    await self._flush()
+                    await self._wait()
+                await self._flush()
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                pass
+            finally:
+                self._gone = True
+                self._take(self._endpoint.disconnected(anyio.current_time()))
+
+    async def say(self, template: Template) -> NegotiationKey:
+        """Say something of our own accord. Raises NegotiationStepError when it does not follow.
+
+        What cannot be written because the connection has just ended is lost, as an event tells.
+        """
+        key = self._endpoint.send(template, anyio.current_time())
+        await self.flush()
+        return key
+
+    async def flush(self) -> None:
+        """Write what the endpoint has to send."""
+        deadline = self._endpoint.next_deadline()
+        if self._waiting is not None and deadline is not None:
+            self._waiting.deadline = min(self._waiting.deadline, deadline)
+        try:
+            await self._flush()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            self._gone = True
+
+    async def _wait(self) -> None:
+        """Take what comes next, or end what was not answered in time."""
+        deadline = self._endpoint.next_deadline()
+        with anyio.CancelScope(deadline=math.inf if deadline is None else deadline) as self._waiting:
+            data = await self._stream.receive(port.CHUNK)
+            self._take(self._endpoint.receive(data, anyio.current_time()))
+        self._take(self._endpoint.time_passed(anyio.current_time()))
+
+    def _take(self, events: list[Event]) -> None:
+        for event in events:
+            self._handle(event, anyio.current_time())
+
+    async def _flush(self) -> None:
+        async with self._writing:
+            while data := self._endpoint.data_to_send():
+                with anyio.move_on_after(port.WRITE_WITHIN) as scope:
+                    await self._stream.send(data)
+                if scope.cancelled_caught:
+                    self._gone = True
+                    if self._waiting is not None:
+                        self._waiting.cancel()
+                    return
+
+
+async def serve_unix(
+    path: Path,
+    converse: Callable[[str, SocketStream], Awaitable[None]],
+    *,
+    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Listen on a socket for one application until cancelled."""
+
+    async def admit(stream: SocketStream) -> None:
+        async with stream:
+            await converse("a", stream)
+
+    async with await anyio.create_unix_listener(path) as listener:
+        task_status.started()
+        await listener.serve(admit)

@@ -299,7 +299,7 @@ def report_to_keep(service: Service, job_id: JobId) -> str:
 def _in_contact(service: Service, record: JobRecord) -> bool:
     """Tell whether an agent of a job is connected, which may have something to say yet."""
     placeholders = service.state.placeholders
-    connected = (placeholders.get(id_) for id_ in service.reception.connected)
+    connected = (placeholders.get(id_) for id_ in service.core.center.connected)
     return any(one is not None and one.job_id == record.job.id for one in connected)
 
 

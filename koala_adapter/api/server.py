@@ -222,7 +222,7 @@ class Server:
                     await stream.send(protocol.encode(reply))
                 return
             if request.operation == "negotiate":
-                access = await self._service.sizes.access(self._service.scheduler.job(request.job_id))
+                access = await self._service.sizes.made.access(self._service.scheduler.job(request.job_id))
                 await stream.send(protocol.encode(protocol.Reply(result=asdict(access))))
                 return
             if request.operation == "clean":

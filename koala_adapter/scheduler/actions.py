@@ -191,6 +191,9 @@ Action: TypeAlias = (
 )
 """All that the scheduler can want: :func:`koala_adapter.driver.loop.carry_out` knows each."""
 
+SizeAction: TypeAlias = OfferProcessors | RequestProcessors | TakeProcessors | WithdrawOffer | GrantProcessors
+"""An action by which a running job changes its size."""
+
 
 @dataclass(slots=True)
 class Effects:

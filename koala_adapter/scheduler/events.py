@@ -148,7 +148,7 @@ class BatchRejected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchUncertain(Event):
-    """Nobody knows whether the LRM took a submission: it is looked for by its key before anything else is done."""
+    """It is unknown whether the LRM took a submission: it is looked for by its key before anything else is done."""
 
     batch: BatchKey
     reason: str

@@ -32,15 +32,15 @@ from koala_adapter.service.opening import (
     token_path,
     words_directory,
 )
-from koala_adapter.vjm import center as agents
 from koala_adapter.vjm import certificate
 from koala_adapter.vjm import certificate as credentials
+from koala_adapter.vjm import listener as agents
 from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
+from koala_adapter.vjm.listener import AgentListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from anyio.abc import TaskGroup
@@ -49,13 +49,12 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import Lrm
     from koala_adapter.model import Job, PlaceholderId
     from koala_adapter.scheduler import actions as act
-    from koala_adapter.scheduler.records import State
     from koala_adapter.service.applications import Applications, Archive
     from koala_adapter.service.clusters import ClusterDriver
-    from koala_adapter.service.journal import Journal
+    from koala_adapter.service.core import Core
     from koala_adapter.service.meter import ServiceMeter
-    from koala_adapter.service.sizes.jobs import Resizing
-    from koala_adapter.vjm.channel import Launch, Signal
+    from koala_adapter.service.sizes import SizeChanges
+    from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles
 
 
 # -- Job scripts, one-time tokens and the output of placeholders ---------------------------------------------
@@ -141,7 +140,7 @@ def sample_submissions(
 
 
 def leave_token(path: Path, token: str) -> None:
-    """Write a token so that nobody else can read it. Raises OSError."""
+    """Write a token that only its owner can read. Raises OSError."""
     make_directory(path.parent)
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -187,89 +186,37 @@ PORT_PAUSE = 2.0
 log = structlog.get_logger()
 
 
-class Reception:
+class Reception(AgentListener):
     """Runs the control center of a service: accepts agents of wanted placeholders, and reports what agents say."""
 
-    def __init__(  # noqa: PLR0913 - all that it needs of the service
-        self,
-        directory: Path,
-        site: SiteConfig,
-        *,
-        journal: Journal,
-        state: Callable[[], State],
-        clock: Callable[[], float],
-        report: Callable[[ev.Event], None],
-        applications: Applications,
-        clusters: Mapping[ClusterName, ClusterDriver],
-        tell: Callable[[], None],
-    ) -> None:
-        """Nothing listens before :meth:`open`.
-
-        ``directory``: of the certificate. ``tell``: something changed that is no event, such as new output.
-        """
-        self._certificate = certificate.load_or_create(directory)
-        self._journal = journal
-        self._state = state
-        self._clock = clock
-        self._report = report
+    def __init__(self, core: Core, applications: Applications, clusters: Mapping[ClusterName, ClusterDriver]) -> None:
+        """Make the control center of ``core``. Nothing listens before :meth:`open`."""
+        self._core = core
+        self._certificate = certificate.load_or_create(core.directory / "certificate")
+        self._journal = core.journal
         self._applications = applications
         self._clusters = clusters
-        self._tell = tell
-        self._settings = site.control_center
-        self._center = ControlCenter(
-            ssl_context=certificate.server_context(self._certificate),
-            authenticate=self._authenticate,
-            sessions=journal,
-            on_event=self._on_agent,
-            output_path=applications.output_path,
-            on_output=self._on_output,
-            on_unwritten=self._on_unwritten,
-            on_written=self._on_written,
-            results=applications.results,
-            on_rejected=self._on_rejected,
-            lease=site.parameters.lease,
-            heartbeat=site.control_center.heartbeat,
+        self._settings = core.site.control_center
+        core.center = self._center = ControlCenter(
+            self,
+            certificate.server_context(self._certificate),
+            lease=core.site.parameters.lease,
+            heartbeat=self._settings.heartbeat,
         )
         self.port: int | None = None
         """Where agents find it; None before it listens."""
 
     @property
-    def fingerprint(self) -> str:
-        """What agents compare the control center's certificate with."""
-        return self._certificate.fingerprint
-
-    @property
-    def connected(self) -> AbstractSet[PlaceholderId]:
-        """The placeholders whose agents are connected."""
-        return self._center.connected
-
-    def in_contact(self, placeholder: PlaceholderId) -> bool:
-        """Tell whether the agent of a placeholder is connected."""
-        return placeholder in self._center.connected
+    def scripts(self) -> ScriptMaker | None:
+        """What makes submissions; None before the control center listens."""
+        if self.port is None:
+            return None
+        core, fingerprint = self._core, self._certificate.fingerprint
+        return ScriptMaker(site=core.site, port=self.port, fingerprint=fingerprint, directory=core.directory)
 
     def release(self, placeholder: PlaceholderId) -> bool:
         """Tell an agent to end. False when it is not connected."""
         return self._center.release(placeholder, RELEASE_GRACE)
-
-    def launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
-        """Send an order to start a task. False when the agent is not connected. Raises ProtocolError."""
-        return self._center.launch(placeholder, launch)
-
-    def disconnect(self, placeholder: PlaceholderId, reason: str) -> None:
-        """Have an agent come back and tell again what it knows, if it is connected."""
-        self._center.disconnect(placeholder, reason)
-
-    def signal(self, placeholder: PlaceholderId, signal: Signal) -> bool:
-        """Send a signal to a task. False when the agent is not connected."""
-        return self._center.signal(placeholder, signal)
-
-    def tell_application(self, placeholder: PlaceholderId, task: str, frame: bytes) -> bool:
-        """Send a frame to the process of a task. False when the agent is not connected."""
-        return self._center.tell_application(placeholder, task, frame)
-
-    def disconnect_all(self, reason: str) -> None:
-        """Have all agents come back and tell again what they know."""
-        self._center.disconnect_all(reason)
 
     async def open(self, tasks: TaskGroup) -> None:
         """Begin to listen within ``tasks``. Raises ConfigurationError."""
@@ -280,7 +227,7 @@ class Reception:
         """Listen where agents that are already out expect it; with none out, on another port if that one is taken."""
         settings = self._settings
         kept = int(self._journal.value("port") or "0")
-        if settings.port or (kept and self._state().placeholders):
+        if settings.port or (kept and self._core.state.placeholders):
             return await self._insist(tasks, settings.listen, settings.port or kept)
         likely = lasting_ports()
         for port in (kept, *likely) if kept else likely:
@@ -289,8 +236,8 @@ class Reception:
         return int(await tasks.start(self._center.serve, settings.listen, 0))
 
     async def _insist(self, tasks: TaskGroup, host: str, port: int) -> int:
-        """Listen on this port; while agents expect us there, wait for somebody else to leave it."""
-        until = anyio.current_time() + (PORT_PATIENCE if self._state().placeholders else 0)
+        """Listen on this port; while agents expect us there, wait until it is free."""
+        until = anyio.current_time() + (PORT_PATIENCE if self._core.state.placeholders else 0)
         while True:
             try:
                 return int(await tasks.start(self._center.serve, host, port))
@@ -300,12 +247,34 @@ class Reception:
                 log.warning("agents expect us on a port that is taken", port=port, error=error.message)
             await anyio.sleep(PORT_PAUSE)
 
-    def _authenticate(self, placeholder: PlaceholderId, token: str) -> bool:
+    def admits(self, placeholder: PlaceholderId, token: str) -> bool:
+        """Admit agents of placeholders that the scheduler wants."""
         expected = self._journal.token_hash(placeholder.batch)
-        known = placeholder in self._state().placeholders
+        known = placeholder in self._core.state.placeholders
         return expected is not None and known and credentials.matches(token, expected)
 
-    def _on_agent(self, event: agents.AgentEvent) -> None:
+    def bound_session(self, placeholder: PlaceholderId) -> str | None:
+        """Return the digest of the session that owns ``placeholder``; None when no agent has registered for it."""
+        return self._journal.bound_session(placeholder)
+
+    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
+        """Note the owner in the journal. Raises JournalBlockedError."""
+        self._journal.bind(placeholder, session_hash)
+
+    def output_path(self, placeholder: PlaceholderId, task: str) -> Path | None:
+        """Return where the output of a task goes; None: the task is not that agent's."""
+        return self._applications.output_path(placeholder, task)
+
+    def take_file(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
+        """Keep a piece of an output file, or refuse the file. Raises ProtocolError."""
+        return self._applications.results.take(placeholder, piece)
+
+    def files_done(self, placeholder: PlaceholderId, files: TaskFiles) -> None:
+        """Keep the final report of a task's output files. Raises OSError."""
+        self._applications.results.conclude(placeholder, files)
+
+    def on_event(self, event: agents.AgentEvent) -> None:
+        """Report what an agent says."""
         match event:
             case agents.AgentRegistered():
                 self._agent_registered(event)
@@ -322,32 +291,35 @@ class Reception:
             case agents.ApplicationSaid():
                 self._applications.said(event.placeholder, event.task, event.frame)
             case agents.AgentEnding():
-                self._report(
+                self._core.post(
                     ev.PlaceholderEnding(
-                        time=self._clock(), placeholder=event.placeholder, reason=event.reason, detail=event.detail
+                        time=self._core.now(), placeholder=event.placeholder, reason=event.reason, detail=event.detail
                     )
                 )
 
-    def _on_rejected(self, address: str, fault: str) -> None:
-        """Log a peer that did not prove itself, but not every one: whoever reaches the port can be one."""
+    def on_rejected(self, address: str, fault: str) -> None:
+        """Log a peer that did not prove itself, but not every one: any host that reaches the port can be one."""
         report_refused("turned away somebody at the control center", kind=address, address=address, fault=fault)
 
-    def _on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
+    def on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
+        """Note a stream whose file cannot be written, for reports."""
         if self._applications.unwritten.note(task, stream, file, why):
-            self._tell()
+            self._core.note_change()
 
-    def _on_written(self, task: str, stream: str) -> None:
+    def on_written(self, task: str, stream: str) -> None:
+        """Note that a stream can be written again."""
         self._applications.unwritten.written(task, stream)
-        self._tell()
+        self._core.note_change()
 
-    def _on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
+    def on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
+        """Hand new output to the runner of its job."""
         self._applications.output(task, stream, offset, data)
-        self._tell()
+        self._core.note_change()
 
     def _agent_registered(self, event: agents.AgentRegistered) -> None:
-        now = self._clock()
+        now = self._core.now()
         ends_at = None if event.ends_in is None else now + event.ends_in
-        self._report(
+        self._core.post(
             ev.PlaceholderHeld(
                 time=now, placeholder=event.placeholder, host=event.host, address=event.address, ends_at=ends_at
             )
@@ -356,7 +328,7 @@ class Reception:
 
     def _agent_disconnected(self, event: agents.AgentDisconnected) -> None:
         self._applications.disconnected(event.placeholder)
-        record = self._state().placeholders.get(event.placeholder)
+        record = self._core.state.placeholders.get(event.placeholder)
         if record is None:
             return
         driver = self._clusters.get(record.cluster)
@@ -364,9 +336,11 @@ class Reception:
             if event.closed:
                 driver.judge.farewell(event.placeholder)
             driver.poller.poll_soon()
-            self._tell()
+            self._core.note_change()
         else:
-            self._report(ev.PlaceholderSilent(time=self._clock(), placeholder=event.placeholder, detail=event.detail))
+            self._core.post(
+                ev.PlaceholderSilent(time=self._core.now(), placeholder=event.placeholder, detail=event.detail)
+            )
             if driver is not None:
                 driver.poller.poll_soon()
 
@@ -391,48 +365,39 @@ def _contained(carry_out: Callable[[LiveEffector, _Action], None]) -> Callable[[
 class LiveEffector:
     """Does what the scheduler of a service wants done."""
 
-    def __init__(  # noqa: PLR0913 - all parts of a service that something can be wanted of
+    def __init__(
         self,
-        directory: Path,
-        *,
-        journal: Journal,
-        state: Callable[[], State],
-        clock: Callable[[], float],
-        report: Callable[[ev.Event], None],
+        core: Core,
         clusters: Mapping[ClusterName, ClusterDriver],
         reception: Reception,
+        *,
         applications: Applications,
-        resizing: Callable[[], Resizing],
+        sizes: SizeChanges,
         archive: Archive,
         meter: ServiceMeter,
-        scripts: Callable[[], ScriptMaker | None],
     ) -> None:
-        """``directory``: of the service's state. ``scripts``: None before the control center listens."""
-        self._report = report
-        self._clock = clock
-        self._directory = directory
-        self._journal = journal
-        self._state = state
+        """All parts of a service that the scheduler can want something of."""
+        self._core = core
+        self._journal = core.journal
         self._clusters = clusters
         self._reception = reception
         self._applications = applications
-        self._resizing = resizing
+        self._sizes = sizes
         self._archive = archive
         self._meter = meter
-        self._scripts = scripts
-        self.with_secrets: dict[BatchKey, ClusterName | None] = dict.fromkeys(journal.batches_with_secrets())
+        self.with_secrets: dict[BatchKey, ClusterName | None] = dict.fromkeys(core.journal.batches_with_secrets())
         """Submissions whose secrets are kept, with their clusters; None: not known, after a restart."""
 
     # ---- placeholders ---------------------------------------------------------------------------------------------
 
     @_contained
     def submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
-        """See Effector."""
+        """Send a submission to its cluster, with a new one-time token."""
         driver = self._clusters[action.cluster]
         token = credentials.new_token()
         self._journal.set_token(action.batch, token)
         self.with_secrets[action.batch] = action.cluster
-        scripts = self._scripts()
+        scripts = self._reception.scripts
         if scripts is None:
             return
         try:
@@ -441,14 +406,16 @@ class LiveEffector:
                 leave_token(path, token)
             driver.submit(scripts.submission(action, driver.config, driver.lrm, token))
         except (OSError, KoalaError) as error:
-            self._report(ev.BatchRejected(time=self._clock(), batch=action.batch, reason=str(error)))
+            self._core.post(ev.BatchRejected(time=self._core.now(), batch=action.batch, reason=str(error)))
         except Exception as error:  # noqa: BLE001 - otherwise the submission would be awaited for ever
             report_defect("making a submission", error, batch=action.batch)
-            self._report(ev.BatchRejected(time=self._clock(), batch=action.batch, reason=f"koala failed: {error!r}"))
+            self._core.post(
+                ev.BatchRejected(time=self._core.now(), batch=action.batch, reason=f"koala failed: {error!r}")
+            )
 
     @_contained
     def end_placeholders(self, action: act.EndPlaceholders) -> None:
-        """See Effector."""
+        """Release the agents of placeholders; cancel those that do not end by themselves."""
         driver = self._clusters.get(action.cluster)
         to_cancel = []
         for placeholder, lrm_id in zip(action.placeholders, action.lrm_ids, strict=True):
@@ -468,19 +435,19 @@ class LiveEffector:
 
         It is then told to end when it comes back, or cancelled when that takes longer than the scheduler's patience.
         """
-        record = self._state().placeholders.get(placeholder)
+        record = self._core.state.placeholders.get(placeholder)
         if record is None or record.silent_since is None:
             return False
-        job = self._state().jobs[record.job_id]
+        job = self._core.state.jobs[record.job_id]
         return job.launched_at is not None and job.state is not JobState.CANCELLED
 
     @_contained
     def read_output(self, action: act.ReadPlaceholderOutput) -> None:
-        """See Effector."""
+        """Report the end of a placeholder's own output."""
         driver = self._clusters.get(action.cluster)
         if driver is None:
             return
-        paths = words_paths(words_directory(driver.config, self._directory), action.placeholder)
+        paths = words_paths(words_directory(driver.config, self._core.directory), action.placeholder)
         said = next(filter(None, map(last_words, paths)), "")
         node = driver.judge.node_of(action.placeholder)
         place = f"{node}:{paths[0]}, if that node" if node else f"{paths[0]} on its node, if it"
@@ -488,46 +455,48 @@ class LiveEffector:
         log.warning(
             "placeholder did not report", cluster=action.cluster, placeholder=str(action.placeholder), wrote=text
         )
-        self._report(ev.PlaceholderSaid(time=self._clock(), cluster=action.cluster, job_id=action.job_id, text=text))
+        self._core.post(
+            ev.PlaceholderSaid(time=self._core.now(), cluster=action.cluster, job_id=action.job_id, text=text)
+        )
 
     # ---- applications ---------------------------------------------------------------------------------------------
 
     @_contained
     def launch_job(self, action: act.LaunchJob) -> None:
-        """See Effector."""
+        """Start the application of a job."""
         self._applications.launch(action.job_id)
         self._meter.launched(action.job_id)
 
     @_contained
     def offer_processors(self, action: act.OfferProcessors) -> None:
-        """See Effector."""
-        self._resizing().offer(action)
+        """Offer further processors to a running job."""
+        self._sizes.made.carry_out(action)
 
     @_contained
     def request_processors(self, action: act.RequestProcessors) -> None:
-        """See Effector."""
-        self._resizing().request(action)
+        """Ask a running job to give processors up."""
+        self._sizes.made.carry_out(action)
 
     @_contained
     def take_processors(self, action: act.TakeProcessors) -> None:
-        """See Effector."""
-        self._resizing().take(action)
+        """Start further processes of a running job."""
+        self._sizes.made.carry_out(action)
 
     @_contained
     def withdraw_offer(self, action: act.WithdrawOffer) -> None:
-        """See Effector."""
+        """Tell a running job that what it accepted cannot be had."""
         log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
-        self._resizing().withdraw(action)
+        self._sizes.made.carry_out(action)
 
     @_contained
     def grant_processors(self, action: act.GrantProcessors) -> None:
-        """See Effector."""
+        """Tell a running job what it gets of what it asked for."""
         log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)
-        self._resizing().grant(action)
+        self._sizes.made.carry_out(action)
 
     @_contained
     def finish_job(self, action: act.FinishJob) -> None:
-        """See Effector."""
+        """Log the outcome of a job, and keep its report."""
         outcome = action.outcome
         log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
         self._archive.ended(action.job_id)
@@ -535,11 +504,11 @@ class LiveEffector:
 
     @_contained
     def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
-        """See Effector."""
+        """Log what is wrong with a policy of the site."""
         log.error("a policy of this site is at fault", reason=action.reason)
 
     @_contained
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
-        """See Effector."""
+        """Keep the report of a job again, with its corrected outcome."""
         log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)
         self._archive.keep(action.job_id)

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from koala_adapter.runners.workers import Order
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.events import Event
-    from koala_adapter.scheduler.records import JobRecord, State
-    from koala_adapter.service.journal import Journal
+    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.service.core import Core
     from koala_adapter.service.results import ResultStore
     from koala_adapter.service.sweeps import Sweeps
-    from koala_adapter.vjm.channel import Launch, Signal, TaskReport
+    from koala_adapter.vjm.channel import TaskReport
 
 
 # -- Output files that cannot be written ---------------------------------------------------------------------
@@ -115,14 +115,14 @@ _RUNNERS: dict[tuple[RunnerName, Launcher], type[Runner]] = {
 class ApplicationListener(Protocol):
     """Hears what the processes of adaptive jobs say to koala."""
 
-    def said(self, record: JobRecord, runner: AdaptiveRunner, rank: int, frame: bytes) -> None:
-        """Take in a frame."""
+    def said(self, record: JobRecord, rank: int, frame: bytes) -> None:
+        """Take in a frame of a process."""
 
-    def in_contact(self, record: JobRecord, runner: AdaptiveRunner, rank: int) -> None:
-        """The agent of a process has come, or come back."""
+    def in_contact(self, record: JobRecord, rank: int) -> None:
+        """Take in that the agent of a process has come, or come back."""
 
-    def out_of_contact(self, runner: AdaptiveRunner, rank: int) -> None:
-        """The agent of a process is out of contact."""
+    def out_of_contact(self, record: JobRecord, rank: int) -> None:
+        """Take in that the agent of a process is out of contact."""
 
 
 class Applications:
@@ -130,26 +130,15 @@ class Applications:
 
     def __init__(
         self,
-        jobs_directory: Path,
-        *,
-        state: Callable[[], State],
-        clock: Callable[[], float],
-        report: Callable[[Event], None],
-        launch: Callable[[PlaceholderId, Launch], bool],
-        signal: Callable[[PlaceholderId, Signal], bool],
+        core: Core,
         store: ResultStore,
+        *,
         sweeps: Sweeps | None = None,
     ) -> None:
-        """``jobs_directory``: output and input files, a directory for each job. ``store``: for files of the ranks.
-
-        ``launch`` and ``signal`` send an order to start or signal a task, see :meth:`ControlCenter.launch`.
-        """
-        self.directory = jobs_directory
-        self._state = state
-        self._clock = clock
-        self._report = report
-        self._launch = launch
-        self._signal = signal
+        """``store`` receives the output files of ranks."""
+        self._core = core
+        self.directory = core.directory / "jobs"
+        """Output and input files, a directory for each job."""
         self._sweeps = sweeps
         self._runners: dict[JobId, Runner] = {}
         self._sending = Sending(self._order)
@@ -189,7 +178,7 @@ class Applications:
     def forget(self, job_id: JobId) -> None:
         """Drop the runner of a job that has ended, and its input files."""
         self._runners.pop(job_id, None)
-        self.unwritten.keep_only(self._state().jobs)
+        self.unwritten.keep_only(self._core.state.jobs)
         self._sending.forget(job_id)
         if self._sweeps is not None:
             self._sweeps.forget(job_id)
@@ -197,7 +186,7 @@ class Applications:
 
     def launch(self, job_id: JobId) -> None:
         """Start a job's application wherever its agents listen; the others are told when they come back."""
-        record = self._state().jobs[job_id]
+        record = self._core.state.jobs[job_id]
         runner = self._runner(record)
         if runner is not None:
             self._send(runner.launches())
@@ -216,54 +205,54 @@ class Applications:
         launches = () if rank is None else runner.launches_in(rank)
         self._send(one for one in launches if one.launch.task not in known)
         if rank is not None and isinstance(runner, WorkersRunner):
-            self.order(runner.asked_again(rank, self._clock()))
+            self.order(runner.asked_again(rank, self._core.now()))
         if rank is not None and isinstance(runner, AdaptiveRunner) and self.listener is not None:
-            self.listener.in_contact(record, runner, rank.rank)
+            self.listener.in_contact(record, rank.rank)
 
     def disconnected(self, placeholder: PlaceholderId) -> None:
         """An agent is out of contact: what was on its way to it is sent again when it registers."""
         self._sending.lost(placeholder)
         record = self._job_in(placeholder)
         runner = None if record is None else self._runners.get(record.job.id)
-        if isinstance(runner, AdaptiveRunner) and self.listener is not None:
+        if record is not None and isinstance(runner, AdaptiveRunner) and self.listener is not None:
             rank = runner.application.ranks_in.get(placeholder)
             if rank is not None:
-                self.listener.out_of_contact(runner, rank.rank)
+                self.listener.out_of_contact(record, rank.rank)
 
     def said(self, placeholder: PlaceholderId, task: str, frame: bytes) -> None:
         """The process of a task says something; of tasks that are not its own an agent has nothing to say."""
         runner = self._runner_of(task) if self._owns(placeholder, task) else None
         rank = None if runner is None else runner.rank_of(task)
         if isinstance(runner, AdaptiveRunner) and rank is not None and self.listener is not None:
-            self.listener.said(self._state().jobs[runner.application.job.id], runner, rank, frame)
+            self.listener.said(self._core.state.jobs[runner.application.job.id], rank, frame)
 
     def _tell(self, runner: Runner, report: TaskReport) -> None:
-        events = list(runner.started(report.task, self._clock()))
+        events = list(runner.started(report.task, self._core.now()))
         if report.end is not None:
-            events += runner.ended(report.task, report.end, self._clock())
+            events += runner.ended(report.task, report.end, self._core.now())
         for event in events:
             self._report_new(event)
 
     def _report_new(self, event: Event) -> None:
         """Report an event unless it tells what is known already."""
         if isinstance(event, RankEnded) and event.rank is not None:
-            record = self._state().jobs.get(event.job_id)
+            record = self._core.state.jobs.get(event.job_id)
             if record is not None and event.rank in record.ends:
                 return
-        self._report(event)
+        self._core.post(event)
 
     def started(self, placeholder: PlaceholderId, task: str) -> None:
         """An agent started a task; of tasks that are not its own it has nothing to say."""
         self._sending.arrived(task)
         runner = self._runner_of(task) if self._owns(placeholder, task) else None
-        for event in runner.started(task, self._clock()) if runner else ():
-            self._report(event)
+        for event in runner.started(task, self._core.now()) if runner else ():
+            self._core.post(event)
 
     def ended(self, placeholder: PlaceholderId, task: str, end: TaskEnd) -> None:
         """A task of an agent ended; of tasks that are not its own it has nothing to say."""
         self._sending.arrived(task)
         runner = self._runner_of(task) if self._owns(placeholder, task) else None
-        for event in runner.ended(task, end, self._clock()) if runner else ():
+        for event in runner.ended(task, end, self._core.now()) if runner else ():
             self._report_new(event)
 
     def _owns(self, placeholder: PlaceholderId, task: str) -> bool:
@@ -274,7 +263,7 @@ class Applications:
         self.unwritten.written(task, stream)
         runner = self._runner_of(task)
         if runner is not None:
-            self._react(runner.output_of(task, stream, offset, data, self._clock()))
+            self._react(runner.output_of(task, stream, offset, data, self._core.now()))
 
     def _react(self, reaction: Reaction) -> None:
         self._send(reaction.launches)
@@ -284,7 +273,7 @@ class Applications:
     def output_path(self, placeholder: PlaceholderId, task: str) -> Path | None:
         """Return where a task's output goes, without ``.out`` or ``.err``; None: the task is not that agent's."""
         job_id, _, tail = task.partition(":")
-        record = self._state().jobs.get(JobId(job_id))
+        record = self._core.state.jobs.get(JobId(job_id))
         if record is None:
             return None
         if tail == LAUNCHER_TASK:
@@ -302,8 +291,8 @@ class Applications:
 
     def files_under_way(self, placeholder: PlaceholderId) -> bool:
         """Tell whether wanted files of the rank in a placeholder are coming in, or may still come."""
-        found = self._state().placeholders.get(placeholder)
-        record = None if found is None else self._state().jobs.get(found.job_id)
+        found = self._core.state.placeholders.get(placeholder)
+        record = None if found is None else self._core.state.jobs.get(found.job_id)
         if record is None or not any(one.output_files for one in record.job.components):
             return False
         rank = self._ranks_in(record).get(placeholder)
@@ -324,7 +313,7 @@ class Applications:
 
     def _order(self, one: AddressedLaunch) -> bool:
         try:
-            return self._launch(one.placeholder, one.launch)
+            return self._core.center.launch(one.placeholder, one.launch)
         except ProtocolError as error:  # for one, files that have grown between the check and their copying
             self._cannot_launch(one.launch.task, str(error))
             return False
@@ -334,16 +323,16 @@ class Applications:
         log.warning("application cannot be launched", job=job_id, error=why)
         end = TaskEnd(reason=EndReason.LAUNCH_FAILED, exit_code=1, detail=why)
         number = int(rank) if rank.isdecimal() else None
-        self._report(RankEnded(time=self._clock(), job_id=JobId(job_id), rank=number, end=end))
+        self._core.post(RankEnded(time=self._core.now(), job_id=JobId(job_id), rank=number, end=end))
 
     def _job_in(self, placeholder: PlaceholderId) -> JobRecord | None:
-        found = self._state().placeholders.get(placeholder)
+        found = self._core.state.placeholders.get(placeholder)
         if found is None or found.state is not PlaceholderState.LAUNCHED:
             return None
-        return self._state().jobs.get(found.job_id)
+        return self._core.state.jobs.get(found.job_id)
 
     def _runner_of(self, task: str) -> Runner | None:
-        record = self._state().jobs.get(JobId(task.partition(":")[0]))
+        record = self._core.state.jobs.get(JobId(task.partition(":")[0]))
         return None if record is None else self._runner(record)
 
     def _runner(self, record: JobRecord) -> Runner | None:
@@ -383,11 +372,6 @@ class Applications:
         runner = self._runner(record)
         return runner if isinstance(runner, WorkersRunner) else None
 
-    def resized(self, record: JobRecord) -> WorkersRunner | None:
-        """Return the runner of a job that has been asked to change since this process began."""
-        runner = self._runners.get(record.job.id)
-        return runner if isinstance(runner, WorkersRunner) else None
-
     def adaptive(self, record: JobRecord) -> AdaptiveRunner | None:
         """Return the runner of a job whose processes change together; None: it is of another kind, or does not run."""
         runner = self._runner(record)
@@ -409,13 +393,13 @@ class Applications:
             if isinstance(one, AddressedLaunch):
                 self._send([one])
             else:
-                self._signal(one.placeholder, one.signal)
+                self._core.center.signal(one.placeholder, one.signal)
 
     def _reread(self, job_id: JobId, runner: Runner) -> None:
         """Give a runner that was made anew after a restart what the application's launcher had printed before."""
         printed = self.directory / job_id / f"{LAUNCHER_TASK}.out"
         if printed.exists():
-            self._react(runner.output_of(f"{job_id}:{LAUNCHER_TASK}", "out", 0, printed.read_bytes(), self._clock()))
+            self._react(runner.output_of(f"{job_id}:{LAUNCHER_TASK}", "out", 0, printed.read_bytes(), self._core.now()))
 
     def _files(self, job: Job, component: str) -> tuple[LaunchFile, ...]:
         files = []
@@ -454,24 +438,24 @@ class Archive:
 
     def __init__(
         self,
-        journal: Journal,
-        *,
-        state: Callable[[], State],
+        core: Core,
         applications: Applications,
         make_report: Callable[[JobId], str],
-        ending: Iterable[JobId],
     ) -> None:
-        """``make_report`` returns JSON. ``ending``: jobs with an outcome whose placeholders are not all gone."""
-        self._journal = journal
-        self._state = state
+        """``make_report`` returns JSON."""
+        self._core = core
+        self._journal = core.journal
         self._applications = applications
         self._make_report = make_report
-        self._ending = set(ending)
+        self._ending: set[JobId] = set()
+        """Jobs with an outcome whose placeholders are not all gone."""
         self._complete = False
 
     def catch_up(self) -> None:
         """Keep the reports of what had ended, or was corrected, before a kill. Raises JournalBlockedError."""
-        for job_id, record in self._state().jobs.items():
+        for job_id, record in self._core.state.jobs.items():
+            if record.state.final and record.live:
+                self._ending.add(job_id)
             if record.outcome is not None and self._journal.finished.outcome(job_id) != asdict(record.outcome):
                 self.keep(job_id)
         self._complete = True
@@ -487,8 +471,8 @@ class Archive:
 
     def keep(self, job_id: JobId) -> None:
         """Keep the report of a finished job as it is now, in place of an earlier one. Raises JournalBlockedError."""
-        record = self._state().jobs[job_id]
-        finished_at = record.finished_at or self._state().now or 0.0
+        record = self._core.state.jobs[job_id]
+        finished_at = record.finished_at or self._core.state.now or 0.0
         with contained("keeping the report of a job", job=job_id):
             self._journal.finished.keep(job_id, finished_at, self._make_report(job_id))
 
@@ -503,7 +487,7 @@ class Archive:
 
         Raises JournalBlockedError.
         """
-        jobs = self._state().jobs
+        jobs = self._core.state.jobs
         for job_id in [id_ for id_ in self._ending if id_ not in jobs or not jobs[id_].live]:
             if job_id in jobs:
                 self.keep(job_id)

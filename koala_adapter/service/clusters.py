@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import structlog
@@ -40,7 +40,7 @@ from koala_adapter.service.listings import ClusterObservation, ListingJudge, pro
 from koala_adapter.service.opening import remove_token, token_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from anyio.abc import TaskStatus
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.model import LrmJob, PlaceholderId
-    from koala_adapter.scheduler.records import State
+    from koala_adapter.service.core import Core
 
 
 # -- Poller: jobs and nodes of a cluster, at intervals -------------------------------------------------------
@@ -76,40 +76,26 @@ class ClusterReading(Listing):
         return processors_held(self.jobs)
 
 
+class PollOwner(Protocol):
+    """Receives what the polls of a cluster show."""
+
+    def examine(self, reading: ClusterReading) -> bool:
+        """Take in a reading; return True when the next poll should not be put off."""
+
+    def unavailable(self, reason: str) -> None:
+        """Take in that the cluster did not answer."""
+
+
 class Poller:
     """Reads one cluster at intervals and hands each reading, or the reason why there is none, to its owner."""
 
-    def __init__(  # noqa: PLR0913 - all that it asks and tells
-        self,
-        config: ClusterConfig,
-        lrm: Lrm,
-        *,
-        name_prefix: str,
-        user: str,
-        clock: Callable[[], float],
-        on_reading: Callable[[ClusterReading], bool],
-        on_failure: Callable[[str], None],
-        others_matter: Callable[[], bool] = lambda: False,
-        busy: Callable[[], bool] = lambda: True,
-        growth_waits: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """``on_reading`` returns True when the next poll should not be put off; ``clock`` gives the time.
-
-        ``name_prefix`` and ``user``: what our jobs are called there, and whose they are.
-        ``others_matter`` tells whether the next poll is to show which jobs of others wait: it lists those of all users.
-        ``busy`` tells whether a job of ours is unfinished: it is polled less often while none is.
-        ``growth_waits`` tells whether a running job would take processors that come free: it is polled more often then.
-        """
+    def __init__(self, core: Core, config: ClusterConfig, lrm: Lrm, owner: PollOwner) -> None:
+        """Poll nothing before :meth:`run`."""
+        self._core = core
         self._config = config
+        self._name: ClusterName = config.cluster_name
         self._lrm = lrm
-        self._prefix = name_prefix
-        self._user = user
-        self._clock = clock
-        self._on_reading = on_reading
-        self._on_failure = on_failure
-        self._others_matter = others_matter
-        self._busy = busy
-        self._growth_waits = growth_waits
+        self._owner = owner
         self._wanted = anyio.Event()
         shortest = shortest_poll_interval(config.requests_per_minute, lrm.requests_per_poll)
         self._pace = PollPace(shortest_interval=shortest)
@@ -134,7 +120,7 @@ class Poller:
             self._pace.polled(now)
             await anyio.sleep(min(self._config.poll_interval, self._pace.pause(now)))
             if not restless:
-                interval = self._config.poll_interval * (1 if self._busy() else IDLE_FACTOR)
+                interval = self._config.poll_interval * (1 if self._core.busy else IDLE_FACTOR)
                 with anyio.move_on_after(max(0.0, now + interval - anyio.current_time())):
                     await self._wanted.wait()
             self._wanted = anyio.Event()
@@ -145,11 +131,11 @@ class Poller:
         try:
             reading = await self._watcher.look()
         except LrmError as error:
-            self._on_failure(error.message)
+            self._owner.unavailable(error.message)
             return not self.breaker.open
         self.latest = reading
         with contained("judging a listing", cluster=self._config.name):
-            return self._on_reading(reading) or self._growth_waits()
+            return self._owner.examine(reading) or self._core.growth_waits(self._name)
         return False
 
     def _note_trouble(self, error: LrmError | None) -> None:
@@ -162,10 +148,10 @@ class Poller:
         return await read_cluster(
             self._config,
             self._lrm,
-            name_prefix=self._prefix,
-            user=self._user,
-            read_at=self._clock(),
-            others=self._lrm.capabilities.lists_others and self._others_matter(),
+            name_prefix=self._core.name_prefix,
+            user=self._core.user,
+            read_at=self._core.now(),
+            others=self._lrm.capabilities.lists_others and self._core.others_matter(self._name),
         )
 
 
@@ -194,56 +180,24 @@ async def read_cluster(
 # Requests of one kind are sent one after the other. Every answer, and every failure to answer, becomes an event.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverContext:
-    """What a cluster driver needs from the service."""
-
-    state: Callable[[], State]
-    clock: Callable[[], float]
-    report: Callable[[Event], None]
-    in_contact: Callable[[PlaceholderId], bool]
-    name_prefix: str
-    user: str
-    """Whose jobs are ours."""
-    others_matter: Callable[[ClusterName], bool] = lambda _: False
-    """Whether it matters which jobs of others wait on a cluster."""
-    holding: Callable[[], bool] = lambda: False
-    """Whether events wait: then what a listing shows would be judged by a state that is not what is known."""
-    busy: Callable[[], bool] = lambda: True
-    """Whether a job of ours is unfinished."""
-    growth_waits: Callable[[ClusterName], bool] = lambda _: False
-    """Whether a running job would take processors that come free on a cluster."""
-
-
 class ClusterDriver:
     """One cluster of the site."""
 
-    def __init__(self, config: ClusterConfig, lrm: Lrm, commands: CommandRunner, context: DriverContext) -> None:
+    def __init__(self, core: Core, config: ClusterConfig, lrm: Lrm, commands: CommandRunner) -> None:
         """``lrm`` is made but not started; :meth:`run` starts it, as often as needed."""
         self.config = config
         self.name: ClusterName = config.cluster_name
         self.lrm = lrm
         self.commands = commands
-        self._context = context
-        self.judge = ListingJudge(self.name, user=context.user, begun_at=context.clock())
+        self._core = core
+        self.judge = ListingJudge(self.name, user=core.user, begun_at=core.now())
         self._to_submit, self._submissions = anyio.create_memory_object_stream[Submission](1_000_000)
         self._to_cancel, self._cancels = anyio.create_memory_object_stream[tuple[LrmJobId, ...]](1_000_000)
         self._to_refine, self._lost = anyio.create_memory_object_stream[tuple[PlaceholderEnded, ...]](1_000_000)
         self.version: str | None = None
         """Name and version of the LRM, once it answered."""
         self._passed_over = False
-        self.poller = Poller(
-            config,
-            lrm,
-            name_prefix=context.name_prefix,
-            user=context.user,
-            clock=context.clock,
-            on_reading=self._examine,
-            on_failure=self._unavailable,
-            others_matter=lambda: context.others_matter(self.name),
-            busy=context.busy,
-            growth_waits=lambda: context.growth_waits(self.name),
-        )
+        self.poller = Poller(core, config, lrm, self)
 
     def look_again(self) -> None:
         """Have the cluster polled soon if what it showed last was passed over, since events waited."""
@@ -301,7 +255,7 @@ class ClusterDriver:
                     self.version = await self.lrm.version()
                 started = True
             except LrmError as error:
-                self._unavailable(error.message)
+                self.unavailable(error.message)
                 log.warning("cluster cannot be started", cluster=self.name, error=str(error))
             task_status.started()
             task_status = anyio.TASK_STATUS_IGNORED
@@ -311,8 +265,9 @@ class ClusterDriver:
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
-    def _examine(self, reading: ClusterReading) -> bool:
-        if self._context.holding():
+    def examine(self, reading: ClusterReading) -> bool:
+        """Report what a reading proves; return True while a change is expected."""
+        if self._core.holding:
             self._passed_over = True
             return False
         self._passed_over = False
@@ -326,10 +281,10 @@ class ClusterDriver:
             tells_holders=capabilities.tells_holders or (capabilities.tells_own_holders and not reading.of_all_users),
             others_waiting=reading.others_waiting,
         )
-        now = self._context.clock()
-        judgement = self.judge.judge(self._context.state(), look, now=now, in_contact=self._context.in_contact)
+        now = self._core.now()
+        judgement = self.judge.judge(self._core.state, look, now=now, in_contact=self._core.in_contact)
         for event in judgement.events:
-            self._context.report(event)
+            self._core.post(event)
         if judgement.lost:
             self._to_refine.send_nowait(judgement.lost)
         self.cancel(judgement.cancel_again)
@@ -338,12 +293,13 @@ class ClusterDriver:
             self.cancel(judgement.orphans)
         return judgement.restless
 
-    def _unavailable(self, reason: str) -> None:
-        if self._context.holding():
+    def unavailable(self, reason: str) -> None:
+        """Report that the cluster did not answer."""
+        if self._core.holding:
             return
-        event = self.judge.failed(self._context.state(), reason, now=self._context.clock())
+        event = self.judge.failed(self._core.state, reason, now=self._core.now())
         if event is not None:
-            self._context.report(event)
+            self._core.post(event)
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
@@ -357,31 +313,31 @@ class ClusterDriver:
         async for submission in self._submissions:
             event = await self._submit_one(submission)
             self.judge.answered(submission.key)
-            self._context.report(event)
+            self._core.post(event)
             self.poller.poll_soon()
 
     async def _submit_one(self, submission: Submission) -> Event:
         key = submission.key
         if not self.poller.breaker.may_ask(anyio.current_time()):
             reason = self.poller.failure or "out of reach"
-            return BatchAbsent(time=self._context.clock(), batch=key, reason=reason)
+            return BatchAbsent(time=self._core.now(), batch=key, reason=reason)
         try:
             with answering(self.name):
                 ids = tuple(await self.lrm.submit(submission))
         except (LrmRejectedError, LrmUnsupportedError) as error:
-            return BatchRejected(time=self._context.clock(), batch=key, reason=str(error))
+            return BatchRejected(time=self._core.now(), batch=key, reason=str(error))
         except LrmUnreachableError as error:
             pauses = bool(self.lrm.submission_obstacle)
             if not pauses:
                 self.poller.breaker.failed(anyio.current_time())
-            return BatchAbsent(time=self._context.clock(), batch=key, reason=error.message, pauses=pauses)
+            return BatchAbsent(time=self._core.now(), batch=key, reason=error.message, pauses=pauses)
         except LrmUnavailableError as error:
             self.poller.breaker.failed(anyio.current_time())
             log.warning("outcome of a submission is unknown", cluster=self.name, batch=key, error=str(error))
-            return BatchUncertain(time=self._context.clock(), batch=key, reason=error.message)
+            return BatchUncertain(time=self._core.now(), batch=key, reason=error.message)
         except LrmError as error:
-            return BatchRejected(time=self._context.clock(), batch=key, reason=str(error))
-        return BatchSubmitted(time=self._context.clock(), batch=key, lrm_ids=ids)
+            return BatchRejected(time=self._core.now(), batch=key, reason=str(error))
+        return BatchSubmitted(time=self._core.now(), batch=key, lrm_ids=ids)
 
     async def _cancel_all(self) -> None:
         async for ids in self._cancels:
@@ -412,10 +368,10 @@ class ClusterDriver:
                 if job is not None and job.end is not None:
                     detail = job.reason or event.detail
                     event = replace(event, reason=job.end, detail=detail)  # noqa: PLW2901 - the same, told better
-                self._context.report(event)
+                self._core.post(event)
 
     async def _history(self, events: Sequence[PlaceholderEnded]) -> dict[PlaceholderId, LrmJob]:
-        ids = self.judge.unexplained(self._context.state(), events)
+        ids = self.judge.unexplained(self._core.state, events)
         if not ids:
             return {}
         try:

@@ -224,7 +224,7 @@ class Journal:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         """Open or create the database at ``path`` (mode 0600). Raises JournalError.
 
-        ``read_only``: it must be there, and stays as it is now for whoever reads it here, while its owner goes on.
+        ``read_only``: it must exist; readers see it as it is now, while its owner continues to write.
         """
         self.path = path
         try:

@@ -300,7 +300,7 @@ class Owned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """A placeholder that nobody owns."""
+    """A placeholder that belongs to no service."""
 
     cluster: str
     id: str
@@ -315,7 +315,7 @@ class Leftover:
 def leftovers(
     cluster: str, listing: Iterable[LrmJob], owned: Owned, *, user: str, all_instances: bool
 ) -> list[Leftover]:
-    """Return the jobs in a listing that are placeholders of this user's and that nobody is known to own.
+    """Return the jobs in a listing that are placeholders of this user's and belong to no known service.
 
     ``all_instances``: also those of other state directories, of which nothing is known.
     """

@@ -355,19 +355,19 @@ class ListingJudge:
         return frozenset(self._under_way)
 
     def sending(self, batch: BatchKey) -> None:
-        """Hear that a submission is being sent."""
+        """Note that a submission is being sent."""
         self._under_way.add(batch)
 
     def answered(self, batch: BatchKey) -> None:
-        """Hear that the outcome of a submission is known, or will not be known."""
+        """Note that the outcome of a submission is known, or will not be known."""
         self._under_way.discard(batch)
 
     def not_cancelled(self, ids: Iterable[LrmJobId]) -> None:
-        """Hear that the LRM did not answer when it was told to cancel these."""
+        """Note that the LRM did not answer a request to cancel these jobs."""
         self._not_cancelled.update(ids)
 
     def farewell(self, placeholder: PlaceholderId) -> None:
-        """Hear that the agent of an ending placeholder has closed its connection."""
+        """Note that the agent of an ending placeholder has closed its connection."""
         self._reconciler.farewells.add(placeholder)
 
     def node_of(self, placeholder: PlaceholderId) -> str:

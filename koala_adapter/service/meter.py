@@ -12,22 +12,20 @@ from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from koala_adapter.host.metrics import Meter
     from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.model import JobId
-    from koala_adapter.scheduler.records import JobRecord, SizeChange, State
+    from koala_adapter.scheduler.records import JobRecord, SizeChange
+    from koala_adapter.service.core import Core
 
 
 class ServiceMeter:
     """Counts what becomes of jobs and placeholders."""
 
-    def __init__(self, state: Callable[[], State], *, trouble: Callable[[], str]) -> None:
-        """``trouble``: why the journal cannot be written; empty: it can."""
+    def __init__(self, core: Core) -> None:
+        """Count nothing yet; gauges are read from ``core``."""
         self.meter = process_meter("serve")
-        self._state = state
-        self._trouble = trouble
+        self._core = core
         self._counted: dict[JobId, SizeChange] = {}
         """The latest change of size that is counted, of each job that had one."""
         self.meter.read_with(self._read)
@@ -46,13 +44,13 @@ class ServiceMeter:
             case ev.PlaceholderHeld():
                 self._count_wait(event)
         job_id = getattr(event, "job_id", None)
-        record = None if job_id is None else self._state().jobs.get(job_id)
+        record = None if job_id is None else self._core.state.jobs.get(job_id)
         if record is not None and record.size_changes:
             self._count_changes(record)
 
     def launched(self, job_id: JobId) -> None:
         """Count the launch of a job."""
-        record = self._state().jobs.get(job_id)
+        record = self._core.state.jobs.get(job_id)
         if record is None:
             return
         self.meter.add(metric.JOB_STARTS)
@@ -74,13 +72,13 @@ class ServiceMeter:
     # ---- what an event has changed --------------------------------------------------------------------------------
 
     def _pass_over_the_past(self) -> None:
-        """Count from now on: what the journal tells of earlier processes is theirs."""
-        for id_, record in self._state().jobs.items():
+        """Start counting at the end of the journal: earlier processes counted their own events."""
+        for id_, record in self._core.state.jobs.items():
             if record.size_changes:
                 self._counted[id_] = record.size_changes[-1]
 
     def _count_wait(self, event: ev.PlaceholderHeld) -> None:
-        state = self._state()
+        state = self._core.state
         record = state.placeholders.get(event.placeholder)
         if record is not None and record.held_at is not None and record.held_at == state.now:
             self.meter.observe(metric.PLACEHOLDER_WAITING, record.cluster, seconds=record.held_at - record.submitted_at)
@@ -99,8 +97,8 @@ class ServiceMeter:
     # ---- what there is --------------------------------------------------------------------------------------------
 
     def _read(self, meter: Meter) -> None:
-        state = self._state()
-        meter.set(metric.JOURNAL_BLOCKED, value=float(bool(self._trouble())))
+        state = self._core.state
+        meter.set(metric.JOURNAL_BLOCKED, value=float(bool(self._core.trouble)))
         jobs = Counter(record.state for record in state.jobs.values() if not record.state.final)
         for job_state in JobState:
             if not job_state.final:

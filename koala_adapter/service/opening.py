@@ -37,7 +37,7 @@ def request_window(config: ClusterConfig, definition: PluginDefinition, director
     """Return the file in which the requests to a cluster's batch system are counted, in a directory made here.
 
     The directory is the user's own, whatever the state ``directory``. The state directory takes its place where that
-    cannot be used, and for a batch system that nobody asks from another one. Raises OSError when neither can be used.
+    cannot be used, and for a batch system that no other state directory asks. Raises OSError when neither can be used.
     """
     identity = _identity(config, definition)
     own = requests_directory() if definition.identified_by else None

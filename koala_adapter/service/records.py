@@ -1,28 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records that a service keeps in its journal besides events: negotiations, the closing note, reports.
 
-In this order: the messages of negotiations as unparsed text and their tables, the note of an orderly end, the reports
-of ended jobs, and the keeper that writes each negotiation message as it passes. No negotiation code is imported here,
-so that a service whose jobs never negotiate does not load it.
+In this order: the messages of negotiations as unparsed text and their tables, the note of an orderly end, and the
+reports of ended jobs. No negotiation code is imported here, so that a service whose jobs never negotiate does not
+load it.
 """
 
 from __future__ import annotations
 
 import json
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from koala_adapter.errors import JournalBlockedError, JournalError
+from koala_adapter.errors import JournalError
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
-    from koala_adapter.model import JobId
-    from koala_adapter.negotiation.serviceside.template import Side, Template
-    from koala_adapter.scheduler.records import State
 
 SCHEMA_VERSION = "4"
 """Of the database with its events and records. What an earlier version could not read has another number."""
@@ -182,7 +178,7 @@ def leave_closing_note(execute: Execute, unfinished: Iterable[str]) -> None:
 
 
 def unfinished_at_close(execute: Execute) -> tuple[str, ...] | None:
-    """Return the jobs that are not over; None: nobody has noted that, or something has happened since."""
+    """Return the jobs that are not over; None: the service did not end in order, or events followed."""
     row = execute("SELECT value FROM meta WHERE key = ?", (_KEY,)).fetchone()
     if row is None:
         return None
@@ -279,48 +275,3 @@ class FinishedJobs:
         """Return when what was kept of a job was dropped; None: it was not, or there is no such job."""
         row = self._execute("SELECT cleaned_at FROM cleaned WHERE id = ?", (job_id,)).fetchone()
         return None if row is None else float(row[0])
-
-
-# -- Keeper of negotiation messages --------------------------------------------------------------------------
-# Messages wait in memory, up to a bound, while the journal cannot be written.
-
-MOST_WAITING = 10_000
-"""Messages that are remembered while the journal cannot be written."""
-
-
-class NegotiationKeeper:
-    """Keeps messages as they pass; those that cannot be written are written with a later one."""
-
-    def __init__(self, store: NegotiationStore, *, state: Callable[[], State], clock: Callable[[], float]) -> None:
-        """``state`` tells which component a process belongs to."""
-        self._store = store
-        self._state = state
-        self._clock = clock
-        self._waiting: deque[tuple[KeptNegotiation, Message]] = deque(maxlen=MOST_WAITING)
-
-    def keep(self, job_id: JobId, rank: int, sender: Side, template: Template, payload: bytes) -> None:
-        """Keep a template that a side has said, and as it has written it."""
-        record = self._state().jobs.get(job_id)
-        known = record is not None and 0 <= rank < len(record.ranks)
-        component = record.ranks[rank].component if record is not None and known else ""
-        kept = KeptNegotiation(
-            job_id=job_id,
-            component=component,
-            rank=rank,
-            initiator=template.initiator.value,
-            agreement_id=template.agreement_id,
-        )
-        self._waiting.append((kept, Message(at=self._clock(), sender=sender.value, template=payload.decode())))
-        self._write()
-
-    def recalled(self, job_id: JobId, initiator: Side, agreement_id: str) -> KeptNegotiation | None:
-        """Return the latest negotiation that a side has begun under a name; None: none is known."""
-        return self._store.recalled(job_id, initiator.value, agreement_id)
-
-    def _write(self) -> None:
-        try:
-            while self._waiting:
-                self._store.keep(*self._waiting[0])
-                self._waiting.popleft()
-        except JournalBlockedError:
-            return  # the service has noticed by what it writes itself, and says so

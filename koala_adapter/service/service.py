@@ -25,7 +25,6 @@ from koala_adapter.driver.store import doubts, rebuilt, tellers
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.containment import contained
-from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import JobId
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
@@ -33,13 +32,14 @@ from koala_adapter.scheduler.events import Configured, JobSubmitted
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.agents import LiveEffector, Reception, ScriptMaker, tidy_words
 from koala_adapter.service.applications import Applications, Archive
-from koala_adapter.service.clusters import ClusterDriver, DriverContext
+from koala_adapter.service.clusters import ClusterDriver
+from koala_adapter.service.core import Core
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.meter import ServiceMeter
 from koala_adapter.service.opening import make_lrm, words_directory
 from koala_adapter.service.results import ResultStore
 from koala_adapter.service.sizes import SizeChanges
-from koala_adapter.service.sizes.jobs import Surroundings, resizable
+from koala_adapter.service.sizes.jobs import resizable
 from koala_adapter.service.sweeps import Sweeps
 from koala_adapter.sizes import SizeRules
 
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.context import NumberedBatch
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
-    from koala_adapter.vjm.channel import Launch, Signal
 
 
 OBSTACLE_SECONDS = 10.0
@@ -161,10 +160,9 @@ FORGOTTEN_AFTER = 3600.0
 class AskingAgain:
     """Whose agents are to be asked again, and when."""
 
-    def __init__(self, *, clock: Callable[[], float], disconnect: Callable[[PlaceholderId, str], None]) -> None:
-        """``disconnect`` cuts an agent off, if it is connected, for a reason."""
-        self._clock = clock
-        self._disconnect = disconnect
+    def __init__(self, core: Core) -> None:
+        """Agents are disconnected at the control center of ``core``."""
+        self._core = core
         self._failed: dict[type[Event], tuple[float, float]] = {}
         """For each kind of event when it failed last, and the pause before what the next tells is asked for."""
         self._due: dict[PlaceholderId, float] = {}
@@ -172,7 +170,7 @@ class AskingAgain:
 
     def ask(self, event: Event, placeholders: Iterable[PlaceholderId]) -> None:
         """Ask agents for what they told in an event: at once, if it is the first of its kind."""
-        now, kind = self._clock(), type(event)
+        now, kind = self._core.now(), type(event)
         failed_at, pause = self._failed.get(kind, (now, 0.0))
         if now - failed_at > FORGOTTEN_AFTER:
             pause = 0.0
@@ -183,17 +181,17 @@ class AskingAgain:
         self._more.set()
 
     def _ask_due(self) -> None:
-        now = self._clock()
+        now = self._core.now()
         for placeholder in [one for one, at in self._due.items() if at <= now]:
             del self._due[placeholder]
-            self._disconnect(placeholder, "an event was set aside: tell again how things stand")
+            self._core.center.disconnect(placeholder, "an event was set aside: tell again how things stand")
 
     async def run(self) -> None:
         """Ask when it is time, until cancelled."""
         while True:
             await self._more.wait()
             while self._due:
-                await anyio.sleep(max(0.0, min(self._due.values()) - self._clock()))
+                await anyio.sleep(max(0.0, min(self._due.values()) - self._core.now()))
                 self._ask_due()
             self._more = anyio.Event()
 
@@ -245,33 +243,22 @@ LONGEST_WAIT = 60.0
 class Upkeep:
     """Looks after the loop, the journal and the clusters of a service."""
 
-    def __init__(  # noqa: PLR0913 - all that it looks after
+    def __init__(
         self,
-        directory: Path,
-        *,
-        loop: EventLoop,
-        journal: Journal,
-        clock: ServiceClock,
+        core: Core,
         clusters: Mapping[ClusterName, ClusterDriver],
         effector: LiveEffector,
-        changed: Callable[[], anyio.Event],
-        tell: Callable[[], None],
+        *,
         journal_patience: float | None,
     ) -> None:
-        """``directory``: of the service's state.
-
-        ``changed``: what is set at the next change; ``tell``: something has changed. ``journal_patience``: as of
-        :class:`Service`.
-        """
+        """``journal_patience``: as of :class:`Service`."""
         self._journal_patience = inf if journal_patience is None else journal_patience
-        self._directory = directory
-        self._loop = loop
-        self._journal = journal
-        self._clock = clock
+        self._core = core
+        self._loop = core.loop
+        self._journal = core.journal
+        self._clock = core.clock
         self._clusters = clusters
         self._effector = effector
-        self._changed = changed
-        self._tell = tell
         self._halted = anyio.Event()
         self._snapshot_begun = anyio.Event()
 
@@ -281,15 +268,15 @@ class Upkeep:
             tasks.start_soon(work)
 
     def halted(self) -> None:
-        """Hear that the journal cannot be written."""
+        """Begin to try the journal again and again: it cannot be written."""
         self._halted.set()
 
     def snapshot_begun(self) -> None:
-        """Hear that a snapshot is to be written."""
+        """Begin to write a snapshot."""
         self._snapshot_begun.set()
 
     def watch_time_of_day(self) -> None:
-        """Note it when somebody sets the time of day, or the next boot would take that for time that has passed."""
+        """Note a change of the time of day, which the next boot would take for time that has passed."""
         step = self._clock.step()
         if step:
             log.warning("the time of day of this machine was set", seconds=round(step, 1))
@@ -309,7 +296,7 @@ class Upkeep:
                     self._require_use()
             self._halted = anyio.Event()
             log.info("the journal can be written again")
-            self._tell()
+            self._core.note_change()
             for driver in self._clusters.values():
                 driver.poller.poll_soon()
 
@@ -321,7 +308,7 @@ class Upkeep:
             raise JournalBlockedError(self._loop.trouble, hint=hint)
 
     async def _write_snapshots(self) -> None:
-        """Write each snapshot group by group; in between whoever asks is answered, and agents are heard."""
+        """Write each snapshot group by group; clients and agents are served between two groups."""
         while True:
             await self._snapshot_begun.wait()
             self._snapshot_begun = anyio.Event()
@@ -333,7 +320,7 @@ class Upkeep:
     async def _keep_time(self) -> None:
         while True:
             at = None if self._loop.holding else self._loop.scheduler.next_wakeup
-            changed = self._changed()
+            changed = self._core.changed
             self.watch_time_of_day()
             if at is not None and at <= self._clock.now():
                 self._loop.post(ev.TimeReached(time=self._clock.now()))
@@ -346,7 +333,7 @@ class Upkeep:
     async def _tidy(self) -> None:
         """Drop the secrets of submissions that are over."""
         while True:
-            await self._changed().wait()
+            await self._core.changed.wait()
             if len(self._effector.with_secrets) > len(self._loop.scheduler.state.batches) and not self._loop.trouble:
                 with suppress(JournalBlockedError):  # at the next change
                     self._forget_secrets()
@@ -358,7 +345,7 @@ class Upkeep:
             for driver in self._clusters.values() if cluster is None else [self._clusters[cluster]]:
                 driver.forget(batch)
                 with suppress(OSError):
-                    tidy_words(words_directory(driver.config, self._directory), batch)
+                    tidy_words(words_directory(driver.config, self._core.directory), batch)
 
 
 # -- The service ---------------------------------------------------------------------------------------------
@@ -412,37 +399,30 @@ class Service:
             self.journal.note_clock(self.clock.reading())
             self._failed = anyio.Event()
             self._failure: KoalaError | None = None
-            self.changed = anyio.Event()
-            """Set (and replaced) whenever something changed that a report may show."""
-            self.sweeps = Sweeps(
-                directory, site, state=lambda: self.state, clock=self.now, report=self.post, tell=self.settled
+            core = self.core = Core(site, directory, self.journal, self.clock, SizeRules(policies.sizes))
+            settings = site.control_center
+            store = ResultStore(
+                per_rank=settings.output_files_per_rank_mib * 1024**2,
+                per_job=settings.output_files_per_job_mib * 1024**2,
             )
-            self.applications = self._new_applications()
-            self._size_rules = SizeRules(policies.sizes)
-            around = Surroundings(
-                listen=site.control_center.negotiation_listen,
-                applications=self.applications,
-                store=self.journal.negotiations,
-                state=lambda: self.state,
-                clock=self.now,
-                report=self.post,
-                tell=self._tell_application,
-                rules=self._size_rules,
-            )
-            self.sizes = SizeChanges(around)
-            self.meter = ServiceMeter(lambda: self.state, trouble=lambda: self.trouble)
+            self.meter = ServiceMeter(core)
+            self.sweeps = Sweeps(core)
+            self.applications = Applications(core, store, sweeps=self.sweeps)
+            self.sizes = SizeChanges(core, self.applications)
             self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
-            self.reception = self._new_reception()
-            self._asking_again = AskingAgain(clock=self.now, disconnect=self.reception.disconnect)
-            self.archive = Archive(
-                self.journal,
-                state=lambda: self.state,
+            self.reception = Reception(core, self.applications, self.clusters)
+            self._asking_again = AskingAgain(core)
+            self.archive = Archive(core, self.applications, partial(make_report, self))
+            self._effector = LiveEffector(
+                core,
+                self.clusters,
+                self.reception,
                 applications=self.applications,
-                make_report=partial(make_report, self),
-                ending=(id_ for id_, record in scheduler.state.jobs.items() if record.state.final and record.live),
+                sizes=self.sizes,
+                archive=self.archive,
+                meter=self.meter,
             )
-            self._effector = self._new_effector()
-            self._loop = EventLoop(
+            self._loop = core.loop = EventLoop(
                 scheduler,
                 self.journal,
                 self._effector,
@@ -451,100 +431,13 @@ class Service:
                 snapshot_interval=snapshot_interval,
                 since_snapshot=self.journal.events_since_snapshot(),
             )
-            self._upkeep = Upkeep(
-                directory,
-                loop=self._loop,
-                journal=self.journal,
-                clock=self.clock,
-                clusters=self.clusters,
-                effector=self._effector,
-                changed=lambda: self.changed,
-                tell=self.settled,
-                journal_patience=journal_patience,
-            )
+            self._upkeep = Upkeep(core, self.clusters, self._effector, journal_patience=journal_patience)
             failing.pop_all()
-
-    # ---- its parts: what they ask of it and of each other is asked once all are made ------------------------------
-
-    def _new_applications(self) -> Applications:
-        settings = self.site.control_center
-        store = ResultStore(
-            per_rank=settings.output_files_per_rank_mib * 1024**2, per_job=settings.output_files_per_job_mib * 1024**2
-        )
-        return Applications(
-            self.directory / "jobs",
-            state=lambda: self.state,
-            clock=self.now,
-            report=self.post,
-            launch=self._launch,
-            signal=self._signal,
-            store=store,
-            sweeps=self.sweeps,
-        )
 
     def _new_driver(self, config: ClusterConfig, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
         lrm, commands = make_lrm(config, plugins, self.directory)
         self.meter.watch(config.name, commands)
-        surroundings = DriverContext(
-            state=lambda: self.state,
-            clock=self.now,
-            report=self.post,
-            in_contact=self._in_contact,
-            others_matter=self._others_matter,
-            holding=lambda: self._loop.holding,
-            busy=lambda: self.busy,
-            growth_waits=self._growth_waits,
-            name_prefix=f"koala-{self.instance}-",
-            user=login_name(),
-        )
-        return ClusterDriver(config, lrm, commands, surroundings)
-
-    def _others_matter(self, cluster: ClusterName) -> bool:
-        return self.scheduler.shrinks_for_others(cluster)
-
-    def _growth_waits(self, cluster: ClusterName) -> bool:
-        return self.scheduler.growth_waits(cluster)
-
-    def _launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
-        return self.reception.launch(placeholder, launch)
-
-    def _signal(self, placeholder: PlaceholderId, signal: Signal) -> bool:
-        return self.reception.signal(placeholder, signal)
-
-    def _tell_application(self, placeholder: PlaceholderId, task: str, frame: bytes) -> bool:
-        return self.reception.tell_application(placeholder, task, frame)
-
-    def _in_contact(self, placeholder: PlaceholderId) -> bool:
-        return self.reception.in_contact(placeholder)
-
-    def _new_reception(self) -> Reception:
-        return Reception(
-            self.directory / "certificate",
-            self.site,
-            journal=self.journal,
-            state=lambda: self.state,
-            clock=self.now,
-            report=self.post,
-            applications=self.applications,
-            clusters=self.clusters,
-            tell=self.settled,
-        )
-
-    def _new_effector(self) -> LiveEffector:
-        return LiveEffector(
-            self.directory,
-            journal=self.journal,
-            state=lambda: self.state,
-            clock=self.now,
-            report=self.post,
-            clusters=self.clusters,
-            reception=self.reception,
-            applications=self.applications,
-            resizing=lambda: self.sizes.resizing,
-            archive=self.archive,
-            meter=self.meter,
-            scripts=lambda: self._scripts,
-        )
+        return ClusterDriver(self.core, config, lrm, commands)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -560,6 +453,11 @@ class Service:
     def instance(self) -> str:
         """Short random name of this state directory; part of every LRM job name of ours."""
         return self.journal.instance()
+
+    @property
+    def changed(self) -> anyio.Event:
+        """Set (and replaced) whenever something changed that a report may show."""
+        return self.core.changed
 
     def now(self) -> float:
         """Return the time by the service clock."""
@@ -577,7 +475,7 @@ class Service:
         self._loop.post(event)
 
     def handled(self, event: ev.Event) -> None:
-        """See LoopOwner."""
+        """Take note of an event that the scheduler has handled."""
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
@@ -588,30 +486,29 @@ class Service:
         self._upkeep.watch_time_of_day()
 
     def settled(self) -> None:
-        """See LoopOwner."""
-        self.changed.set()
-        self.changed = anyio.Event()
+        """Wake those who wait for a change."""
+        self.core.note_change()
 
     def halted(self) -> None:
-        """See LoopOwner."""
+        """Try the journal from now on until it can be written."""
         self._upkeep.halted()
 
     def snapshot_begun(self) -> None:
-        """See LoopOwner."""
+        """Write a snapshot group by group."""
         self._upkeep.snapshot_begun()
 
     def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
         """Have told again what is not known any more; as after a restart, if the state is another one than it was."""
         self.meter.set_aside(len(set_aside))
         if len(set_aside) > 1:
-            self.reception.disconnect_all("events were set aside: tell again how things stand")
+            self.core.center.disconnect_all("events were set aside: tell again how things stand")
         else:
             self._asking_again.ask(set_aside[0], tellers(self.state, set_aside[0]))
-        self._doubt("an event was set aside", in_contact=self._in_contact)
+        self._doubt("an event was set aside", in_contact=self.core.in_contact)
         self.sizes.follow(self.state.jobs)
 
     def failed(self, error: KoalaError) -> None:
-        """See LoopOwner."""
+        """End the service: the state cannot be built again."""
         self._failure = error
         self._failed.set()
 
@@ -650,7 +547,7 @@ class Service:
             return earlier
         self._loop.require_journal()
         job = make_job(self._new_job_id(), self.now())
-        check_policies(job, self.scheduler.policies, self._size_rules)
+        check_policies(job, self.scheduler.policies, self.core.size_rules)
         self._require_able(job)
         self.applications.keep_input(job)
         try:
@@ -705,7 +602,7 @@ class Service:
         the component cannot have; JournalBlockedError and DefectError as :meth:`cancel` does.
         """
         record = self.scheduler.job(job_id)
-        found = resizable(record, component, processors, self._size_rules)
+        found = resizable(record, component, processors, self.core.size_rules)
         wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
         self._loop.enter(wanted)
         self._poll_soon(claim.cluster for claim in record.claims if claim.component == found)
@@ -718,16 +615,9 @@ class Service:
                 driver.poller.poll_soon()
 
     @property
-    def _scripts(self) -> ScriptMaker | None:
-        port, fingerprint = self.reception.port, self.reception.fingerprint
-        if port is None:
-            return None
-        return ScriptMaker(site=self.site, port=port, fingerprint=fingerprint, directory=self.directory)
-
-    @property
     def scripts(self) -> ScriptMaker:
         """What makes the submissions. Raises ServiceUnavailableError before the control center listens."""
-        scripts = self._scripts
+        scripts = self.reception.scripts
         if scripts is None:
             raise ServiceUnavailableError("the service is still starting", hint="try again in a moment")
         return scripts
@@ -735,7 +625,7 @@ class Service:
     @property
     def busy(self) -> bool:
         """Tell whether anything is unfinished."""
-        return any(not record.state.final or record.live for record in self.state.jobs.values())
+        return self.core.busy
 
     @property
     def unfinished(self) -> list[JobId]:

@@ -40,10 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from socket import socket
 
-    from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Job, JobId, Sweep
-    from koala_adapter.scheduler.events import Event
-    from koala_adapter.scheduler.records import State
+    from koala_adapter.service.core import Core
     from koala_adapter.vjm.certificate import Certificate
 
 
@@ -387,10 +385,10 @@ class RunningSweep:
     # ---- what launchers ask for (Board) -----------------------------------------------------------------------------
 
     def came(self, puller: Puller) -> None:
-        """See Board; it says who it is first."""
+        """Give a new launcher nothing yet: its first message says which one it is."""
 
     def work_for(self, puller: Puller) -> bytes | None:
-        """See Board."""
+        """Return the next task of a launcher; None: there is none now."""
         launcher = puller.work
         given = self._book.take()
         if given is None or not isinstance(launcher, _Launcher):
@@ -400,7 +398,7 @@ class RunningSweep:
         return json.dumps({"task": given.task, "attempt": given.attempt, "argv": argv}).encode()
 
     def heard(self, puller: Puller, frame: bytes) -> None:
-        """See Board. Raises ConnectionError, which ends the conversation, where it cannot be understood or kept."""
+        """Take in what a launcher says. Raises ConnectionError when it is invalid or cannot be kept."""
         launcher = puller.work
         if self._saved:
             raise ConnectionError("the sweep is closed")
@@ -440,7 +438,7 @@ class RunningSweep:
         self._report()
 
     def gone(self, puller: Puller) -> None:
-        """See Board."""
+        """Take tasks back from a launcher whose connection has ended."""
         launcher = puller.work
         if self._saved:
             return
@@ -517,24 +515,12 @@ class _Opening:
 class Sweeps:
     """What a service does for jobs with runner ``sweep``."""
 
-    def __init__(
-        self,
-        directory: Path,
-        site: SiteConfig,
-        *,
-        state: Callable[[], State],
-        clock: Callable[[], float],
-        report: Callable[[Event], None],
-        tell: Callable[[], None],
-    ) -> None:
-        """``directory``: of the service's state. ``tell``: something has changed that is no event."""
-        self._jobs = directory / "jobs"
-        self._certificates = directory / "certificate"
-        self._site = site
-        self._state = state
-        self._clock = clock
-        self._report = report
-        self._tell = tell
+    def __init__(self, core: Core) -> None:
+        """Open nothing yet."""
+        self._core = core
+        self._jobs = core.directory / "jobs"
+        self._certificates = core.directory / "certificate"
+        self._site = core.site
         self._running: dict[JobId, RunningSweep] = {}
         self._opening: dict[JobId, _Opening] = {}
         self._unread: list[_Opening] = []
@@ -554,7 +540,9 @@ class Sweeps:
         if job.sweep is None:
             return
         first = first_job(job)
-        at_it = [one.job.id for one in self._state().jobs.values() if not one.state.final and _first(one.job) == first]
+        at_it = [
+            one.job.id for one in self._core.state.jobs.values() if not one.state.final and _first(one.job) == first
+        ]
         if at_it:
             raise JobRefusedError(f"job {at_it[0]} is at this sweep", hint=f"see `koala status {at_it[0]}`")
         self.files(job).keep(job)
@@ -677,7 +665,7 @@ class Sweeps:
         """Go on with the sweeps of running jobs, until cancelled; then close all."""
         limiter = anyio.CapacityLimiter(READING_AT_ONCE)
         try:
-            for record in list(self._state().jobs.values()):
+            for record in list(self._core.state.jobs.values()):
                 if record.job.runner is RunnerName.SWEEP and record.state in {JobState.LAUNCHING, JobState.RUNNING}:
                     self._reopen(record.job)
             async with anyio.create_task_group() as readers:
@@ -689,7 +677,7 @@ class Sweeps:
                     self._end_those_that_are_over()
                     while self._closing:
                         await self._closing.pop().close()
-                    self._tell()
+                    self._core.note_change()
                     with anyio.move_on_after(TELLING):
                         await self._urgent.wait()
                     self._urgent = anyio.Event()
@@ -716,7 +704,7 @@ class Sweeps:
         self._over.add(job_id)
         log.info("a sweep is over", job=job_id, status=status, detail=detail)
         end = TaskEnd(reason=EndReason.EXITED, exit_code=status, detail=detail)
-        self._report(RankEnded(time=self._clock(), job_id=job_id, rank=None, end=end))
+        self._core.post(RankEnded(time=self._core.now(), job_id=job_id, rank=None, end=end))
 
 
 def _read(opening: _Opening) -> tuple[Expansion, Book]:

@@ -25,10 +25,11 @@ from koala_adapter.scheduler.actions import SubmitPlaceholders
 from koala_adapter.scheduler.reports import HOLDERS
 from koala_adapter.service.agents import ScriptMaker, last_words, leave_token, words_paths
 from koala_adapter.service.opening import remove_token, token_path, words_directory
-from koala_adapter.vjm import center as agentevents
 from koala_adapter.vjm import certificate, channel
 from koala_adapter.vjm import certificate as credentials
+from koala_adapter.vjm import listener as agentevents
 from koala_adapter.vjm.center import ControlCenter
+from koala_adapter.vjm.listener import AgentListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -127,7 +128,7 @@ class Visit:
     session: str | None = None
 
 
-class TrialCenter:
+class TrialCenter(AgentListener):
     """A control center for trials only."""
 
     def __init__(self, site: SiteConfig, directory: Path, *, state: Path) -> None:
@@ -140,19 +141,21 @@ class TrialCenter:
         """Peers that connected and did not prove themselves: address and fault."""
         own = certificate.load_or_create(directory / "certificate")
         self._fingerprint = own.fingerprint
-        self.center = ControlCenter(
-            ssl_context=certificate.server_context(own),
-            authenticate=lambda id_, token: (
-                id_ in self._visits and secrets.compare_digest(self._visits[id_].token, token)
-            ),
-            sessions=self,
-            on_event=self._on_event,
-            output_path=lambda placeholder, task: directory / f"{placeholder}.{task}",
-            lease=LEASE,
-            heartbeat=HEARTBEAT,
-            on_rejected=lambda address, fault: self.rejected.append(f"{address}: {fault}"),
-        )
+        self.center = ControlCenter(self, certificate.server_context(own), lease=LEASE, heartbeat=HEARTBEAT)
         self.port = 0
+
+    def admits(self, placeholder: PlaceholderId, token: str) -> bool:
+        """Admit expected placeholders."""
+        visit = self._visits.get(placeholder)
+        return visit is not None and secrets.compare_digest(visit.token, token)
+
+    def output_path(self, placeholder: PlaceholderId, task: str) -> Path:
+        """Return where the output of a command goes."""
+        return self._directory / f"{placeholder}.{task}"
+
+    def on_rejected(self, address: str, fault: str) -> None:
+        """Keep what was wrong with a peer."""
+        self.rejected.append(f"{address}: {fault}")
 
     def bound_session(self, placeholder: PlaceholderId) -> str | None:
         """Return the digest of the session that owns a placeholder; None when there is none."""
@@ -194,7 +197,8 @@ class TrialCenter:
         except OSError:
             return ""
 
-    def _on_event(self, event: agentevents.AgentEvent) -> None:
+    def on_event(self, event: agentevents.AgentEvent) -> None:
+        """Note the registration of an agent, and the end of its task."""
         visit = self._visits.get(event.placeholder)
         if visit is None:
             return

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import PlaceholderId
     from koala_adapter.vjm.channel import AgentMessage, CenterMessage, Decoder
+    from koala_adapter.vjm.listener import AgentListener
 
 
 # -- Files of output -----------------------------------------------------------------------------------------
@@ -191,29 +192,20 @@ _Stream: TypeAlias = "tuple[str, str]"
 class OutputFiles:
     """Where the output of all tasks goes."""
 
-    def __init__(
-        self,
-        *,
-        path: Callable[[PlaceholderId, str], Path | None],
-        on_output: Callable[[str, str, int, bytes], None] | None,
-        on_unwritten: Callable[[str, str, Path, str], None] | None,
-    ) -> None:
-        """See :class:`~koala_adapter.vjm.center.ControlCenter`, where ``path`` is called ``output_path``."""
-        self._path = path
-        self._on_output = on_output
-        self._on_unwritten = on_unwritten
+    def __init__(self, listener: AgentListener) -> None:
+        """``listener`` knows the path of each output, and is told what is written."""
+        self._listener = listener
         self._store = OutputStore()
 
     def file_of(self, placeholder: PlaceholderId, piece: channel.Output) -> Path | None:
         """Return where a piece goes; None: nowhere."""
-        path = self._path(placeholder, piece.task)
+        path = self._listener.output_path(placeholder, piece.task)
         return None if path is None else path.with_name(f"{path.name}.{piece.stream}")
 
     def put(self, file: Path, piece: channel.Output) -> int:
         """Write a piece and tell of it; return the size of its file. Raises OSError."""
         size = self._write(file, piece)
-        if self._on_output is not None:
-            self._on_output(piece.task, piece.stream, piece.offset, piece.data)
+        self._listener.on_output(piece.task, piece.stream, piece.offset, piece.data)
         return size
 
     def _write(self, file: Path, piece: channel.Output) -> int:
@@ -229,13 +221,12 @@ class OutputFiles:
 
     def tell_unkept(self, placeholder: PlaceholderId, task: str, error: OSError) -> None:
         """Tell that what is said of a task's output files could not be written."""
-        path = self._path(placeholder, task)
+        path = self._listener.output_path(placeholder, task)
         if path is not None:
             self._tell(task, FILES, path, error)
 
     def _tell(self, task: str, stream: str, file: Path, error: OSError) -> None:
-        if self._on_unwritten is not None:
-            self._on_unwritten(task, stream, file, os.strerror(error.errno) if error.errno else str(error))
+        self._listener.on_unwritten(task, stream, file, os.strerror(error.errno) if error.errno else str(error))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,31 +4,23 @@
 from __future__ import annotations
 
 import random
-import sqlite3
-import weakref
-from math import inf
 from typing import TYPE_CHECKING
 
 from koala_adapter.application.notes import parse_note
 from koala_adapter.negotiation.serviceside.document import HEADER_SIZE
-from koala_adapter.outcome import LAUNCHED_STATES, PlaceholderState
+from koala_adapter.outcome import LAUNCHED_STATES
 from koala_adapter.runners.adaptive import AdaptiveRunner
-from koala_adapter.service.records import TABLES, NegotiationKeeper, NegotiationStore
-from koala_adapter.service.sizes.adaptive import Adaptations
-from koala_adapter.service.sizes.port import NegotiationPort
 from tests.faults.agents import TO_AGENT
 from tests.faults.programs import Program, Traits
 from tests.faults.workers import application_of
-from tests.sqlite_watch import closed_later
+from tests.unit.service.standincore import Center
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
 
     from koala_adapter.application.process import Process
     from koala_adapter.model import JobId, PlaceholderId
-    from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord
-    from koala_adapter.service.applications import ApplicationListener
     from tests.faults.agents import SimulatedAgent, Task
     from tests.faults.driver import SimulatedService
 
@@ -36,17 +28,13 @@ STEP_LASTS = (0.3, 6.0)
 """Seconds between two points of a program, at least and at most."""
 
 
-class Adaptive:
-    """The adaptive applications of one service: what that service knows of them, and their processes.
-
-    It has the place of the service's Applications.
-    """
+class Adaptive(Center):
+    """The adaptive applications of one service: what that service knows of them, and their processes."""
 
     def __init__(self, service: SimulatedService) -> None:
         """Talk through the service."""
         self._service = service
         self._runners: dict[JobId, AdaptiveRunner] = {}
-        self.listener: ApplicationListener | None = None
         self.calm = False
         """Whether programs do as they should."""
         self.most_wished = 4
@@ -58,48 +46,12 @@ class Adaptive:
         """Ranks whose processes were told of a change."""
         self.members: dict[tuple[str, int], tuple[object, ...]] = {}
         """The members that each process computes with, in their order: after the latest change it was told of."""
-        database = closed_later(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
-        weakref.finalize(self, database.close)
-        database.executescript(TABLES)
-        self._store = NegotiationStore(database.execute)
-        self.resizing = self._new_resizing()
-        self._look = inf
-        self._quiet = False
-        """Nothing new is to be said or reported now."""
-        self._reported: set[tuple[object, ...]] = set()
-        """Kind, job and number of what was."""
-
-    def _new_resizing(self) -> Adaptations:
-        service = self._service
-        return Adaptations(
-            self,  # type: ignore[arg-type] # it is all that is asked of them
-            state=lambda: service.state,
-            clock=lambda: service.now,
-            report=self._report,
-            tell=self._tell,
-            keeper=NegotiationKeeper(self._store, state=lambda: service.state, clock=lambda: service.now),
-            negotiators=NegotiationPort("127.0.0.1"),  # nobody asks it to listen
-        )
-
-    def _report(self, event: Event) -> None:
-        what = (type(event), getattr(event, "job_id", None), getattr(event, "number", None))
-        if self._quiet:  # a look may report again what waits to be handled
-            assert what in self._reported, f"nobody looked at the job that reports {event}"
-            return
-        self._reported.add(what)
-        self._service.post(event)
+        self.quiet = False
+        """True while nothing new is to be said or reported."""
 
     def renew(self) -> None:
-        """Be a new process of the service, which knows nothing yet."""
+        """Forget all runners: the service is a new process, which knows nothing yet."""
         self._runners.clear()
-        self._look = inf
-        self._reported.clear()
-        self.resizing = self._new_resizing()
-
-    def resume(self) -> None:
-        """Take up what the records tell."""
-        self.resizing.resume()
-        self._look_again()
 
     # ---- what the service does ------------------------------------------------------------------------------------
 
@@ -121,52 +73,15 @@ class Adaptive:
         """Forget an application that is over."""
         self._runners.pop(job_id, None)
 
-    def handled(self, touched: Iterable[JobId]) -> None:
-        """Follow the records after an event; check that it meant nothing for the jobs that it is said not to touch."""
-        self.resizing.handled(list(touched))
-        self._look_again()
-        self._quiet = True
-        self.resizing.handled(list(self._service.state.jobs))
-        self._quiet = False
-
-    def _look_again(self) -> None:
-        due = self.resizing.next_deadline()
-        if due < self._look:
-            self._look = due
-            self._service.later(max(0.0, due - self._service.now), self._give_up_overdue)
-
-    def _give_up_overdue(self) -> None:
-        self._look = inf
-        self.resizing.give_up_overdue()
-        self._look_again()
-
     # ---- agents ---------------------------------------------------------------------------------------------------
 
-    def _found(self, placeholder: PlaceholderId) -> tuple[JobRecord, AdaptiveRunner, int] | None:
-        """Return whose process is in a placeholder: job, runner and rank."""
-        state = self._service.state
-        one = state.placeholders.get(placeholder)
-        if one is None or one.state is not PlaceholderState.LAUNCHED:
-            return None
-        record = state.jobs[one.job_id]
-        runner = self._runners.get(record.job.id)
-        rank = None if runner is None else runner.application.ranks_in.get(placeholder)
-        return None if runner is None or rank is None else (record, runner, rank.rank)
+    def known(self, record: JobRecord) -> AdaptiveRunner | None:
+        """Return the runner of a job that was looked at before."""
+        return self._runners.get(record.job.id)
 
-    def registered(self, placeholder: PlaceholderId) -> None:
-        """An agent is in contact, perhaps again."""
-        if (found := self._found(placeholder)) is not None and self.listener is not None:
-            self.listener.in_contact(*found)
-            self._look_again()
-
-    def disconnected(self, placeholder: PlaceholderId) -> None:
-        """An agent is out of contact."""
-        if (found := self._found(placeholder)) is not None and self.listener is not None:
-            _, runner, rank = found
-            self.listener.out_of_contact(runner, rank)
-
-    def _tell(self, placeholder: PlaceholderId, task: str, data: bytes) -> bool:
-        assert not self._quiet, f"nobody looked at {task}, which is told {data!r}"
+    def tell_application(self, placeholder: PlaceholderId, task: str, data: bytes) -> bool:
+        """Send a frame to the process of a task. False when its agent is not connected."""
+        assert not self.quiet, f"no look at {task}, which is told {data!r}"
         agent = self._service.connected.get(placeholder)
         if agent is None or agent.connection is None:
             return False
@@ -192,9 +107,8 @@ class Adaptive:
         if record is None or task.rank >= len(record.ranks) or record.ranks[task.rank].placeholder != agent.id:
             return
         runner = self.adaptive(record)
-        if runner is not None and self.listener is not None:
-            self.listener.said(record, runner, task.rank, data)
-            self._look_again()
+        if runner is not None:
+            self._service.effector.sized.said(record, task.rank, data)
 
     # ---- processes ------------------------------------------------------------------------------------------------
 

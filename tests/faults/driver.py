@@ -165,7 +165,7 @@ class SimulatedService:
         self.judges = {name: ListingJudge(name, user=self.user, begun_at=self.now) for name in self.lrms}
         self._inbox = []
         self._wakeup: float | None = None
-        self.effector.adaptive.renew()
+        self.effector.sized.renew()
         for id_, record in self.state.jobs.items():
             if record.outcome is not None and id_ not in self.outcomes:  # as the archive does
                 self.outcomes[id_] = [record.outcome]
@@ -299,7 +299,7 @@ class SimulatedService:
             agent = self.connected[event.placeholder]
             if agent.connection is not None:
                 agent.connection.send(0, agent.finish)
-        self.effector.adaptive.handled(self._loop.scheduler.touched(event))
+        self.effector.sized.handled(self._loop.scheduler.touched(event))
 
     def settled(self) -> None:
         """See LoopOwner."""
@@ -336,7 +336,7 @@ class SimulatedService:
                 self.connected[id_].break_connection()
         self._disconnecting = False
         self._doubt("an event was set aside", in_contact=lambda id_: id_ in self.connected)
-        self.effector.adaptive.handled(self.state.jobs)
+        self.effector.sized.handled(self.state.jobs)
 
     def failed(self, error: KoalaError) -> None:
         """See LoopOwner."""
@@ -369,8 +369,7 @@ class SimulatedService:
         for task in list(agent.tasks.values()):
             self.heard(task)
         self.effector.start_in(agent.id)
-        self.effector.workers.registered(agent.id)
-        self.effector.adaptive.registered(agent.id)
+        self.effector.sized.registered(agent.id)
 
     def hung_up(self, agent: SimulatedAgent) -> None:
         """Take note of a broken connection."""
@@ -378,7 +377,7 @@ class SimulatedService:
         placeholder = self.state.placeholders.get(agent.id)
         if not self.up or placeholder is None:
             return
-        self.effector.adaptive.disconnected(agent.id)
+        self.effector.sized.disconnected(agent.id)
         if placeholder.state is PlaceholderState.ENDING:
             if not agent.alive and not self._disconnecting:
                 self.judges[placeholder.cluster].farewell(agent.id)

@@ -15,6 +15,7 @@ from tests.faults.adaptive import Adaptive
 from tests.faults.agents import TO_AGENT, TO_CENTER, SimulatedAgent, Task
 from tests.faults.applications import Applications
 from tests.faults.faults import SubmissionFate
+from tests.faults.sized import Sized
 from tests.faults.workers import FOR_EVER, Workers
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJobId, PlaceholderId
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
-    from koala_adapter.service.sizes.jobs import Resizer
     from tests.faults.driver import SimulatedService
     from tests.faults.lrm import Element, SimulatedLrm
 
@@ -45,6 +45,7 @@ class SimulatedEffector:
         self.applications = Applications(service)
         self.workers = Workers(service)
         self.adaptive = Adaptive(service)
+        self.sized = Sized(service, self.workers, self.adaptive)
         self._keys: set[str] = set()
         self.shrunk_for_others = 0
         """Processors that were asked for because others wait."""
@@ -171,8 +172,8 @@ class SimulatedEffector:
         first = action.ranks[0].rank
         assert action.ranks == record.ranks[first : first + len(action.ranks)]
         self._service.taken.append(action)
-        if (resizer := self._resizer(action.job_id)) is not None:
-            resizer.take(action)
+        if self._changes(action.job_id):
+            self.sized.carry_out(action)
             return
         for rank in action.ranks:
             self.start_in(rank.placeholder)
@@ -183,8 +184,8 @@ class SimulatedEffector:
 
     def offer_processors(self, action: act.OfferProcessors) -> None:
         """See Effector."""
-        if (resizer := self._resizer(action.job_id)) is not None:
-            resizer.offer(action)
+        if self._changes(action.job_id):
+            self.sized.carry_out(action)
         else:
             self.applications.told(action)
 
@@ -200,32 +201,28 @@ class SimulatedEffector:
             wanted = sum(job.processors for job in state.clusters[action.cluster].others_waiting)
             assert step.value <= wanted or step.step.rounds > 1, "more than others want"
             self.shrunk_for_others += action.processors
-        if (resizer := self._resizer(action.job_id)) is not None:
-            resizer.request(action)
+        if self._changes(action.job_id):
+            self.sized.carry_out(action)
         else:
             self.applications.told(action)
 
     def withdraw_offer(self, action: act.WithdrawOffer) -> None:
         """See Effector: those of no runner did not count on it."""
-        if (resizer := self._resizer(action.job_id)) is not None:
-            resizer.withdraw(action)
+        if self._changes(action.job_id):
+            self.sized.carry_out(action)
 
     def grant_processors(self, action: act.GrantProcessors) -> None:
         """See Effector: those of no runner take what comes."""
-        if (resizer := self._resizer(action.job_id)) is not None:
-            resizer.grant(action)
+        if self._changes(action.job_id):
+            self.sized.carry_out(action)
 
-    def _resizer(self, job_id: JobId) -> Resizer | None:
-        """Return the service's own code for the runner of a job; None: for applications that do as they please."""
-        runner = self._service.state.jobs[job_id].job.runner
-        if runner is RunnerName.WORKERS:
-            return self.workers.resizing
-        return self.adaptive.resizing if runner is RunnerName.ADAPTIVE else None
+    def _changes(self, job_id: JobId) -> bool:
+        """Tell whether the service's own code changes the size of a job; False: its application does as it pleases."""
+        return self._service.state.jobs[job_id].job.runner in {RunnerName.WORKERS, RunnerName.ADAPTIVE}
 
     def resume(self) -> None:
         """Take up what the records say is under way, as the service does when it begins."""
-        self.workers.begin()
-        self.adaptive.resume()
+        self.sized.resume()
 
     def stir(self) -> None:
         """Let one application do as it pleases."""

@@ -7,14 +7,12 @@ A worker ends by itself, well or badly, or because it is asked to: soon, late, o
 from __future__ import annotations
 
 import random
-from math import inf
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, JobId, TaskEnd
 from koala_adapter.outcome import LAUNCHED_STATES, PlaceholderState
 from koala_adapter.runners.runner import AddressedLaunch, Application
 from koala_adapter.runners.workers import KILL, AddressedSignal, WorkersRunner
-from koala_adapter.service.sizes.workers import WorkersResizing
 from tests.faults.agents import TO_AGENT
 
 if TYPE_CHECKING:
@@ -40,45 +38,31 @@ class Workers:
         """Talk through the service."""
         self._service = service
         self._runners: dict[JobId, WorkersRunner] = {}
-        self.resizing = self._new_resizing()
-        self._look = inf
-        """When it is looked whose grace is over."""
         self.retired = 0
         """Processes that ended because they were asked to."""
 
-    def _new_resizing(self) -> WorkersResizing:
-        service = self._service
-        return WorkersResizing(self, state=lambda: service.state, clock=lambda: service.now, report=service.post)
-
-    def begin(self) -> None:
-        """Be a new process of the service, which knows what the records tell and goes on with that."""
+    def renew(self) -> None:
+        """Forget all runners: the service is a new process, which knows nothing yet."""
         self._runners.clear()
-        self._look = inf
-        self.resizing = self._new_resizing()
-        self.resizing.resume()
 
     # ---- what the service does ---------------------------------------------------------------------------------------
 
     def workers(self, record: JobRecord) -> WorkersRunner | None:
-        """See ResizedApplications."""
+        """See Applications."""
         if record.state not in LAUNCHED_STATES:
             return None
         if record.job.id not in self._runners:
             self._runners[record.job.id] = WorkersRunner(application_of(record))
         return self._runners[record.job.id]
 
-    def resized(self, record: JobRecord) -> WorkersRunner | None:
-        """See ResizedApplications."""
-        return self._runners.get(record.job.id)
-
     def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
-        """See ResizedApplications."""
+        """See Applications."""
         runner = self.workers(record)
         for addressed in () if runner is None else runner.grow(application_of(record), ranks):
             self._service.effector.start_in(addressed.placeholder)
 
     def order(self, orders: Iterable[Order]) -> None:
-        """See ResizedApplications; who is out of contact is told when it comes back."""
+        """See Applications; who is out of contact is told when it comes back."""
         for order in orders:
             task = order.signal.task if isinstance(order, AddressedSignal) else order.launch.task
             self._check_there(task.removesuffix(".retire"))
@@ -89,22 +73,12 @@ class Workers:
                 self._send(agent, order.signal.task, kills=order.signal.signal == KILL)
             elif isinstance(order, AddressedLaunch) and order.launch.task.endswith(".retire"):
                 self._send(agent, order.launch.task.removesuffix(".retire"), kills=False)
-        self._look_at(min((at for one in self._runners.values() if (at := one.next_kill) is not None), default=inf))
 
     def _check_there(self, task: str) -> None:
         """Check that nothing is asked of a worker that is gone: who asked would wait for it in vain."""
         job_id, _, rank = task.partition(":")
         record = self._service.state.jobs[JobId(job_id)]
         assert int(rank) not in record.departed, f"{task} has left, and is asked to leave"
-
-    def _look_at(self, due: float) -> None:
-        if due < self._look:
-            self._look = due
-            self._service.later(max(0.0, due - self._service.now), self._kill_overdue)
-
-    def _kill_overdue(self) -> None:
-        self._look = inf
-        self._look_at(self.resizing.kill_overdue())
 
     def finished(self, job_id: JobId) -> None:
         """Forget an application that is over."""

@@ -16,12 +16,15 @@ from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, new_token, server_context
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
+from koala_adapter.vjm.listener import AgentListener
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from koala_adapter.vjm.center import AgentEvent, ResultReceiver
+    from koala_adapter.service.results import Results
+    from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles
+    from koala_adapter.vjm.listener import AgentEvent
 
 E = TypeVar("E")
 
@@ -39,7 +42,7 @@ def placeholder(index: int = 1) -> PlaceholderId:
     return PlaceholderId(batch=BATCH, index=index)
 
 
-class Site:
+class Site(AgentListener):
     """One control center with its files, and the agents that were started for it."""
 
     def __init__(self, directory: Path, *, lease: float = 120.0, heartbeat: float = 2.0) -> None:
@@ -58,7 +61,7 @@ class Site:
         """Whether the owner of a placeholder cannot be noted at present."""
         self.bound: dict[PlaceholderId, str] = {}
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.results: ResultReceiver | None = None
+        self.results: Results | None = None
         self.at_end = AsyncExitStack()
         """Takes what is to be closed before the center goes."""
         self._news = anyio.Event()
@@ -159,29 +162,45 @@ class Site:
             subprocess.run(["rm", "-rf", left], check=True, timeout=60)
 
     def _new_center(self) -> ControlCenter:
-        return ControlCenter(
-            ssl_context=server_context(self.certificate),
-            authenticate=lambda who, token: who.batch == BATCH and matches(token, digest(self.token)),
-            sessions=self,
-            on_event=self._on_event,
-            output_path=lambda _, task: self.directory / "output" / task,
-            lease=self.lease,
-            heartbeat=self.heartbeat,
-            on_rejected=lambda _, fault: self._on_rejected(fault),
-            on_unwritten=self._on_unwritten,
-            on_written=lambda task, stream: self.written.append((task, stream)),
-            results=self.results,
-        )
+        return ControlCenter(self, server_context(self.certificate), lease=self.lease, heartbeat=self.heartbeat)
 
-    def _on_event(self, event: AgentEvent) -> None:
+    def admits(self, placeholder: PlaceholderId, token: str) -> bool:
+        """Admit the batch with its token."""
+        return placeholder.batch == BATCH and matches(token, digest(self.token))
+
+    def output_path(self, placeholder: PlaceholderId, task: str) -> Path:
+        """Return where the output of a task goes."""
+        del placeholder
+        return self.directory / "output" / task
+
+    def take_file(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
+        """Hand a piece of a file to the results, if there are any."""
+        if self.results is None:
+            return super().take_file(placeholder, piece)
+        return self.results.take(placeholder, piece)
+
+    def files_done(self, placeholder: PlaceholderId, files: TaskFiles) -> None:
+        """Hand the report of files to the results, if there are any."""
+        if self.results is not None:
+            self.results.conclude(placeholder, files)
+
+    def on_written(self, task: str, stream: str) -> None:
+        """Keep what was written."""
+        self.written.append((task, stream))
+
+    def on_event(self, event: AgentEvent) -> None:
+        """Keep an event."""
         self.events.append(event)
         self._wake()
 
-    def _on_rejected(self, fault: str) -> None:
+    def on_rejected(self, address: str, fault: str) -> None:
+        """Keep a fault."""
+        del address
         self.rejected.append(fault)
         self._wake()
 
-    def _on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
+    def on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
+        """Keep what could not be written."""
         self.unwritten.append((task, stream, file, why))
         self._wake()
 

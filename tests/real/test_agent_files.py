@@ -12,8 +12,8 @@ import pytest
 
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.service.results import LEDGER_NAME, Results, ResultStore, read_ledger
-from koala_adapter.vjm.center import AgentRegistered, AgentTaskEnded
 from koala_adapter.vjm.channel import Launch, LaunchFile
+from koala_adapter.vjm.listener import AgentRegistered, AgentTaskEnded
 from tests.real.agents import LIVENESS, Site, placeholder
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ import pytest
 from anyio.abc import SocketAttribute
 
 from koala_adapter.model import EndReason, TaskEnd
-from koala_adapter.vjm.center import AgentDisconnected, AgentEnding, AgentRegistered, AgentTaskEnded, AgentTaskStarted
 from koala_adapter.vjm.channel import Launch, LaunchFile, Signal
 from koala_adapter.vjm.jobscript import SYSTEM_PYTHONS
+from koala_adapter.vjm.listener import AgentDisconnected, AgentEnding, AgentRegistered, AgentTaskEnded, AgentTaskStarted
 from tests.real.agents import INDEX_VARIABLE, LIVENESS, Site, placeholder
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ import pytest
 from anyio.streams.tls import TLSStream
 
 from koala_adapter.vjm import channel
-from koala_adapter.vjm.center import APPLICANTS, AgentDisconnected, AgentRefused, AgentRegistered, AgentTaskEnded
+from koala_adapter.vjm.center import APPLICANTS
 from koala_adapter.vjm.certificate import load_or_create, server_context
+from koala_adapter.vjm.listener import AgentDisconnected, AgentRefused, AgentRegistered, AgentTaskEnded
 from tests.real.agents import BATCH, LIVENESS, Site, placeholder
 
 if TYPE_CHECKING:

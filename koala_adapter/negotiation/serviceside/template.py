@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from koala_adapter.errors import NegotiationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 # -- Templates and resources ---------------------------------------------------------------------------------
@@ -437,80 +437,9 @@ class _Template:
     __slots__ = Template.__slots__
 
 
-# -- Bargaining: counter-offers, acceptances, and deciding about an offer ------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Quantities of a resource that one side accepts."""
-
-    least: int = 1
-    """Fewer are of no use to it."""
-    most: int
-    """More it cannot take, or give; 0: nothing."""
-    fitting: Callable[[int], int] | None = None
-    """Returns the largest quantity up to its argument that is of use, 0 if none; None: every quantity is."""
-
-    def best(self, quantity: int) -> int:
-        """Return the largest quantity that it takes of what is offered; 0: none."""
-        most = min(quantity, self.most)
-        if self.fitting is not None and most > 0:
-            most = min(most, self.fitting(most))
-        return most if most >= max(1, self.least) else 0
-
+# -- What a counter-offer, an acceptance and a commitment may change ------------------------------------------
 
 _ACCEPTED, _FIXED, _OPTIONAL = Status.ACCEPTED, Negotiability.FIXED, Usage.OPTIONAL
-
-NOTHING = Terms(most=0)
-
-
-def powers_of_two(held: int) -> Callable[[int], int]:
-    """Return, for an application that holds so many processors, which growth makes its total a power of two."""
-
-    def fitting(offered: int) -> int:
-        total = 1 << (held + offered).bit_length() - 1
-        return max(0, total - held)
-
-    return fitting
-
-
-def decide(offer: Template, terms: Mapping[ResourceKey, Terms]) -> Template:
-    """Return the answer to an offer: it as it stands, a counter-offer, or the refusal with its reason.
-
-    What ``terms`` does not name is not taken. An optional resource that cannot be taken is declined; a required one
-    that cannot be taken refuses the whole.
-    """
-    quantities: dict[ResourceKey, int] = {}
-    declined: set[ResourceKey] = set()
-    for one in offer.resources:
-        if one.declined:
-            continue
-        quantity = _answer(one, terms.get(one.key, NOTHING))
-        if quantity:
-            quantities[one.key] = quantity
-        elif one.usage is _OPTIONAL:
-            declined.add(one.key)
-        else:
-            return rejected(offer, _why_not(one, terms.get(one.key, NOTHING)))
-    if not quantities:
-        return rejected(offer, "nothing that is offered can be taken")
-    if quantities == {key: many for key, many in offer.quantities().items() if key not in declined}:
-        return accepted(offer, declined=declined)
-    return countered(offer, quantities, declined=declined)
-
-
-def _answer(resource: Resource, terms: Terms) -> int:
-    """Return how much of a resource is taken; 0: none."""
-    best = terms.best(resource.quantity)
-    if best == resource.quantity:
-        return best
-    if resource.negotiability is _FIXED or best < (resource.minimum or 1):
-        return 0
-    return best
-
-
-def _why_not(resource: Resource, terms: Terms) -> str:
-    return f"of {resource.quantity} {resource.type} at most {max(0, terms.most)} can be had"
 
 
 def problem_of_counter(previous: Template, counter: Template) -> str:

@@ -433,7 +433,7 @@ class ComponentSize:
         return taken
 
     def _keep_places(self, lacking: int) -> None:
-        """See to it that there is a place for each processor that is lacking, and none beyond that.
+        """Keep one place for each processor that is lacking, and none beyond that.
 
         A job that takes no further workers for a while keeps its places, and gives back what it gets meanwhile.
         """

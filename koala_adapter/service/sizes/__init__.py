@@ -17,66 +17,60 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from koala_adapter.model import JobId
-    from koala_adapter.scheduler.records import JobRecord
-    from koala_adapter.service.sizes.jobs import Resizing, Surroundings
-    from koala_adapter.service.sizes.parts import SizeChangeParts
-    from koala_adapter.service.sizes.port import Access
+    from koala_adapter.service.applications import Applications
+    from koala_adapter.service.core import Core
+    from koala_adapter.service.sizes.loop import Sizes
 
 
 class SizeChanges:
     """Workers that come and go, processes that change together, and programs that negotiate for either."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        """Nothing that changes sizes is there yet."""
-        self._surroundings = surroundings
+    def __init__(self, core: Core, applications: Applications) -> None:
+        """Make nothing yet."""
+        self._core = core
+        self._applications = applications
         self._tasks: TaskGroup | None = None
-        self._made: SizeChangeParts | None = None
+        self._made: Sizes | None = None
 
-    def _parts(self) -> SizeChangeParts:
-        if self._made is not None:
-            return self._made
-        from koala_adapter.service.sizes.parts import SizeChangeParts
+    @property
+    def made(self) -> Sizes:
+        """What changes sizes, made now if need be."""
+        return self._made or self._make()
 
-        self._made = SizeChangeParts(self._surroundings)
+    def _make(self) -> Sizes:
+        from koala_adapter.service.sizes.loop import Sizes
+
+        self._made = Sizes(self._core, self._applications)
         if self._tasks is not None:
             self._made.start(self._tasks)
         return self._made
 
-    @property
-    def resizing(self) -> Resizing:
-        """What carries out the scheduler's wishes."""
-        return self._parts().resizing
-
     def start(self, tasks: TaskGroup) -> None:
         """Be ready for jobs and programs, within ``tasks``; at once for the jobs that there are."""
         self._tasks = tasks
-        if self._concerns(self._surroundings.state().jobs):
-            self._parts()
+        if self._concerns(self._core.state.jobs):
+            self._make()
 
     def resume(self) -> None:
-        """Go on with what the records say is under way, after a restart."""
+        """Continue what the records say is under way, after a restart."""
         if self._made is not None:
-            self._made.resizing.resume()
+            self._made.resume()
 
     def follow(self, touched: Iterable[JobId]) -> None:
         """Have the applications of jobs follow the records."""
         following = list(touched)  # what they report may be handled, and touch others, before they are through
         if self._made is not None or self._concerns(following):
-            self._parts().follow(following)
+            self.made.follow(following)
 
     def _concerns(self, job_ids: Iterable[JobId]) -> bool:
         """Tell whether one of these jobs may change its size."""
-        jobs = self._surroundings.state().jobs
+        jobs = self._core.state.jobs
         return any(id_ in jobs and jobs[id_].job.runner is not RunnerName.RANKS for id_ in job_ids)
 
     def warned(self, job_id: JobId) -> str:
-        """Return, for people, who has been told that the end of the walltime is near; empty: nobody."""
+        """Return how many processes were told that the end of the walltime is near; empty: none."""
         return "" if self._made is None else self._made.warned(job_id)
 
     def complaint(self, job_id: JobId) -> str:
-        """Return, for people, what processes of a job did last that they may not do; empty: nothing."""
+        """Return what processes of a job did last that they may not do; empty: nothing."""
         return "" if self._made is None else self._made.complaint(job_id)
-
-    async def access(self, record: JobRecord) -> Access:
-        """Return how a program gets to negotiate for a job: see Negotiators."""
-        return await self._parts().access(record)

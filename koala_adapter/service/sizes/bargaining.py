@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Negotiations about the size of one job: how far they came, the parties, the templates, and the manager.
 
-In this order: what the kept messages of a negotiation came to, the party that negotiates for a job, changes of size
-as templates, and the negotiation manager between the scheduler's records and the endpoints of applications.
+In this order: what the kept messages of a negotiation came to, the keeper of messages, the job that negotiates, changes
+of size as templates, and the bargaining between the scheduler's records and the endpoints of the application.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from abc import ABC, abstractmethod
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from koala_adapter.errors import NegotiationError, UnreadableTemplateError
+from koala_adapter.errors import JournalBlockedError, NegotiationError, UnreadableTemplateError
 from koala_adapter.negotiation.serviceside import document as templatexml
 from koala_adapter.negotiation.serviceside.document import FrameBuffer, frame
 from koala_adapter.negotiation.serviceside.endpoint import (
@@ -44,21 +45,21 @@ from koala_adapter.negotiation.serviceside.template import (
     rejected,
     withdrawn,
 )
-from koala_adapter.runners.adaptive import able_to_leave
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.scheduler.states import bounds
-from koala_adapter.sizes import OWN_SIZES, SizeRules
+from koala_adapter.service.records import KeptNegotiation, Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from koala_adapter.model import JobId
     from koala_adapter.negotiation.serviceside.endpoint import Event
-    from koala_adapter.runners.adaptive import AdaptiveRunner
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.records import Change, Claim, JobRecord
-    from koala_adapter.service.records import KeptNegotiation, Message
+    from koala_adapter.service.applications import Applications
+    from koala_adapter.service.core import Core
+    from koala_adapter.sizes import SizeRules
 
 
 # -- How far a kept negotiation came (pure) ------------------------------------------------------------------
@@ -169,115 +170,155 @@ def final_word(kept: KeptNegotiation | None) -> Template | None:
     return final
 
 
-# -- The party that negotiates for a job (pure) --------------------------------------------------------------
-# It is a process of the job, or a program that negotiates for it by TCP.
+# -- Keeper of negotiation messages --------------------------------------------------------------------------
+# Messages wait in memory, up to a bound, while the journal cannot be written.
+
+MOST_WAITING = 10_000
+"""Messages that are remembered while the journal cannot be written."""
+
+
+class NegotiationKeeper:
+    """Keeps messages as they pass; those that cannot be written are written with a later one."""
+
+    def __init__(self, core: Core) -> None:
+        """Write into the journal of ``core``."""
+        self._core = core
+        self._waiting: deque[tuple[KeptNegotiation, Message]] = deque(maxlen=MOST_WAITING)
+
+    def keep(self, job_id: JobId, rank: int, sender: Side, template: Template, payload: bytes) -> None:
+        """Keep a template that a side has said, and as it has written it."""
+        record = self._core.state.jobs.get(job_id)
+        known = record is not None and 0 <= rank < len(record.ranks)
+        component = record.ranks[rank].component if record is not None and known else ""
+        kept = KeptNegotiation(
+            job_id=job_id,
+            component=component,
+            rank=rank,
+            initiator=template.initiator.value,
+            agreement_id=template.agreement_id,
+        )
+        self._waiting.append((kept, Message(at=self._core.now(), sender=sender.value, template=payload.decode())))
+        self._write()
+
+    def recalled(self, job_id: JobId, initiator: Side, agreement_id: str) -> KeptNegotiation | None:
+        """Return the latest negotiation that a side has begun under a name; None: none is known."""
+        return self._core.negotiations.recalled(job_id, initiator.value, agreement_id)
+
+    def _write(self) -> None:
+        try:
+            while self._waiting:
+                self._core.negotiations.keep(*self._waiting[0])
+                self._waiting.popleft()
+        except JournalBlockedError:
+            return  # the service has noticed by what it writes itself, and says so
+
+
+# -- A job that changes its size -----------------------------------------------------------------------------
 
 NEGOTIATOR = -1
 """Stands for the rank of a program that negotiates for a job by TCP, and is none of its processes."""
 
 
-class Party(Protocol):
-    """One job, as far as its sizes are negotiated."""
+class Speech(Protocol):
+    """Carries frames to the programs that negotiate for jobs."""
 
+    def represents(self, job_id: JobId) -> bool:
+        """Tell whether a program speaks for a job now."""
+
+    def say(self, job_id: JobId, data: bytes) -> None:
+        """Send a frame to the program that speaks for a job; without one it is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The parts of a service that a job uses to change its size."""
+
+    core: Core
+    applications: Applications
+    programs: Speech
+    keeper: NegotiationKeeper
+
+
+class SizedJob(ABC):
+    """A running job that may change its size: follows its records, carries actions out, and negotiates."""
+
+    def __init__(self, around: Surroundings, job_id: JobId) -> None:
+        """Negotiate nothing yet."""
+        self.id = job_id
+        self._core = around.core
+        self._applications = around.applications
+        self._programs = around.programs
+        self.negotiated = self.represented
+        """True once a program has negotiated for the job."""
+        self.complaint = ""
+        """What its processes did last that they may not do, for people."""
+        self.bargaining = Bargaining(self, around.core, around.keeper)
+
+    @property
+    def represented(self) -> bool:
+        """True while a program negotiates for the job."""
+        return self._programs.represents(self.id)
+
+    # ---- what the service tells it ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def follow(self, record: JobRecord) -> None:
+        """Follow the records after an event that touched the job."""
+
+    @abstractmethod
+    def carry_out(self, record: JobRecord, action: act.SizeAction) -> None:
+        """Carry out an action of the scheduler."""
+
+    @abstractmethod
+    def resume(self, record: JobRecord) -> None:
+        """Continue what the records say is under way, after a restart."""
+
+    @abstractmethod
+    def time_passed(self, record: JobRecord) -> None:
+        """Give up what has taken too long."""
+
+    @abstractmethod
+    def next_deadline(self) -> float | None:
+        """Return when :meth:`time_passed` is to be called at the latest; None: not for now."""
+
+    # ---- how it negotiates -----------------------------------------------------------------------------------------
+
+    @abstractmethod
     def negotiates(self, component: str) -> bool:
         """Tell whether the size of a component is negotiated."""
 
+    @abstractmethod
     def ready(self, component: str) -> bool:
         """Tell whether something can be offered now."""
 
+    @abstractmethod
     def speaker(self, component: str) -> int | None:
-        """Return the rank that offers go to; None: there is nobody."""
+        """Return the rank that offers go to; None: there is none."""
 
+    @abstractmethod
     def size(self, component: str) -> int:
         """Return the processors that a component has."""
 
+    @abstractmethod
     def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
         """Return how many processors a claim can give up at most."""
 
+    @abstractmethod
     def component_of(self, rank: int) -> str | None:
-        """Return the component that somebody speaks for; None: for none."""
+        """Return the component that a rank speaks for; None: for none."""
 
-    def carries_out(self, change: Change) -> bool:
-        """Tell whether a change is being made, and can only end by being there."""
+    @abstractmethod
+    def in_progress(self, change: Change) -> bool:
+        """Tell whether a change is being made, and can no longer be withdrawn."""
 
-
-@dataclass(frozen=True, slots=True)
-class AdaptiveParty:
-    """A job whose processes change together; its first process speaks for it, unless another program does."""
-
-    runner: AdaptiveRunner
-    represented: bool = False
-    """Another program negotiates for it."""
-
-    def negotiates(self, component: str) -> bool:
-        """See Party."""
-        return component in self.runner.coordinators
-
-    def ready(self, component: str) -> bool:
-        """See Party."""
-        return self.runner.coordinators[component].joined
-
-    def speaker(self, component: str) -> int | None:
-        """See Party."""
-        members = self.runner.memberships[component].members
-        return NEGOTIATOR if self.represented else members[0] if members else None
-
-    def size(self, component: str) -> int:
-        """See Party."""
-        return len(self.runner.memberships[component].members)
-
-    def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
-        """See Party."""
-        members = set(self.runner.memberships[claim.component].members)
-        ranks = [one for one in record.ranks if one.rank in members]
-        return len(able_to_leave(ranks, claim.cluster or ""))
-
-    def component_of(self, rank: int) -> str | None:
-        """See Party."""
+    def say(self, rank: int, data: bytes) -> None:
+        """Send a frame to a process, or to the program that negotiates for the job."""
         if rank == NEGOTIATOR:
-            return next(iter(self.runner.coordinators), None) if len(self.runner.coordinators) == 1 else None
-        return self.runner.component_of(rank)
-
-    def carries_out(self, change: Change) -> bool:
-        """See Party."""
-        return bool(change.adaptation)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersParty:
-    """A job with workers, for which another program negotiates: they come and go without being asked."""
-
-    record: JobRecord
-    represented: bool
-
-    def negotiates(self, component: str) -> bool:
-        """See Party."""
-        return self.record.job.changes_size(component)
-
-    def ready(self, component: str) -> bool:
-        """See Party."""
-        return self.represented and self.negotiates(component)
-
-    def speaker(self, component: str) -> int | None:
-        """See Party."""
-        return NEGOTIATOR if self.ready(component) else None
-
-    def size(self, component: str) -> int:
-        """See Party."""
-        return sum(claim.processors for claim in self.record.claims if claim.component == component)
-
-    def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
-        """See Party."""
-        return max(0, claim.processors - bounds(record, claim)[0])
-
-    def component_of(self, rank: int) -> str | None:
-        """See Party."""
-        able = [one.name for one in self.record.job.components if self.negotiates(one.name)]
-        return able[0] if rank == NEGOTIATOR and len(able) == 1 else None
-
-    def carries_out(self, change: Change) -> bool:
-        """See Party."""
-        return change.phase in {ChangePhase.TAKING, ChangePhase.RELEASING}
+            self._programs.say(self.id, data)
+            return
+        record = self._core.state.jobs.get(self.id)
+        if record is not None and rank < len(record.ranks):
+            self._core.center.tell_application(record.ranks[rank].placeholder, f"{self.id}:{rank}", data)
 
 
 # -- Changes of size in the scheduler's records, as templates (pure) -----------------------------------------
@@ -308,7 +349,7 @@ class FirstOffer(NamedTuple):
 
 
 def offer_of(
-    record: JobRecord, party: Party, claim: Claim, change: Change, host: str, *, rules: SizeRules, answer_within: float
+    record: JobRecord, job: SizedJob, claim: Claim, change: Change, host: str, *, rules: SizeRules, answer_within: float
 ) -> FirstOffer:
     """Return the offer, or the request, that a change begins with, or why nothing can be taken, or given up, here."""
     grows, wanted = change.processors > 0, change.processors
@@ -317,8 +358,8 @@ def offer_of(
         if wanted < 1:
             return FirstOffer(None, _NO_MORE_WANTED, "")
     one = record.job.component(claim.component)
-    decision = rules.decide(one.sizes, party.size(one.name), wanted, one.minimum, one.maximum)
-    most = decision.processors if grows else party.able_to_leave(record, claim)
+    decision = rules.decide(one.sizes, job.size(one.name), wanted, one.minimum, one.maximum)
+    most = decision.processors if grows else job.able_to_leave(record, claim)
     quantity = min(decision.processors, most)
     if quantity < 1:
         return FirstOffer(None, _BEARER_STAYS if decision.processors else _NO_SIZE, decision.trouble)
@@ -501,7 +542,7 @@ def problem_of(template: Template) -> str:
     return ""
 
 
-# -- The negotiation manager ---------------------------------------------------------------------------------
+# -- Bargaining of one job -----------------------------------------------------------------------------------
 # Offers and wishes in the scheduler's records become templates; answers become events.
 #
 # Offers go to the first member of a component; each member may ask for more processors, or give some back. The
@@ -529,345 +570,321 @@ class _Agreement:
     """What is wrong with the rule that decided how much was asked for."""
 
 
-class Negotiations:
-    """All negotiations with the processes of adaptive jobs."""
+class Bargaining:
+    """All negotiations about the sizes of one job."""
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float],
-        report: Callable[[ev.Event], None],
-        say: Callable[[JobId, int, bytes], None],
-        keep: Callable[[JobId, int, Side, Template, bytes], None],
-        answer_timeout: Callable[[], float],
-        recalled: Callable[[JobId, Side, str], KeptNegotiation | None],
-        rules: SizeRules = OWN_SIZES,
-    ) -> None:
-        """``say`` sends a frame to a process of a job; ``keep`` takes note of each template and who said it.
-
-        ``answer_timeout``: seconds after which the scheduler gives up what was not answered. ``recalled``: what
-        was kept before a restart of what a side began under a name. ``rules``: of the sizes that are offered.
-        """
-        self._rules = rules
-        self._clock = clock
-        self._report = report
-        self._say = say
-        self._keep = keep
-        self._answer_timeout = answer_timeout
-        self._recalled = recalled
-        self._endpoints: defaultdict[JobId, dict[int, Endpoint]] = defaultdict(dict)
-        """By job and rank: of thousands of jobs, what happens to one must not cost a look at all."""
-        self._agreements: defaultdict[JobId, dict[int, _Agreement]] = defaultdict(dict)
-        """By job and number of the change."""
-        self._offered_before: defaultdict[JobId, set[int]] = defaultdict(set)
+    def __init__(self, job: SizedJob, core: Core, keeper: NegotiationKeeper) -> None:
+        """``keeper`` keeps each message, and recalls what was said before a restart."""
+        self._job = job
+        self._core = core
+        self._keeper = keeper
+        self._endpoints: dict[int, Endpoint] = {}
+        """By rank."""
+        self._agreements: dict[int, _Agreement] = {}
+        """By number of the change."""
+        self._offered_before: set[int] = set()
         """Numbers of changes whose offers were out when this process began: their time may have run out meanwhile."""
 
     # ---- what the scheduler wants -----------------------------------------------------------------------------------
 
-    def follow(self, record: JobRecord, party: Party) -> None:
+    def follow(self, record: JobRecord) -> None:
         """Say what follows from the records: new offers, commitments, and what has become of agreements."""
-        open_ = {change.number: (claim, change) for claim, change in _changes(record, party)}
-        agreements = self._agreements[record.job.id]
+        open_ = {change.number: (claim, change) for claim, change in _changes(record, self._job)}
+        agreements = self._agreements
         for number, agreement in list(agreements.items()):
-            if number not in open_ and not self._waits(record.job.id, agreement):
+            if number not in open_ and not self._waits(agreement):
                 del agreements[number]
                 for other in agreements.values():  # on other clusters: what is said of the last is said of all
                     if other.key == agreement.key:
                         other.came |= agreement.came
                 self._over(record, agreement)  # before anything new is offered, which would be counted on top
         for number, (claim, change) in open_.items():
-            self._follow_change(record, party, claim, change)
+            self._follow_change(record, claim, change)
             known = agreements.get(number)
             if known is not None:
-                known.moved = known.moved or party.carries_out(change)
+                known.moved = known.moved or self._job.in_progress(change)
                 known.came.update(change.ranks if change.phase is ChangePhase.TAKING else ())
-        self._flush(record.job.id)
+        self._flush()
 
-    def _follow_change(self, record: JobRecord, party: Party, claim: Claim, change: Change) -> None:
-        job_id = record.job.id
-        agreement = self._agreements[job_id].get(change.number)
+    def _follow_change(self, record: JobRecord, claim: Claim, change: Change) -> None:
+        agreement = self._agreements.get(change.number)
         if agreement is None and change.agreement and change.asker is not None:
-            agreement = self._one_of_several(job_id, change)
+            agreement = self._one_of_several(change)
         if agreement is None and change.phase is ChangePhase.ASKED and not change.agreement:
-            self._offer(record, party, claim, change)
+            self._offer(record, claim, change)
         elif agreement is not None and change.phase not in {ChangePhase.ASKED, ChangePhase.PROMISED}:
-            endpoint = self._endpoint(job_id, agreement.rank)
+            endpoint = self._endpoint(agreement.rank)
             standing = endpoint.standing(agreement.key)
             if standing is None or endpoint.state(agreement.key) is not State.ACCEPTED:
                 return
             comes = change.accepted
             if change.processors > 0 and not change.agreement and comes < standing.quantity(CPU):
                 reason = f"only {comes} can be had any more"  # to which it has not agreed: it is offered anew
-                endpoint.send(withdrawn(standing, reason), self._clock())
-                self._give_up(job_id, change.number, reason)
+                endpoint.send(withdrawn(standing, reason), self._core.now())
+                self._give_up(change.number, reason)
                 return
-            endpoint.send(committed(standing), self._clock())
+            endpoint.send(committed(standing), self._core.now())
 
-    def _one_of_several(self, job_id: JobId, change: Change) -> _Agreement | None:
+    def _one_of_several(self, change: Change) -> _Agreement | None:
         """Take note of a change that belongs to an agreement beside others, on other clusters; None: it does not."""
         key = NegotiationKey(initiator=Side.APPLICATION, agreement_id=change.agreement)
-        if change.asker is None or self._number_of(job_id, change.asker, key) is None:
+        if change.asker is None or self._number_of(change.asker, key) is None:
             return None
-        agreement = self._agreements[job_id][change.number] = _Agreement(rank=change.asker, key=key)
+        agreement = self._agreements[change.number] = _Agreement(rank=change.asker, key=key)
         return agreement
 
-    def _offer(self, record: JobRecord, party: Party, claim: Claim, change: Change) -> None:
-        first = party.speaker(claim.component)
-        if first is None or not party.ready(claim.component):
+    def _offer(self, record: JobRecord, claim: Claim, change: Change) -> None:
+        first = self._job.speaker(claim.component)
+        if first is None or not self._job.ready(claim.component):
             return  # it is said when all have come
-        rules, within = self._rules, self._answer_within
+        rules, within = self._core.size_rules, self._answer_within
         template, why_none, trouble = offer_of(
-            record, party, claim, change, host_of(record, first), rules=rules, answer_within=within
+            record, self._job, claim, change, host_of(record, first), rules=rules, answer_within=within
         )
         if template is None:
-            self._decline(record.job.id, change.number, why_none, trouble=trouble)
+            self._decline(change.number, why_none, trouble=trouble)
             return
-        endpoint = self._endpoint(record.job.id, first)
+        endpoint = self._endpoint(first)
         if endpoint.state(template.key) is not State.NEW:
             return  # it is settled, and what the scheduler is to know of that waits for the journal
-        self._agreements[record.job.id][change.number] = _Agreement(rank=first, key=template.key, trouble=trouble)
-        endpoint.send(template, self._clock())
+        self._agreements[change.number] = _Agreement(rank=first, key=template.key, trouble=trouble)
+        endpoint.send(template, self._core.now())
 
     def _over(self, record: JobRecord, agreement: _Agreement) -> None:
         """Tell an application what has become of an agreement whose change is no longer in the records."""
-        endpoint = self._endpoint(record.job.id, agreement.rank)
+        endpoint = self._endpoint(agreement.rank)
         standing, state = endpoint.standing(agreement.key), endpoint.state(agreement.key)
-        if standing is None or any(one.key == agreement.key for one in self._agreements[record.job.id].values()):
+        if standing is None or any(one.key == agreement.key for one in self._agreements.values()):
             return
         lost = len(agreement.came & record.departed)
         if state is State.AGREED and agreement.moved and (not lost or lost < len(agreement.came)):
-            endpoint.send(replace(consumed(standing), reason=_loss(lost, len(agreement.came))), self._clock())
+            endpoint.send(replace(consumed(standing), reason=_loss(lost, len(agreement.came))), self._core.now())
         elif state in {State.OFFERED, State.ACCEPTED, State.AGREED}:
-            endpoint.send(withdrawn(standing, record.last_trouble or "it is over"), self._clock())
+            endpoint.send(withdrawn(standing, record.last_trouble or "it is over"), self._core.now())
 
-    def _waits(self, job_id: JobId, agreement: _Agreement) -> bool:
+    def _waits(self, agreement: _Agreement) -> bool:
         """Tell whether it cannot be said yet what has become of an agreement.
 
         Either WithdrawOffer is on its way and says why a growth that was agreed on is not made, or it is there before
         the application has committed itself.
         """
-        endpoint = self._endpoint(job_id, agreement.rank)
+        endpoint = self._endpoint(agreement.rank)
         standing = endpoint.standing(agreement.key)
         if agreement.moved and endpoint.state(agreement.key) is State.ACCEPTING:
             return True
         grows = standing is not None and standing.direction is not Direction.SHRINK
         return grows and not agreement.moved and endpoint.state(agreement.key) in {State.ACCEPTED, State.AGREED}
 
-    def withdraw(self, job_id: JobId, number: int, reason: str) -> None:
+    def withdraw(self, number: int, reason: str) -> None:
         """Tell an application that it does not get what it has accepted."""
-        agreement = self._agreements.get(job_id, {}).pop(number, None)  # most jobs have none, and are not kept here
+        agreement = self._agreements.pop(number, None)  # most jobs have none, and are not kept here
         if agreement is None:
             return
-        endpoint = self._endpoint(job_id, agreement.rank)
+        endpoint = self._endpoint(agreement.rank)
         standing = endpoint.standing(agreement.key)
         if standing is not None and endpoint.state(agreement.key) in {State.OFFERED, State.ACCEPTED, State.AGREED}:
-            endpoint.send(withdrawn(standing, reason), self._clock())
-        self._flush(job_id)
+            endpoint.send(withdrawn(standing, reason), self._core.now())
+        self._flush()
 
     def grant(self, action: act.GrantProcessors) -> None:
         """Answer a wish of an application."""
         if not action.agreement or action.rank is None:
             return
         key = NegotiationKey(initiator=Side.APPLICATION, agreement_id=action.agreement)
-        endpoint = self._endpoint(action.job_id, action.rank)
+        endpoint = self._endpoint(action.rank)
         offer = endpoint.standing(key)
         if offer is None or endpoint.state(key) is not State.ASKED:
             return
         given = {CPU, MEMORY} if action.memory_mib else {CPU}
         refused = [one for one in offer.quantities() if one.type not in given]
         if action.processors == 0:
-            endpoint.send(rejected(offer, action.reason), self._clock())
+            endpoint.send(rejected(offer, action.reason), self._core.now())
         elif action.countered:
             (wanted,) = (one for one in offer.quantities() if one.type == CPU)
             answer = countered(offer, {wanted: action.processors}, declined=refused, reason=action.reason)
-            endpoint.send(replace(answer, answer_within=self._answer_within), self._clock())
+            endpoint.send(replace(answer, answer_within=self._answer_within), self._core.now())
         else:
-            endpoint.send(accepted(offer, declined=refused), self._clock())
+            endpoint.send(accepted(offer, declined=refused), self._core.now())
         if action.number:
-            self._agreements[action.job_id][action.number] = _Agreement(rank=action.rank, key=key)
-        self._flush(action.job_id)
+            self._agreements[action.number] = _Agreement(rank=action.rank, key=key)
+        self._flush()
 
     # ---- what the applications say --------------------------------------------------------------------------------
 
-    def heard(self, record: JobRecord, party: Party, rank: int, data: bytes) -> None:
+    def heard(self, record: JobRecord, rank: int, data: bytes) -> None:
         """Take in a frame with a template. Raises NegotiationError when it is none; the process is told so, too."""
-        endpoint = self._endpoint(record.job.id, rank)
+        endpoint = self._endpoint(rank)
         try:
-            for event in endpoint.receive(data, self._clock()):
-                self._take(record, party, rank, event)
+            for event in endpoint.receive(data, self._core.now()):
+                self._take(record, rank, event)
         finally:
             endpoint.unreadable = False  # frames are cut by the agent: what follows can be told apart
-            self._flush(record.job.id)
-        self.follow(record, party)
+            self._flush()
+        self.follow(record)
 
-    def in_contact(self, job_id: JobId, rank: int) -> None:
+    def in_contact(self, rank: int) -> None:
         """A process has come back: say again what may not have arrived."""
-        self._endpoint(job_id, rank).resumed()
-        self._flush(job_id)
+        self._endpoint(rank).resumed()
+        self._flush()
 
-    def time_passed(self, record: JobRecord, party: Party) -> None:
+    def time_passed(self, record: JobRecord) -> None:
         """End what was not answered in time."""
-        now = self._clock()
-        for rank, endpoint in list(self._endpoints.get(record.job.id, {}).items()):
+        now = self._core.now()
+        for rank, endpoint in list(self._endpoints.items()):
             for event in endpoint.time_passed(now):
-                self._take(record, party, rank, event)
-        self._flush(record.job.id)
+                self._take(record, rank, event)
+        self._flush()
 
-    def out_of_contact(self, record: JobRecord, party: Party, rank: int) -> None:
+    def out_of_contact(self, record: JobRecord, rank: int) -> None:
         """A connection has ended that was no agent's: what was not agreed on by it is lost."""
-        for event in self._endpoint(record.job.id, rank).disconnected(self._clock()):
-            self._take(record, party, rank, event)
-        self.follow(record, party)
+        for event in self._endpoint(rank).disconnected(self._core.now()):
+            self._take(record, rank, event)
+        self.follow(record)
 
-    def next_deadline(self, job_id: JobId) -> float | None:
+    def next_deadline(self) -> float | None:
         """Return when `time_passed` is to be called for a job at the latest; None: not for now."""
-        times = [one.next_deadline() for one in self._endpoints.get(job_id, {}).values()]
+        times = [one.next_deadline() for one in self._endpoints.values()]
         return min((one for one in times if one is not None), default=None)
 
-    def forget(self, job_id: JobId) -> None:
-        """A job is over."""
-        self._endpoints.pop(job_id, None)
-        self._agreements.pop(job_id, None)
-        self._offered_before.pop(job_id, None)
-
-    def _take(self, record: JobRecord, party: Party, rank: int, event: Event) -> None:
+    def _take(self, record: JobRecord, rank: int, event: Event) -> None:
         if isinstance(event, Unreadable):
             raise UnreadableTemplateError(event.reason)
         if isinstance(event, OfferReceived):
-            self._answer_offer(record, party, rank, event)
+            self._answer_offer(record, rank, event)
         elif isinstance(event, OfferAccepted | Agreed):
-            number = self._number_of(record.job.id, rank, event.key)
+            number = self._number_of(rank, event.key)
             if number is not None:
-                self._answer(record.job.id, number, event.template)
+                self._answer(number, event.template)
             else:  # it could not be said while the application had the last word
                 reason = record.last_trouble or "it cannot be had any more"
-                self._endpoint(record.job.id, rank).send(withdrawn(event.template, reason), self._clock())
+                self._endpoint(rank).send(withdrawn(event.template, reason), self._core.now())
         elif isinstance(event, Ended):
-            number = self._number_of(record.job.id, rank, event.key)
+            number = self._number_of(rank, event.key)
             if number is not None and event.was_agreed:
-                self._give_up(record.job.id, number, event.reason)
+                self._give_up(number, event.reason)
             elif number is not None:
-                lapsed = event.state is State.EXPIRED and number in self._offered_before[record.job.id]
-                self._decline(record.job.id, number, event.reason, lapsed=lapsed)
-                self._give_up(record.job.id, number, event.reason or "the application has not committed to it")
+                lapsed = event.state is State.EXPIRED and number in self._offered_before
+                self._decline(number, event.reason, lapsed=lapsed)
+                self._give_up(number, event.reason or "the application has not committed to it")
 
-    def _number_of(self, job_id: JobId, rank: int, key: NegotiationKey) -> int | None:
-        agreements = self._agreements[job_id].items()
+    def _number_of(self, rank: int, key: NegotiationKey) -> int | None:
+        agreements = self._agreements.items()
         return next((number for number, one in agreements if (one.rank, one.key) == (rank, key)), None)
 
-    def _answer_offer(self, record: JobRecord, party: Party, rank: int, event: OfferReceived) -> None:
-        endpoint = self._endpoint(record.job.id, rank)
-        template, now = event.template, self._clock()
+    def _answer_offer(self, record: JobRecord, rank: int, event: OfferReceived) -> None:
+        endpoint = self._endpoint(rank)
+        template, now = event.template, self._core.now()
         problem = problem_of(template)
         if problem:
             endpoint.send(rejected(template, problem), now)
-        elif event.key.initiator is Side.RMS or self._number_of(record.job.id, rank, event.key) is not None:
+        elif event.key.initiator is Side.RMS or self._number_of(rank, event.key) is not None:
             endpoint.send(accepted(template), now)  # a counter-offer: that it is within the bounds has been checked
         else:
-            self._wish(record, party, rank, template)
+            self._wish(record, rank, template)
 
-    def _wish(self, record: JobRecord, party: Party, rank: int, template: Template) -> None:
-        component = party.component_of(rank)
+    def _wish(self, record: JobRecord, rank: int, template: Template) -> None:
+        component = self._job.component_of(rank)
         if component is None:
             return
-        if any(change.agreement == template.agreement_id for _, change in _changes(record, party)):
+        if any(change.agreement == template.agreement_id for _, change in _changes(record, self._job)):
             return  # it was told before a restart
-        self._report(wish_of(record, component, rank, template, self._clock()))
+        self._core.post(wish_of(record, component, rank, template, self._core.now()))
 
     # ---- after a restart ------------------------------------------------------------------------------------------
 
-    def restore(self, record: JobRecord, party: Party) -> None:
+    def restore(self, record: JobRecord) -> None:
         """Go on with what was agreed on before this process began."""
         had_ended: list[tuple[Change, Template]] = []
-        for claim, change in _changes(record, party):
+        for claim, change in _changes(record, self._job):
             side = Side.APPLICATION if change.agreement else Side.RMS
-            kept = self._recalled(record.job.id, side, change.agreement or str(change.number))
-            rank = change.asker if change.agreement else party.speaker(claim.component) if kept is None else kept.rank
-            if rank is None or change.number in self._agreements[record.job.id]:
+            kept = self._keeper.recalled(self._job.id, side, change.agreement or str(change.number))
+            rank = (
+                change.asker if change.agreement else self._job.speaker(claim.component) if kept is None else kept.rank
+            )
+            if rank is None or change.number in self._agreements:
                 continue
             final = final_word(kept)
-            if final is not None and final.status is not Status.CONSUMED and not party.carries_out(change):
+            if final is not None and final.status is not Status.CONSUMED and not self._job.in_progress(change):
                 had_ended.append((change, final))
                 continue
-            found = restored(claim, change, host_of(record, rank), kept, carried_out=party.carries_out(change))
+            found = restored(claim, change, host_of(record, rank), kept, carried_out=self._job.in_progress(change))
             if found is None:
-                self._offered_before[record.job.id].add(change.number)
+                self._offered_before.add(change.number)
                 continue  # it is offered again
             said, state = found
-            self._agreements[record.job.id][change.number] = _Agreement(
-                rank=rank, key=said.key, moved=party.carries_out(change)
-            )
-            endpoint = self._endpoint(record.job.id, rank)
+            self._agreements[change.number] = _Agreement(rank=rank, key=said.key, moved=self._job.in_progress(change))
+            endpoint = self._endpoint(rank)
             if endpoint.state(said.key) is State.NEW:
-                endpoint.restore(said, state, said.round or round_of(change), self._clock() + BACK_WITHIN)
+                endpoint.restore(said, state, said.round or round_of(change), self._core.now() + BACK_WITHIN)
         for change, final in had_ended:  # not before all are known: it has consequences
-            self._had_ended(record.job.id, change, final)
+            self._had_ended(change, final)
 
-    def _had_ended(self, job_id: JobId, change: Change, final: Template) -> None:
+    def _had_ended(self, change: Change, final: Template) -> None:
         """Tell the scheduler how a negotiation ended: it was killed between that and hearing of it."""
         reason = final.reason or f"it is {final.status.value.removeprefix('NT_').lower()}"
         if change.phase is ChangePhase.ASKED:
-            self._decline(job_id, change.number, reason, lapsed=final.status is Status.EXPIRED)
+            self._decline(change.number, reason, lapsed=final.status is Status.EXPIRED)
         else:
-            self._give_up(job_id, change.number, reason)
+            self._give_up(change.number, reason)
 
     # ---- its parts ------------------------------------------------------------------------------------------------
 
-    def _endpoint(self, job_id: JobId, rank: int) -> Endpoint:
-        endpoints = self._endpoints[job_id]
+    def _endpoint(self, rank: int) -> Endpoint:
+        endpoints = self._endpoints
         if rank not in endpoints:
-            watch = partial(self._keep, job_id, rank)
-            recall = partial(self._final_word, job_id, rank)
-            carried_out = partial(self._carried_out, job_id, rank)
+            watch = partial(self._keeper.keep, self._job.id, rank)
+            recall = partial(self._final_word, rank)
+            carried_out = partial(self._carried_out, rank)
             endpoints[rank] = Endpoint(
                 side=Side.RMS, host=HOST, peer="application", watch=watch, recall=recall, carried_out=carried_out
             )
         return endpoints[rank]
 
-    def _carried_out(self, job_id: JobId, rank: int, key: NegotiationKey) -> bool:
+    def _carried_out(self, rank: int, key: NegotiationKey) -> bool:
         """Tell whether the change that was agreed on with a process is being carried out."""
-        agreements = self._agreements[job_id].values()
+        agreements = self._agreements.values()
         return any(one.moved for one in agreements if (one.rank, one.key) == (rank, key))
 
-    def _final_word(self, job_id: JobId, rank: int, key: NegotiationKey) -> Template | None:
+    def _final_word(self, rank: int, key: NegotiationKey) -> Template | None:
         """Return what ended a negotiation with a process before this service began."""
-        kept = self._recalled(job_id, key.initiator, key.agreement_id)
+        kept = self._keeper.recalled(self._job.id, key.initiator, key.agreement_id)
         return final_word(kept) if kept is not None and kept.rank == rank else None
 
     @property
     def _answer_within(self) -> float:
-        return round(min(ANSWER_WITHIN, 0.9 * self._answer_timeout()), 3)
+        return round(min(ANSWER_WITHIN, 0.9 * self._core.state.parameters.answer_timeout), 3)
 
-    def _answer(self, job_id: JobId, number: int, settled: Template) -> None:
+    def _answer(self, number: int, settled: Template) -> None:
         without_memory = any(one.type == MEMORY and one.declined for one in settled.resources)
-        answer = ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=settled.quantity(CPU))
-        self._report(replace(answer, memory_declined=without_memory, trouble=self._trouble_with(job_id, number)))
+        answer = ev.OfferAnswered(
+            time=self._core.now(), job_id=self._job.id, number=number, accepted=settled.quantity(CPU)
+        )
+        self._core.post(replace(answer, memory_declined=without_memory, trouble=self._trouble_with(number)))
 
     def _decline(
         self,
-        job_id: JobId,
         number: int,
         why: str,
         *,
         lapsed: bool = False,
         trouble: str = "",
     ) -> None:
-        answer = ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=0, reason=why)
-        trouble = trouble or self._trouble_with(job_id, number)
-        self._report(replace(answer, lapsed=lapsed, trouble=trouble))
+        answer = ev.OfferAnswered(time=self._core.now(), job_id=self._job.id, number=number, accepted=0, reason=why)
+        trouble = trouble or self._trouble_with(number)
+        self._core.post(replace(answer, lapsed=lapsed, trouble=trouble))
 
-    def _trouble_with(self, job_id: JobId, number: int) -> str:
-        agreement = self._agreements[job_id].get(number)
+    def _trouble_with(self, number: int) -> str:
+        agreement = self._agreements.get(number)
         return "" if agreement is None else agreement.trouble
 
-    def _give_up(self, job_id: JobId, number: int, reason: str) -> None:
-        self._agreements[job_id].pop(number, None)
-        self._report(ev.ChangeGivenUp(time=self._clock(), job_id=job_id, number=number, reason=reason))
+    def _give_up(self, number: int, reason: str) -> None:
+        self._agreements.pop(number, None)
+        self._core.post(ev.ChangeGivenUp(time=self._core.now(), job_id=self._job.id, number=number, reason=reason))
 
-    def _flush(self, job_id: JobId) -> None:
-        for rank, endpoint in self._endpoints.get(job_id, {}).items():
+    def _flush(self) -> None:
+        for rank, endpoint in self._endpoints.items():
             for payload in FrameBuffer().feed(endpoint.data_to_send()):
-                self._say(job_id, rank, frame(payload))
+                self._job.say(rank, frame(payload))
 
 
 def _loss(lost: int, of: int) -> str:
@@ -875,7 +892,7 @@ def _loss(lost: int, of: int) -> str:
     return f"{lost} of the {of} {'was' if lost == 1 else 'were'} lost before all processes had begun" if lost else ""
 
 
-def _changes(record: JobRecord, party: Party) -> Iterator[tuple[Claim, Change]]:
+def _changes(record: JobRecord, job: SizedJob) -> Iterator[tuple[Claim, Change]]:
     for change in record.changes.values():
-        if party.negotiates(change.component):
+        if job.negotiates(change.component):
             yield record.claims[change.parts[0].claim], change

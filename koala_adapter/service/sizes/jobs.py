@@ -1,29 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which jobs can change their size, the deadlines of that, and the interface between a service and its resizers.
-
-Deadlines come first: the earliest of many keys, at a cost that does not grow with their number. Then follow what a
-resizer needs of the service, the resizers by kind of runner, and the check that a component can be resized.
-"""
+"""Which jobs can change their size, and the deadlines of that: the earliest of many keys."""
 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from koala_adapter.errors import JobRefusedError, PolicyAnswerError
-from koala_adapter.model import JobKind, RunnerName
+from koala_adapter.model import JobKind
 from koala_adapter.sizes import OWN_SIZES, SizeRules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable
 
-    from koala_adapter.model import JobId, PlaceholderId
-    from koala_adapter.scheduler import actions as act
-    from koala_adapter.scheduler import events as ev
-    from koala_adapter.scheduler.records import JobRecord, State
-    from koala_adapter.service.applications import Applications
-    from koala_adapter.service.records import NegotiationStore
+    from koala_adapter.scheduler.records import JobRecord
 
 
 # -- Deadlines (pure) ----------------------------------------------------------------------------------------
@@ -82,51 +72,7 @@ class Deadlines(Generic[Key]):
         return keys
 
 
-# -- What a resizer needs of the service ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """Parts of a service, and what it is asked and told."""
-
-    listen: str
-    """Address for programs that negotiate."""
-    applications: Applications
-    store: NegotiationStore
-    """Keeps what was negotiated."""
-    state: Callable[[], State]
-    clock: Callable[[], float]
-    report: Callable[[ev.Event], None]
-    """Takes events in."""
-    tell: Callable[[PlaceholderId, str, bytes], bool]
-    """Sends a frame to the process of a task, which it may not reach."""
-    rules: SizeRules
-    """Say which sizes a component takes."""
-
-
-# -- Resizers: one for each kind of runner -------------------------------------------------------------------
-
-
-class Resizer(Protocol):
-    """Brings the applications of one kind of runner to other sizes."""
-
-    def offer(self, action: act.OfferProcessors) -> None:
-        """Ask an application how many further processors it takes; OfferAnswered."""
-
-    def request(self, action: act.RequestProcessors) -> None:
-        """Ask an application to give processors up; OfferAnswered, and then it begins."""
-
-    def take(self, action: act.TakeProcessors) -> None:
-        """Start the processes of new ranks."""
-
-    def withdraw(self, action: act.WithdrawOffer) -> None:
-        """Tell an application that it does not get what it has accepted."""
-
-    def grant(self, action: act.GrantProcessors) -> None:
-        """Answer a wish of an application."""
-
-    def resume(self) -> None:
-        """Go on with what the records say is under way, after a restart."""
+# -- Which jobs can change their size --------------------------------------------------------------------------
 
 
 def resizable(record: JobRecord, name: str, processors: int, rules: SizeRules = OWN_SIZES) -> str:
@@ -164,41 +110,14 @@ def resizable(record: JobRecord, name: str, processors: int, rules: SizeRules = 
     return component.name
 
 
-class Resizing:
-    """The part of a service that brings running applications to other sizes."""
-
-    def __init__(self, *, workers: Resizer, adaptive: Resizer, state: Callable[[], State]) -> None:
-        """``workers`` and ``adaptive`` serve the runners of these names."""
-        self._workers = workers
-        self._adaptive = adaptive
-        self._state = state
-
-    def offer(self, action: act.OfferProcessors) -> None:
-        """See Resizer."""
-        self._of(action.job_id).offer(action)
-
-    def request(self, action: act.RequestProcessors) -> None:
-        """See Resizer."""
-        self._of(action.job_id).request(action)
-
-    def take(self, action: act.TakeProcessors) -> None:
-        """See Resizer."""
-        self._of(action.job_id).take(action)
-
-    def withdraw(self, action: act.WithdrawOffer) -> None:
-        """See Resizer."""
-        self._of(action.job_id).withdraw(action)
-
-    def grant(self, action: act.GrantProcessors) -> None:
-        """See Resizer."""
-        self._of(action.job_id).grant(action)
-
-    def resume(self) -> None:
-        """See Resizer."""
-        self._workers.resume()
-        self._adaptive.resume()
-
-    def _of(self, job_id: JobId) -> Resizer:
-        record = self._state().jobs.get(job_id)
-        adaptive = record is not None and record.job.runner is RunnerName.ADAPTIVE
-        return self._adaptive if adaptive else self._workers
+def check_negotiable(record: JobRecord) -> None:
+    """Raise JobRefusedError unless a program can negotiate for a job."""
+    job = record.job
+    if record.state.final:
+        raise JobRefusedError(f"job {job.id} has ended", hint="`koala status` shows the jobs that run")
+    able = [one.name for one in job.components if job.changes_size(one.name)]
+    if not job.kind.varies or not able:
+        hint = 'only jobs of kind = "malleable" or "evolving" negotiate it'
+        raise JobRefusedError(f"job {job.id} keeps its size", hint=hint)
+    if len(able) > 1:
+        raise JobRefusedError(f"job {job.id}: several components can change: {', '.join(able)}", hint="one is allowed")

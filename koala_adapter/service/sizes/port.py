@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The port where programs negotiate for jobs.
 
-In this order: one-time tokens, the listener, the conversation of one connection, and the port of a service.
+In this order: one-time tokens, the listener, and the port of a service.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 import secrets
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import structlog
@@ -22,11 +21,9 @@ from anyio.abc import SocketAttribute
 from koala_adapter.errors import NegotiationError, ServiceRunningError, UnreadableTemplateError
 from koala_adapter.host.accepting import serve_streams
 from koala_adapter.host.containment import report_defect, report_refused
-from koala_adapter.host.sockets import checked_path, same_user
 from koala_adapter.model import JobId
 from koala_adapter.negotiation.serviceside.document import FrameBuffer, build, frame
 from koala_adapter.negotiation.serviceside.template import (
-    NegotiationKey,
     Side,
     Status,
     Template,
@@ -36,11 +33,8 @@ from koala_adapter.service.sizes.bargaining import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
-    from anyio.abc import ByteStream, SocketStream, TaskGroup, TaskStatus
-
-    from koala_adapter.negotiation.serviceside.endpoint import Endpoint, Event
+    from anyio.abc import SocketStream, TaskGroup, TaskStatus
 
 
 # -- One-time tokens -----------------------------------------------------------------------------------------
@@ -58,7 +52,7 @@ class OneTimeTokens:
     """The tokens that were given out and not yet used."""
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Give out no token yet."""
         self._applications: dict[bytes, str] = {}
 
     def issue(self, application: str) -> str:
@@ -85,7 +79,7 @@ def _digest(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
 
 
-# -- Listener: admit peers by token (TCP) or by user (Unix socket) -------------------------------------------
+# -- Listener: admit peers by token --------------------------------------------------------------------------
 # No template is read from a peer before it is identified. A slow peer costs a descriptor for some seconds; when there
 # are too many, the one that has been silent longest is closed.
 
@@ -135,29 +129,6 @@ class PeerListener:
             task_status.started(listeners.extra(SocketAttribute.local_port))
             await serve_streams(listeners, self._greet)
 
-    async def serve_unix(
-        self, path: Path, application: str, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Listen on the socket of one application, which only our user can open, until cancelled.
-
-        Raises ConfigurationError for a path that is too long, ServiceRunningError when it cannot be listened on.
-        """
-        try:
-            listener = await anyio.create_unix_listener(checked_path(path), mode=0o600)
-        except OSError as error:
-            raise ServiceRunningError(f"cannot listen on {path}: {error.strerror or error}") from error
-
-        async def admit(stream: SocketStream) -> None:
-            async with stream:
-                if same_user(stream.extra(SocketAttribute.raw_socket)):
-                    await self._admit(application, stream)
-                else:
-                    report_refused("refused a connection of another user", application=application)
-
-        async with listener:
-            task_status.started()
-            await serve_streams(listener, admit)
-
     async def _greet(self, stream: SocketStream) -> None:
         async with stream:
             greeting = await self._greeting(stream)
@@ -197,87 +168,13 @@ class PeerListener:
         return None
 
 
-# -- Conversation: an endpoint on a stream, with its deadlines -----------------------------------------------
-
-CHUNK = 65_536
-WRITE_WITHIN = 30.0
-"""Seconds in which a peer must take what is said to it; one that does not is gone."""
-
-
-class Conversation:
-    """One connection of an endpoint, from its beginning to its end."""
-
-    def __init__(self, stream: ByteStream, endpoint: Endpoint, handle: Callable[[Event, float], None]) -> None:
-        """``handle`` takes each event and the time, and may have the endpoint say something."""
-        self._stream = stream
-        self._endpoint = endpoint
-        self._handle = handle
-        self._writing = anyio.Lock()
-        self._waiting: anyio.CancelScope | None = None
-        self._gone = False
-
-    async def run(self) -> None:
-        """Go on until the connection ends, or the peer sends what is no template; then the stream is closed."""
-        self._endpoint.resumed()
-        async with self._stream:
-            try:
-                while not self._gone and not self._endpoint.unreadable:
-                    await self._flush()
-                    await self._wait()
-                await self._flush()
-            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-                pass
-            finally:
-                self._gone = True
-                self._take(self._endpoint.disconnected(anyio.current_time()))
-
-    async def say(self, template: Template) -> NegotiationKey:
-        """Say something of our own accord. Raises NegotiationStepError when it does not follow.
-
-        What cannot be written because the connection has just ended is lost, as an event tells.
-        """
-        key = self._endpoint.send(template, anyio.current_time())
-        await self.flush()
-        return key
-
-    async def flush(self) -> None:
-        """Write what the endpoint has to send."""
-        deadline = self._endpoint.next_deadline()
-        if self._waiting is not None and deadline is not None:
-            self._waiting.deadline = min(self._waiting.deadline, deadline)
-        try:
-            await self._flush()
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            self._gone = True
-
-    async def _wait(self) -> None:
-        """Take what comes next, or end what was not answered in time."""
-        deadline = self._endpoint.next_deadline()
-        with anyio.CancelScope(deadline=math.inf if deadline is None else deadline) as self._waiting:
-            data = await self._stream.receive(CHUNK)
-            self._take(self._endpoint.receive(data, anyio.current_time()))
-        self._take(self._endpoint.time_passed(anyio.current_time()))
-
-    def _take(self, events: list[Event]) -> None:
-        for event in events:
-            self._handle(event, anyio.current_time())
-
-    async def _flush(self) -> None:
-        async with self._writing:
-            while data := self._endpoint.data_to_send():
-                with anyio.move_on_after(WRITE_WITHIN) as scope:
-                    await self._stream.send(data)
-                if scope.cancelled_caught:
-                    self._gone = True
-                    if self._waiting is not None:
-                        self._waiting.cancel()
-                    return
-
-
 # -- The port of a service -----------------------------------------------------------------------------------
 # Programs need only sockets and XML. Each shows a one-time token, available only to the user who owns the service,
 # and speaks for one job while it is connected. The port is opened with the first token.
 
+CHUNK = 65_536
+WRITE_WITHIN = 30.0
+"""Seconds in which a program must take what is said to it; one that does not is gone."""
 MOST_WAITING = 64
 """Frames for a program that does not read them; one more, and it is gone."""
 
@@ -319,36 +216,36 @@ class _Connection:
         self._send.close()
 
 
+class ProgramListener(Protocol):
+    """Hears what programs that negotiate for jobs do."""
+
+    def program_came(self, job_id: JobId) -> None:
+        """Take in that a program speaks for a job from now on."""
+
+    def program_said(self, job_id: JobId, data: bytes) -> None:
+        """Take in a frame of a program. Raises NegotiationError, which ends the connection."""
+
+    def program_went(self, job_id: JobId) -> None:
+        """Take in that the connection of a program has ended."""
+
+
 class NegotiationPort:
     """Listens for programs that negotiate for jobs."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, listener: ProgramListener) -> None:
         """``host``: address on which to listen. Nothing listens before the first :meth:`access`."""
         self._host = host
+        self._programs = listener
         self._tokens = OneTimeTokens()
         self._listener = PeerListener(self._converse, self._tokens)
         self._connections: dict[JobId, _Connection] = {}
         self._opening = anyio.Lock()
         self._tasks: TaskGroup | None = None
-        self._heard: Callable[[JobId, bytes], None] = lambda _job, _data: None
-        self._came: Callable[[JobId], None] = lambda _job: None
-        self._went: Callable[[JobId], None] = lambda _job: None
         self.port: int | None = None
 
-    def open(
-        self,
-        tasks: TaskGroup,
-        *,
-        heard: Callable[[JobId, bytes], None],
-        came: Callable[[JobId], None],
-        went: Callable[[JobId], None],
-    ) -> None:
-        """Be ready to listen within ``tasks``.
-
-        ``heard`` takes each frame of a program that speaks for a job, ``came`` and ``went`` that there is one. It may
-        raise NegotiationError, which ends the connection.
-        """
-        self._tasks, self._heard, self._came, self._went = tasks, heard, came, went
+    def open(self, tasks: TaskGroup) -> None:
+        """Be ready to listen within ``tasks``."""
+        self._tasks = tasks
 
     async def access(self, job_id: JobId) -> Access:
         """Return how a program gets to negotiate for a job; an earlier token that was not used is void.
@@ -392,7 +289,7 @@ class NegotiationPort:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(connection.write)
                     try:
-                        self._came(job_id)
+                        self._programs.program_came(job_id)
                         await self._read(job_id, connection)
                     except Exception as error:  # noqa: BLE001 - a defect costs this connection, not the service
                         report_defect("a negotiation", error, job=job_id)
@@ -401,14 +298,14 @@ class NegotiationPort:
         finally:
             if self._connections.get(job_id) is connection:
                 del self._connections[job_id]
-        self._went(job_id)  # not when the service ends: what stands is settled with the next one
+        self._programs.program_went(job_id)  # not when the service ends: what stands is settled with the next one
 
     async def _read(self, job_id: JobId, connection: _Connection) -> None:
         frames = FrameBuffer()
         try:
             while self._connections.get(job_id) is connection:
                 for payload in frames.feed(await connection.stream.receive(CHUNK)):
-                    self._heard(job_id, frame(payload))
+                    self._programs.program_said(job_id, frame(payload))
         except UnreadableTemplateError:
             pass
         except NegotiationError as error:

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs with workers grow and shrink: between the scheduler's messages and the runners.
+"""A job whose workers come and go: it decides about offers by its size rule, and asks workers to end.
 
-An application that cannot be told to change its size declines. After a restart of the service, whatever the records
-say is under way is resumed: an answer is repeated, and workers that have not ended are asked again.
+A program may negotiate for it instead. An application that cannot change its size declines. After a restart of the
+service, what the records say is under way is resumed: an answer is repeated, and workers that have not ended are asked
+again.
 """
 
 from __future__ import annotations
 
-from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import anyio
 import structlog
 
-from koala_adapter.host.containment import contained
 from koala_adapter.model import RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.runners.runner import process_ends_at
@@ -22,229 +20,195 @@ from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.scheduler.states import bounds
-from koala_adapter.service.sizes.jobs import Deadlines
-from koala_adapter.sizes import OWN_SIZES, Decision, SizeRules
+from koala_adapter.service.sizes.bargaining import NEGOTIATOR, SizedJob, Surroundings
+from koala_adapter.sizes import Decision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Iterable
 
-    from koala_adapter.model import ClusterName, JobId
-    from koala_adapter.runners.workers import Order, WorkersRunner
-    from koala_adapter.scheduler.records import Change, Claim, JobRecord, State
+    from koala_adapter.model import ClusterName, Job, JobId
+    from koala_adapter.runners.workers import WorkersRunner
+    from koala_adapter.scheduler.records import Change, Claim, JobRecord
 
 
 log = structlog.get_logger()
 
 
-class ResizedApplications(Protocol):
-    """The running applications, as far as they are brought to other sizes."""
+class WorkersJob(SizedJob):
+    """A job with workers. Without a program that negotiates, it answers at once."""
 
-    def workers(self, record: JobRecord) -> WorkersRunner | None:
-        """Return the runner of a job whose workers come and go; None: it is of another kind, or does not run."""
+    def __init__(self, around: Surroundings, job: Job) -> None:
+        """``job``: as it was submitted."""
+        super().__init__(around, job.id)
+        self._job = job
+        self._runner: WorkersRunner | None = None
+        """As it was seen last."""
+        self._near: float | None = None
+        """When the walltime of one more worker is near, if the job wants it to be asked to end then."""
 
-    def resized(self, record: JobRecord) -> WorkersRunner | None:
-        """Return the runner of a job that has been asked to change since this process began."""
+    # ---- what the service tells it ---------------------------------------------------------------------------------
 
-    def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
-        """Start the processes of ranks that a running job has got."""
+    def follow(self, record: JobRecord) -> None:
+        """Follow the records: other workers may be there than before."""
+        self._watch(record)
+        if self.negotiated and record.state is JobState.RUNNING:
+            self.bargaining.follow(record)
 
-    def order(self, orders: Iterable[Order]) -> None:
-        """Have agents start or signal processes."""
+    def carry_out(self, record: JobRecord, action: act.SizeAction) -> None:
+        """Answer an offer or a request, start workers, or tell the program that negotiates."""
+        match action:
+            case act.OfferProcessors() | act.RequestProcessors():
+                if self.represented:
+                    self.bargaining.follow(record)
+                else:
+                    self._answer(record, action)
+            case act.TakeProcessors():
+                log.info("a job grows", job=self.id, component=action.component, by=len(action.ranks))
+                self._applications.grow(record, [rank.rank for rank in action.ranks])
+                if self.negotiated:
+                    self.bargaining.follow(record)
+            case act.WithdrawOffer():
+                self.bargaining.withdraw(action.number, action.reason)
+            case act.GrantProcessors():
+                self.bargaining.grant(action)
+                self.have_workers_leave(record)
+                self.bargaining.follow(record)
 
+    def restore(self, record: JobRecord) -> None:
+        """Take up what was agreed on with a program before a restart: it is not for others to answer."""
+        self.negotiated = True
+        self.bargaining.restore(record)
 
-class WorkersResizing:
-    """Has workers come and go."""
-
-    def __init__(
-        self,
-        applications: ResizedApplications,
-        *,
-        state: Callable[[], State],
-        clock: Callable[[], float],
-        report: Callable[[ev.Event], None],
-        rules: SizeRules = OWN_SIZES,
-    ) -> None:
-        """``report`` takes the answers of applications in; ``rules``: of the sizes that they accept."""
-        self._rules = rules
-        self._applications = applications
-        self._state = state
-        self._clock = clock
-        self._report = report
-        self._asked = anyio.Event()
-        self._near: Deadlines[JobId] = Deadlines()
-        """When the walltime of one more worker of a job is near, and the job wants it to be asked to end then."""
-
-    # ---- what the scheduler wants -----------------------------------------------------------------------------------
-
-    def offer(self, action: act.OfferProcessors) -> None:
-        """Ask an application how many further processors it takes."""
-        found = self._find(action.job_id, action.component, action.cluster)
-        decision = Decision(0)
-        if found is not None:
-            runner, record, claim = found
-            decision = runner.accepted(_offer(record, claim, action.processors), self._rules)
-        self._answer(action.job_id, action.number, decision)
-
-    def request(self, action: act.RequestProcessors) -> None:
-        """Ask an application to give processors up, and have it begin."""
-        found = self._find(action.job_id, action.component, action.cluster)
-        if found is None:
-            self._answer(action.job_id, action.number, Decision(0))
-            return
-        runner, record, claim = found
-        runner.departed(record.departed)
-        request = _request(record, claim, action.processors)
-        decision = runner.accepted(request, self._rules)
-        if not decision.processors and not decision.trouble and request.minimum < request.size:
-            decision = Decision(0, _no_size_is_left(record, request))
-        # Told first: a worker that ends at once must be known to have been asked.
-        self._answer(action.job_id, action.number, decision)
-        self._retire(runner, request, decision.processors)
-
-    def take(self, action: act.TakeProcessors) -> None:
-        """Start the processes of new ranks."""
-        record = self._state().jobs.get(action.job_id)
-        if record is not None:
-            log.info("a job grows", job=action.job_id, component=action.component, by=len(action.ranks))
-            self._applications.grow(record, [rank.rank for rank in action.ranks])
-
-    def withdraw(self, action: act.WithdrawOffer) -> None:
-        """Workers are not told of an offer before they are started, so there is nothing to undo."""
-
-    def grant(self, action: act.GrantProcessors) -> None:
-        """What is granted comes by itself."""
-
-    # ---- what is under way ------------------------------------------------------------------------------------------
-
-    def resume(self) -> None:
-        """Go on with what the records say is under way, after a restart."""
-        for record in list(self._state().jobs.values()):
-            if record.state is JobState.RUNNING and record.job.has_workers:
-                with contained("resuming a change of size", job=record.job.id):
-                    for change in list(record.changes.values()):
-                        self._resume(record, change)
-
-    def _resume(self, record: JobRecord, change: Change) -> None:
-        part = change.parts[0]
-        if change.phase is not ChangePhase.ASKED:
-            self._carry_on(record, change)
-            return
-        if change.agreement:
-            return  # it is for the program to answer that has asked
-        kind = act.OfferProcessors if part.processors > 0 else act.RequestProcessors
-        action = kind(
-            job_id=record.job.id,
-            component=change.component,
-            cluster=_cluster_of(record.claims[part.claim]),
-            number=change.number,
-            processors=abs(part.processors),
-        )
-        if isinstance(action, act.OfferProcessors):
-            self.offer(action)
-        else:
-            self.request(action)
-
-    def carry_on(self, record: JobRecord) -> None:
-        """Have the workers of a job leave that it has agreed to give up; nobody is asked twice."""
+    def resume(self, record: JobRecord) -> None:
+        """Answer again, and ask workers again to end, after a restart."""
         for change in list(record.changes.values()):
-            self._carry_on(record, change)
+            if change.phase is not ChangePhase.ASKED:
+                self._have_leave(record, change)
+            elif not change.agreement:  # otherwise it is for the program to answer that has asked
+                part = change.parts[0]
+                kind = act.OfferProcessors if part.processors > 0 else act.RequestProcessors
+                action = kind(
+                    job_id=self.id,
+                    component=change.component,
+                    cluster=_cluster_of(record.claims[part.claim]),
+                    number=change.number,
+                    processors=abs(part.processors),
+                )
+                self.carry_out(record, action)
 
-    def _carry_on(self, record: JobRecord, change: Change) -> None:
-        runner = self._applications.workers(record)
-        if change.phase is ChangePhase.RELEASING and runner is not None:
-            left = change.accepted - change.done
-            self._retire(runner, _request(record, record.claims[change.parts[0].claim], left), left)
+    def time_passed(self, record: JobRecord) -> None:
+        """Ask workers to end whose walltime is near, and kill those that take too long to end."""
+        now, runner = self._core.now(), self._seen(record)
+        if runner is not None:
+            if self._near is not None and self._near <= now:
+                due = [rank for rank, at in self._warnings(record, runner) if at <= now]
+                if due:
+                    log.info("workers are asked to end, as the walltime is near", job=self.id, workers=len(due))
+                self._applications.order(runner.retire(due, now))
+                self._watch(record)
+            runner.departed(record.departed)
+            self._applications.order(runner.kills(now))
+        if record.state is JobState.RUNNING:
+            self.bargaining.time_passed(record)
 
-    def handled(self, touched: Iterable[JobId]) -> None:
-        """The scheduler has handled an event that touched these jobs: their workers may be others than before."""
-        before = self._near.first()
-        for job_id in touched:
-            with contained("following the workers of a job", job=job_id):
-                self._watch(job_id)
-        if self._near.first() != before:
-            self._wake_up()
+    def next_deadline(self) -> float | None:
+        """Return when :meth:`time_passed` is to be called at the latest; None: not for now."""
+        kill = None if self._runner is None else self._runner.next_kill
+        return min((at for at in (self._near, kill, self.bargaining.next_deadline()) if at is not None), default=None)
 
-    def _watch(self, job_id: JobId) -> None:
-        record = self._state().jobs.get(job_id)
-        runner = None
-        if record is not None and record.job.warn_before and record.job.runner is RunnerName.WORKERS:
-            runner = self._applications.workers(record) if record.state is JobState.RUNNING else None
-        if record is None or runner is None:
-            self._near.set(job_id, None)
-            return
-        runner.departed(record.departed)
-        self._near.set(job_id, min((at for _, at in self._warnings(record, runner)), default=None))
+    def have_workers_leave(self, record: JobRecord) -> None:
+        """Have the workers leave that the job has agreed to give up; none is asked twice."""
+        for change in list(record.changes.values()):
+            self._have_leave(record, change)
+
+    # ---- how it negotiates -----------------------------------------------------------------------------------------
+
+    def negotiates(self, component: str) -> bool:
+        """Tell whether the size of a component is negotiated."""
+        return self._job.changes_size(component)
+
+    def ready(self, component: str) -> bool:
+        """Tell whether something can be offered now: while a program negotiates."""
+        return self.represented and self.negotiates(component)
+
+    def speaker(self, component: str) -> int | None:
+        """Return the program that negotiates; None: there is none."""
+        return NEGOTIATOR if self.ready(component) else None
+
+    def size(self, component: str) -> int:
+        """Return the processors that a component has."""
+        claims = self._core.state.jobs[self.id].claims
+        return sum(claim.processors for claim in claims if claim.component == component)
+
+    def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
+        """Return how many processors a claim can give up at most."""
+        return max(0, claim.processors - bounds(record, claim)[0])
+
+    def component_of(self, rank: int) -> str | None:
+        """Return the only component that changes its size; None: there are several."""
+        able = [one.name for one in self._job.components if self.negotiates(one.name)]
+        return able[0] if rank == NEGOTIATOR and len(able) == 1 else None
+
+    def in_progress(self, change: Change) -> bool:
+        """Tell whether workers are being started, or are leaving, by a change."""
+        return change.phase in {ChangePhase.TAKING, ChangePhase.RELEASING}
+
+    # ---- its workers -----------------------------------------------------------------------------------------------
+
+    def _seen(self, record: JobRecord) -> WorkersRunner | None:
+        self._runner = self._applications.workers(record)
+        return self._runner
+
+    def _watch(self, record: JobRecord) -> None:
+        self._near = None
+        if record.job.warn_before and record.job.runner is RunnerName.WORKERS and record.state is JobState.RUNNING:
+            runner = self._seen(record)
+            if runner is not None:
+                runner.departed(record.departed)
+                self._near = min((at for _, at in self._warnings(record, runner)), default=None)
 
     def _warnings(self, record: JobRecord, runner: WorkersRunner) -> Iterable[tuple[int, float]]:
         """Return the workers that stay, and when the walltime of each is near."""
-        placeholders, now = self._state().placeholders, self._clock()
+        placeholders, now = self._core.state.placeholders, self._core.now()
         for rank in runner.staying:
             yield rank.rank, process_ends_at(record, rank, placeholders, now) - record.job.warn_before
 
-    def retire_near_end(self) -> float:
-        """Ask workers to end whose walltime is near; return when to look at that again, infinity: not for now."""
-        now = self._clock()
-        for job_id in self._near.due(now):
-            with contained("asking workers to end", job=job_id):
-                self._retire_near_end(job_id, now)
-        first = self._near.first()
-        return inf if first is None else first
+    def _have_leave(self, record: JobRecord, change: Change) -> None:
+        runner = self._seen(record)
+        if change.phase is ChangePhase.RELEASING and runner is not None:
+            left = change.accepted - change.done
+            request = _request(record, record.claims[change.parts[0].claim], left)
+            self._applications.order(runner.shrink(request, left, self._core.now()))
 
-    def _retire_near_end(self, job_id: JobId, now: float) -> None:
-        record = self._state().jobs.get(job_id)
-        runner = None if record is None else self._applications.workers(record)
-        if record is not None and runner is not None:
-            due = [rank for rank, at in self._warnings(record, runner) if at <= now]
-            if due:
-                log.info("workers are asked to end, as the walltime is near", job=job_id, workers=len(due))
-            self._applications.order(runner.retire(due, now))
-            self._watch(job_id)
+    def _answer(self, record: JobRecord, action: act.OfferProcessors | act.RequestProcessors) -> None:
+        """Decide about an offer or a request by the rule of the component, and have workers begin to leave."""
+        runner = self._seen(record)
+        claims = [one for one in record.claims if (one.component, one.cluster) == (action.component, action.cluster)]
+        if runner is None or not claims:
+            log.warning("declined, as the application keeps its size", job=self.id)
+            self._core.post(answer_of(self._core.now(), self.id, action.number, Decision(0)))
+            return
+        rules, now = self._core.size_rules, self._core.now()
+        if isinstance(action, act.OfferProcessors):
+            decision = runner.accepted(_offer(record, claims[0], action.processors), rules)
+            self._core.post(answer_of(now, self.id, action.number, decision))
+            return
+        runner.departed(record.departed)
+        request = _request(record, claims[0], action.processors)
+        decision = runner.accepted(request, rules)
+        if not decision.processors and not decision.trouble and request.minimum < request.size:
+            decision = Decision(0, _no_size_is_left(record, request))
+        # Told first: a worker that ends at once must be known to have been asked.
+        self._core.post(answer_of(now, self.id, action.number, decision))
+        self._applications.order(runner.shrink(request, decision.processors, self._core.now()))
 
-    async def run(self) -> None:
-        """Ask workers to end whose walltime is near, and kill those that take too long to end, until cancelled."""
-        while True:
-            asked = self._asked
-            due = min(self.retire_near_end(), self.kill_overdue())
-            with anyio.move_on_after(max(0.0, due - self._clock())):
-                await asked.wait()
 
-    def kill_overdue(self) -> float:
-        """Kill workers whose grace is over; return when that is to be looked at next, infinity: nobody is asked."""
-        now, due = self._clock(), inf
-        for record in list(self._state().jobs.values()):
-            runner = self._applications.resized(record)
-            if runner is not None:
-                runner.departed(record.departed)
-                self._applications.order(runner.kills(now))
-                due = min(due, inf if runner.next_kill is None else runner.next_kill)
-        return due
-
-    def _retire(self, runner: WorkersRunner, request: ShrinkRequest, count: int) -> None:
-        self._applications.order(runner.shrink(request, count, self._clock()))
-        self._wake_up()
-
-    def _wake_up(self) -> None:
-        self._asked.set()
-        self._asked = anyio.Event()
-
-    def _find(
-        self, job_id: JobId, component: str, cluster: ClusterName
-    ) -> tuple[WorkersRunner, JobRecord, Claim] | None:
-        record = self._state().jobs.get(job_id)
-        runner = None if record is None else self._applications.workers(record)
-        if record is None or runner is None:
-            log.warning("declined, as the application keeps its size", job=job_id)
-            return None
-        claims = [one for one in record.claims if (one.component, one.cluster) == (component, cluster)]
-        return (runner, record, claims[0]) if claims else None
-
-    def _answer(self, job_id: JobId, number: int, decision: Decision) -> None:
-        accepted, trouble = decision.processors, decision.trouble
-        if trouble:
-            log.warning("a job does not change as it is asked to", job=job_id, problem=trouble)
-        self._report(
-            ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=accepted, trouble=trouble)
-        )
+def answer_of(now: float, job_id: JobId, number: int, decision: Decision) -> ev.OfferAnswered:
+    """Return the answer of a job that decides at once."""
+    accepted, trouble = decision.processors, decision.trouble
+    if trouble:
+        log.warning("a job does not change as it is asked to", job=job_id, problem=trouble)
+    return ev.OfferAnswered(time=now, job_id=job_id, number=number, accepted=accepted, trouble=trouble)
 
 
 def _offer(record: JobRecord, claim: Claim, processors: int) -> GrowOffer:

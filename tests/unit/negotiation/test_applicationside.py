@@ -7,12 +7,10 @@ import ast
 import random
 import socket
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from koala_adapter import negotiation as applicationside
 from koala_adapter.application.shipping import negotiation_file
@@ -21,7 +19,6 @@ from koala_adapter.negotiation.schema import LARGEST_TEMPLATE
 from koala_adapter.negotiation.serviceside import document as framing
 from koala_adapter.negotiation.serviceside import document as templatexml
 from koala_adapter.negotiation.serviceside import template
-from koala_adapter.negotiation.serviceside import template as bargaining
 from koala_adapter.negotiation.serviceside.endpoint import Limits
 from koala_adapter.negotiation.serviceside.states import (
     BARGAINING,
@@ -153,34 +150,6 @@ def test_both_refuse(document: bytes) -> None:
 def test_both_accept(document: bytes) -> None:
     """Comments, CDATA, others' attributes and ours of later versions do not hinder."""
     assert ours(applicationside.parse(document)) == templatexml.parse(document)
-
-
-@examples(60)
-@given(templates, st.integers(0, 2**31))
-def test_both_decide_alike(value: Template, most: int) -> None:
-    """The answer to an offer is the same, but for the words of a refusal."""
-    try:
-        offer = replace(value, status=template.Status.NEGOTIATION)
-    except NegotiationError:
-        return
-    terms = {one.key: bargaining.Terms(most=most) for one in offer.resources}
-    answer = bargaining.decide(offer, terms)
-    theirs = applicationside.decide(
-        applicationside.parse(templatexml.build(offer)), {one.type: most for one in offer.resources}
-    )
-    assert replace(ours(theirs), reason="") == replace(answer, reason="")
-
-
-def test_a_python_function_decides() -> None:
-    """An application of powers of two on 4 processors takes 4 of 7, and none of 3."""
-
-    def growth(offered: int) -> int:
-        return (1 << (4 + offered).bit_length() - 1) - 4
-
-    for offered, status, quantity in ((7, "NT_NEGOTIATION", 4), (3, "NT_REJECTED", 3), (4, "NT_ACCEPTED", 4)):
-        offer = applicationside.parse(templatexml.build(request(offered)))
-        answer = applicationside.decide(offer, {"CPU": growth})
-        assert (answer.status, answer.resources[0].quantity) == (status, quantity)
 
 
 def test_what_is_no_template_cannot_be_made() -> None:

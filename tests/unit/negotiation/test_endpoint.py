@@ -30,18 +30,17 @@ from koala_adapter.negotiation.serviceside.template import (
     Side,
     Status,
     Template,
-    Terms,
     accepted,
     committed,
     consumed,
     countered,
-    decide,
     expired,
     faulty,
     published,
     rejected,
     withdrawn,
 )
+from tests.granting import Terms, decide
 from tests.unit.negotiation.foreign import ForeignEndpoint
 from tests.unit.negotiation.templates import CPU, MEM, carried, pair, request
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.negotiation.serviceside.endpoint import (
-    Agreed,
-    Consumed,
     Ended,
     Endpoint,
     Limits,
@@ -24,16 +22,13 @@ from koala_adapter.negotiation.serviceside.template import (
     NegotiationKey,
     Side,
     Status,
-    Terms,
-    accepted,
     committed,
     countered,
-    decide,
     rejected,
     withdrawn,
 )
 from tests.examples import repeated
-from tests.granting import Granter, Promised, ReservationBook
+from tests.granting import Granter, Promised, ReservationBook, Terms, decide
 from tests.unit.negotiation.foreign import ForeignEndpoint
 from tests.unit.negotiation.templates import CPU, carried, pair, request
 
@@ -58,121 +53,6 @@ def exchanged(granter: Granter, rms: Endpoint, app: Endpoint, now: float = 0.0) 
             granter.handle(event, now)
         heard += carried(rms, app, now)
     return heard
-
-
-def test_what_is_free_is_granted_and_reserved() -> None:
-    """The first published experiment: 2 more are asked for, and had."""
-    granter, book, rms, app = served(6)
-    app.send(request(2), 0)
-    (event,) = exchanged(granter, rms, app)
-    assert isinstance(event, OfferAccepted)
-    assert book.available(CPU) == 4
-    app.send(committed(event.template), 1)
-    exchanged(granter, rms, app)
-    assert book.expire(1000) == []
-    granter.allocated(FIRST, 5)
-    granter.allocated(FIRST, 6)
-    (real,) = carried(rms, app)
-    assert isinstance(real, Consumed)
-    assert (book.available(CPU), book.holders()) == (4, ())
-
-
-def test_what_is_not_free_is_counter_offered_and_reserved() -> None:
-    """The second published experiment: 14 are asked for and 6 are idle; nobody else gets them meanwhile."""
-    granter, book, rms, app = served(6)
-    app.send(request(14), 0)
-    (event,) = exchanged(granter, rms, app)
-    assert isinstance(event, OfferReceived)
-    assert event.template.quantities() == {CPU: 6}
-    assert book.available(CPU) == 0
-    app.send(accepted(event.template), 1)
-    (agreed,) = exchanged(granter, rms, app)
-    assert isinstance(agreed, Agreed)
-    assert rms.state(FIRST) is State.AGREED
-
-
-def test_nothing_free_is_said_with_the_reason() -> None:
-    """A refusal tells why, and leaves no reservation."""
-    granter, book, rms, app = served(0)
-    app.send(request(2), 0)
-    (event,) = exchanged(granter, rms, app)
-    assert isinstance(event, Ended)
-    assert event.reason == "of 2 CPU at most 0 can be had"
-    assert book.holders() == ()
-
-
-def test_an_answer_that_does_not_come_frees_the_reservation() -> None:
-    """After the time of the counter-offer the processors are there for others."""
-    granter, book, rms, app = served(6)
-    app.send(request(14), 0)
-    exchanged(granter, rms, app)
-    for event in rms.time_passed(30):
-        granter.handle(event, 30)
-    assert book.available(CPU) == 6
-    assert rms.state(FIRST) is State.EXPIRED
-
-
-def test_a_vanished_application_frees_the_reservation() -> None:
-    """So does the end of its connection."""
-    granter, book, rms, app = served(6)
-    app.send(request(14), 0)
-    exchanged(granter, rms, app)
-    for event in rms.disconnected(3):
-        granter.handle(event, 3)
-    assert book.available(CPU) == 6
-
-
-def test_an_offer_to_the_application_is_reserved() -> None:
-    """The third published experiment: 4 idle processors are offered; fewer are taken, the rest is free at once."""
-    granter, book, rms, app = served(4)
-    offer = request(4, initiator=Side.RMS)
-    assert granter.offer(offer, 0)
-    assert not granter.offer(replace(offer, agreement_id="2"), 0)
-    (event,) = carried(rms, app)
-    assert isinstance(event, OfferReceived)
-    assert book.available(CPU) == 0
-    app.send(countered(event.template, {CPU: 3}), 1)
-    (taken,) = exchanged(granter, rms, app, 1)
-    assert isinstance(taken, OfferAccepted)
-    assert book.available(CPU) == 1
-    app.send(committed(taken.template), 2)
-    exchanged(granter, rms, app, 2)
-    assert rms.state(offer.key) is State.AGREED
-
-
-@pytest.mark.parametrize("said", [rejected, withdrawn])
-def test_a_refused_offer_is_free_again(said: object) -> None:
-    """Whichever way the application says no."""
-    granter, book, rms, app = served(4)
-    assert granter.offer(request(4, initiator=Side.RMS), 0)
-    (event,) = carried(rms, app)
-    assert isinstance(event, OfferReceived)
-    app.send((rejected if said is rejected else withdrawn)(event.template, "5 is no power of two"), 1)
-    assert exchanged(granter, rms, app, 1) == []
-    assert book.holders() == ()
-
-
-def test_giving_back_needs_nothing_free() -> None:
-    """An application that wants to shrink is let, and nothing is reserved for it."""
-    granter, book, rms, app = served(0)
-    app.send(replace(request(4), direction=Direction.SHRINK), 0)
-    (event,) = exchanged(granter, rms, app)
-    assert isinstance(event, OfferAccepted)
-    assert book.holders() == ()
-    app.send(committed(event.template), 0)
-    exchanged(granter, rms, app)
-    assert rms.state(FIRST) is State.AGREED
-
-
-def test_the_last_word_is_no_counter_offer() -> None:
-    """When no more offers may be made, a part is not offered but refused, and nothing stays reserved."""
-    rms, app = pair(most_rounds=1)
-    book: ReservationBook[Promised] = ReservationBook({CPU: 6})
-    app.send(request(14), 0)
-    (event,) = exchanged(Granter("a", rms, book), rms, app)
-    assert isinstance(event, Ended)
-    assert event.state is State.REJECTED
-    assert book.holders() == ()
 
 
 def test_what_local_users_took_is_withdrawn() -> None:

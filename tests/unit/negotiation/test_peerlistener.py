@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
-import subprocess
-import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,13 +12,13 @@ import pytest
 from anyio import to_thread
 
 from koala_adapter import negotiation as nt
-from koala_adapter.errors import ConfigurationError, ServiceRunningError
+from koala_adapter.errors import ServiceRunningError
 from koala_adapter.negotiation.serviceside.document import frame
 from koala_adapter.negotiation.serviceside.endpoint import Agreed, Consumed, Ended, Endpoint, Limits, OfferReceived
 from koala_adapter.negotiation.serviceside.states import State
 from koala_adapter.negotiation.serviceside.template import NegotiationKey, Side, accepted
-from koala_adapter.service.sizes.port import GREETING, Conversation, ListenerBounds, OneTimeTokens, PeerListener
-from tests.granting import Granter, Promised, ReservationBook, connect, connect_unix
+from koala_adapter.service.sizes.port import GREETING, ListenerBounds, OneTimeTokens, PeerListener
+from tests.granting import Conversation, Granter, Promised, ReservationBook, connect, connect_unix, serve_unix
 from tests.unit.negotiation.templates import CPU, request
 
 if TYPE_CHECKING:
@@ -146,7 +142,7 @@ async def test_an_application_may_use_the_same_modules(way: str, tmp_path: Path)
             port = await tasks.start(manager.listener.serve_tcp)
             stream = await connect("127.0.0.1", port, manager.tokens.issue("a"))
         else:
-            await tasks.start(manager.listener.serve_unix, path, "a")
+            await tasks.start(serve_unix, path, manager.converse)
             stream = await connect_unix(path)
         conversation = Conversation(stream, end, handle)
         tasks.start_soon(conversation.run)
@@ -285,7 +281,7 @@ async def test_a_commitment_that_was_lost_comes_after_a_new_connection(tmp_path:
     """The connection ends between acceptance and commitment; with the same endpoint both come to the agreement."""
     manager, path = Manager(), tmp_path / "nt.sock"
     async with anyio.create_task_group() as tasks:
-        await tasks.start(manager.listener.serve_unix, path, "a")
+        await tasks.start(serve_unix, path, manager.converse)
         first = await to_thread.run_sync(nt.connect_unix, str(path))
         first.send(wish(2))
         accepted = await to_thread.run_sync(first.recv, 10)
@@ -296,7 +292,7 @@ async def test_a_commitment_that_was_lost_comes_after_a_new_connection(tmp_path:
         first.close()
         first.endpoint.disconnected(0.0)
         with anyio.fail_after(60):
-            while manager.listener.connections:
+            while manager.endpoints["a"].state(FIRST) is not State.ACCEPTING:
                 await anyio.wait_all_tasks_blocked()
         assert manager.endpoints["a"].state(FIRST) is State.ACCEPTING
         second = await to_thread.run_sync(nt.connect_unix, str(path), first.endpoint)
@@ -307,44 +303,11 @@ async def test_a_commitment_that_was_lost_comes_after_a_new_connection(tmp_path:
         tasks.cancel_scope.cancel()
 
 
-async def test_the_unix_socket_is_of_one_user(tmp_path: Path) -> None:
-    """Its mode keeps others out; and were it open, the kernel tells who they are."""
-    manager, path = Manager(), tmp_path / "nt.sock"
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(manager.listener.serve_unix, path, "a")
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        connection = await to_thread.run_sync(nt.connect_unix, str(path))
-        assert await to_thread.run_sync(settled, connection, wish()) == ["offer", "agreed", "consumed"]
-        tasks.cancel_scope.cancel()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-async def test_another_user_is_refused_by_the_unix_socket(tmp_path: Path) -> None:
-    """Even where the mode of the socket would let it in."""
-    manager, path = Manager(), tmp_path / "nt.sock"
-    code = (
-        "import os, socket, sys; stream = socket.socket(socket.AF_UNIX); os.chdir(sys.argv[1]); "
-        "os.setgid(65534); os.setuid(65534); stream.connect('nt.sock'); print(stream.recv(10))"
-    )
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(manager.listener.serve_unix, path, "a")
-        await anyio.Path(path).chmod(0o666)
-        await anyio.Path(tmp_path).chmod(0o755)
-        done = await anyio.run_process([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.STDOUT)
-        assert done.stdout == b"b''\n"
-        assert manager.endpoints == {}
-        tasks.cancel_scope.cancel()
-
-
-async def test_where_nobody_can_listen_it_is_said(tmp_path: Path) -> None:
-    """A port that is taken, a path that is too long, a directory that is not there."""
+async def test_a_port_that_is_taken() -> None:
+    """The error names the port."""
     async with listening(Manager()) as manager:
         with pytest.raises(ServiceRunningError, match=f"port {manager.port}"):
             await manager.listener.serve_tcp(port=manager.port)
-        with pytest.raises(ConfigurationError, match="too long"):
-            await manager.listener.serve_unix(tmp_path / ("x" * 200), "a")
-        with pytest.raises(ServiceRunningError, match="No such file"):
-            await manager.listener.serve_unix(tmp_path / "no" / "nt.sock", "a")
 
 
 async def test_many_applications_share_one_book() -> None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-import weakref
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
@@ -21,19 +19,17 @@ from koala_adapter.runners.coordinator import Note, note, parse_note, payload_of
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.service.records import TABLES, NegotiationKeeper, NegotiationStore
-from koala_adapter.service.sizes.adaptive import Adaptations
-from koala_adapter.service.sizes.bargaining import WorkersParty
-from koala_adapter.service.sizes.port import NegotiationPort
-from tests.sqlite_watch import closed_later
+from koala_adapter.service.sizes.loop import Sizes
+from koala_adapter.service.sizes.workers import WorkersJob
 from tests.unit.scheduler.malleable_site import AdaptiveSite
+from tests.unit.service.standincore import Center, StandInCore
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from koala_adapter.model import PlaceholderId
     from koala_adapter.scheduler.events import Event
-    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.applications import ApplicationListener
 
 
@@ -60,7 +56,7 @@ class OneRunner:
         """Start nothing."""
 
 
-class Line:
+class Line(Center):
     """An adaptive job of two processes, and what each of them hears."""
 
     def __init__(self, *, warn_before: int = 0) -> None:
@@ -71,35 +67,32 @@ class Line:
         self.heard: list[tuple[str, bytes]] = []
         self.looks = 0
         """How often it was looked what time it is."""
-        database = closed_later(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
-        weakref.finalize(self, database.close)
-        database.executescript(TABLES)
-        store = NegotiationStore(database.execute)
-        self.adaptations = Adaptations(
-            self.applications,  # type: ignore[arg-type]  # it is all that is asked of them
-            state=lambda: self.site.state,
-            clock=self._clock,
-            report=self._post,
-            tell=self._tell,
-            keeper=NegotiationKeeper(store, state=lambda: self.site.state, clock=lambda: self.site.now),
-            negotiators=NegotiationPort("127.0.0.1"),
-        )
+        self.sizes = Sizes(StandInCore(self, center=self), self.applications)  # type: ignore[arg-type]
 
-    def _clock(self) -> float:
+    @property
+    def state(self) -> State:
+        """Of the scheduler."""
+        return self.site.state
+
+    @property
+    def now(self) -> float:
+        """Of the site."""
         self.looks += 1
         return self.site.now
 
-    def _post(self, event: Event) -> None:
+    def post(self, event: Event) -> None:
+        """Have the scheduler handle an event."""
         self.site.post(event)
 
-    def _tell(self, _placeholder: PlaceholderId, task: str, data: bytes) -> bool:
+    def tell_application(self, _placeholder: PlaceholderId, task: str, data: bytes) -> bool:
+        """Hear a frame."""
         self.heard += [(task, one) for one in FrameBuffer().feed(data)]
         return True
 
     def say(self, rank: int, data: bytes) -> list[tuple[str, bytes]]:
         """Have a process say something; return what is heard by it."""
         before = len(self.heard)
-        self.adaptations.said(self.site.record("1"), self.applications.runner, rank, data)
+        self.sizes.said(self.site.record("1"), rank, data)
         return self.heard[before:]
 
     def note(self, rank: int, said: Note) -> list[tuple[str, bytes]]:
@@ -147,7 +140,7 @@ def test_garbage_is_answered_to_who_says_it(garbage: bytes, answer: str) -> None
     errors = [parse_note(payload) for _, payload in heard if payload.startswith(b"error ")]
     assert len(errors) == 1
     assert answer in errors[0].text("text")
-    assert line.adaptations.complaint(line.site.record("1").job.id).startswith("Process 1 made a wrong call: ")
+    assert line.sizes.complaint(line.site.record("1").job.id).startswith("Process 1 made a wrong call: ")
 
 
 def test_a_complaint_outlives_the_job() -> None:
@@ -156,15 +149,15 @@ def test_a_complaint_outlives_the_job() -> None:
     job_id = line.site.record("1").job.id
     for rank in (0, 1):
         line.note(rank, hello())
-    line.adaptations.handled([job_id])
+    line.sizes.follow([job_id])
     line.note(0, note("error", text="done() without a change"))
     line.site.post(RankEnded(time=line.site.now, job_id=job_id, rank=0, end=BADLY))
     assert line.site.record("1").state.final
-    line.adaptations.handled([job_id])
-    assert line.adaptations.complaint(job_id) == "Process 0 made a wrong call: done() without a change."
+    line.sizes.follow([job_id])
+    assert line.sizes.complaint(job_id) == "Process 0 made a wrong call: done() without a change."
     del line.site.state.jobs[job_id]
-    line.adaptations.handled([job_id])
-    assert not line.adaptations.complaint(job_id)
+    line.sizes.follow([job_id])
+    assert not line.sizes.complaint(job_id)
 
 
 def test_a_complaint_of_the_library_is_shown() -> None:
@@ -172,7 +165,7 @@ def test_a_complaint_of_the_library_is_shown() -> None:
     line = Line()
     line.note(0, hello())
     assert line.note(0, note("error", text="leave() of a process\nthat \x1b[31mstays")) == []
-    told = line.adaptations.complaint(line.site.record("1").job.id)
+    told = line.sizes.complaint(line.site.record("1").job.id)
     assert told == "Process 0 made a wrong call: leave() of a process that ?[31mstays."
 
 
@@ -184,7 +177,7 @@ def test_a_job_that_runs_costs_nothing_while_nothing_happens() -> None:
         line.note(0, hello())
         line.note(1, hello())
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(line.adaptations.run)
+            tasks.start_soon(line.sizes.run)
             await anyio.wait_all_tasks_blocked()
             before = line.looks
             for _ in range(50):
@@ -215,9 +208,9 @@ def test_a_failure_of_koala_on_what_a_process_says_costs_that_message(monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(line.applications.runner.coordinators["m"], "heard", lambda *_: 1 // 0)
         assert line.note(0, note("done", change=1)) == []
-    assert "koala failed on what process 0 said" in line.adaptations.complaint(line.site.record("1").job.id)
+    assert "koala failed on what process 0 said" in line.sizes.complaint(line.site.record("1").job.id)
     assert line.note(0, note("error", text="still there")) == []
-    assert "still there" in line.adaptations.complaint(line.site.record("1").job.id)
+    assert "still there" in line.sizes.complaint(line.site.record("1").job.id)
 
 
 @pytest.mark.parametrize("runner", [RunnerName.WORKERS, RunnerName.SWEEP])
@@ -226,9 +219,7 @@ def test_a_program_can_negotiate_for_every_job_with_workers(runner: RunnerName) 
     line = Line()
     record = line.site.record("1")
     record.job = replace(record.job, runner=runner)
-    found = line.adaptations.party_of(record.job.id)
-    assert found is not None
-    assert isinstance(found[1], WorkersParty)
+    assert isinstance(line.sizes.job(record), WorkersJob)
 
 
 def test_an_event_that_touches_other_jobs_costs_no_look_at_this_one() -> None:
@@ -238,9 +229,9 @@ def test_an_event_that_touches_other_jobs_costs_no_look_at_this_one() -> None:
     for rank in (0, 1):
         line.note(rank, hello())
     line.applications.asked = 0
-    line.adaptations.handled([JobId("2")])
+    line.sizes.follow([JobId("2")])
     assert line.applications.asked == 0
-    line.adaptations.handled([job_id])
+    line.sizes.follow([job_id])
     assert line.applications.asked == 1
 
 
@@ -266,21 +257,21 @@ def test_processes_are_told_when_the_walltime_is_nearly_over() -> None:
     heard = line.note(1, hello_of_today())
     assert ends(heard) == [("1:1", 599, "0")]
     assert [payload.split()[0] for task, payload in heard if task == "1:1"] == [b"ends", b"welcome"]
-    assert line.adaptations.next_deadline() == end - 60
-    assert line.adaptations.warned(record.job.id) == ""
+    assert line.sizes.next_deadline() == end - 60
+    assert line.sizes.warned(record.job.id) == ""
     line.site.now = end - 60
     before = len(line.heard)
-    line.adaptations.give_up_overdue()
+    line.sizes.time_passed()
     assert ends(line.heard[before:]) == [("1:1", 60, "1")]
     assert len(line.heard) == before + 1, "nothing else is said, and the size stays"
-    assert line.adaptations.next_deadline() == inf
+    assert line.sizes.next_deadline() == inf
     told = "1 of its processes has been told that the end of the walltime is near."
-    assert line.adaptations.warned(record.job.id) == told
+    assert line.sizes.warned(record.job.id) == told
     line.site.now = end - 30
     assert ends(line.note(0, hello_of_today())) == [("1:0", 30, "1")]
-    assert line.adaptations.warned(record.job.id) == told.replace("1 of its processes has", "2 of its processes have")
-    line.adaptations.forget(record.job.id)
-    assert line.adaptations.warned(record.job.id) == ""
+    assert line.sizes.warned(record.job.id) == told.replace("1 of its processes has", "2 of its processes have")
+    line.site.post(RankEnded(time=line.site.now, job_id=record.job.id, rank=0, end=BADLY))
+    assert line.sizes.warned(record.job.id) == ""
 
 
 def test_a_placeholder_that_ends_before_the_walltime_counts() -> None:
@@ -291,7 +282,7 @@ def test_a_placeholder_that_ends_before_the_walltime_counts() -> None:
         line.note(rank, hello_of_today())
     before, placeholder = len(line.heard), record.ranks[1].placeholder
     line.site.hold(placeholder, ends_at=line.site.now + 200)
-    line.adaptations.in_contact(record, line.applications.runner, 1)
+    line.sizes.in_contact(record, 1)
     assert ends(line.heard[before:]) == [("1:0", 190, "0")], "who comes back is told with its hello"
     assert ends(line.note(1, hello_of_today())) == [("1:1", 190, "0")]
-    assert line.adaptations.next_deadline() == line.site.now + 130
+    assert line.sizes.next_deadline() == line.site.now + 130

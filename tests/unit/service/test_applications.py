@@ -18,17 +18,17 @@ from koala_adapter.service.applications import Applications
 from koala_adapter.service.results import ResultStore
 from koala_adapter.vjm.channel import FilePiece, Launch, Signal, TaskFiles, TaskReport
 from tests.unit.scheduler.scheduler_site import WELL, Site, component, job, of_kind
+from tests.unit.service.standincore import Center, StandInCore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.model import Job
-    from koala_adapter.scheduler.events import Event
 
 BAD = TaskEnd(reason=EndReason.EXITED, exit_code=3)
 
 
-class Orders:
+class Orders(Center):
     """In the place of the control center: keeps what agents are told, as far as they are connected."""
 
     def __init__(self) -> None:
@@ -63,15 +63,9 @@ class Launched:
     def __init__(self, directory: Path, one: Job | None = None, *, mpi: bool = False, connected: bool = True) -> None:
         self.site = Site({"a": 8})
         self.orders = Orders()
-        self.applications = Applications(
-            directory,
-            state=lambda: self.site.state,
-            clock=lambda: self.site.now,
-            report=self._report,
-            launch=self.orders.launch,
-            signal=self.orders.signal,
-            store=ResultStore(per_rank=10_000, per_job=15_000),
-        )
+        (directory / "jobs").mkdir(parents=True, exist_ok=True)
+        self.core = StandInCore(self.site, directory, self.orders)
+        self.applications = Applications(self.core, ResultStore(per_rank=10_000, per_job=15_000))
         made = one or job("1", component("x", 2, cluster="a", mpi=mpi))
         self.applications.keep_input(made)
         self.site.submit(made)
@@ -82,9 +76,6 @@ class Launched:
         self.site.hold_all("1")
         assert [action.job_id for action in of_kind(LaunchJob, self.site.actions)] == ["1"]
         self.applications.launch(made.id)
-
-    def _report(self, event: Event) -> None:
-        self.site.post(event)
 
     @property
     def state(self) -> JobState:
@@ -152,17 +143,9 @@ def test_the_launcher_speaks_from_the_first_placeholder_only(tmp_path: Path) -> 
 def test_a_restart_goes_on_where_mpiexec_was(tmp_path: Path) -> None:
     """Proxies that it asked for before the restart are known from its output; agents get theirs as they come back."""
     launched = Launched(tmp_path, mpi=True)
-    (tmp_path / "1").mkdir(exist_ok=True)
-    (tmp_path / "1" / "launcher.out").write_bytes(b"HYDRA_LAUNCH: proxy --pgid 0 --rmk user --proxy-id 1\n")
-    again = Applications(
-        tmp_path,
-        state=lambda: launched.site.state,
-        clock=lambda: launched.site.now,
-        report=launched._report,
-        launch=launched.orders.launch,
-        signal=launched.orders.signal,
-        store=ResultStore(per_rank=1, per_job=1),
-    )
+    (tmp_path / "jobs" / "1").mkdir(exist_ok=True)
+    (tmp_path / "jobs" / "1" / "launcher.out").write_bytes(b"HYDRA_LAUNCH: proxy --pgid 0 --rmk user --proxy-id 1\n")
+    again = Applications(launched.core, ResultStore(per_rank=1, per_job=1))
     launched.orders.sent.clear()
     again.registered(launched.ranks[0], (TaskReport(task="1:launcher", running=True, end=None),))
     again.registered(launched.ranks[1], ())
@@ -186,7 +169,7 @@ def test_input_files_are_those_of_the_submission(tmp_path: Path) -> None:
     source.write_text("before")
     source.chmod(0o755)
     part = replace(component("x", 1, cluster="a"), input_files=(InputFile(source=str(source), target="run"),))
-    launched = Launched(tmp_path / "jobs", job("1", part), connected=False)
+    launched = Launched(tmp_path, job("1", part), connected=False)
     source.write_text("after")
     launched.orders.connected = set(launched.ranks)
     launched.applications.registered(launched.ranks[0], ())
@@ -202,7 +185,7 @@ def test_a_growth_does_not_read_input_files_again(tmp_path: Path) -> None:
     source = tmp_path / "program"
     source.write_text("before")
     part = replace(component("x", 1, cluster="a"), input_files=(InputFile(source=str(source), target="run"),))
-    launched = Launched(tmp_path / "jobs", replace(job("1", part), kind=JobKind.MALLEABLE, runner=RunnerName.WORKERS))
+    launched = Launched(tmp_path, replace(job("1", part), kind=JobKind.MALLEABLE, runner=RunnerName.WORKERS))
     for kept in (tmp_path / "jobs" / "1" / "input").rglob("*"):
         if kept.is_file():
             kept.write_text("after")
@@ -224,7 +207,7 @@ def test_input_files_that_changed_since_they_were_looked_at_are_refused(tmp_path
         os.mkfifo(bad)
     files = tuple(InputFile(source=str(path), target=path.name) for path in (good, bad))
     with pytest.raises(JobRefusedError, match="bad"):
-        Launched(tmp_path / "jobs", job("1", replace(component("x", 1, cluster="a"), input_files=files)))
+        Launched(tmp_path, job("1", replace(component("x", 1, cluster="a"), input_files=files)))
     assert [path for path in (tmp_path / "jobs").rglob("*") if path.is_file()] == []
 
 
@@ -233,17 +216,9 @@ def test_input_files_that_are_gone_end_the_job(tmp_path: Path) -> None:
     source = tmp_path / "program"
     source.touch()
     part = replace(component("x", 1, cluster="a"), input_files=(InputFile(source=str(source), target="run"),))
-    launched = Launched(tmp_path / "jobs", job("1", part), connected=False)
+    launched = Launched(tmp_path, job("1", part), connected=False)
     (tmp_path / "jobs" / "1" / "input" / "x" / "0").unlink()
-    fresh = Applications(
-        tmp_path / "jobs",
-        state=lambda: launched.site.state,
-        clock=lambda: 0.0,
-        report=launched._report,
-        launch=launched.orders.launch,
-        signal=launched.orders.signal,
-        store=ResultStore(per_rank=1, per_job=1),
-    )
+    fresh = Applications(launched.core, ResultStore(per_rank=1, per_job=1))
     fresh.registered(launched.ranks[0], ())
     assert launched.site.outcome("1").reason is EndReason.LAUNCH_FAILED
 
@@ -256,7 +231,7 @@ def test_output_goes_where_the_rank_belongs(tmp_path: Path, task: str, path: str
     """To the files of the agent's own rank; what names no task of its own goes nowhere."""
     launched = Launched(tmp_path)
     found = launched.applications.output_path(launched.ranks[0], task)
-    assert found == (None if path is None else tmp_path / path)
+    assert found == (None if path is None else tmp_path / "jobs" / path)
 
 
 def test_files_are_taken_from_the_rank_they_belong_to(tmp_path: Path) -> None:
@@ -266,7 +241,7 @@ def test_files_are_taken_from_the_rank_they_belong_to(tmp_path: Path) -> None:
     for rank, task, refused in ((0, "1:1", True), (0, "1:launcher", True), (0, "9:0", True), (0, "1:0", False)):
         piece = FilePiece(task=task, number=1, path=b"a", mode=0, size=1, offset=0, data=b"x")
         assert bool(results.take(launched.ranks[rank], piece).refusal) is refused
-    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == ["1/x/0/a"]
+    assert [str(path.relative_to(tmp_path / "jobs")) for path in tmp_path.rglob("*") if path.is_file()] == ["1/x/0/a"]
 
 
 def test_an_agent_that_sends_files_is_not_cancelled(tmp_path: Path) -> None:

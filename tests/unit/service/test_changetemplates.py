@@ -12,10 +12,12 @@ from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler.actions import OfferProcessors
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import Change, ChangePhase, Part
-from koala_adapter.service.sizes.bargaining import AdaptiveParty, FirstOffer, offer_of
+from koala_adapter.service.sizes.adaptive import AdaptiveJob
+from koala_adapter.service.sizes.bargaining import FirstOffer, offer_of
 from koala_adapter.sizes import OWN_SIZES, AnySize, CheckedRule, SizeRules
 from tests.unit.scheduler.malleable_site import AdaptiveSite, malleable
 from tests.unit.scheduler.scheduler_site import component, of_kind
+from tests.unit.service.test_negotiations import around
 
 if TYPE_CHECKING:
     from koala_adapter.negotiation.serviceside.template import Template
@@ -50,9 +52,9 @@ def offers(found: AdaptiveSite, rules: SizeRules = OWN_SIZES) -> list[FirstOffer
     record = found.record("1")
     runner = AdaptiveRunner(Application(job=record.job, ranks=record.ranks, clusters={"m": "a"}, files={"m": ()}))
     runner.follow(record, found.now)
-    party = AdaptiveParty(runner)
+    one_job = AdaptiveJob(around(found, rules=rules), runner)
     return [
-        offer_of(record, party, record.claims[one.parts[0].claim], one, "n", rules=rules, answer_within=9)
+        offer_of(record, one_job, record.claims[one.parts[0].claim], one, "n", rules=rules, answer_within=9)
         for one in record.changes.values()
         if one.phase is ChangePhase.ASKED
     ]

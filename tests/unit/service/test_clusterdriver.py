@@ -16,10 +16,11 @@ from koala_adapter.lrm.commands import CommandRunner
 from koala_adapter.model import BatchKey, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.service.agents import leave_token
-from koala_adapter.service.clusters import ClusterDriver, DriverContext
+from koala_adapter.service.clusters import ClusterDriver
 from koala_adapter.service.opening import token_path
 from tests.unit.scheduler.scheduler_site import A, Site, component, job
 from tests.unit.service.scripted_lrm import ScriptedLrm, config
+from tests.unit.service.standincore import StandInCore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -38,26 +39,12 @@ class Driven:
 
     def __init__(self, *, others_matter: bool = False, **settings: float | str) -> None:
         self.lrm = ScriptedLrm()
-        self.others_matter = others_matter
-        self.holding = False
         self.site = Site({"a": 4})
         self.site.submit(job("1", component("x", 2, cluster="a")))
-        self.heard: list[Event] = []
-        around = DriverContext(
-            state=lambda: self.site.state,
-            clock=lambda: self.site.now,
-            report=self._hear,
-            in_contact=lambda _: False,
-            others_matter=lambda _: self.others_matter,
-            holding=lambda: self.holding,
-            name_prefix="koala-k-",
-            user="alice",
-        )
-        self.driver = ClusterDriver(config(**settings), self.lrm, CommandRunner(), around)
-
-    def _hear(self, event: Event) -> None:
-        self.heard.append(event)
-        self.site.post(event)
+        self.core = StandInCore(self.site)
+        self.core.shrinks_for_others = others_matter
+        self.heard = self.core.posted
+        self.driver = ClusterDriver(self.core, config(**settings), self.lrm, CommandRunner())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -123,11 +110,11 @@ async def test_submissions_that_all_fail() -> None:
 async def test_what_is_shown_while_events_wait_is_looked_at_anew() -> None:
     """It would be judged by a state that is behind; and nobody waits for the next poll because of that."""
     driven = Driven(poll_interval=600)
-    driven.holding = True
+    driven.core.is_holding = True
     async with driven.running():
         await driven.until(lambda: driven.driver.poller.latest is not None)
         assert driven.heard == []
-        driven.holding = False
+        driven.core.is_holding = False
         driven.driver.look_again()
         await driven.heard_of(ev.ClusterPolled)
 
@@ -270,7 +257,7 @@ async def test_holders_stay_known_while_all_jobs_are_listed() -> None:
     )  # fmt: skip
     async with driven.running():
         await driven.heard_of(ev.HoldsSeen)
-        driven.others_matter = True
+        driven.core.shrinks_for_others = True
         await driven.until(lambda: "" in driven.lrm.prefixes)
         polls = driven.lrm.polls
         await driven.until(lambda: driven.lrm.polls >= polls + 2)

@@ -346,7 +346,7 @@ async def negotiate_badly(service: Service, id_: JobId, said: Iterator[bytes]) -
         record = service.state.jobs[id_]
         if record.state.final:
             return
-        access = await service.sizes.access(record)
+        access = await service.sizes.made.access(record)
         async with await anyio.connect_tcp(access.host, access.port) as stream:
             try:
                 await stream.send(frame(GREETING + access.token.encode()))

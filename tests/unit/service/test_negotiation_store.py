@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,8 +32,7 @@ from koala_adapter.negotiation.serviceside.template import (
 from koala_adapter.scheduler.records import State
 from koala_adapter.service import records as negotiationstore
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.records import NegotiationKeeper
-from koala_adapter.service.sizes.bargaining import course
+from koala_adapter.service.sizes.bargaining import NegotiationKeeper, course
 from tests.unit.scheduler.malleable_site import AdaptiveSite
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def offer(quantity: int, agreement_id: str = "0-1", *, direction: Direction = Di
 def said(journal: Journal, *messages: tuple[Side, Template], site: AdaptiveSite | None = None) -> None:
     """Keep messages, one a second."""
     state, now = State() if site is None else site.state, iter(range(100))
-    keeper = NegotiationKeeper(journal.negotiations, state=lambda: state, clock=lambda: float(next(now)))
+    core = SimpleNamespace(negotiations=journal.negotiations, state=state, now=lambda: float(next(now)))
+    keeper = NegotiationKeeper(core)  # type: ignore[arg-type]
     for sender, template in messages:
         keeper.keep(JOB, 0, sender, template, build(template))
 
@@ -189,7 +190,8 @@ def test_a_journal_that_cannot_be_written_for_a_while(journal: Journal) -> None:
             journal.negotiations.keep(kept, message)
 
     store = Blocked()
-    keeper = NegotiationKeeper(store, state=State, clock=lambda: 5.0)  # type: ignore[arg-type]
+    core = SimpleNamespace(negotiations=store, state=State(), now=lambda: 5.0)
+    keeper = NegotiationKeeper(core)  # type: ignore[arg-type]
     keeper.keep(JOB, 0, APPLICATION, offer(1), build(offer(1)))
     assert reports(journal) == []
     store.blocked = False

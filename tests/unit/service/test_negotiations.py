@@ -20,19 +20,27 @@ from koala_adapter.scheduler.events import SizeWanted
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.service.records import KeptNegotiation, Message
-from koala_adapter.service.sizes.bargaining import NEGOTIATOR, AdaptiveParty, Negotiations, WorkersParty
+from koala_adapter.service.sizes.adaptive import AdaptiveJob
+from koala_adapter.service.sizes.bargaining import NEGOTIATOR, NegotiationKeeper, Surroundings
+from koala_adapter.service.sizes.workers import WorkersJob
+from koala_adapter.sizes import OWN_SIZES, SizeRules
 from tests.unit.scheduler.malleable_site import AdaptiveSite, MalleableSite, part
 from tests.unit.scheduler.scheduler_site import component, of_kind
 from tests.unit.scheduler.test_joint_growth import JointSite
 from tests.unit.scheduler.test_workers import workers
+from tests.unit.service.standincore import Center, StandInCore
 
 if TYPE_CHECKING:
+    from koala_adapter.model import PlaceholderId
     from koala_adapter.scheduler.parameters import ClusterParameters
+    from koala_adapter.scheduler.records import State
+    from tests.unit.scheduler.scheduler_site import Site
+    from tests.unit.service.standincore import World
 
 ID = JobId("1")
 
 
-class Stage:
+class Stage(Center):
     """A scheduler with one adaptive job of two processes, the manager, and the process of rank 0."""
 
     def __init__(
@@ -61,27 +69,30 @@ class Stage:
         self.runner = AdaptiveRunner(
             Application(job=record.job, ranks=record.ranks, clusters={"m": "a"}, files={"m": ()})
         )
-        self.party = AdaptiveParty(self.runner)
-        self.manager = Negotiations(
-            clock=lambda: self.site.now,
-            report=self._post,
-            say=self._say,
-            keep=self._keep,
-            answer_timeout=lambda: self.site.parameters.answer_timeout,
-            recalled=self._recalled,
-        )
+        self.manager = AdaptiveJob(around(self, self, keeper=self), self.runner).bargaining
         self.runner.follow(record, self.site.now)
-        self.manager.restore(record, self.party)
+        self.manager.restore(record)
         for rank in self.runner.memberships["m"].members:
             hello = note("hello", version=1, state="running", change=0, at=0, reached=3, contact="", sizes="any", pid=7)
             self.runner.coordinators["m"].heard(rank, hello, self.site.now)
 
-    def _keep(self, job_id: JobId, rank: int, sender: Side, template: Template, payload: bytes) -> None:
+    @property
+    def state(self) -> State:
+        """Of the scheduler."""
+        return self.site.state
+
+    @property
+    def now(self) -> float:
+        """Of the site."""
+        return self.site.now
+
+    def keep(self, job_id: JobId, rank: int, sender: Side, template: Template, payload: bytes) -> None:
+        """Keep what was said."""
         assert (job_id, rank) == (ID, 0)
         assert parse(payload) == template
         self.kept.append((sender, template))
 
-    def _recalled(self, job_id: JobId, initiator: Side, name: str) -> KeptNegotiation | None:
+    def recalled(self, job_id: JobId, initiator: Side, name: str) -> KeptNegotiation | None:
         """Return what was kept of a negotiation, if anything was."""
         messages = tuple(
             Message(at=0.0, sender=sender.value, template=build(template).decode())
@@ -94,26 +105,28 @@ class Stage:
             job_id=job_id, component="m", rank=0, initiator=initiator.value, agreement_id=name, messages=messages
         )
 
-    def _post(self, event: object) -> None:
-        if self.journal_full:
-            return
-        self.site.post(event)  # type: ignore[arg-type]
-        self.go_on()
+    def post(self, event: ev.Event) -> None:
+        """Have the scheduler handle an event, unless the journal is full."""
+        if not self.journal_full:
+            self.site.post(event)
+            self.go_on()
 
-    def _say(self, job_id: JobId, rank: int, data: bytes) -> None:
-        assert (job_id, rank) == (ID, 0)
+    def tell_application(self, _placeholder: PlaceholderId, task: str, data: bytes) -> bool:
+        """Have the application hear a frame."""
+        assert task == "1:0"
         self.heard += self.application.receive(data, self.site.now)
+        return True
 
     def go_on(self) -> None:
         """Carry out what the scheduler wants of the application, and let the manager look at the records."""
         actions: list[Action] = self.site.actions[self._carried :]
         self._carried = len(self.site.actions)
         self.runner.follow(self.site.record("1"), self.site.now)
-        self.manager.follow(self.site.record("1"), self.party)
+        self.manager.follow(self.site.record("1"))
         for grant in of_kind(GrantProcessors, actions):
             self.manager.grant(grant)
         for withdrawal in of_kind(WithdrawOffer, actions):
-            self.manager.withdraw(withdrawal.job_id, withdrawal.number, withdrawal.reason)
+            self.manager.withdraw(withdrawal.number, withdrawal.reason)
 
     def say(self, template: nt.Template) -> None:
         """Have the application say something."""
@@ -124,7 +137,7 @@ class Stage:
         """Let what the application has said arrive."""
         received = bytearray(self.application.data_to_send())
         while (payload := nt.unframed(received)) is not None:
-            self.manager.heard(self.site.record("1"), self.party, 0, nt.frame(payload))
+            self.manager.heard(self.site.record("1"), 0, nt.frame(payload))
         self.go_on()
 
     def latest(self) -> nt.Template:
@@ -138,6 +151,54 @@ class Stage:
         """Of the change that is under way."""
         change = self.site.record("1").change_on(0)
         return None if change is None else change.phase
+
+
+class NoProgram:
+    """In the place of the port, where no program negotiates."""
+
+    def represents(self, _job_id: JobId) -> bool:
+        """Tell that there is none."""
+        return False
+
+    def say(self, _job_id: JobId, data: bytes) -> None:
+        """Say nothing."""
+        raise AssertionError(data)
+
+
+class Program(NoProgram):
+    """A program that negotiates for a job."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self.application = nt.Endpoint("APPLICATION", "node")
+        self.heard: list[nt.Event] = []
+
+    def represents(self, _job_id: JobId) -> bool:
+        """Tell that there is one."""
+        return True
+
+    def say(self, _job_id: JobId, data: bytes) -> None:
+        """Hear a frame."""
+        self.heard += self.application.receive(data, self._site.now)
+
+
+class NoApplications:
+    """In the place of the service's applications: starts nothing."""
+
+
+def around(
+    world: World,
+    center: Center | None = None,
+    *,
+    programs: NoProgram | None = None,
+    keeper: object = None,
+    rules: SizeRules = OWN_SIZES,
+) -> Surroundings:
+    """Return what a job that changes its size uses of a service."""
+    core = StandInCore(world, center=center)
+    core.size_rules = rules
+    applications, kept = NoApplications(), keeper or NegotiationKeeper(core)
+    return Surroundings(core, applications, programs or NoProgram(), kept)  # type: ignore[arg-type]
 
 
 def wish(number: int, *, mandatory: bool = False, direction: str = "grow") -> nt.Template:
@@ -186,31 +247,23 @@ def test_what_was_lost_before_it_was_taken_in_is_told(lost: int, kind: str, reas
     site = MalleableSite({"a": 5}, Approach.PRA)
     site.start(workers("1", component("head", 1, cluster="a"), part(1, 4)))
     record = site.record("1")
-    party = WorkersParty(record, represented=True)
-    heard: list[nt.Event] = []
-    application = nt.Endpoint("APPLICATION", "node")
-    manager = Negotiations(
-        clock=lambda: site.now,
-        report=lambda event: [site.post(event)].clear(),
-        say=lambda _job, _rank, data: heard.extend(application.receive(data, site.now)),
-        keep=lambda *_: None,
-        answer_timeout=lambda: 60.0,
-        recalled=lambda *_: None,
-    )
-    manager.follow(record, party)
+    program = Program(site)
+    heard, application = program.heard, program.application
+    manager = WorkersJob(around(site, programs=program), record.job).bargaining
+    manager.follow(record)
     offer = heard[-1].template
     assert offer is not None
     assert offer.quantity("CPU") == 3
     application.send(nt.accepted(offer), site.now)
-    manager.heard(record, party, NEGOTIATOR, application.data_to_send())
+    manager.heard(record, NEGOTIATOR, application.data_to_send())
     (taking,) = of_kind(TakeProcessors, site.hold_stubs())
-    manager.follow(record, party)
+    manager.follow(record)
     for rank in taking.ranks[:lost]:
         site.post(ev.PlaceholderEnded(time=site.now, placeholder=rank.placeholder, reason=EndReason.NODE_LOST))
-        manager.follow(record, party)
+        manager.follow(record)
     for rank in taking.ranks[lost:]:
         site.post(ev.RankStarted(time=site.now, job_id=ID, rank=rank.rank))
-    manager.follow(record, party)
+    manager.follow(record)
     said = [one for one in heard if one.key == offer.key]
     assert (said[-1].kind, said[-1].reason or (said[-1].template and said[-1].template.reason)) == (kind, reason)
 
@@ -264,7 +317,7 @@ def test_an_offer_is_rejected_or_not_answered() -> None:
     stage.go_on()
     offer = stage.latest()
     stage.site.now += 30
-    stage.manager.time_passed(stage.site.record("1"), stage.party)
+    stage.manager.time_passed(stage.site.record("1"))
     assert stage.phase is None
     assert stage.heard[-1].state == "expired"
     assert offer.answer_within == 20
@@ -276,7 +329,7 @@ def test_an_offer_runs_out_while_the_journal_cannot_be_written() -> None:
     stage.go_on()
     stage.journal_full = True
     stage.site.now += 30
-    stage.manager.time_passed(stage.site.record("1"), stage.party)
+    stage.manager.time_passed(stage.site.record("1"))
     assert stage.phase is ChangePhase.ASKED
     heard = len(stage.heard)
     stage.go_on()
@@ -348,7 +401,7 @@ def test_a_restart_before_the_answer() -> None:
     stage.application.send(nt.accepted(stage.latest()), stage.site.now)
     stage.application.data_to_send()  # it gets lost
     stage.start()
-    stage.manager.follow(stage.site.record("1"), stage.party)
+    stage.manager.follow(stage.site.record("1"))
     stage.deliver()
     assert stage.heard[-1].kind == "agreed"
     assert stage.phase is ChangePhase.GATHERING
@@ -372,7 +425,7 @@ def test_an_offer_that_ran_out_as_the_service_was_down(known: bool) -> None:  # 
     for again in (True, False):
         stage.deliver()
         stage.site.now += 21.0
-        stage.manager.time_passed(stage.site.record("1"), stage.party)
+        stage.manager.time_passed(stage.site.record("1"))
         assert stage.phase is None
         stage.site.pass_time(2 * stage.site.parameters.scan_interval)
         stage.go_on()
@@ -384,7 +437,7 @@ def killed_before_the_end_was_recorded(stage: Stage, seconds: float) -> None:
     """Let time run out, and have the service killed between telling the application and telling the scheduler."""
     stage.journal_full = True
     stage.site.now += seconds
-    stage.manager.time_passed(stage.site.record("1"), stage.party)
+    stage.manager.time_passed(stage.site.record("1"))
     assert stage.kept[-1][0] is Side.RMS
     assert stage.kept[-1][1].status is Status.EXPIRED
     stage.journal_full = False
@@ -424,7 +477,7 @@ def test_a_restart_before_the_commitment_has_arrived() -> None:
     stage.application.data_to_send()
     stage.site.answer_number(stage.site.change().number, 3)
     stage.start()
-    stage.manager.in_contact(ID, 0)
+    stage.manager.in_contact(0)
     assert stage.heard[-1].kind == "agreed"
 
 
@@ -438,7 +491,7 @@ def test_a_restart_before_the_commitment_of_the_application() -> None:
             stage.application.send(nt.committed(acceptance), stage.site.now)
             stage.application.data_to_send()  # it gets lost
         stage.start()
-        stage.manager.in_contact(ID, 0)
+        stage.manager.in_contact(0)
         if not committed_before:
             stage.application.send(nt.committed(acceptance), stage.site.now)
         stage.deliver()
@@ -490,7 +543,7 @@ def test_a_restart_while_a_counter_offer_is_out() -> None:
     stage.say(wish(6))
     counter = stage.latest()
     stage.start()
-    stage.manager.in_contact(ID, 0)
+    stage.manager.in_contact(0)
     stage.say(nt.accepted(counter))
     assert stage.heard[-1].kind == "agreed"
     assert stage.phase is ChangePhase.GATHERING
@@ -621,7 +674,7 @@ def test_a_program_that_is_started_anew_in_a_change_lets_nothing_expire(killed: 
     stage.application = nt.Endpoint("APPLICATION", "node")
     if killed:
         stage.start()
-    stage.manager.in_contact(ID, 0)
+    stage.manager.in_contact(0)
     stage.deliver()
     stage.site.made()
     stage.go_on()

@@ -9,10 +9,10 @@ import pytest
 
 from koala_adapter import negotiation as nt
 from koala_adapter.scheduler.parameters import Approach
-from tests.unit.service.test_negotiations import ID, Stage, wish
+from tests.unit.service.test_negotiations import Stage, wish
 
 if TYPE_CHECKING:
-    from koala_adapter.model import JobId
+    from koala_adapter.model import PlaceholderId
 
 
 class HardOfHearing(Stage):
@@ -22,17 +22,17 @@ class HardOfHearing(Stage):
     written = b""
     """By koala, last."""
 
-    def _say(self, job_id: JobId, rank: int, data: bytes) -> None:
+    def tell_application(self, placeholder: PlaceholderId, task: str, data: bytes) -> bool:
+        """Have the application hear a frame, if it is in contact."""
         self.written = data
-        if not self.out_of_contact:
-            super()._say(job_id, rank, data)
+        return not self.out_of_contact and super().tell_application(placeholder, task, data)
 
     def come_back(self) -> None:
         """Connect with a service that was started meanwhile, and say what may not have arrived."""
         self.heard += self.application.disconnected(self.site.now)
         self.start()
         self.out_of_contact = False
-        self.manager.in_contact(ID, 0)
+        self.manager.in_contact(0)
         self.application.resumed()
         self.deliver()
 
@@ -83,7 +83,7 @@ def test_an_acceptance_that_ran_out() -> None:
     acceptance = stage.latest()
     stage.out_of_contact = True
     stage.site.now += 31.0
-    stage.manager.time_passed(stage.site.record("1"), stage.party)
+    stage.manager.time_passed(stage.site.record("1"))
     stage.application.send(nt.committed(acceptance), stage.site.now)
     stage.application.data_to_send()
     stage.go_on()
@@ -117,7 +117,7 @@ def test_of_what_never_was_it_is_said_that_it_is_too_late(status: str) -> None:
     stage = HardOfHearing(5, Approach.NONE)
     resources = tuple(one._replace(status=status) for one in wish(2).resources)
     said = wish(2)._replace(status=status, resources=resources)
-    stage.manager.heard(stage.site.record("1"), stage.party, 0, nt.frame(nt.build(said)))
+    stage.manager.heard(stage.site.record("1"), 0, nt.frame(nt.build(said)))
     assert b"<NT_Status>NT_EXPIRED</NT_Status>" in stage.written
 
 

@@ -13,7 +13,9 @@ from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm.listing import answering
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeState
 from koala_adapter.service.clusters import ClusterReading, Poller
+from tests.unit.scheduler.scheduler_site import Site
 from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
+from tests.unit.service.standincore import StandInCore
 
 if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig
@@ -36,21 +38,18 @@ class Polled:
         self.readings: list[ClusterReading] = []
         self.failures: list[str] = []
         self._restless = restless
-        self.poller = Poller(
-            settings or config(),
-            self.lrm,
-            name_prefix="koala-k-",
-            user="alice",
-            clock=lambda: 1000.0,
-            on_reading=self._take,
-            on_failure=self.failures.append,
-            others_matter=lambda: others_matter,
-            growth_waits=lambda: growth_waits,
-        )
+        core = StandInCore(Site({}))
+        core.shrinks_for_others, core.grows = others_matter, growth_waits
+        self.poller = Poller(core, settings or config(), self.lrm, self)
 
-    def _take(self, reading: ClusterReading) -> bool:
+    def examine(self, reading: ClusterReading) -> bool:
+        """Keep a reading."""
         self.readings.append(reading)
         return self._restless
+
+    def unavailable(self, reason: str) -> None:
+        """Keep why there was no reading."""
+        self.failures.append(reason)
 
     async def run_until(self, polls: int, *, seconds: float = 20.0) -> None:
         """Let it poll so often."""

@@ -13,7 +13,6 @@ import anyio
 import pytest
 from anyio import from_thread, to_thread
 
-from koala_adapter.config.sitefile import ClusterConfig, ControlCenterConfig, SiteConfig
 from koala_adapter.model import JobId, RunnerName, Sweep
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.service import sweeps
@@ -21,13 +20,13 @@ from koala_adapter.service.sweeps import RESULTS, Sweeps
 from koala_adapter.tasks.launcher import SETTINGS
 from koala_adapter.tasks.sweep import list_axis
 from tests.unit.scheduler.scheduler_site import Site, component, job
+from tests.unit.service.standincore import StandInCore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from koala_adapter.model import Job
-    from koala_adapter.scheduler.events import Event
     from koala_adapter.service.sweeps import SweepFiles
     from koala_adapter.tasks.sweep import Book, Expansion
 
@@ -43,22 +42,12 @@ class Restarted:
 
     directory: Path
     site: Site = field(default_factory=lambda: Site({"a": 4}))
-    reported: list[Event] = field(default_factory=list)
-    told: anyio.Event = field(default_factory=anyio.Event)
 
     def __post_init__(self) -> None:
         """Write its files."""
-        self.sweeps = Sweeps(
-            self.directory,
-            SiteConfig(
-                clusters=(ClusterConfig(name="a", plugin="local"),),
-                control_center=ControlCenterConfig(listen="127.0.0.1"),
-            ),
-            state=lambda: self.site.state,
-            clock=lambda: self.site.now,
-            report=self.reported.append,
-            tell=self._tell,
-        )
+        self.core = StandInCore(self.site, self.directory)
+        self.reported = self.core.posted
+        self.sweeps = Sweeps(self.core)
         self.site.submit(self.job)
         self.site.run("1")
         self.sweeps.files(self.job).keep(self.job)
@@ -75,15 +64,11 @@ class Restarted:
         """The file of results."""
         return self.sweeps.files(self.job).directory / RESULTS
 
-    def _tell(self) -> None:
-        self.told.set()
-        self.told = anyio.Event()
-
     async def until_done(self, done: int) -> None:
         """Wait until the progress that is told has so many tasks done."""
         with anyio.fail_after(LIVENESS):
             while (progress := self.sweeps.progress(self.job)) is None or progress.done != done:
-                await self.told.wait()
+                await self.core.changed.wait()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

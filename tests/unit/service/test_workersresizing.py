@@ -15,16 +15,17 @@ from koala_adapter.runners.workers import AddressedSignal, WorkersRunner
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.service.sizes.workers import WorkersResizing
+from koala_adapter.service.sizes.loop import Sizes
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable
 from tests.unit.scheduler.scheduler_site import component, job, of_kind
+from tests.unit.service.standincore import StandInCore
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from koala_adapter.runners.workers import Order
     from koala_adapter.scheduler.actions import Action
-    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.scheduler.records import JobRecord, State
 
 
 class Scene:
@@ -45,15 +46,27 @@ class Scene:
         self._runner: WorkersRunner | None = None
         self.said: list[ev.Event] = []
         self.ordered: list[Order] = []
-        self.resizing = WorkersResizing(
-            self, state=lambda: self.site.state, clock=lambda: self.site.now, report=self.said.append
-        )
+        self.sizes = Sizes(StandInCore(self), self)  # type: ignore[arg-type]  # it is all that is asked of them
         workers = replace(component("w", minimum, maximum, cluster=None), flexible=True, sizes=sizes)
         head = component("head", 1, cluster=next(iter(clusters)))
         job_ = replace(malleable("1", head, workers), runner=RunnerName.WORKERS, warn_before=warn_before)
         self.actions = self.site.start(job_)
 
-    # ---- ResizedApplications ----------------------------------------------------------------------------------------
+    @property
+    def state(self) -> State:
+        """Of the scheduler."""
+        return self.site.state
+
+    @property
+    def now(self) -> float:
+        """Of the site."""
+        return self.site.now
+
+    def post(self, event: ev.Event) -> None:
+        """Keep an event, for a test to take in."""
+        self.said.append(event)
+
+    # ---- Applications -----------------------------------------------------------------------------------------------
 
     def workers(self, record: JobRecord) -> WorkersRunner | None:
         """Return the runner of the job."""
@@ -67,10 +80,6 @@ class Scene:
             self._runner = WorkersRunner(application)
         self._runner.application = application
         return self._runner
-
-    def resized(self, record: JobRecord) -> WorkersRunner | None:
-        """Return the runner of the job."""
-        return self.workers(record)
 
     def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
         """Start nothing: the tests tell what has started."""
@@ -90,10 +99,7 @@ class Scene:
         """Have the job asked all that the scheduler wants, and only then its answers taken in; return these."""
         asked = [one for one in actions if isinstance(one, OfferProcessors | RequestProcessors)]
         for one in asked:
-            if isinstance(one, OfferProcessors):
-                self.resizing.offer(one)
-            else:
-                self.resizing.request(one)
+            self.sizes.carry_out(one)
         answers = [one for one in self.said if isinstance(one, ev.OfferAnswered)]
         self.said.clear()
         for answer in answers:
@@ -190,17 +196,16 @@ def test_workers_are_asked_to_end_before_the_walltime_does() -> None:
     record = scene.site.record("1")
     assert record.launched_at is not None
     end = record.launched_at + record.job.walltime
-    assert scene.resizing.retire_near_end() == inf, "nothing of the job was handled yet"
+    assert scene.sizes.next_deadline() == inf, "nothing of the job was handled yet"
     scene.site.hold(record.ranks[2].placeholder, ends_at=end - 190)
-    scene.resizing.handled([record.job.id, JobId("2")])
-    assert scene.resizing.retire_near_end() == end - 260
+    scene.sizes.follow([record.job.id, JobId("2")])
+    assert scene.sizes.next_deadline() == end - 260
     scene.site.now = end - 260
-    assert scene.resizing.retire_near_end() == end - 60
+    scene.sizes.time_passed()
     assert signalled(scene) == [("1:2", 15)]
+    assert scene.sizes.next_deadline() == end - 230, "when it is killed"
     scene.site.now = end - 60
-    assert scene.resizing.retire_near_end() == inf
-    assert signalled(scene) == [("1:1", 15), ("1:3", 15)]
-    scene.resizing.handled([record.job.id])
-    assert scene.resizing.retire_near_end() == inf
-    assert scene.resizing.kill_overdue() == end - 30, "the time of the first is over, and it is killed"
-    assert signalled(scene) == [("1:2", 9)]
+    scene.sizes.time_passed()
+    assert signalled(scene) == [("1:1", 15), ("1:3", 15), ("1:2", 9)]
+    scene.sizes.follow([record.job.id])
+    assert scene.sizes.next_deadline() == end - 30

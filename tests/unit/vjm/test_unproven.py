@@ -13,13 +13,14 @@ from anyio.streams.tls import TLSStream
 
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import center, channel
-from koala_adapter.vjm.center import AgentRegistered, ControlCenter
+from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.certificate import load_or_create, server_context
+from koala_adapter.vjm.listener import AgentListener, AgentRegistered
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.vjm.center import AgentEvent
+    from koala_adapter.vjm.listener import AgentEvent
 
 pytestmark = pytest.mark.anyio
 
@@ -29,32 +30,39 @@ LINE = 200_000
 """Bytes of a Hello that does not end, below the longest that is taken."""
 
 
-class Unbound:
-    """Placeholders that nobody owns."""
-
-    def bound_session(self, placeholder: PlaceholderId) -> str | None:
-        """See SessionRegistry."""
-
-    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
-        """See SessionRegistry."""
-
-
-class Served:
+class Served(AgentListener):
     """A control center, and what it tells."""
 
     def __init__(self, directory: Path) -> None:
         self.events: list[AgentEvent] = []
         self.rejected: list[str] = []
-        self.center = ControlCenter(
-            ssl_context=server_context(load_or_create(directory)),
-            authenticate=lambda _, token: token == "good",
-            sessions=Unbound(),
-            on_event=self.events.append,
-            output_path=lambda _, task: directory / task,
-            lease=LIVENESS,
-            heartbeat=LIVENESS,
-            on_rejected=lambda _, fault: self.rejected.append(fault),
-        )
+        context = server_context(load_or_create(directory))
+        self.center = ControlCenter(self, context, lease=LIVENESS, heartbeat=LIVENESS)
+
+    def admits(self, placeholder: PlaceholderId, token: str) -> bool:
+        """Admit the good token."""
+        del placeholder
+        return token == "good"
+
+    def bound_session(self, placeholder: PlaceholderId) -> str | None:
+        """Return that no placeholder has an owner."""
+        del placeholder
+        return None
+
+    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
+        """Forget the owner."""
+
+    def output_path(self, placeholder: PlaceholderId, task: str) -> None:
+        """Drop the output."""
+
+    def on_event(self, event: AgentEvent) -> None:
+        """Keep an event."""
+        self.events.append(event)
+
+    def on_rejected(self, address: str, fault: str) -> None:
+        """Keep a fault."""
+        del address
+        self.rejected.append(fault)
 
 
 async def connected(stack: AsyncExitStack, port: int) -> TLSStream:

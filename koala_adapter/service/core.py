@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all parts of a service share: its site, its journal, its clock, its scheduler and its control center."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from koala_adapter.lrm.commands import login_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.driver.loop import EventLoop
+    from koala_adapter.host.clock import ServiceClock
+    from koala_adapter.model import ClusterName, PlaceholderId
+    from koala_adapter.scheduler import Scheduler
+    from koala_adapter.scheduler.events import Event
+    from koala_adapter.scheduler.records import State
+    from koala_adapter.service.journal import Journal
+    from koala_adapter.sizes import SizeRules
+    from koala_adapter.vjm.center import ControlCenter
+
+
+class Core:
+    """The shared part of one service. Its parts get this object, and ask it when they need something."""
+
+    loop: EventLoop
+    """Set once, before anything runs."""
+    center: ControlCenter
+    """Set once, before anything runs."""
+
+    def __init__(
+        self, site: SiteConfig, directory: Path, journal: Journal, clock: ServiceClock, size_rules: SizeRules
+    ) -> None:
+        """``directory``: the state directory."""
+        self.site = site
+        self.directory = directory
+        self.journal = journal
+        self.clock = clock
+        self.size_rules = size_rules
+        self.negotiations = journal.negotiations
+        self.name_prefix = f"koala-{journal.instance()}-"
+        """How the names of our LRM jobs begin."""
+        self.user = login_name()
+        """The owner of our LRM jobs."""
+        self.changed = anyio.Event()
+        """Set (and replaced) whenever something changed that a report may show."""
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What decides. Another one after an event was set aside: not to be kept."""
+        return self.loop.scheduler
+
+    @property
+    def state(self) -> State:
+        """What the scheduler knows."""
+        return self.loop.scheduler.state
+
+    @property
+    def trouble(self) -> str:
+        """Why the journal cannot be written at present, and so nothing is decided; empty while it can."""
+        return self.loop.trouble
+
+    @property
+    def holding(self) -> bool:
+        """True while events wait: the state lacks what is known already."""
+        return self.loop.holding
+
+    @property
+    def busy(self) -> bool:
+        """True while a job has no outcome, or has placeholders."""
+        return any(not record.state.final or record.live for record in self.state.jobs.values())
+
+    def now(self) -> float:
+        """Return the time by the service clock."""
+        return self.clock.now()
+
+    def post(self, event: Event) -> None:
+        """Journal an event, let the scheduler handle it, and have its actions done; later, if that cannot be now."""
+        self.loop.post(event)
+
+    def note_change(self) -> None:
+        """Wake those who wait for :attr:`changed`."""
+        self.changed.set()
+        self.changed = anyio.Event()
+
+    def in_contact(self, placeholder: PlaceholderId) -> bool:
+        """Tell whether the agent of a placeholder is connected."""
+        return placeholder in self.center.connected
+
+    def others_matter(self, cluster: ClusterName) -> bool:
+        """Tell whether it matters which jobs of other users wait on a cluster."""
+        return self.scheduler.shrinks_for_others(cluster)
+
+    def growth_waits(self, cluster: ClusterName) -> bool:
+        """Tell whether a running job would take processors that come free on a cluster."""
+        return self.scheduler.growth_waits(cluster)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All jobs of a service that change their size: one object each, one loop with their deadlines, and the port.
+
+While a program is connected for a job, koala negotiates the size with it; while none is, the job changes its size as if
+there were no such programs.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+
+from koala_adapter.errors import NegotiationError
+from koala_adapter.host.containment import contained
+from koala_adapter.model import JobId, RunnerName
+from koala_adapter.outcome import LAUNCHED_STATES, JobState
+from koala_adapter.scheduler import actions as act
+from koala_adapter.service.sizes.adaptive import AdaptiveJob
+from koala_adapter.service.sizes.bargaining import NEGOTIATOR, NegotiationKeeper, SizedJob, Surroundings
+from koala_adapter.service.sizes.jobs import Deadlines, check_negotiable
+from koala_adapter.service.sizes.port import NegotiationPort
+from koala_adapter.service.sizes.workers import WorkersJob, answer_of
+from koala_adapter.sizes import Decision
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from anyio.abc import TaskGroup
+
+    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.service.applications import Applications
+    from koala_adapter.service.core import Core
+    from koala_adapter.service.sizes.port import Access
+
+log = structlog.get_logger()
+
+
+class Sizes:
+    """Jobs with workers, adaptive jobs, and programs that negotiate for either."""
+
+    def __init__(self, core: Core, applications: Applications) -> None:
+        """Know no job yet."""
+        self._core = core
+        self._applications = applications
+        self._port = NegotiationPort(core.site.control_center.negotiation_listen, self)
+        self._around = Surroundings(core, applications, self._port, NegotiationKeeper(core))
+        self._jobs: dict[JobId, SizedJob] = {}
+        self._complaints: dict[JobId, str] = {}
+        """Of jobs that have ended, until they are forgotten: people ask why they did."""
+        self._deadlines: Deadlines[JobId] = Deadlines()
+        self._moved = anyio.Event()
+        applications.listener = self
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Listen for programs when one is expected, and keep the deadlines of jobs."""
+        self._port.open(tasks)
+        tasks.start_soon(self.run)
+
+    # ---- one job ---------------------------------------------------------------------------------------------------
+
+    def job(self, record: JobRecord) -> SizedJob | None:
+        """Return the object of a job, made now if need be; None: an adaptive job that does not run."""
+        job_id, known = record.job.id, self._jobs.get(record.job.id)
+        if record.job.runner is not RunnerName.ADAPTIVE:
+            if known is None:
+                known = self._jobs[job_id] = WorkersJob(self._around, record.job)
+            return known
+        runner = self._applications.adaptive(record)
+        if runner is None:
+            self._drop(job_id)
+            return None
+        if not isinstance(known, AdaptiveJob) or known.runner is not runner:
+            known = self._jobs[job_id] = AdaptiveJob(self._around, runner)
+        return known
+
+    def _adaptive(self, record: JobRecord) -> AdaptiveJob | None:
+        job = self.job(record)
+        return job if isinstance(job, AdaptiveJob) else None
+
+    def _running(self, job_id: JobId) -> tuple[JobRecord, SizedJob] | None:
+        """Return a job whose size can be negotiated now; None: it does not run."""
+        record = self._core.state.jobs.get(job_id)
+        job = None if record is None or record.state is not JobState.RUNNING else self.job(record)
+        return None if record is None or job is None else (record, job)
+
+    def _drop(self, job_id: JobId) -> None:
+        job = self._jobs.pop(job_id, None)
+        if job is not None and job.complaint:
+            self._complaints[job_id] = job.complaint
+        self._look_again(job_id)
+
+    # ---- what the scheduler wants ----------------------------------------------------------------------------------
+
+    def follow(self, touched: Iterable[JobId]) -> None:
+        """Have jobs follow the records after an event that touched them."""
+        for job_id in touched:
+            with contained("following a change of size", job=job_id):
+                self._follow(job_id)
+        for job_id in [one for one in self._complaints if one not in self._core.state.jobs]:
+            del self._complaints[job_id]
+
+    def _follow(self, job_id: JobId) -> None:
+        record, represented = self._core.state.jobs.get(job_id), self._port.represents(job_id)
+        if record is None or record.state.final:
+            known = self._jobs.get(job_id)
+            self._drop(job_id)
+            if represented or (known is not None and known.negotiated):
+                self._port.close(job_id)
+        elif job_id in self._jobs or (record.state in LAUNCHED_STATES and (represented or record.job.has_workers)):
+            job = self.job(record)
+            if job is not None:
+                job.follow(record)
+                self._look_again(job_id)
+
+    def carry_out(self, action: act.SizeAction) -> None:
+        """Carry out an action of the scheduler; a job that cannot change its size declines."""
+        record = self._core.state.jobs.get(action.job_id)
+        job = None if record is None else self.job(record)
+        if record is not None and job is not None:
+            job.carry_out(record, action)
+            self._look_again(action.job_id)
+        elif isinstance(action, act.OfferProcessors | act.RequestProcessors):
+            log.warning("declined, as the application keeps its size", job=action.job_id)
+            self._core.post(answer_of(self._core.now(), action.job_id, action.number, Decision(0)))
+
+    def resume(self) -> None:
+        """Continue what the records say is under way, after a restart."""
+        records = [one for one in self._core.state.jobs.values() if one.state is JobState.RUNNING]
+        for record in records:
+            job = self.job(record) if record.job.has_workers else None
+            if isinstance(job, WorkersJob):
+                with contained("resuming a negotiation", job=record.job.id):
+                    job.restore(record)
+                    self._look_again(record.job.id)
+        for record in records:
+            if record.job.runner is not RunnerName.RANKS:
+                with contained("resuming a change of size", job=record.job.id):
+                    job = self.job(record)
+                    if job is not None:
+                        job.resume(record)
+                        self._look_again(record.job.id)
+
+    # ---- what processes say (ApplicationListener) ------------------------------------------------------------------
+
+    def said(self, record: JobRecord, rank: int, frame: bytes) -> None:
+        """Take in a frame of a process of an adaptive job."""
+        job = self._adaptive(record)
+        if job is not None:
+            job.said(record, rank, frame)
+            self._look_again(record.job.id)
+
+    def in_contact(self, record: JobRecord, rank: int) -> None:
+        """Take in that the agent of a process has come, or come back."""
+        job = self._adaptive(record)
+        if job is not None:
+            job.in_contact(record, rank)
+            self._look_again(record.job.id)
+
+    def out_of_contact(self, record: JobRecord, rank: int) -> None:
+        """Take in that the agent of a process is out of contact."""
+        job = self._adaptive(record)
+        if job is not None:
+            job.out_of_contact(rank)
+            self._look_again(record.job.id)
+
+    # ---- what programs say that negotiate --------------------------------------------------------------------------
+
+    async def access(self, record: JobRecord) -> Access:
+        """Return how a program gets to negotiate for a job, once; one that was returned before and not used is void.
+
+        Raises JobRefusedError for a job that does not negotiate; ServiceRunningError when the port cannot be opened.
+        """
+        check_negotiable(record)
+        return await self._port.access(record.job.id)
+
+    def program_came(self, job_id: JobId) -> None:
+        """Say to a program that has connected what may not have arrived, and what is offered now."""
+        known = self._jobs.get(job_id)
+        if known is not None:
+            known.negotiated = True
+        found = self._running(job_id)
+        if found is not None:
+            record, job = found
+            job.bargaining.in_contact(NEGOTIATOR)
+            job.bargaining.follow(record)
+            self._look_again(job_id)
+
+    def program_said(self, job_id: JobId, data: bytes) -> None:
+        """Take in what a program says for a job. Raises NegotiationError when it is none, or the job does not run."""
+        found = self._running(job_id)
+        if found is None:
+            raise NegotiationError("the job does not run")
+        record, job = found
+        try:
+            job.bargaining.heard(record, NEGOTIATOR, data)
+            if isinstance(job, WorkersJob):
+                job.have_workers_leave(record)
+        finally:
+            self._look_again(job_id)
+
+    def program_went(self, job_id: JobId) -> None:
+        """Drop what was not agreed on with a program: it is lost with the connection."""
+        found = self._running(job_id)
+        if found is not None:
+            record, job = found
+            job.bargaining.out_of_contact(record, NEGOTIATOR)
+            self._look_again(job_id)
+
+    # ---- deadlines -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Tell jobs when their time has passed, until cancelled."""
+        while True:
+            self.time_passed()
+            moved = self._moved  # not before: what was given up just now is no reason to look again
+            with anyio.move_on_after(max(0.0, self.next_deadline() - self._core.now())):
+                await moved.wait()
+
+    def time_passed(self) -> None:
+        """Tell the jobs whose deadline is over."""
+        for job_id in self._deadlines.due(self._core.now()):
+            with contained("a deadline of a change of size", job=job_id):
+                found = self._running(job_id)
+                if found is None:
+                    self._drop(job_id)
+                else:
+                    record, job = found
+                    job.time_passed(record)
+                    self._look_again(job_id)
+
+    def next_deadline(self) -> float:
+        """Return when `time_passed` is to be called next; infinity: not for now."""
+        first = self._deadlines.first()
+        return inf if first is None else first
+
+    def _look_again(self, job_id: JobId) -> None:
+        """Take in that a job may be due at another time."""
+        before, job = self._deadlines.first(), self._jobs.get(job_id)
+        self._deadlines.set(job_id, None if job is None else job.next_deadline())
+        if self._deadlines.first() != before:
+            self._moved.set()
+            self._moved = anyio.Event()
+
+    # ---- what people are told --------------------------------------------------------------------------------------
+
+    def warned(self, job_id: JobId) -> str:
+        """Return how many processes were told that the end of the walltime is near; empty: none."""
+        record, job = self._core.state.jobs.get(job_id), self._jobs.get(job_id)
+        over = record is None or record.state.final
+        told = job.warned if isinstance(job, AdaptiveJob) and not over else 0
+        have = "has" if told == 1 else "have"
+        return f"{told} of its processes {have} been told that the end of the walltime is near." if told else ""
+
+    def complaint(self, job_id: JobId) -> str:
+        """Return what processes of a job did last that they may not do; empty: nothing."""
+        job = self._jobs.get(job_id)
+        return (job.complaint if job is not None else "") or self._complaints.get(job_id, "")

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a control center reports of its agents, and the interface of the object that it reports to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from koala_adapter.vjm import channel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from koala_adapter.model import EndReason, PlaceholderId, TaskEnd
+    from koala_adapter.vjm.channel import TaskReport
+
+
+# -- Events --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRegistered:
+    """An agent proved itself, for the first time or again after a lost connection. It can be launched into now."""
+
+    placeholder: PlaceholderId
+    lrm_id: str
+    """Id of the LRM job as the LRM told it inside the job; may be empty."""
+    host: str
+    """The node's own name."""
+    address: str
+    """IP address of the node: its own word, or what we see when that is none."""
+    ends_in: float | None
+    """Seconds until the walltime of the placeholder ends; None: not known."""
+    tasks: tuple[TaskReport, ...]
+    """Everything that this agent ever ran (the newest, when there were very many)."""
+    first: bool
+    """False when it comes back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDisconnected:
+    """The connection is gone; the agent may come back within its lease."""
+
+    placeholder: PlaceholderId
+    detail: str
+    closed: bool
+    """The agent closed it. One that was lost, or ended here, says nothing of the agent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRefused:
+    """An agent with the right token but another session asked for a placeholder that is taken.
+
+    Either the LRM ran the same placeholder twice, or the token is stolen.
+    """
+
+    placeholder: PlaceholderId
+    host: str
+    address: str
+    """As we see it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentTaskStarted:
+    """The process of a task runs. May be told more than once."""
+
+    placeholder: PlaceholderId
+    task: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentTaskEnded:
+    """A task is over and all of its output is in its files. May be told more than once."""
+
+    placeholder: PlaceholderId
+    task: str
+    end: TaskEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplicationSaid:
+    """The process of a task says something to koala."""
+
+    placeholder: PlaceholderId
+    task: str
+    frame: bytes
+    """One whole frame, as the agent has cut it; what is in it is not checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEnding:
+    """The placeholder is about to go, and its tasks with it; their ends follow."""
+
+    placeholder: PlaceholderId
+    reason: EndReason
+    detail: str
+
+
+AgentEvent: TypeAlias = (
+    AgentRegistered
+    | AgentDisconnected
+    | AgentRefused
+    | AgentTaskStarted
+    | AgentTaskEnded
+    | ApplicationSaid
+    | AgentEnding
+)
+
+
+# -- The listener --------------------------------------------------------------------------------------------
+
+
+class AgentListener(ABC):
+    """Admits agents, remembers which agent process owns a placeholder, and takes in what agents say."""
+
+    @abstractmethod
+    def admits(self, placeholder: PlaceholderId, token: str) -> bool:
+        """Tell whether a token is that of the placeholder's submission, and the placeholder is still wanted."""
+
+    @abstractmethod
+    def bound_session(self, placeholder: PlaceholderId) -> str | None:
+        """Return the digest of the session that owns ``placeholder``; None when no agent has registered for it."""
+
+    @abstractmethod
+    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
+        """Remember the owner, durably before this returns, also across restarts. Raises JournalBlockedError."""
+
+    @abstractmethod
+    def on_event(self, event: AgentEvent) -> None:
+        """Take in an event; they come in order. What this raises ends the connection of that agent."""
+
+    @abstractmethod
+    def output_path(self, placeholder: PlaceholderId, task: str) -> Path | None:
+        """Return the path of a task's output, to which ``.out`` or ``.err`` is added; None drops the output."""
+
+    def on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
+        """Take in a piece of output that is in its file."""
+        del task, stream, offset, data
+
+    def on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
+        """Take in that output cannot be written now: it is tried again. ``files``: the report of output files."""
+        del task, stream, file, why
+
+    def on_written(self, task: str, stream: str) -> None:
+        """Take in that the report of a task's output files is kept."""
+        del task, stream
+
+    def on_rejected(self, address: str, fault: str) -> None:
+        """Take in that a peer did not prove itself. Any host that reaches the port can be such a peer."""
+        del address, fault
+
+    def take_file(self, placeholder: PlaceholderId, piece: channel.FilePiece) -> channel.FileAck:
+        """Keep a piece of an output file, or refuse the file. Raises ProtocolError for what no agent says."""
+        del placeholder
+        return channel.FileAck(task=piece.task, number=piece.number, offset=0, refusal="not wanted here")
+
+    def files_done(self, placeholder: PlaceholderId, files: channel.TaskFiles) -> None:
+        """Keep the final report of a task's output files. Raises OSError."""
+        del placeholder, files

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core of a service in whose place a scheduler of the tests decides."""
+
+from __future__ import annotations
+
+import sqlite3
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+from koala_adapter.config.sitefile import ClusterConfig, ControlCenterConfig, SiteConfig
+from koala_adapter.service.core import Core
+from koala_adapter.service.records import TABLES, NegotiationStore
+from koala_adapter.sizes import OWN_SIZES
+from tests.sqlite_watch import closed_later
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from koala_adapter.model import ClusterName, PlaceholderId
+    from koala_adapter.scheduler.events import Event
+    from koala_adapter.scheduler.records import State
+    from koala_adapter.vjm.channel import Launch, Signal
+
+
+class World(Protocol):
+    """A scheduler of the tests and its time."""
+
+    @property
+    def state(self) -> State:
+        """What the scheduler knows."""
+
+    @property
+    def now(self) -> float:
+        """The time."""
+
+    def post(self, event: Event) -> object:
+        """Give the scheduler an event."""
+
+
+class Center:
+    """In the place of the control center: connects nobody, and takes no order."""
+
+    connected: AbstractSet[PlaceholderId] = frozenset()
+
+    def launch(self, _placeholder: PlaceholderId, _launch: Launch) -> bool:
+        """Take an order to start a task."""
+        return False
+
+    def signal(self, _placeholder: PlaceholderId, _signal: Signal) -> bool:
+        """Take a signal."""
+        return False
+
+    def tell_application(self, _placeholder: PlaceholderId, _task: str, _frame: bytes) -> bool:
+        """Take a frame."""
+        return False
+
+
+class StandInCore(Core):
+    """State and time are those of a site of the tests; events are posted there, and kept."""
+
+    def __init__(self, world: World, directory: Path = Path("/nonexistent"), center: Center | None = None) -> None:
+        """``center``: takes the orders for agents."""
+        self.world = world
+        self.directory = directory
+        self.site = SiteConfig(
+            clusters=(ClusterConfig(name="a", plugin="local"),), control_center=ControlCenterConfig(listen="127.0.0.1")
+        )
+        self.size_rules = OWN_SIZES
+        self.center = center or Center()  # type: ignore[assignment]  # all that is asked of it
+        self.changed = anyio.Event()
+        self.name_prefix = "koala-k-"
+        self.user = "alice"
+        self.posted: list[Event] = []
+        self.is_holding = self.shrinks_for_others = self.grows = False
+        database = closed_later(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
+        weakref.finalize(self, database.close)
+        database.executescript(TABLES)
+        self.negotiations = NegotiationStore(database.execute)
+
+    @property
+    def state(self) -> State:
+        """Of the site."""
+        return self.world.state
+
+    @property
+    def holding(self) -> bool:
+        """As it was set."""
+        return self.is_holding
+
+    @property
+    def busy(self) -> bool:
+        """Always."""
+        return True
+
+    def now(self) -> float:
+        """Return the time of the site."""
+        return self.world.now
+
+    def post(self, event: Event) -> None:
+        """Have the site handle an event."""
+        self.posted.append(event)
+        self.world.post(event)
+
+    def others_matter(self, _cluster: ClusterName) -> bool:
+        """Return what was set."""
+        return self.shrinks_for_others
+
+    def growth_waits(self, _cluster: ClusterName) -> bool:
+        """Return what was set."""
+        return self.grows
