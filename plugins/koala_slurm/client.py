@@ -140,9 +140,9 @@ class SlurmCommands(CommandSystem):
 ASKED_SINGLY = 5
 """Jobs of one listing of all users that scontrol is asked for each by itself."""
 
-LISTING_REQUESTS = 7 + ASKED_SINGLY
+LISTING_REQUESTS = 6 + ASKED_SINGLY
 """At most, of a listing of all users: jobs (by pyslurm, and by squeue what that does not tell), details, partitions,
-licences, generic resources, limits of accounts."""
+licences, generic resources."""
 
 PARTITIONS_KEPT = 300.0
 """Seconds after which partitions are read again: sites change them seldom."""

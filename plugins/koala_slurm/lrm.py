@@ -624,7 +624,6 @@ class SlurmLrm(Lrm):
         That costs the controller least.
         """
         if not name_prefix:
-            self._outside.limits_enforced = self._config is not None and self._config.limits_enforced
             self._outside.access = self._access()
             return await self._outside.jobs()
         jobs = await self._reader.jobs(user=self._user)

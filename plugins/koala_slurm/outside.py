@@ -21,15 +21,11 @@ from koala_adapter.lrm.contract import OutsideChecks
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_slurm import client
 from koala_slurm.limits import (
-    ACCOUNTING_COMMAND,
-    AccountingLimits,
     GresOnNodes,
     PartitionLimits,
     by_number,
     first_served,
     gres_shares,
-    over_limits,
-    parse_accounting_limits,
     parse_gres_on_nodes,
     parse_partition_limits,
     unfulfilled,
@@ -72,8 +68,6 @@ if TYPE_CHECKING:
 
 LIMITS_KEPT = 30.0
 """Seconds for which the limits of partitions are believed."""
-ACCOUNTING_SHARE = 20
-"""Times as old as their reading took may the limits of associations and QOS be: of thousands it takes long."""
 NOT_YET_KNOWN = "what it asks for is not known yet: texts of other jobs look like it"
 _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 
@@ -93,11 +87,7 @@ class OutsideReader:
         self._latest: dict[str, LrmJob] = {}
         self._limits: Mapping[str, PartitionLimits] = {}
         self._limits_asked_at: float | None = None
-        self.limits_enforced = False
-        """Slurm keeps jobs within the limits of associations and QOS."""
         self._groups: dict[str, frozenset[str]] = {}
-        self._accounting = AccountingLimits()
-        self._accounting_until: float | None = None
 
     def known(self, job: str) -> tuple[LrmJob, JobDetails] | None:
         """Return a waiting job of the latest listing and its details; None when they are not known."""
@@ -286,41 +276,7 @@ class OutsideReader:
             obstacle = obstacle or ("no node has free what else it asks for" if possible == () else "")
             blocked = waits.get(job.id) or obstacle
             found.append(replace(job, dependent=bool(waits.get(job.id)), obstacle=blocked, possible_nodes=possible))
-        return await self._within_accounting(found, now) if self.limits_enforced and asked else found
-
-    async def _within_accounting(self, jobs: list[LrmJob], now: float) -> list[LrmJob]:
-        """Say of each waiting job that could start otherwise which limit of its association or QOS forbids it now."""
-        await self._ask_accounting()
-        offered = [
-            job
-            for job in jobs
-            if job.state in _WAITING
-            and not (job.obstacle or job.dependent)
-            and (job.eligible_at is None or job.eligible_at <= now)
-        ]
-        # In this order, so that a start does not find its share gone.
-        offered.sort(key=first_served)
-        over = over_limits(offered, {job.id: self._qos_of(job) for job in offered}, self._accounting)
-        bounded = {job.id: self._accounting.bounding(job, self._qos_of(job)) for job in offered if job.id not in over}
-        held = {job.id: replace(job, obstacle=over[job.id]) for job in offered if job.id in over}
-        return [bounded.get(job.id) or held.get(job.id) or job for job in jobs]
-
-    def _qos_of(self, job: LrmJob) -> tuple[str, ...]:
-        """Return the QOS of a job, after that of its partition, which counts first."""
-        partition = self._limits.get(job.queue)
-        return (*((partition.qos,) if partition and partition.qos else ()), self._restrictions(job).qos)
-
-    async def _ask_accounting(self) -> None:
-        begun = time.monotonic()
-        if self._accounting_until is None or begun > self._accounting_until:
-            # Who may not see them learns of a limit when Slurm does not start a job.
-            with suppress(LrmError):
-                shown = await self._commands.read(
-                    ACCOUNTING_COMMAND, action="limits of associations", environment=ENVIRONMENT
-                )
-                self._accounting = parse_accounting_limits(shown)
-            took = time.monotonic() - begun
-            self._accounting_until = begun + min(LIMITS_KEPT, ACCOUNTING_SHARE * took)
+        return found
 
     def _restrictions(self, job: LrmJob) -> Restrictions:
         return self._known.get(state_key(job), JobDetails()).restrictions
