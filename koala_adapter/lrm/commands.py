@@ -24,7 +24,7 @@ from koala_adapter.lrm.rate import SharedWindow
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import ByteReceiveStream
@@ -322,20 +322,25 @@ class ComplaintTable:
         message = f"{self.system}: {action} failed: {text or SILENT}"
         return otherwise(message) if found is None else found.kind(message, hint=found.hint)
 
-    def cancel_error(self, result: CommandResult, *, gone: Collection[str] = ()) -> LrmError | None:
+    def cancel_error(self, result: CommandResult, *, gone: Collection[str] = (), marked: str = "") -> LrmError | None:
         """Return the worst error among what is said of each job; None when all are cancelled or were gone.
 
-        ``gone``: further texts (in lower case) that say so. No answer is worse than a refusal: after it nothing is
-        known.
+        ``gone``: further texts (in lower case) that say so. ``marked``: text that complaints have and no other line
+        has; empty: there is none.
         """
         lines = [line.strip() for line in result.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
         if result.returncode and not lines:
             return self.error("", action="cancellation")
-        told = [line for line in lines if not any(text in line.lower() for text in gone)]
-        errors = [self.error(line, action="cancellation") for line in told if result.returncode or self.find(line)]
-        serious = [error for error in errors if not isinstance(error, LrmNotFoundError)]
-        unanswered = (error for error in serious if isinstance(error, LrmUnavailableError))
-        return next(unanswered, serious[0]) if serious else None
+        told = [line for line in lines if marked in line.lower() and not any(text in line.lower() for text in gone)]
+        certain = bool(marked or result.returncode)
+        errors = [self.error(line, action="cancellation") for line in told if certain or self.find(line)]
+        return worst(error for error in errors if not isinstance(error, LrmNotFoundError))
+
+
+def worst(errors: Iterable[LrmError]) -> LrmError | None:
+    """Return the error to raise of several: no answer is worse than a refusal, because nothing is known after it."""
+    found = list(errors)
+    return next((error for error in found if isinstance(error, LrmUnavailableError)), found[0] if found else None)
 
 
 class CommandSystem:

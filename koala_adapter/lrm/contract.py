@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from pydantic import BaseModel
 
-from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnsupportedError, PluginError
+from koala_adapter.errors import LrmError, LrmUnsupportedError, PluginError
 from koala_adapter.lrm.commands import child_environment
 from koala_adapter.model import ClusterName, HoldOwner, LrmJobState
 
@@ -597,76 +597,3 @@ def _capability_problem(capabilities: object) -> str | None:
             "unknown would be submitted again"
         )
     return None
-
-
-# -- Checks of starting from outside -------------------------------------------------------------------------
-
-
-class OutsideChecks(ABC):
-    """One run of `Lrm.check_outside` with a job that would not run for days if it were not held."""
-
-    scheduler: str
-    """Where jobs go that do not come in held: ``Slurm's own scheduler``."""
-    held_for_us: str
-    """In words, of a job that is in the right hold."""
-    held_otherwise: str
-    """What is said of a job in another hold, behind whose that is."""
-
-    async def run(self) -> tuple[CheckResult, ...]:
-        """Return whether jobs come in held, who may start them, and whether we are one of those."""
-        try:
-            return (await self.rights(), *await self._trial())
-        except LrmError as error:
-            remedy = error.hint or "see `koala docs wiki`"
-            return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
-
-    async def _trial(self) -> tuple[CheckResult, ...]:
-        try:
-            job = await self.submit()
-        except LrmRejectedError as error:
-            found = f"an ordinary submission is refused: {error.message}"
-            return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy=error.hint),)
-        try:
-            held = self._held(await self.seen(job))
-            error_ = await self.release(job)
-            found = "yes" if error_ is None else error_.message
-            subject = "we may start them"
-            return held, CheckResult(subject=subject, ok=error_ is None, found=found, remedy=self.remedy_of_release())
-        finally:
-            await self.cancel(job)
-
-    def _held(self, seen: LrmJob | None) -> CheckResult:
-        held = seen is not None and seen.state is LrmJobState.HELD
-        ok = held and seen is not None and seen.hold is HoldOwner.OPERATOR
-        found = self.held_for_us if ok else f"no, they go to {self.scheduler}"
-        if seen is not None and held and not ok:
-            found = f"held, but as by {seen.hold or 'nobody'}, {self.held_otherwise}"
-        return CheckResult(subject="jobs come in held", ok=ok, found=found, remedy=self.remedy_of_hold())
-
-    @abstractmethod
-    async def rights(self) -> CheckResult:
-        """Return who starts jobs, and whether we are one of those. Raises LrmError, as do the methods that follow."""
-
-    @abstractmethod
-    async def submit(self) -> LrmJobId:
-        """Submit the job as an ordinary user does. Raises LrmRejectedError with a remedy when that is refused."""
-
-    @abstractmethod
-    async def seen(self, job: LrmJobId) -> LrmJob | None:
-        """Return the job as it is listed; None when it is not."""
-
-    @abstractmethod
-    async def release(self, job: LrmJobId) -> LrmError | None:
-        """Release the job; return why that is refused."""
-
-    @abstractmethod
-    async def cancel(self, job: LrmJobId) -> None:
-        """Cancel the job."""
-
-    @abstractmethod
-    def remedy_of_hold(self) -> str:
-        """Return what to do when jobs do not come in held for us."""
-
-    @abstractmethod
-    def remedy_of_release(self) -> str:
-        """Return what to do when we may not release them."""

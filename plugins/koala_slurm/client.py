@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import LrmRejectedError
 from koala_adapter.lrm.commands import CommandSystem
 from koala_slurm.listing import (
     NODE_COMMAND,
@@ -25,6 +25,7 @@ from koala_slurm.words import COMPLAINTS, checked, minutes, reading_error
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from koala_adapter.errors import LrmError
     from koala_adapter.lrm.commands import CommandResult, CommandRunner
     from koala_adapter.model import LrmJob, Node
     from koala_slurm.listing import ControllerConfig
@@ -95,20 +96,8 @@ def control_error(result: CommandResult, *, action: str) -> LrmError | None:
 
 
 def cancel_error(result: CommandResult) -> LrmError | None:
-    """Return the worst error among what scancel says of each job; None when all are cancelled or were gone.
-
-    No answer is worse than a refusal: after it nothing is known.
-    """
-    lines = [line.strip() for line in result.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-    serious = [line for line in lines if "error" in line.lower() and not any(text in line.lower() for text in _GONE)]
-    errors = [COMPLAINTS.error(line, action="cancellation", otherwise=LrmUnavailableError) for line in serious]
-    errors = [error for error in errors if not isinstance(error, LrmNotFoundError)]
-    unanswered = (error for error in errors if isinstance(error, LrmUnavailableError))
-    if errors:
-        return next(unanswered, errors[0])
-    if result.returncode and not lines:
-        return COMPLAINTS.error("", action="cancellation", otherwise=LrmUnavailableError)
-    return None
+    """Return the worst error among what scancel says of each job; None when all are cancelled or were gone."""
+    return COMPLAINTS.cancel_error(result, gone=_GONE, marked="error")
 
 
 # -- Running the commands ------------------------------------------------------------------------------------

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError
-from koala_adapter.lrm import CheckResult
+from koala_adapter.errors import LrmError, LrmNotFoundError
 from koala_adapter.lrm.commands import portions
-from koala_adapter.lrm.contract import OutsideChecks
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_slurm import client
 from koala_slurm.limits import (
@@ -31,7 +29,7 @@ from koala_slurm.limits import (
     unfulfilled,
     within_limits,
 )
-from koala_slurm.listing import CONFIG_COMMAND, ENVIRONMENT, EVERY_JOB, PARTITION_COMMAND, new_separator, parse_config
+from koala_slurm.listing import ENVIRONMENT, EVERY_JOB, PARTITION_COMMAND, new_separator
 from koala_slurm.requests import (
     DETAILS_COMMAND,
     GRES_COMMAND,
@@ -51,7 +49,7 @@ from koala_slurm.requests import (
     with_details,
     worth_asking,
 )
-from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked, parse_job_id
+from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -359,68 +357,3 @@ def _licensed(jobs: Iterable[LrmJob], asked: Mapping[LrmJobId, Restrictions], fr
 def _unlicensed(job: LrmJob, wanted: Restrictions, licensed: Container[str]) -> str:
     names = ", ".join(name for name, _ in wanted.licenses)
     return f"there are too few free licences {names}" if names and job.id not in licensed else ""
-
-
-# -- Checks of starting from outside -------------------------------------------------------------------------
-# ``koala check --outside`` of a Slurm cluster: whether ordinary jobs come in held for us, and we may start them.
-
-TRIAL = ("sbatch", "--parsable", "--job-name=koala-check", "--ntasks=1", "--time=1", "--output=/dev/null", "--chdir=/")
-"""An ordinary submission, but for next week, so that it never runs if nobody holds it."""
-
-SCRIPT = b"#!/bin/sh\nexit 0\n"
-
-
-class SlurmOutsideChecks(OutsideChecks):
-    """One run of the checks."""
-
-    scheduler = "Slurm's own scheduler"
-    held_for_us = "yes, and marked as ours"
-    held_otherwise = "not marked as ours"
-
-    def __init__(self, commands: SlurmCommands, reader: OutsideReader, *, user: str, uid: int) -> None:
-        """``user`` and ``uid``: who we are for Slurm."""
-        self._commands = commands
-        self._reader = reader
-        self._user = user
-        self._uid = uid
-
-    async def rights(self) -> CheckResult:
-        """See OutsideChecks."""
-        config = parse_config(await self._commands.read(CONFIG_COMMAND, action="asking the controller"))
-        ok = config.may_suspend(user=self._user, uid=self._uid)
-        found = f"we are {self._user}; SlurmUser is {config.slurm_user}"
-        remedy = "run as root or SlurmUser; of an Operator named in slurmdbd nothing can be said here"
-        return CheckResult(subject="rights of an operator", ok=ok, found=found, remedy=remedy)
-
-    async def submit(self) -> LrmJobId:
-        """See OutsideChecks."""
-        result = await self._commands.run((*TRIAL, "--begin=now+7days"), stdin=SCRIPT)
-        job = parse_job_id(result.text)
-        if job is None:
-            remedy = "submit such a job by hand (sbatch --wrap=true -n1 -t1), and mend what it complains about"
-            raise LrmRejectedError(result.complaint, hint=remedy)
-        return LrmJobId(job)
-
-    async def seen(self, job: LrmJobId) -> LrmJob | None:
-        """See OutsideChecks."""
-        return next((one for one in await self._reader.jobs() if one.id == job), None)
-
-    async def release(self, job: LrmJobId) -> LrmError | None:
-        """See OutsideChecks."""
-        result = await self._commands.run(client.job_command("release", (job,)))
-        return client.control_error(result, action="releasing a job")
-
-    async def cancel(self, job: LrmJobId) -> None:
-        """See OutsideChecks."""
-        await self._commands.run(client.cancel_command((job,)), urgent=True)
-
-    def remedy_of_hold(self) -> str:
-        """See OutsideChecks."""
-        return (
-            "install what `koala conf job_submit.lua` prints: JobSubmitPlugins=lua in slurm.conf, then scontrol "
-            "reconfigure"
-        )
-
-    def remedy_of_release(self) -> str:
-        """See OutsideChecks."""
-        return f"add the user id {self._uid} to OPERATORS in job_submit.lua"
