@@ -14,7 +14,8 @@ from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
 from koala_pbs import PbsSettings
 from koala_pbs.client import PbsCommands
-from koala_pbs.moved import MovedJobs, make_lrm
+from koala_pbs.lrm import make_lrm
+from koala_pbs.moved import MovedJobs
 from tests.fakes.pbs import FakePbs
 
 if TYPE_CHECKING:

@@ -234,6 +234,8 @@ class Checks(ABC):
     programs: tuple[str, ...] = ()
     missing_remedy: str = ""
     """What to do where programs are missing."""
+    prefer_remedies = False
+    """The remedies of the steps go before the hints of errors, which are the same for all requests."""
     decisive: str
     """Subject after whose error nothing further is asked: each question would wait until its time-out."""
 
@@ -244,6 +246,8 @@ class Checks(ABC):
         """
         self._bin_directory = bin_directory
         self._unanswered = unanswered
+        self.stopped = False
+        """Whether checks were left out because the decisive one failed."""
 
     @abstractmethod
     def steps(self) -> tuple[Step, ...]:
@@ -256,8 +260,10 @@ class Checks(ABC):
             try:
                 results.append(await step())
             except LrmError as error:
-                results.append(bad(subject, error.message, error.hint or remedy))
+                first, second = (remedy, error.hint) if self.prefer_remedies else (error.hint, remedy)
+                results.append(bad(subject, error.message, first or second))
                 if subject == self.decisive:
+                    self.stopped = True
                     break
         return tuple(results)
 
@@ -463,8 +469,13 @@ class CommandPlugin(Lrm):
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Verify commands, versions, what answers, and how placeholders are submitted."""
-        found = await self.checks().run()
-        return found if self._unanswered is not None else (*found, *await self._submitter.check())
+        checks = self.checks()
+        found = await checks.run()
+        return found if checks.stopped else (*found, *await self.check_submission())
+
+    async def check_submission(self) -> tuple[CheckResult, ...]:
+        """Say how placeholders are submitted; verify the library, where there is one."""
+        return await self._submitter.check()
 
     @abstractmethod
     def checks(self) -> Checks:

@@ -441,10 +441,10 @@ class SlurmLrm(CommandPlugin):
         """Return the checks of commands, versions, controller, partitions and a submission that is only tried."""
         return SlurmChecks(self._commands, self._settings, self._context.directives, self._unanswered)
 
-    async def check(self) -> tuple[CheckResult, ...]:
+    async def check_submission(self) -> tuple[CheckResult, ...]:
         """Verify pyslurm, too, where it is there or wanted."""
-        found = await super().check()
-        access = self._access() if self._unanswered is None else None
+        found = await super().check_submission()
+        access = self._access()
         return (*found, *await access.check()) if access is not None and access.matters else found
 
     async def check_outside(self) -> tuple[CheckResult, ...]:

@@ -218,7 +218,7 @@ async def test_fifty_in_one_request(sge: tuple[SgeLrm, Trial]) -> None:
 
 def library_of(lrm: SgeLrm) -> DrmaaClient:
     """Return the client of the DRMAA library through which a plugin submits."""
-    drmaa = lrm.submissions.submitter.drmaa
+    drmaa = lrm._submitter.drmaa
     assert drmaa is not None
     return drmaa.client
 
