@@ -371,7 +371,6 @@ class CommandPlugin(Lrm):
     """Remedy for it."""
 
     def __init__(self, context: ClusterContext, submitter: Submitter) -> None:
-        """Nothing is run yet."""
         self._context = context
         self._user = context.user or login_name()
         self._submitter = submitter

@@ -113,7 +113,7 @@ class _Request:
 
 
 def _unobserved(_name: str, _seconds: float, _failure: str) -> None:
-    """Nobody wants to know."""
+    """Do nothing with what an observer is told."""
 
 
 class CommandRunner:

@@ -162,13 +162,13 @@ class Capabilities:
     pin: bool = False
     """``start_on`` can have a held job start on chosen nodes."""
     pin_several: bool = True
-    """... on several nodes at once, with a number of processors on each."""
+    """``start_on`` can do so on several nodes at once, with a number of processors on each."""
     pin_elements: bool = True
-    """... several elements of one job array at the same time."""
+    """``start_on`` can do so with several elements of one job array at the same time."""
     tells_holders: bool = True
     """The listing tells whose hold a job is in; where it does not, all show as their users'."""
     tells_own_holders: bool = False
-    """That of our own jobs (``jobs`` with a prefix of their names) tells it, although that of all jobs does not."""
+    """``jobs`` with a prefix tells whose hold our own jobs are in, although the listing of all jobs does not."""
     suspend: bool = False
     requeue: bool = False
     signal: bool = False
@@ -208,7 +208,7 @@ class Submission:
         return self.output_pattern(str(index))
 
     def output_pattern(self, index: str) -> str:
-        """Return the same with any word in the place of the index, such as the LRM's own for it (``%a``)."""
+        """Return the file for stdout and stderr with any word in place of the index, such as the LRM's own (``%a``)."""
         if self.output_directory is None:
             return NOWHERE
         return f"{self.output_directory.rstrip('/')}/{self.key}.{index}.out"
@@ -273,7 +273,7 @@ class Lrm(ABC):
     requests_per_poll: int
     """LRM requests that one ``nodes`` plus one ``jobs`` of our own jobs cost at most: part of the overload contract."""
     requests_per_listing: int = 0
-    """... that one ``nodes`` plus one ``jobs`` of all users cost at most, whatever waits; 0: no more than a poll."""
+    """LRM requests that one ``nodes`` plus one ``jobs`` of all users cost at most; 0: no more than a poll."""
 
     @property
     def submission_way(self) -> str:
@@ -373,13 +373,13 @@ class Lrm(ABC):
         self._unsupported("start_on", (job, *nodes))
 
     async def confirm_start(self, job: LrmJobId) -> None:  # noqa: B027 - most have nothing to do
-        """Hear that a job was seen to run after ``start_on``: whatever was reserved for its start is given back.
+        """Confirm that a job runs after ``start_on``: whatever was reserved for its start is given back.
 
         Where the LRM can, the job is made to come back in hold, should it be queued again.
         """
 
     async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
-        """Hear the same of several jobs; return what went wrong, by job. In one request where the LRM can."""
+        """Confirm several starts, in one request where the LRM can; return what went wrong, by job."""
         errors: dict[LrmJobId, LrmError] = {}
         for job in jobs:
             try:
@@ -407,7 +407,7 @@ class Lrm(ABC):
         )
 
     async def give_back(self, ids: Sequence[LrmJobId]) -> None:
-        """Take that hold, and no other, from jobs, so that the LRM's own scheduler starts them. Needs ``hold``.
+        """Take the hold of `held_by_hook`, and no other: the LRM's own scheduler starts the jobs. Needs ``hold``.
 
         May be asked again of jobs that have none any more.
         """

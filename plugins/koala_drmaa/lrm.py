@@ -268,7 +268,6 @@ class DrmaaLrm(Lrm):
     requests_per_poll = 2
 
     def __init__(self, context: ClusterContext, settings: DrmaaSettings) -> None:
-        """Nothing is started yet."""
         self._context = context
         self._settings = settings
         self._user = context.user or login_name()
@@ -296,11 +295,9 @@ class DrmaaLrm(Lrm):
         self._adopt_library()
 
     async def close(self) -> None:
-        """End the helper."""
         await self._transport.close()
 
     async def version(self) -> str:
-        """Return what the library says about itself."""
         opened = await self.client.open()
         self._adopt_library()
         return version_of(opened)
@@ -347,7 +344,6 @@ class DrmaaLrm(Lrm):
     # -- submission ----------------------------------------------------------------------------------------------
 
     def render(self, submission: Submission) -> RenderedSubmission:
-        """Return calls and attributes of the DRMAA requests."""
         return self._transport.render(submission, self._native(submission), index_variable=self._own_index())
 
     async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
@@ -360,7 +356,6 @@ class DrmaaLrm(Lrm):
         return None if is_bulk(self._settings, self.client.library) else self.array_index_variable
 
     def forget(self, key: BatchKey) -> None:
-        """Delete the script: it is not read any more."""
         self._transport.forget(key)
 
     def _native(self, submission: Submission) -> tuple[str, ...]:
@@ -378,20 +373,16 @@ class DrmaaLrm(Lrm):
         raise_for(await self.client.control(ControlAction.TERMINATE, known, urgent=True), gone_is_fine=True)
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
-        """Hold queued jobs."""
         raise_for(await self.client.control(ControlAction.HOLD, ids))
 
     async def release(self, ids: Sequence[LrmJobId]) -> None:
-        """Release held jobs."""
         raise_for(await self.client.control(ControlAction.RELEASE, ids))
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
-        """Suspend running jobs."""
         self._need_suspend("suspend", ids)
         raise_for(await self.client.control(ControlAction.SUSPEND, ids))
 
     async def resume(self, ids: Sequence[LrmJobId]) -> None:
-        """Resume suspended jobs."""
         self._need_suspend("resume", ids)
         raise_for(await self.client.control(ControlAction.RESUME, ids))
 

@@ -41,7 +41,6 @@ class PbsChecks(Checks):
     decisive = "server"
 
     def __init__(self, commands: PbsCommands, settings: PbsSettings, unanswered: LrmUnavailableError | None) -> None:
-        """Nothing is asked yet."""
         super().__init__(settings.bin_directory, unanswered)
         self.programs = (*PROGRAMS, *(OPERATORS_PROGRAMS if settings.operator else ()))
         self._commands = commands

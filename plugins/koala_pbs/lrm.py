@@ -78,7 +78,6 @@ class PbsLrm(CommandPlugin):
     be_operator = BE_OPERATOR
 
     def __init__(self, context: ClusterContext, settings: PbsSettings) -> None:
-        """Nothing is run yet; see :meth:`start`."""
         submitter = Submitter(
             settings,
             context,
@@ -123,7 +122,6 @@ class PbsLrm(CommandPlugin):
         return 2 + len(self._moved.servers)
 
     async def learn(self) -> None:
-        """Ask what the server is called, what it can do, and for its queues."""
         self._server = await self._commands.server()
         queues = await self._commands.queues(home=self._server.name)
         self._queues = {queue.name: queue for queue in queues}
@@ -191,7 +189,6 @@ class PbsLrm(CommandPlugin):
         )
 
     def native(self, submission: Submission) -> tuple[str, ...]:
-        """Return the native specification for pbs-drmaa."""
         return (native_specification(submission, self._settings, self._context.directives),)
 
     def _script(self, submission: Submission) -> str:
@@ -293,7 +290,6 @@ class PbsLrm(CommandPlugin):
         await self._holding.give_back(ids)
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
-        """Suspend running jobs; needs operator rights."""
         await self._operate("suspend", ids, client.signal(self._checked(ids), "suspend"))
 
     async def resume(self, ids: Sequence[LrmJobId]) -> None:
@@ -345,13 +341,11 @@ class PbsLrm(CommandPlugin):
         await self._starting.confirm(checked(job))
 
     async def undo_start(self, job: LrmJobId) -> None:
-        """Hold a job that waits after it was started, and untie it."""
         await self._starting.undo_start(checked(job))
 
     # -- checking ----------------------------------------------------------------------------------------------------
 
     def checks(self) -> PbsChecks:
-        """Return the checks of commands, version, server, scheduler, vnodes, queues and history."""
         return PbsChecks(self._commands, self._settings, self._unanswered)
 
     async def check_outside(self) -> tuple[CheckResult, ...]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiedNote:
-    """One note."""
+    """What one job asked for before it was tied."""
 
     job: str
     select: str
@@ -115,7 +115,7 @@ class Starting(Protocol):
         """Have a held job start on these vnodes; return when that is accepted."""
 
     async def confirm(self, job: str) -> None:
-        """Hear that a job was seen to run."""
+        """Take note that a job was seen to run."""
 
     async def undo_start(self, job: str) -> None:
         """Hold a job that did not start, or waits again, and untie it from its vnodes."""
@@ -142,7 +142,7 @@ class ByScheduler:
         self._notes = notes
 
     async def start_on(self, job: str, nodes: Sequence[str]) -> None:
-        """See Starting. Elements of arrays cannot be altered, and so not be started so."""
+        """Tie a job and release it. Elements of arrays cannot be altered, and so not be started so."""
         seen, (select, place, holds) = await _look(self._commands, job)
         if array_index(job) is not None:
             message = f"{job} is an element of an array, which PBS can alter and release only as a whole"
@@ -163,11 +163,10 @@ class ByScheduler:
             raise
 
     async def confirm(self, job: str) -> None:
-        """See Starting: it is held while it runs."""
+        """Hold the job while it runs."""
         await self._hold(job)
 
     async def undo_start(self, job: str) -> None:
-        """See Starting."""
         note = self._notes.notes.get(job)
         try:
             await self._hold(job)
@@ -182,7 +181,7 @@ class ByScheduler:
             self._notes.remove(job)
 
     def as_asked(self, jobs: Iterable[LrmJob]) -> tuple[LrmJob, ...]:
-        """See Starting; notes of jobs that are over are dropped."""
+        """Return jobs that wait as their users asked for them; drop the notes of jobs that are over."""
         jobs = tuple(jobs)
         if not self._notes.notes:
             return jobs
@@ -214,12 +213,10 @@ class ByOperator:
     """Starts jobs by qrun; one at a time, so that the look at what is free is still true."""
 
     def __init__(self, commands: PbsCommands) -> None:
-        """Nothing is run yet."""
         self._commands = commands
         self._one_at_a_time = anyio.Lock()
 
     async def start_on(self, job: str, nodes: Sequence[str]) -> None:
-        """See Starting."""
         seen, (select, _, _) = await _look(self._commands, job)
         if seen.state not in WAITING:
             raise LrmRejectedError(f"job {job} is {seen.state}, and does not wait")
@@ -238,10 +235,10 @@ class ByOperator:
                 raise LrmRejectedError(f"job {job} wants {count} processors of {name}, where {idle[name]} are idle")
 
     async def confirm(self, job: str) -> None:
-        """See Starting: the job still has the hold that it was in."""
+        """Do nothing: the job still has the hold that it was in."""
 
     async def undo_start(self, job: str) -> None:
-        """See Starting: nothing ties it, and it is held unless somebody has released it meanwhile."""
+        """Hold the job, unless it is held still; nothing ties it."""
         try:
             seen, _ = await _look(self._commands, job)
             if seen.state is LrmJobState.QUEUED:
@@ -251,5 +248,4 @@ class ByOperator:
             return
 
     def as_asked(self, jobs: Iterable[LrmJob]) -> tuple[LrmJob, ...]:
-        """See Starting: nothing is tied."""
         return tuple(jobs)

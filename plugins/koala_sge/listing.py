@@ -648,7 +648,6 @@ class GridEngineCommands(CommandSystem):
     """The commands of one cell."""
 
     def __init__(self, runner: CommandRunner, settings: SgeSettings) -> None:
-        """Nothing is run yet."""
         super().__init__(
             runner,
             COMPLAINTS,

@@ -93,7 +93,6 @@ class SgeLrm(CommandPlugin):
     HeldJobs asks."""
 
     def __init__(self, context: ClusterContext, settings: SgeSettings) -> None:
-        """Nothing is started yet."""
         submitter = Submitter(
             settings,
             context,
@@ -198,7 +197,6 @@ class SgeLrm(CommandPlugin):
         return [with_layout(job, self._layouts.get(job.id, (None, None))[1]) for job in jobs]
 
     async def queues(self) -> tuple[Queue, ...]:
-        """Return the cluster queues."""
         document = await self._commands.document(heldjobs.LIST_QUEUES)
         shown = await self._commands.run(heldjobs.SHOW_QUEUES)
         return parse_queues(document, parse_limits(shown.text), default=self._settings.queue)
@@ -242,7 +240,6 @@ class SgeLrm(CommandPlugin):
     # -- submission ----------------------------------------------------------------------------------------------
 
     def rendered(self, submission: Submission) -> RenderedSubmission:
-        """Return the qsub command."""
         return RenderedSubmission(
             command=self._commands.argv(self._qsub(submission)),
             script=submission.script,
@@ -251,7 +248,6 @@ class SgeLrm(CommandPlugin):
         )
 
     def native(self, submission: Submission) -> tuple[str, ...]:
-        """Return the qsub options that a job template has no attributes for."""
         return apply_directives(native_options(self._settings, submission), self._context.directives, GRID_ENGINE)
 
     def _qsub(self, submission: Submission) -> tuple[str, ...]:
@@ -260,7 +256,6 @@ class SgeLrm(CommandPlugin):
         return qsub_command(template, submission.count)
 
     async def submit_by_command(self, submission: Submission) -> tuple[LrmJobId, ...]:
-        """Submit one array with qsub."""
         command = self._qsub(submission)
         with self._submitter.scripts.submitted(submission.key, submission.script, self._settings.script_delivery):
             result = await self._commands.run(command)
@@ -288,11 +283,9 @@ class SgeLrm(CommandPlugin):
         return tuple(refusals)
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
-        """Put jobs in user hold."""
         raise_for(await self._control(ControlAction.HOLD, ids))
 
     async def release(self, ids: Sequence[LrmJobId]) -> None:
-        """Release from user hold."""
         raise_for(await self._control(ControlAction.RELEASE, ids))
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
@@ -317,7 +310,6 @@ class SgeLrm(CommandPlugin):
         raise_for(await self._control(ControlAction.SUSPEND, ids))
 
     async def resume(self, ids: Sequence[LrmJobId]) -> None:
-        """Resume suspended jobs."""
         raise_for(await self._control(ControlAction.RESUME, ids))
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
@@ -395,7 +387,6 @@ class SgeLrm(CommandPlugin):
     # -- check ---------------------------------------------------------------------------------------------------
 
     def checks(self) -> SgeChecks:
-        """Return the checks of cell, commands, qmaster, queues and user."""
         return SgeChecks(self, self._commands, self._settings)
 
     async def check_submission(self) -> tuple[CheckResult, ...]:

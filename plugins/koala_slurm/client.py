@@ -108,7 +108,6 @@ class SlurmCommands(CommandSystem):
     """The commands of one cluster, run within its bounds of rate and time."""
 
     def __init__(self, runner: CommandRunner, settings: SlurmSettings) -> None:
-        """Nothing is run yet."""
         super().__init__(
             runner,
             COMPLAINTS,
@@ -118,11 +117,11 @@ class SlurmCommands(CommandSystem):
         )
 
     def reading_error(self, result: CommandResult, *, action: str) -> LrmError | None:
-        """See CommandSystem; squeue may also fail with exit status 0."""
+        """Return the error of a listing: squeue may also fail with exit status 0."""
         return reading_error(result, action=action)
 
     def changing_error(self, result: CommandResult, *, action: str) -> LrmError | None:
-        """See CommandSystem; what scontrol says and no complaint is known of, is a refusal."""
+        """Return the error of a change: a complaint of scontrol that is not known is a refusal."""
         return control_error(result, action=action)
 
 

@@ -94,7 +94,6 @@ class SlurmLrm(CommandPlugin):
     be_operator = "koala runs as an ordinary user here"
 
     def __init__(self, context: ClusterContext, settings: SlurmSettings) -> None:
-        """Nothing is run yet; see :meth:`start`."""
         submitter = Submitter(
             settings,
             context,
@@ -127,7 +126,6 @@ class SlurmLrm(CommandPlugin):
         self.requests_per_listing = 1 + LISTING_REQUESTS
 
     async def learn(self) -> None:
-        """Ask the controller what it can do."""
         self._config = await self._read_config()
 
     async def choose_submission(self) -> None:
@@ -184,7 +182,6 @@ class SlurmLrm(CommandPlugin):
         return self.library is not None and await self.library.change(verb, ids, value)
 
     async def close(self) -> None:
-        """End the helpers, where there are any."""
         await super().close()
         if self.library is not None:
             await self.library.close()
@@ -234,7 +231,6 @@ class SlurmLrm(CommandPlugin):
         return tuple(job for job in jobs if job.name.startswith(name_prefix))
 
     async def queues(self) -> tuple[Queue, ...]:
-        """Return the partitions that we may see."""
         return parse_partitions(await self._commands.read(PARTITION_COMMAND, action="listing of partitions"))
 
     async def accounted(self, ids: Sequence[LrmJobId]) -> Sequence[LrmJob]:
@@ -260,7 +256,6 @@ class SlurmLrm(CommandPlugin):
         )
 
     def native(self, submission: Submission) -> tuple[str, ...]:
-        """Return the native specification for slurm-drmaa."""
         return (native_specification(submission, self._settings, self._context.directives),)
 
     async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
@@ -272,7 +267,6 @@ class SlurmLrm(CommandPlugin):
         return ids
 
     async def submit_by_command(self, submission: Submission) -> tuple[LrmJobId, ...]:
-        """Submit with sbatch."""
         rendered = self.rendered(submission)
         result = await self._commands.run(rendered.command, stdin=rendered.script.encode(), environment=EXPORTED)
         job = parse_job_id(result.text)
@@ -309,7 +303,6 @@ class SlurmLrm(CommandPlugin):
         await self._control("uhold", ids)
 
     async def release(self, ids: Sequence[LrmJobId]) -> None:
-        """Release held jobs."""
         if await self._by_library("release", ids):
             return
         await self._control("release", ids)
@@ -319,12 +312,10 @@ class SlurmLrm(CommandPlugin):
         return await self._outside.held_by_hook()
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
-        """Suspend running jobs; needs operator rights."""
         self.require_operator("suspend", ids, may=self.capabilities.suspend)
         await self._control("suspend", ids)
 
     async def resume(self, ids: Sequence[LrmJobId]) -> None:
-        """Resume suspended jobs; needs operator rights."""
         self.require_operator("resume", ids, may=self.capabilities.suspend)
         await self._control("resume", ids)
 
@@ -375,7 +366,7 @@ class SlurmLrm(CommandPlugin):
             raise error
 
     async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
-        """Do so for several jobs: those that were held alike are put in hold again in one request."""
+        """Put jobs that run in hold again, those that were held alike in one request, and give reserved cores back."""
         by_verb: dict[str, list[LrmJobId]] = {}
         for job in jobs:
             note = self._notes.of(job)
@@ -438,7 +429,6 @@ class SlurmLrm(CommandPlugin):
     # -- checking ----------------------------------------------------------------------------------------------------
 
     def checks(self) -> SlurmChecks:
-        """Return the checks of commands, versions, controller, partitions and a submission that is only tried."""
         return SlurmChecks(self._commands, self._settings, self._context.directives, self._unanswered)
 
     async def check_submission(self) -> tuple[CheckResult, ...]:

@@ -158,7 +158,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartNote:
-    """One note."""
+    """What one job asked for before it was tied, and the nodes of its start."""
 
     job: str
     nodes: tuple[str, ...]
