@@ -59,8 +59,6 @@ def settings_of(cell: FakeCell, delivery: ScriptDelivery = ScriptDelivery.PRIVAT
         processors=SLOTS,
         environment=cell.helper_variables,
         native_specification="-b n" if delivery is ScriptDelivery.COPIED else "-shell n",
-        walltime_specification="-l h_rt={walltime}",
-        queue_specification="-q {queue}",
         script_delivery=delivery,
         request_timeout=PATIENT,
     )

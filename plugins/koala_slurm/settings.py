@@ -64,15 +64,6 @@ class SlurmSettings(SubmissionSettings):
         le=40,
         description="Seconds after which a Slurm command that has not answered is ended.",
     )
-    start_timeout: float = Field(
-        default=15.0,
-        gt=0,
-        le=300,
-        description=(
-            "Without effect, kept for site files that have it: how long a start may take is said to `koala schedule` "
-            "(--patience) and `koala wiki serve` (--reply-within)."
-        ),
-    )
 
     @model_validator(mode="after")
     def _environment_can_be_had(self) -> Self:

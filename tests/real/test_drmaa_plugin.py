@@ -32,8 +32,6 @@ def settings_of(cell: GridEngineCell) -> DrmaaSettings:
         processors=SLOTS,
         environment=cell.variables(),
         native_specification="-shell n -r n",
-        walltime_specification="-l h_rt={walltime}",
-        queue_specification="-q {queue}",
     )
 
 
