@@ -15,6 +15,7 @@ import subprocess
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -458,3 +459,11 @@ def portions(arguments: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
     """Yield arguments in portions that fit one command line, or that the command can take."""
     for start in range(0, len(arguments), size):
         yield tuple(arguments[start : start + size])
+
+
+def ranges(numbers: Iterable[int]) -> Iterator[str]:
+    """Yield numbers as the fewest ranges, in order: ``1-4``, ``7``."""
+    ordered = sorted(numbers)
+    for _, run in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0]):
+        found = [number for _, number in run]
+        yield str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}"

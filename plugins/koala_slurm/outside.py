@@ -52,7 +52,7 @@ from koala_slurm.requests import (
 from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
@@ -102,15 +102,11 @@ class OutsideReader:
         return [shown.get(job) or self._latest[job] for job in ids]
 
     async def _look(self, ids: Sequence[LrmJobId]) -> list[LrmJob]:
-        separator = new_separator()
-        form = everything_format(separator)
         found: list[LrmJob] = []
         # squeue understands no ranges of elements; an array's number stands for all of them.
         numbers = list(dict.fromkeys(checked(job).partition("_")[0] for job in ids))
         for part in portions(numbers, ARGUMENTS_PER_COMMAND):
-            command = (*EVERY_JOB, f"--jobs={','.join(part)}")
-            shown = await self._commands.read(command, action="looking at jobs", environment=form)
-            found += parse_everything(shown, separator)
+            found += await self._squeue(parse_everything, f"--jobs={','.join(part)}")
         return found
 
     def forget(self, job: str) -> None:
@@ -125,7 +121,7 @@ class OutsideReader:
         """Return all jobs, array elements singly. Raises LrmError."""
         jobs = await self._by_library()
         if jobs is None:
-            jobs = await self._by_commands()
+            jobs = await self._squeue(parse_everything)
         wanting = [job for job in jobs if worth_asking(job)]
         self._latest = {str(job.id): job for job in wanting}
         for key in forgotten(self._known, wanting):
@@ -134,30 +130,30 @@ class OutsideReader:
         if missing:
             await self._ask_details(missing)
         self._drop_notes(jobs)
-        detailed = [self._as_asked(with_details(job, self._known.get(state_key(job)))) for job in jobs]
-        detailed = [
-            replace(job, obstacle=job.obstacle or NOT_YET_KNOWN)
-            if job.state in _WAITING and state_key(job) not in self._known
-            else job
-            for job in detailed
-        ]
-        if any(job.state in _WAITING for job in detailed):
+        groups: Mapping[str, frozenset[str]] = {}
+        if users := {job.user for job in jobs if job.state in _WAITING}:
             await self._ask_limits()
-            groups = await self._groups_of({job.user for job in detailed if job.state in _WAITING})
-            detailed = [
-                within_limits(job, self._limits, qos=self._restrictions(job).qos, groups=groups.get(job.user))
-                if job.state in _WAITING
-                else job
-                for job in detailed
-            ]
-        return tuple(await self._with_obstacles(detailed))
+            groups = await self._groups_of(users)
+        return tuple(await self._with_obstacles([self._described(job, groups) for job in jobs]))
 
-    async def _by_commands(self) -> Sequence[LrmJob]:
+    def _described(self, job: LrmJob, groups: Mapping[str, frozenset[str]]) -> LrmJob:
+        """Return a job as its user asked for it, with what its partitions keep it from. ``groups`` of users."""
+        details = self._known.get(state_key(job))
+        asked = self._as_asked(with_details(job, details))
+        if asked.state not in _WAITING:
+            return asked
+        if state_key(asked) not in self._known:
+            asked = replace(asked, obstacle=asked.obstacle or NOT_YET_KNOWN)
+        qos = self._restrictions(asked).qos
+        return within_limits(asked, self._limits, qos=qos, groups=groups.get(asked.user))
+
+    async def _squeue(self, parse: Callable[[str, str], Sequence[LrmJob]], *narrowed: str) -> Sequence[LrmJob]:
+        """Return what squeue lists of all jobs, or of some."""
         separator = new_separator()
-        output = await self._commands.read(
-            EVERY_JOB, action="listing of jobs", environment=everything_format(separator)
+        shown = await self._commands.read(
+            (*EVERY_JOB, *narrowed), action="listing of jobs", environment=everything_format(separator)
         )
-        return parse_everything(output, separator)
+        return parse(shown, separator)
 
     async def _by_library(self) -> Sequence[LrmJob] | None:
         """Return all jobs by pyslurm, and note the details of those that have changed; None where it is not used."""
@@ -191,7 +187,7 @@ class OutsideReader:
         if not wanted:
             return
         if len(wanted) > ARGUMENTS_PER_COMMAND:
-            shown = await self._by_commands()
+            shown = await self._squeue(parse_everything)
         else:
             try:
                 shown = await self._look([LrmJobId(asked) for asked in wanted])
@@ -222,11 +218,7 @@ class OutsideReader:
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs that the site's hook holds, and those it would hold again. Raises LrmError."""
-        separator = new_separator()
-        output = await self._commands.read(
-            EVERY_JOB, action="listing of jobs", environment=everything_format(separator)
-        )
-        held = parse_held_by_hook(output, separator)
+        held = tuple(await self._squeue(parse_held_by_hook))
         self._latest |= {str(job.id): job for job in held if job.state in _WAITING}
         return held
 

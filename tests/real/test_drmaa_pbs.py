@@ -16,6 +16,7 @@ from koala_pbs import PLUGIN as PBS_PLUGIN
 from koala_pbs import PbsSettings
 from tests.real.systems.pbs import PbsServer, missing_for_pbs
 from tests.real.systems.requirements import drmaa_library, require
+from tests.undertest import started_plugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -93,19 +94,14 @@ class TestDrmaaOnPbs(LrmConformance):
         settings = DrmaaSettings(
             library=drmaa_library("pbs"), processors=processors, environment={"PBS_CONF_FILE": str(server.conf)}
         )
-        context = new_context(tmp_path)
-        lrm = PLUGIN.factory(context, settings)
-        await lrm.start()
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
             processors=processors,
             unknown_id=LrmJobId(f"999999.{server.name}"),
             namesake_job=server.namesake_job,
             patience=60,
             walltime_precision=40,
-        )
-        await lrm.close()
+        ) as under:
+            yield under

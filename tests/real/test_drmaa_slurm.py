@@ -19,6 +19,7 @@ from koala_slurm import SlurmSettings
 from tests.real.systems.processes import wait_until
 from tests.real.systems.requirements import drmaa_library, require
 from tests.real.test_slurm_plugin import namesake_job, responding
+from tests.undertest import started_plugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -70,9 +71,7 @@ class TestDrmaaOnSlurm(LrmConformance):
     @pytest.fixture
     async def under_test(self, slurm_a: SlurmCluster, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the shared cluster."""
-        settings, context = settings_of(slurm_a), new_context(tmp_path)
-        lrm = PLUGIN.factory(context, settings)
-        await lrm.start()
+        settings = settings_of(slurm_a)
 
         async def stop() -> None:
             await anyio.to_thread.run_sync(lambda: slurm_a.stop_controller(how=signal.SIGTERM))
@@ -82,19 +81,17 @@ class TestDrmaaOnSlurm(LrmConformance):
                 await anyio.to_thread.run_sync(slurm_a.start_controller)
             await anyio.to_thread.run_sync(lambda: wait_until(lambda: responding(slurm_a), seconds=90, what="nodes"))
 
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
             processors=8,
             unknown_id=LrmJobId("999999"),
             namesake_job=namesake_job(slurm_a),
             stop_lrm=stop,
             start_lrm=start,
-        )
-        await lrm.close()
+        ) as under:
+            yield under
 
 
 @pytest.mark.nightly
@@ -107,20 +104,15 @@ class TestSlurmThroughDrmaa(LrmConformance):
         settings = SlurmSettings.model_validate(
             {**slurm_a.plugin_settings, "submit_by": "drmaa", "drmaa_library": library()}
         )
-        context = new_context(tmp_path)
-        lrm = SLURM_PLUGIN.factory(context, settings)
-        await lrm.start()
-        yield LrmUnderTest(
-            definition=SLURM_PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        async with started_plugin(
+            SLURM_PLUGIN,
+            settings,
+            tmp_path,
             processors=8,
             unknown_id=LrmJobId("999999_1"),
             namesake_job=namesake_job(slurm_a),
-        )
-        await lrm.close()
+        ) as under:
+            yield under
 
     async def test_requeue(self, live_trial: Trial) -> None:
         """A requeued job is stopped and queued under the same id; Slurm starts it again after two minutes."""
