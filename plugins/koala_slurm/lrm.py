@@ -41,7 +41,9 @@ from koala_slurm.listing import (
     sacct_command,
 )
 from koala_slurm.outside import OutsideReader
-from koala_slurm.starting import CoreReservation, Reserved, Starting, StartNotes, hold_verb, make_pin
+from koala_slurm.pinning import StartNotes, make_pin
+from koala_slurm.reserving import CoreReservation, Reserved
+from koala_slurm.starting import Starting, hold_verb
 from koala_slurm.submission import SBATCH, long_name, native_specification, obstacle_to_drmaa, sbatch_command
 from koala_slurm.words import (
     ARGUMENTS_PER_COMMAND,

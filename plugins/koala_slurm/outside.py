@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
     from koala_slurm.library import LibraryAccess, ToldJob
+    from koala_slurm.pinning import StartNotes
     from koala_slurm.requests import Restrictions, StateKey
-    from koala_slurm.starting import StartNotes
 
 
 # -- Jobs of all users ---------------------------------------------------------------------------------------

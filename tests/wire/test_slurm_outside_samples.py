@@ -20,7 +20,7 @@ from koala_adapter.lrm.commands import CommandResult
 from koala_slurm.client import control_error
 from koala_slurm.listing import JOB_FIELDS, parse_config, parse_version, release_of
 from koala_slurm.requests import MORE_FIELDS, parse_details, parse_everything, parse_one_detailed, with_details
-from koala_slurm.starting import NODES_BUSY, reserved_cores, reserved_order
+from koala_slurm.reserving import NODES_BUSY, reserved_cores, reserved_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
