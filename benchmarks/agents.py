@@ -1,68 +1,156 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many agents can one control center hold? Time, CPU and memory for N of them over real TLS sockets.
+"""Agents: how many a control center can hold, what it costs to start one, and how soon they are held on Slurm.
 
-The agents are simulated: they speak the channel, each over a TLS connection of its own, but share a few processes. In
-the same run the same number of peers does no more than a TLS handshake, one line there and one line back, with a server
-written straight upon the standard library's sockets; the ratios to that say what the control center adds.
-
-    python benchmarks/agents.py [--agents 5000] [--clients 2] [--limit 600] [--json]
-
-Each process ends after the limit, in seconds, and says how far it was.
+python -m benchmarks.agents many [--agents 5000] [--clients 2] [--limit 600]
+python -m benchmarks.agents start [--sizes 1,8,64] [--repeat 5]
+python -m benchmarks.agents held [--sizes 1,8,64] [--repeat 5]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
 import selectors
 import signal
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks import cutoff
+from benchmarks.common import PYTHONPATH, ROOT, Row, in_turns, main, medians, slurm_site, until
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import channel
 from koala_adapter.vjm.center import AgentEvent, AgentRegistered, AgentTaskStarted, ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, server_context
+from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
+from tests.real.systems import SlurmCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-BATCH = BatchKey("koala-benchmark")
+BATCH = BatchKey("koala-benchmark-1")
 TOKEN = "a-token-that-guards-nothing-at-all"  # noqa: S105 - lives for the length of a benchmark
 HANDSHAKES_AT_ONCE = 100
 """Of one client process, so that it does not run out of its own time for each."""
-
 ENVIRONMENT = tuple((f"KOALA_VARIABLE_{number}", "a value of usual length") for number in range(20))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What a server used for N peers."""
+class Sessions:
+    """Who owns each placeholder, for a control center."""
 
-    seconds_to_register: float
-    """From the start of the clients until the last has its answer to the first line."""
-    seconds_to_launch: float
-    """From the first order until the last agent has said that its task runs."""
-    cpu_seconds: float
-    """Of the server, for both."""
-    kib_per_agent: float
-    """Growth of the server's resident memory, divided by N."""
+    def __init__(self) -> None:
+        self._owners: dict[PlaceholderId, str] = {}
+
+    def bound_session(self, placeholder: PlaceholderId) -> str | None:
+        """Return who owns a placeholder."""
+        return self._owners.get(placeholder)
+
+    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
+        """Remember who owns a placeholder."""
+        self._owners[placeholder] = session_hash
+
+
+def control_center(directory: Path, on_event: Callable[[AgentEvent], None], lease: int) -> ControlCenter:
+    """Return a control center that takes all agents that know the token."""
+    stored = digest(TOKEN)
+    return ControlCenter(
+        ssl_context=server_context(load_or_create(directory)),
+        authenticate=lambda _, token: matches(token, stored),
+        sessions=Sessions(),
+        on_event=on_event,
+        output_path=lambda _placeholder, _task: None,
+        lease=lease,
+        heartbeat=30,
+    )
+
+
+# -- Many agents at once -------------------------------------------------------------------------------------
+# The agents are simulated: they speak the channel, each over a TLS connection of its own, but share a few processes. In
+# the same run the same number of peers does no more than a TLS handshake, one line there and one line back, with a
+# server written straight upon the standard library's sockets; the ratios to that say what the control center adds.
+
+
+def many(*, agents: int = 5000, clients: int = 2, limit: int = 600) -> list[Row]:
+    """Time, processor time and memory of a control center for N agents over real TLS sockets.
+
+    Each process ends after the limit, in seconds, and says how far it was.
+    """
+    raise_files(agents)
+    bare, center = (measure(role, agents, clients, limit) for role in ("bare", "center"))
+    center["total, s"] = center["register, s"] + center["launch into all, s"]
+    bare["total, s"] = bare["register, s"]
+    rows: list[Row] = [
+        {"": name, "control center": center[name], "bare TLS": bare[name], "ratio": center[name] / bare[name]}
+        for name in ("total, s", "processor time of the server, s", "memory, KiB each")
+    ]
+    return [*rows, *({"": name, "control center": center[name]} for name in ("register, s", "launch into all, s"))]
+
+
+def raise_files(agents: int) -> None:
+    """Allow this process and those it starts as many open files as the system does."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if 0 <= hard < agents + 100:
+        raise SystemExit(f"{agents} agents need as many descriptors, the limit is {hard}: see ulimit -Hn")
+
+
+def measure(role: str, agents: int, clients: int, limit: int) -> dict[str, float]:
+    """Run one server against N simulated agents."""
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        limited = ("--limit", str(limit))
+        server = stack.enter_context(started(role, "--agents", str(agents), "--directory", directory, *limited))
+        port = int(heard(server.stdout)["port"])
+        shares = [f"{1 + agents * i // clients}:{1 + agents * (i + 1) // clients}" for i in range(clients)]
+        processes = [
+            stack.enter_context(started("client", "--port", str(port), "--indices", share, *limited))
+            for share in shares
+        ]
+        for process in processes:
+            heard(process.stdout)
+        begin = time.monotonic()
+        for process in processes:
+            if process.stdin:
+                process.stdin.close()
+        result = heard(server.stdout)
+        for process in (server, *processes):
+            process.wait(timeout=60)
+    return {
+        "register, s": result["registered"] - begin,
+        "launch into all, s": result["launched"] - result["registered"],
+        "processor time of the server, s": result["cpu"],
+        "memory, KiB each": result["kib"],
+    }
+
+
+@contextmanager
+def started(role: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a process of this benchmark, and kill it at the end if it is still there."""
+    command = [sys.executable, "-m", "benchmarks.agents", role, *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def heard(output: IO[str] | None) -> dict[str, float]:
+    """Return what a process of this benchmark reports next."""
+    line = output.readline() if output else ""
+    if not line:
+        raise SystemExit("a process of the benchmark has failed; its message is above")
+    values: dict[str, float] = json.loads(line)
+    return values
 
 
 def resident_kib() -> int:
@@ -87,72 +175,50 @@ def tell(**values: float) -> None:
     print(json.dumps(values), flush=True)
 
 
-class Count:
-    """Counts what agents report, for one control center."""
-
-    def __init__(self, agents: int) -> None:
-        self.agents = agents
-        self.owners: dict[PlaceholderId, str] = {}
-        self.registered = 0
-        self.started = 0
-        self.news = anyio.Event()
-
-    def bound_session(self, placeholder: PlaceholderId) -> str | None:
-        """Return who owns ``placeholder``."""
-        return self.owners.get(placeholder)
-
-    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
-        """Remember it."""
-        self.owners[placeholder] = session_hash
-
-    def on_event(self, event: AgentEvent) -> None:
-        """Count it."""
-        self.registered += isinstance(event, AgentRegistered)
-        self.started += isinstance(event, AgentTaskStarted)
-        if self.agents in (self.registered, self.started):
-            self.news.set()
-            self.news = anyio.Event()
+def center(*, directory: str = "", agents: int = 1, limit: int = 600) -> None:
+    """Be the control center: tell the port, then what it took."""
+    anyio.run(_serve, Path(directory), agents, limit)
 
 
-async def serve_agents(directory: Path, agents: int, limit: int) -> None:
-    """Be the control center: tell the port, then each milestone."""
-    count = Count(agents)
-    limit_to(limit, lambda: f"center: {count.registered} of {agents} agents registered, {count.started} started")
-    stored = digest(TOKEN)
-    center = ControlCenter(
-        ssl_context=server_context(load_or_create(directory)),
-        authenticate=lambda _, token: matches(token, stored),
-        sessions=count,
-        on_event=count.on_event,
-        output_path=lambda _placeholder, _task: None,
-        lease=600,
-        heartbeat=30,
-    )
+async def _serve(directory: Path, agents: int, limit: int) -> None:
+    counts = dict.fromkeys((AgentRegistered, AgentTaskStarted), 0)
+    news = anyio.Event()
+
+    def count(event: AgentEvent) -> None:
+        nonlocal news
+        if type(event) in counts:
+            counts[type(event)] += 1
+            if counts[type(event)] == agents:
+                news.set()
+                news = anyio.Event()
+
+    def progress() -> str:
+        registered, begun = counts.values()
+        return f"center: {registered} of {agents} agents registered, {begun} started"
+
+    limit_to(limit, progress)
+    controls = control_center(directory, count, 600)
     async with anyio.create_task_group() as tasks:
-        port = await tasks.start(center.serve, "127.0.0.1", 0)
+        port = await tasks.start(controls.serve, "127.0.0.1", 0)
         before, cpu = resident_kib(), time.process_time()
         tell(port=port)
-        while count.registered < agents:
-            await count.news.wait()
+        while counts[AgentRegistered] < agents:
+            await news.wait()
         registered = time.monotonic()
-        for placeholder in center.connected:
+        for placeholder in controls.connected:
             rank = str(placeholder.index)
             order = channel.Launch(task=rank, argv=("/bin/program", "--rank", rank), environment=ENVIRONMENT)
-            center.launch(placeholder, order)
-        while count.started < agents:
-            await count.news.wait()
-        tell(
-            registered=registered,
-            launched=time.monotonic(),
-            cpu=time.process_time() - cpu,
-            kib=(resident_kib() - before) / agents,
-        )
+            controls.launch(placeholder, order)
+        while counts[AgentTaskStarted] < agents:
+            await news.wait()
+        used, kib = time.process_time() - cpu, (resident_kib() - before) / agents
+        tell(registered=registered, launched=time.monotonic(), cpu=used, kib=kib)
         tasks.cancel_scope.cancel()
 
 
-def serve_bare(directory: Path, agents: int, limit: int) -> None:
+def bare(*, directory: str = "", agents: int = 1, limit: int = 600) -> None:
     """Shake hands, take one line, give one back, keep the connection: the least that any such server does."""
-    context = server_context(load_or_create(directory))
+    context = server_context(load_or_create(Path(directory)))
     kept: list[ssl.SSLSocket] = []
     answered = 0
     limit_to(limit, lambda: f"bare server: {answered} of {agents} agents answered")
@@ -184,6 +250,12 @@ def answer(connection: ssl.SSLSocket) -> bool:
     except ssl.SSLWantReadError:
         return False
     return True
+
+
+def client(*, port: int = 0, indices: str = "1:2", limit: int = 600) -> None:
+    """Be some of the agents."""
+    raise_files(0)
+    SimulatedAgents(port, range(*map(int, indices.split(":"))), limit).run()
 
 
 class SimulatedAgents:
@@ -263,102 +335,172 @@ class SimulatedAgents:
         )  # fmt: skip
 
 
-@contextmanager
-def started(role: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a process of this benchmark, and kill it at the end if it is still there."""
-    command = [sys.executable, __file__, "--role", role, *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+# -- Starting agents -----------------------------------------------------------------------------------------
+# Real job scripts on this machine, all at once, with a real control center; no batch system. The baseline, in turns
+# with them, are as many bare shell scripts that only say that they have begun. Once more with a shell script named
+# ``python3`` first in the PATH, as pyenv, conda and modules have one.
+
+SHIM = f'#!/bin/sh\nname=$(basename "$0")\nexec {sys.executable} "$@"\n'
+PATIENCE = 120.0
 
 
-def heard(output: IO[str] | None) -> dict[str, float]:
-    """Return what a process of this benchmark reports next."""
-    line = output.readline() if output else ""
-    if not line:
-        raise SystemExit("a process of the benchmark has failed; its message is above")
-    values: dict[str, float] = json.loads(line)
-    return values
+def start(*, sizes: tuple[int, ...] = (1, 8, 64), repeat: int = 5) -> list[Row]:
+    """Seconds until N agents are held, and milliseconds of processor time of each, held and to its end."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as shims:
+        shim = Path(shims) / "python3"
+        shim.write_text(SHIM)
+        shim.chmod(0o755)
+        for size in sizes:
+            ways: dict[str, Callable[[], dict[str, float]]] = {
+                "bare": partial(bare_scripts, size),
+                "agents": partial(anyio.run, agents_held, size, os.defpath),
+                "shim": partial(anyio.run, agents_held, size, f"{shims}:{os.defpath}"),
+            }
+            found = {way: medians(turns) for way, turns in in_turns(ways, repeat).items()}
+            base = found["bare"]["all held, s"]
+            rows += [{"N": size, "": way, **one, "ratio": one["all held, s"] / base} for way, one in found.items()]
+    return rows
 
 
-def measure(role: str, agents: int, clients: int, limit: int) -> Measured:
-    """Run one server against N simulated agents."""
-    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        limited = ("--limit", str(limit))
-        server = stack.enter_context(started(role, "--agents", str(agents), "--directory", directory, *limited))
-        port = int(heard(server.stdout)["port"])
-        shares = [f"{1 + agents * i // clients}:{1 + agents * (i + 1) // clients}" for i in range(clients)]
-        processes = [
-            stack.enter_context(started("client", "--port", str(port), "--indices", share, *limited))
-            for share in shares
-        ]
-        for process in processes:
-            heard(process.stdout)
-        begin = time.monotonic()
-        for process in processes:
-            if process.stdin:
-                process.stdin.close()
-        result = heard(server.stdout)
-        for process in (server, *processes):
-            process.wait(timeout=60)
-    return Measured(
-        seconds_to_register=round(result["registered"] - begin, 2),
-        seconds_to_launch=round(result["launched"] - result["registered"], 2),
-        cpu_seconds=round(result["cpu"], 2),
-        kib_per_agent=round(result["kib"], 1),
-    )
+def used_by(pid: int) -> float:
+    """Return the processor time of a process so far, in seconds (without that of its children)."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
-def report(agents: int, clients: int, limit: int, *, as_json: bool) -> None:
-    """Measure both servers and print what came out."""
-    bare = measure("bare", agents, clients, limit)
-    center = measure("center", agents, clients, limit)
-    total = center.seconds_to_register + center.seconds_to_launch
-    ratios = {
-        "seconds": round(total / bare.seconds_to_register, 2),
-        "cpu_seconds": round(center.cpu_seconds / bare.cpu_seconds, 2),
-        "kib_per_agent": round(center.kib_per_agent / bare.kib_per_agent, 2),
-    }
-    if as_json:
-        print(json.dumps({"agents": agents, "center": asdict(center), "bare": asdict(bare), "ratios": ratios}))
-        return
-    print(f"{agents} agents over TLS, simulated by {clients} processes, {os.cpu_count()} processors")
-    print(f"{'':24}{'control center':>16}{'bare TLS':>12}{'ratio':>8}")
-    print(f"{'register, s':24}{center.seconds_to_register:16.2f}{bare.seconds_to_register:12.2f}")
-    print(f"{'launch into all, s':24}{center.seconds_to_launch:16.2f}")
-    print(f"{'total, s':24}{total:16.2f}{bare.seconds_to_register:12.2f}{ratios['seconds']:8.2f}")
-    print(f"{'CPU of the server, s':24}{center.cpu_seconds:16.2f}{bare.cpu_seconds:12.2f}{ratios['cpu_seconds']:8.2f}")
-    memory = f"{center.kib_per_agent:16.1f}{bare.kib_per_agent:12.1f}{ratios['kib_per_agent']:8.2f}"
-    print(f"{'memory, KiB per agent':24}{memory}")
+def begin(script: Path, count: int, path: str, output: int | None = None) -> list[subprocess.Popen[bytes]]:
+    """Start a script so many times, each with its index."""
+    return [
+        subprocess.Popen(
+            ["/bin/sh", str(script)],
+            env={"PATH": path, "INDEX": str(index)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            cwd="/",
+        )
+        for index in range(1, count + 1)
+    ]
 
 
-def main() -> None:
-    """Read the command line, and be one of the processes that this takes."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--agents", type=int, default=5000, help="number of simulated agents (default 5000)")
-    parser.add_argument("--clients", type=int, default=2, help="processes that simulate them (default 2)")
-    parser.add_argument("--limit", type=int, default=600, help="seconds after which it ends (default 600)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    for hidden in ("--role", "--port", "--indices", "--directory"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if 0 <= hard < options.agents + 100:
-        raise SystemExit(f"{options.agents} agents need as many descriptors, the limit is {hard}: see ulimit -Hn")
-    match options.role:
-        case "center":
-            anyio.run(serve_agents, Path(options.directory), options.agents, options.limit)
-        case "bare":
-            serve_bare(Path(options.directory), options.agents, options.limit)
-        case "client":
-            SimulatedAgents(int(options.port), range(*map(int, options.indices.split(":"))), options.limit).run()
-        case _:
-            cutoff.begin(2 * options.limit)
-            report(options.agents, options.clients, options.limit, as_json=options.json)
+def processor_seconds(processes: Sequence[subprocess.Popen[bytes]]) -> float:
+    """Wait for all and return the mean processor time."""
+    total = 0.0
+    for process in processes:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0, process.returncode
+        total += usage.ru_utime + usage.ru_stime
+    return total / len(processes)
+
+
+def bare_scripts(count: int) -> dict[str, float]:
+    """Start scripts that only say that they have begun."""
+    reader, writer = os.pipe()
+    with tempfile.TemporaryDirectory() as directory, os.fdopen(reader, "rb") as words:
+        script = Path(directory) / "script"
+        script.write_text("#!/bin/sh\necho begun\n")
+        begun = time.monotonic()
+        processes = begin(script, count, os.defpath, writer)
+        os.close(writer)
+        for _ in range(count):
+            words.readline()
+        seconds = time.monotonic() - begun
+        used = 1000 * processor_seconds(processes)
+    return {"all held, s": seconds, "held, ms": used, "to the end, ms": used}
+
+
+async def agents_held(count: int, path: str) -> dict[str, float]:
+    """Start agents, release them when all are held."""
+    processes: list[subprocess.Popen[bytes]] = []
+    used: list[float] = []
+    all_here = anyio.Event()
+
+    def hear(event: AgentEvent) -> None:
+        if isinstance(event, AgentRegistered):
+            used.append(used_by(processes[event.placeholder.index - 1].pid))
+            if len(used) == count:
+                all_here.set()
+
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        own = load_or_create(directory / "certificate")
+        controls = control_center(directory / "certificate", hear, 60)
+        async with anyio.create_task_group() as tasks:
+            port = await tasks.start(controls.serve, "127.0.0.1", 0)
+            config = AgentConfig(
+                batch=BATCH, host="127.0.0.1", port=port, fingerprint=own.fingerprint, lease=60, walltime=600,
+                token=TOKEN,
+            )  # fmt: skip
+            script = directory / "script"
+            script.write_text(render_job_script(agent=config, array_index_variable="INDEX", job_id_variable=None))
+            begun = time.monotonic()
+            processes += begin(script, count, path)
+            with anyio.fail_after(PATIENCE):
+                await all_here.wait()
+            seconds = time.monotonic() - begun
+            for placeholder in controls.connected:
+                controls.release(placeholder, 1.0)
+            whole = await anyio.to_thread.run_sync(processor_seconds, processes)
+            tasks.cancel_scope.cancel()
+    return {"all held, s": seconds, "held, ms": 1000 * sum(used) / count, "to the end, ms": 1000 * whole}
+
+
+# -- Placeholders on Slurm -----------------------------------------------------------------------------------
+# The baseline is a bare ``sbatch --array=1-N``, from the submission until the last of the N scripts has begun.
+
+
+def held(*, sizes: tuple[int, ...] = (1, 8, 64), repeat: int = 5) -> list[Row]:
+    """Seconds until N placeholders are held, and from there until the first output of the last rank is here.
+
+    Needs the Debian packages slurmctld, slurmd and slurm-client, and root.
+    """
+    rows: list[Row] = []
+    with SlurmCluster("bench", nodes=4, cpus=max(16, -(-max(sizes) // 4))) as cluster:
+        for size in sizes:
+            ways = {"bare": partial(bare_array, cluster, size), "koala": partial(koala_job, cluster, size)}
+            found = {way: medians(turns) for way, turns in in_turns(ways, repeat).items()}
+            ratio = found["koala"]["held, s"] / found["bare"]["bare array begun, s"]
+            rows.append({"N": size, **found["bare"], **found["koala"], "ratio": ratio})
+    return rows
+
+
+def bare_array(cluster: SlurmCluster, size: int) -> dict[str, float]:
+    """Return the seconds from a bare array's submission to the beginning of its last script."""
+    with tempfile.TemporaryDirectory() as directory:
+        script = f'#!/bin/sh\n: > "{directory}/$SLURM_ARRAY_TASK_ID"\nexec sleep {PATIENCE:g}\n'
+        begun = time.time()
+        cluster.submit(script, f"--array=1-{size}", "--ntasks=1", "--output=/dev/null", "--chdir=/tmp")
+        until("the bare array", lambda: sum(1 for _ in os.scandir(directory)) == size, look=0.005)
+        last = max(entry.stat().st_mtime for entry in os.scandir(directory))
+    cluster.reset()
+    return {"bare array begun, s": last - begun}
+
+
+def koala_job(cluster: SlurmCluster, size: int) -> dict[str, float]:
+    """Return the seconds from a job's submission to its last placeholder held, and from there to all first output."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        site = slurm_site(directory, cluster.conf, requests_per_minute=240, poll_interval=2)
+        job, state = directory / "job.toml", directory / "state"
+        job.write_text(f'walltime = 60\n[[components]]\ncommand = ["sh", "-c", "echo; sleep 2"]\nprocessors = {size}\n')
+        command = [sys.executable, "-m", "koala_adapter.cli", "--site", str(site), "--state", str(state)]
+        environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+        subprocess.run([*command, "run", "--quiet", str(job)], check=True, env=environment, timeout=PATIENCE)
+        submitted, all_held = times(state / "journal.sqlite")
+        output = max(path.stat().st_mtime for path in (state / "jobs" / "1").glob("*/*.out"))
+        # The ranks write once, so the time of a file's last change is that of its first and only output.
+    return {"held, s": all_held - submitted, "launched into all, s": output - all_held}
+
+
+def times(journal: Path) -> tuple[float, float]:
+    """Return when the placeholders were submitted and when the last one was held, as the journal has it."""
+    with closing(sqlite3.connect(journal)) as database:
+        found = database.execute("SELECT type, body FROM events ORDER BY number").fetchall()
+    events = [(kind, json.loads(body)["time"]) for kind, body in found]
+    taken = min(at for kind, at in events if kind == "BatchSubmitted")
+    submitted = max(at for kind, at in events if kind in {"JobSubmitted", "ClusterPolled"} and at <= taken)
+    return submitted, max(at for kind, at in events if kind == "PlaceholderHeld")
 
 
 if __name__ == "__main__":
-    main()
+    main(many, start, held, helpers=(center, bare, client))

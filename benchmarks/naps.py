@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks of benchmarks/sweep.py as workers of any kind import them: nothing else is imported with them."""
+"""The tasks of benchmarks/tasks.py as workers of any kind import them: nothing else is imported with them."""
 
 from __future__ import annotations
 

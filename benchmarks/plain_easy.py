@@ -3,25 +3,15 @@
 
 All events of one instant first, then one pass; the shadow time counts every estimated end up to and including it;
 candidates in the order of the queue. The same schedule as ``koala simulate --policy easy``, to the second.
-
-    python benchmarks/plain_easy.py TRACE...
 """
 
 from __future__ import annotations
 
-import sys
-import time
 from bisect import bisect_left, insort
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from koala_adapter.simulation.workload import NEEDED, read_trace, workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,20 +101,3 @@ def plain_easy(  # noqa: C901, PLR0912, PLR0915 - one bare loop is the point
             del queue[bisect_left(queue, job)]
         asked = len(queue)
     return starts
-
-
-def main() -> None:
-    """Play each trace and print how fast that went."""
-    for name in sys.argv[1:]:
-        jobs = workload(read_trace(Path(name), NEEDED))
-        assert jobs.processors is not None
-        jobs = jobs.fitting(jobs.processors)
-        begin = time.perf_counter()
-        starts = plain_easy(jobs.submits, jobs.runs, jobs.sizes, jobs.estimates, jobs.processors or 1)
-        seconds = time.perf_counter() - begin
-        wait = sum(start - submit for start, submit in zip(starts, jobs.submits, strict=True)) / len(jobs)
-        print(f"{jobs.name}: {len(jobs)} jobs, mean wait {wait:.3f} s, {len(jobs) / seconds:,.0f} jobs/s")
-
-
-if __name__ == "__main__":
-    main()

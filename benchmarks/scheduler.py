@@ -1,37 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the scheduler takes to decide, and how that grows with clusters and waiting jobs.
+"""The scheduler: how long a decision takes, how long a snapshot makes others wait, and a simulated month.
 
-The site is full; its queue holds jobs of one to three components of 1 to 16 processors, some bound to a cluster, some
-moldable, of three priorities. Measured is the time of one event, as the median over repetitions; in the same run
-
-- the smallest site of the run (10 clusters, 100 jobs) is the baseline of the ratios, and
-- a naive scan that asks the placement policy about every waiting job is what a poll with room is compared with.
-
-Then one poll of a cluster with 100 placeholders, from its listing to the scheduler's answer: alone, and as one of many
-clusters with as many placeholders each. The ratio should be 1.
-
-The growth exponent is the slope of log(time) over log(jobs): 0 is no growth, 1 is linear.
-
-    python benchmarks/scheduler.py [--clusters 10,1000] [--jobs 100,1000,10000,100000] [--repeat 15] [--json]
+python -m benchmarks.scheduler decisions [--clusters 10,1000] [--jobs 100,1000,10000,100000] [--repeat 15]
+python -m benchmarks.scheduler snapshots [--placeholders 1000,10000,100000] [--repeat 3]
+python -m benchmarks.scheduler month [--jobs 1000000] [--clusters 100] [--processors 1000] [--load 0.7]
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import math
 import random
+import resource
 import statistics
-import sys
+import tempfile
 import time
-from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from benchmarks.common import Row, growth, main
 from koala_adapter.model import (
     ClusterName,
     Component,
@@ -51,11 +39,23 @@ from koala_adapter.scheduler.actions import SubmitPlaceholders
 from koala_adapter.scheduler.claiming.queue import PlacementQueue
 from koala_adapter.scheduler.claiming.waiting import place
 from koala_adapter.scheduler.context import Context
-from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
+from koala_adapter.service.journal import Journal
 from koala_adapter.service.listings import Reconciler, new_holds
+from koala_adapter.simulation.applications import Application, Interpolated, SimulatedJob
+from koala_adapter.simulation.multicluster import Multicluster, Settings
+from koala_adapter.simulation.platform import ClusterModel, Platform
+from koala_adapter.sizes import PowerOfTwo
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from koala_adapter.scheduler.actions import Action
+    from koala_adapter.simulation.applications import JobResult
+
+# -- Decisions -----------------------------------------------------------------------------------------------
+# The site is full; its queue holds jobs of one to three components of 1 to 16 processors, some bound to a cluster, some
+# moldable, of three priorities.
 
 PROCESSORS = 64
 """Of each cluster."""
@@ -68,31 +68,39 @@ NAIVE_MOST = 2000
 ON_EACH = 100
 """Placeholders on each cluster while the poll of one is measured."""
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Median seconds of single events at one size."""
-
-    clusters: int
-    jobs: int
-    submit: float
-    """A job comes in while nothing is free."""
-    poll_full: float
-    """A poll shows nothing new while nothing is free."""
-    poll_room: float
-    """A poll shows room for a few processors, which waiting jobs get."""
-    completion: float
-    """The last rank of a running job ends, and its placeholders are handed on."""
-    release: float
-    """A placeholder is gone, and its processor goes to a waiting job."""
-    interval: float
-    """The interval scan."""
-    naive_scan: float
-    """Asking the policy about every waiting job, for comparison with ``poll_room``."""
-
-
 OPERATIONS = ("submit", "poll_full", "poll_room", "completion", "release", "interval")
+"""A job comes in, or a poll shows nothing new, while nothing is free; a poll shows room for a few processors, which
+waiting jobs get; the last rank of a running job ends; a placeholder is gone; the interval scan."""
+
+
+def decisions(
+    *,
+    clusters: tuple[int, ...] = (10, 1000),
+    jobs: tuple[int, ...] = (100, 1000, 10_000, 100_000),
+    repeat: int = 15,
+    poll_clusters: int = 1000,
+) -> list[Row]:
+    """Milliseconds of one event by clusters and waiting jobs, ratio to the first line, and growth with the jobs.
+
+    The growth is the slope of log(time) over log(jobs): 0 is none, 1 is linear. A naive scan, which asks the placement
+    policy about every waiting job, is what a poll with room is compared with. Last, one poll of a cluster with 100
+    placeholders, from its listing to the scheduler's answer: alone, and as one of many clusters with as many
+    placeholders each. The ratio should be 1.
+    """
+    rows: list[Row] = []
+    sizes = [(many, waiting) for many in clusters for waiting in jobs]
+    found = {size: measured(*size, repeat) for size in sizes}
+    for name in (*OPERATIONS, "naive scan"):
+        base = found[sizes[0]][name]
+        for many, some in groupby(sizes, key=lambda size: size[0]):
+            times = [(waiting, found[many, waiting][name]) for _, waiting in some]
+            slope = growth(times) if len(times) > 1 else 0.0
+            rows += [
+                {"": name, "clusters": many, "jobs": waiting, "ms": 1000 * t, "ratio": t / base, "growth": slope}
+                for waiting, t in times
+            ]
+    alone, among = poll_of_one(1, 51), poll_of_one(poll_clusters, 51)
+    return [*rows, {"": "poll", "alone, ms": 1000 * alone, "among many, ms": 1000 * among, "ratio": among / alone}]
 
 
 class FullSite:
@@ -173,22 +181,19 @@ def timed(site: FullSite, event: ev.Event) -> float:
     return time.perf_counter() - begin
 
 
-def measured(clusters: int, jobs: int, repeat: int) -> Measured:
-    """Measure every operation at one size."""
+def measured(clusters: int, jobs: int, repeat: int) -> dict[str, float]:
+    """Return the median seconds of every operation at one size."""
     site = FullSite(clusters, jobs)
     gc.collect()
     gc.disable()
     try:
-        times = {operation: _times(site, operation, repeat) for operation in OPERATIONS}
-        naive = _naive(site, jobs)
+        found = {
+            operation: statistics.median(timed(site, _event(site, operation, number)) for number in range(repeat))
+            for operation in OPERATIONS
+        }
+        return {**found, "naive scan": _naive(site, jobs)}
     finally:
         gc.enable()
-    medians = {operation: statistics.median(some) for operation, some in times.items()}
-    return Measured(clusters=clusters, jobs=jobs, naive_scan=naive, **medians)
-
-
-def _times(site: FullSite, operation: str, repeat: int) -> list[float]:
-    return [timed(site, _event(site, operation, number)) for number in range(repeat)]
 
 
 def _event(site: FullSite, operation: str, number: int) -> ev.Event:
@@ -274,64 +279,167 @@ def _poll(site: FullSite, name: ClusterName) -> float:
     return time.perf_counter() - begin
 
 
-def exponent(points: list[tuple[int, float]]) -> float:
-    """Return the slope of log(time) over log(size) by least squares."""
-    xs = [math.log(size) for size, _ in points]
-    ys = [math.log(seconds) for _, seconds in points]
-    middle = statistics.fmean(xs)
-    spread = sum((x - middle) ** 2 for x in xs)
-    return sum((x - middle) * y for x, y in zip(xs, ys, strict=True)) / spread if spread else 0.0
+# -- Snapshots -----------------------------------------------------------------------------------------------
+# Measured are the pauses between two moments at which somebody else could be answered: with the whole snapshot written
+# at once, and with one group of records after the other, as the service does it. Events wait until the last one.
+
+EACH = 100
+"""Processors of each job."""
+CLUSTERS = 10
+EVENTS = 5000
+"""In the journal since the snapshot before."""
+OVER = object()
 
 
-def growth(results: list[Measured]) -> dict[str, dict[str, float]]:
-    """Return the growth exponent of each operation over the number of jobs, for each number of clusters."""
-    found: dict[str, dict[str, float]] = {}
-    for clusters in sorted({one.clusters for one in results}):
-        some = [one for one in results if one.clusters == clusters]
-        if len(some) > 1:
-            found[str(clusters)] = {
-                operation: exponent([(one.jobs, getattr(one, operation)) for one in some])
-                for operation in (*OPERATIONS, "naive_scan")
-            }
-    return found
+def snapshots(*, placeholders: tuple[int, ...] = (1000, 10_000, 100_000), repeat: int = 3) -> list[Row]:
+    """For how long everything waits while a service with many placeholders writes a snapshot of its state.
+
+    The first snapshot, which replaces none, does not count.
+    """
+    rows: list[Row] = []
+    for size in placeholders:
+        scheduler = scheduler_with(size)
+        with tempfile.TemporaryDirectory() as directory, Journal(Path(directory) / "journal.sqlite") as journal:
+            runs = [pauses(journal, scheduler) for _ in range(repeat + 1)][1:]
+        rows.append({
+            "placeholders": size,
+            "at once, ms": 1000 * statistics.median(sum(run) for run in runs),
+            "longest pause, ms": 1000 * statistics.median(max(run) for run in runs),
+            "steps": len(runs[0]),
+        })  # fmt: skip
+    return rows
 
 
-def shown(results: list[Measured]) -> None:
-    """Print the tables."""
-    base = results[0]
-    columns = (*OPERATIONS, "naive_scan")
-    print("milliseconds of one event (and ratio to the first line)")
-    print(f"{'clusters':>8} {'jobs':>7}", *(f"{name:>16}" for name in columns))
-    for one in results:
-        cells = [f"{getattr(one, c) * 1e3:8.3f} {getattr(one, c) / getattr(base, c):6.1f}x" for c in columns]
-        print(f"{one.clusters:>8} {one.jobs:>7}", *(f"{cell:>16}" for cell in cells))
-    print("growth exponent over the number of jobs")
-    for clusters, exponents in growth(results).items():
-        print(f"{clusters:>8} {'':>7}", *(f"{exponents[c]:16.2f}" for c in columns))
+def scheduler_with(placeholders: int) -> Scheduler:
+    """Return a scheduler that has submitted so many placeholders."""
+    scheduler = Scheduler()
+    each = -(-placeholders // CLUSTERS // EACH) * EACH
+    names = [ClusterName(f"c{number}") for number in range(CLUSTERS)]
+    clusters = tuple(ClusterParameters(name=name, placeholders_in_flight=each) for name in names)
+    scheduler.handle(ev.Configured(time=0.0, parameters=Parameters(), clusters=clusters))
+    for name in names:
+        scheduler.handle(ev.ClusterPolled(time=1.0, cluster=name, processors=each, idle=each, ours=0))
+    for number in range(placeholders // EACH):
+        where = names[number % CLUSTERS]
+        component = Component(name="x", command=("program",), minimum=EACH, maximum=EACH, cluster=where)
+        job = Job(
+            id=JobId(str(number)),
+            name="job",
+            kind=JobKind.RIGID,
+            user="user",
+            components=(component,),
+            walltime=3600,
+            submitted_at=2.0,
+        )
+        for action in scheduler.handle(ev.JobSubmitted(time=2.0, job=job)):
+            if isinstance(action, SubmitPlaceholders):
+                ids = tuple(LrmJobId(f"{number}_{index}") for index in range(action.count))
+                scheduler.handle(ev.BatchSubmitted(time=3.0, batch=action.batch, lrm_ids=ids))
+    if len(scheduler.state.placeholders) != placeholders:
+        raise SystemExit(f"{len(scheduler.state.placeholders)} placeholders instead of {placeholders}")
+    return scheduler
 
 
-def main() -> None:
-    """Measure all sizes and print the result."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--clusters", default="10,1000")
-    parser.add_argument("--jobs", default="100,1000,10000,100000")
-    parser.add_argument("--repeat", type=int, default=15)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--poll-clusters", type=int, default=1000, help="clusters beside the one that is polled")
-    given = parser.parse_args()
-    clusters, jobs = ([int(one) for one in text.split(",")] for text in (given.clusters, given.jobs))
-    results = [measured(many, waiting, given.repeat) for many in clusters for waiting in jobs]
-    alone, among = poll_of_one(1, 51), poll_of_one(given.poll_clusters, 51)
-    if given.json:
-        polls = {"alone": alone, "among": among, "clusters": given.poll_clusters, "ratio": among / alone}
-        found = {"results": [asdict(one) for one in results], "growth": growth(results), "poll": polls}
-        print(json.dumps(found, indent=2))
-    else:
-        shown(results)
-        print(f"milliseconds of one poll of a cluster with {ON_EACH} placeholders, from its listing to the answer")
-        print(f"alone {alone * 1e3:.3f}, among {given.poll_clusters} such clusters {among * 1e3:.3f}:", end=" ")
-        print(f"ratio {among / alone:.2f}")
+def fill(journal: Journal) -> int:
+    """Append events; return the number of the last."""
+    return [
+        journal.append(ev.ClusterUnavailable(time=4.0, cluster=ClusterName("c0"), reason="no answer"))
+        for _ in range(EVENTS)
+    ][-1]
+
+
+def pauses(journal: Journal, scheduler: Scheduler) -> list[float]:
+    """Write a snapshot; return the seconds that each step of it took."""
+    found = []
+    writing = journal.snapshot_in_groups(scheduler.state, fill(journal))
+    while True:
+        begun = time.perf_counter()
+        over = next(writing, OVER) is OVER
+        found.append(time.perf_counter() - begun)
+        if over:
+            return found
+
+
+# -- A simulated month ---------------------------------------------------------------------------------------
+
+MONTH = 30 * 86_400.0
+"""Seconds."""
+SWING = 0.5
+"""How far the rate of submissions swings about its mean over a day."""
+FT = Application(
+    name="FT", speed_up=Interpolated(((2, 2.0), (32, 1.0))), minimum=2, maximum=32, acceptance=PowerOfTwo()
+)
+GADGET = Application(name="GADGET-2", speed_up=Interpolated(((2, 2.5), (46, 1.0))), minimum=2, maximum=46)
+INITIAL = (2, 4, 8)
+
+
+def jobs_of_month(jobs: int, processors: int, load: float, *, malleable: bool, seed: int = 1) -> Iterator[SimulatedJob]:
+    """Yield the jobs, made as they are needed."""
+    chance = random.Random(seed)
+    # The time on the maximum is `work` seconds, so the mean demand of a job is work times the mean of the maxima.
+    mean_work = load * processors * MONTH / (jobs * (FT.maximum + GADGET.maximum) / 2)
+    now = 0.0
+    for number in range(jobs):
+        rate = jobs / MONTH * (1 + SWING * math.sin(2 * math.pi * now / 86_400))
+        now += chance.expovariate(rate)
+        yield SimulatedJob(
+            number=number,
+            submitted_at=now,
+            application=FT if chance.random() < 0.5 else GADGET,
+            initial=chance.choice(INITIAL),
+            malleable=malleable,
+            work=chance.expovariate(1 / mean_work),
+        )
+
+
+def month(*, jobs: int = 1_000_000, clusters: int = 100, processors: int = 1000, load: float = 0.7) -> list[Row]:
+    """A synthetic month of malleable jobs on many clusters, with EGS (repeated) and PWA.
+
+    Jobs come as a Poisson process whose rate follows the hour of the day. Each is FT-like (powers of two) or
+    GADGET-like (any size), starts on 2, 4 or 8 processors and can grow to 32 or 46; its work is exponential, so that
+    the mean demand, with all jobs at their maxima, is the load asked for. In the same run, for the ratio, the same jobs
+    are simulated as rigid ones: what is left is the cost of malleability.
+    """
+    models = tuple(ClusterModel(name=f"c{number}", nodes=processors) for number in range(clusters))
+    platform = Platform(name="synthetic", clusters=models)
+    found = {
+        name: simulated(platform, jobs, load, malleable=malleable)
+        for name, malleable in (("EGS, PWA", True), ("rigid", False))
+    }
+    base = found["rigid"]["processor, s"]
+    return [{"": name, **one, "ratio": one["processor, s"] / base} for name, one in found.items()]
+
+
+def simulated(platform: Platform, jobs: int, load: float, *, malleable: bool) -> dict[str, float]:
+    """Simulate the month and return what it took and what came out."""
+    sums = dict.fromkeys(("jobs", "wait", "execution", "area"), 0.0)
+
+    def take(result: JobResult) -> None:
+        sums["jobs"] += 1
+        sums["wait"] += result.wait
+        sums["execution"] += result.execution
+        sums["area"] += result.execution * result.average_processors
+
+    approach = Approach.PWA if malleable else Approach.NONE
+    workload = jobs_of_month(jobs, platform.processors, load, malleable=malleable)
+    settings = Settings(approach=approach, malleability="egs-repeated", timeline=False)
+    world = Multicluster(platform, workload, settings, on_end=take)
+    gc.collect()
+    begin, begin_processor = time.perf_counter(), time.process_time()
+    outcome = world.run()
+    seconds, used = time.perf_counter() - begin, time.process_time() - begin_processor
+    assert sums["jobs"] == jobs
+    return {
+        "s": seconds,
+        "processor, s": used,
+        "jobs/s": jobs / seconds,
+        "messages": outcome.grow_messages + outcome.shrink_messages,
+        "mean wait, s": sums["wait"] / jobs,
+        "mean execution, s": sums["execution"] / jobs,
+        "utilization": sums["area"] / (platform.processors * outcome.ended_at),
+        "peak so far, MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
 
 
 if __name__ == "__main__":
-    main()
+    main(decisions, snapshots, month)

@@ -3,17 +3,15 @@
 
 On a real Slurm with so many held jobs, of which a few change before each listing. Processor time of this process with
 the commands or the helper, and of slurmctld; requests; and what the first listing takes. The ways take turns, and
-medians are printed with their ratio. Then 500 short jobs are listed until all have ended.
+medians are shown with their ratio. Then 500 short jobs are listed until all have ended.
 
-    KOALA_TEST_SLURM=/opt/slurm python -m benchmarks.slurmlisting [--jobs 1000 20000] [--repeat 9] [--json]
+    KOALA_TEST_SLURM=/opt/slurm python -m benchmarks.slurmlisting listings [--jobs 1000,20000] [--repeat 9]
 
 Needs a Slurm, root, and pyslurm of its release.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import resource
 import statistics
@@ -21,14 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 
-from benchmarks import cutoff
+from benchmarks.common import Row, main
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
 from koala_slurm import SlurmSettings
@@ -43,20 +41,6 @@ WAYS = ("commands", "pyslurm")
 SHORT_JOBS = 500
 CHANGED = 10
 """Jobs that change before each listing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Medians of one measure, in seconds of processor time unless it says otherwise."""
-
-    what: str
-    commands: float
-    pyslurm: float
-
-    @property
-    def ratio(self) -> float:
-        """Pyslurm by commands."""
-        return self.pyslurm / self.commands if self.commands else float("nan")
 
 
 @dataclass(slots=True)
@@ -106,7 +90,7 @@ def _ticks(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-async def listings(cluster: SlurmCluster, sides: Sequence[Side], jobs: int, repeat: int) -> list[Row]:
+async def few_changes(cluster: SlurmCluster, sides: Sequence[Side], jobs: int, repeat: int) -> list[Row]:
     """Return what the first listing costs, and one with a few changes."""
     ids = [job.id for job in await sides[0].lrm.jobs() if job.state is LrmJobState.HELD][:CHANGED]
     costs: dict[str, list[Cost]] = {side.access: [] for side in sides}
@@ -119,7 +103,8 @@ async def listings(cluster: SlurmCluster, sides: Sequence[Side], jobs: int, repe
 
 def _row(what: str, costs: dict[str, list[Cost]], name: str) -> Row:
     found = {way: statistics.median(getattr(cost, name) for cost in all_) for way, all_ in costs.items()}
-    return Row(what=what, commands=found["commands"], pyslurm=found["pyslurm"])
+    ratio = found["pyslurm"] / found["commands"] if found["commands"] else float("nan")
+    return {"": what, **found, "ratio": ratio}
 
 
 async def first_listings(sides: Sequence[Side], jobs: int) -> list[Row]:
@@ -190,7 +175,7 @@ async def measure(numbers: Sequence[int], repeat: int) -> list[Row]:
             for side in sides:
                 await side.lrm.start()
             rows += await first_listings(sides, number)
-            rows += await listings(cluster, sides, number, repeat)
+            rows += await few_changes(cluster, sides, number, repeat)
             if number == numbers[0]:
                 rows += await starts(cluster, sides, repeat)
                 rows += await short_jobs(cluster, sides)
@@ -199,21 +184,10 @@ async def measure(numbers: Sequence[int], repeat: int) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, nargs="+", default=[1000, 20000])
-    parser.add_argument("--repeat", type=int, default=9)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    cutoff.begin()
-    rows = anyio.run(measure, options.jobs, options.repeat)
-    if options.json:
-        sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-        return
-    for row in rows:
-        sys.stdout.write(f"{row.what:45} {row.commands:8.3f} {row.pyslurm:8.3f} {row.ratio:6.2f}\n")
+def listings(*, jobs: tuple[int, ...] = (1000, 20_000), repeat: int = 9) -> list[Row]:
+    """What a listing of all jobs costs by commands and by pyslurm, in seconds of processor time, and in requests."""
+    return anyio.run(measure, jobs, repeat)
 
 
 if __name__ == "__main__":
-    main()
+    main(listings)

@@ -1,35 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the WIKI codec takes for the largest replies: GETNODES and GETJOBS of 10,000 nodes or jobs.
+"""WIKI: how long the codec takes for the largest replies, and how soon jobs start that a peer starts.
 
-Maui accepts replies of 2 MiB, which are some 8,000 waiting jobs.
+    python -m benchmarks.wiki codec [--nodes 10000] [--jobs 10000] [--repeat 5] [--dialect wiki|wiki2]
+    python -m benchmarks.wiki start-job [--repeat 15]
+    python -m benchmarks.wiki throughput [--jobs 500]
 
-Of each reply: to build and sign it from typed records; to send it again when one record of a hundred has changed and
-the others were kept as bytes; the part of that which is the signature; to take the frame apart, check it and read it
-into typed records. The baseline of the same run is the standard library's JSON of the same values (``json.dumps`` of
-dictionaries to bytes, ``json.loads`` back to dictionaries), which is written in C. Seconds are processor time, as
-nothing here waits for anything. Memory is what Python allocates at
-the peak, over the size of the frame. The growth exponent is the slope of log(time) over log(records), from a tenth of
-the size: 1 is linear.
-
-    python benchmarks/wiki.py [--nodes 10000] [--jobs 10000] [--repeat 5] [--dialect wiki|wiki2] [--json]
+The last two need the Debian packages slurmctld, slurmd and slurm-client, and root.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
+import random
 import statistics
-import sys
+import tempfile
 import time
 import tracemalloc
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from benchmarks.common import ROOT, Row, main, medians, processor_seconds, until
 from koala_adapter.wiki.codec.frames import LARGEST_SIZE, FrameReader, open_reply, read_key, seal
 from koala_adapter.wiki.codec.records import (
     Count,
@@ -43,41 +37,45 @@ from koala_adapter.wiki.codec.records import (
 )
 from koala_adapter.wiki.codec.verbs import parse_reply
 from koala_adapter.wiki.codec.words import Dialect
+from tests.real.mauistandin import MauiStandIn
+from tests.real.systems import SlurmCluster
+from tests.real.wiki_serving import WikiServing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     Record = NodeRecord | JobRecord
 
+# -- The codec -----------------------------------------------------------------------------------------------
+
 KEY = read_key("0x499602d2")
 NOW = 1_795_253_272
-GOAL = 1.0
-"""Seconds, for each direction."""
 CHANGED = 100
 """One record of so many has changed since the last poll."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Median seconds for one kind of reply at one size."""
+def codec(*, nodes: int = 10_000, jobs: int = 10_000, repeat: int = 5, dialect: str = "wiki") -> list[Row]:
+    """How long the WIKI codec takes for GETNODES and GETJOBS, at a tenth of the size and at the size; milliseconds.
 
-    kind: str
-    records: int
-    frame: int
-    """Bytes."""
-    build: float
-    """Typed records to a signed frame."""
-    again: float
-    """The same with one record of a hundred built anew, the others kept as bytes."""
-    sign: float
-    """Message to signed frame, which is part of both."""
-    parse: float
-    """Frame to typed records, signature checked."""
-    json_build: float
-    json_parse: float
-    build_memory: float
-    """Bytes allocated at the peak for each byte of the frame."""
-    parse_memory: float
+    Maui accepts replies of 2 MiB, which are some 8,000 waiting jobs. *build*: typed records to a signed frame. *again*:
+    to send it again when one record of a hundred has changed and the others were kept as bytes. *sign*: the part of
+    both that is the signature. *parse*: frame to typed records, signature checked. The baseline is the standard
+    library's JSON of the same values, which is written in C. All is processor time, as nothing here waits for anything;
+    memory is what Python allocates at the peak, over the size of the frame. The growth is the slope of log(time) over
+    log(records): 1 is linear. The goal is 1 s for each direction.
+    """
+    rows: list[Row] = []
+    for reply, size in zip(replies(Dialect(dialect)), (nodes, jobs), strict=True):
+        small, large = (coded(reply, number, repeat) for number in (size // 10, size))
+        for name in ("build", "again", "sign", "parse"):
+            json_time = large.get(f"json {name}", math.nan)
+            slope = math.log(large[name] / small[name]) / math.log(size / (size // 10))
+            rows.append({
+                "reply": reply.kind, "": name, f"{size // 10}": 1000 * small[name], f"{size}": 1000 * large[name],
+                "growth": slope, "JSON": 1000 * json_time, "ratio": large[name] / json_time,
+                "memory": large.get(f"{name} memory", math.nan),
+            })  # fmt: skip
+    return rows
 
 
 def node(number: int) -> NodeRecord:
@@ -134,7 +132,7 @@ class Reply:
     parse: Callable[[str], Sequence[Record]]
 
 
-def replies(dialect: Dialect) -> dict[str, Reply]:
+def replies(dialect: Dialect) -> tuple[Reply, Reply]:
     """Return both kinds."""
 
     def build(record: Record) -> bytes:
@@ -142,10 +140,10 @@ def replies(dialect: Dialect) -> dict[str, Reply]:
             return build_node(record, dialect)
         return build_job(record, dialect)
 
-    return {
-        "GETNODES": Reply(kind="GETNODES", make=node, build=build, parse=parse_nodes),
-        "GETJOBS": Reply(kind="GETJOBS", make=job, build=build, parse=parse_jobs),
-    }
+    return (
+        Reply(kind="GETNODES", make=node, build=build, parse=parse_nodes),
+        Reply(kind="GETJOBS", make=job, build=build, parse=parse_jobs),
+    )
 
 
 def sealed(message: bytes) -> bytes:
@@ -160,16 +158,6 @@ def read(reply: Reply, frame: bytes) -> Sequence[Record]:
     return reply.parse(parse_reply(open_reply(payload, key=KEY, now=NOW).message).require())
 
 
-def median(repeat: int, work: Callable[[], object]) -> float:
-    """Return the median processor seconds of some work."""
-    times = []
-    for _ in range(repeat):
-        begin = time.process_time()
-        work()
-        times.append(time.process_time() - begin)
-    return statistics.median(times)
-
-
 def peak(work: Callable[[], object]) -> int:
     """Return the bytes that some work allocates at its peak."""
     tracemalloc.start()
@@ -179,7 +167,7 @@ def peak(work: Callable[[], object]) -> int:
     return most
 
 
-def measured(reply: Reply, size: int, repeat: int) -> Measured:
+def coded(reply: Reply, size: int, repeat: int) -> dict[str, float]:
     """Measure one kind of reply at one size."""
     records = [reply.make(number) for number in range(size)]
     kept = [reply.build(record) for record in records]
@@ -197,65 +185,170 @@ def measured(reply: Reply, size: int, repeat: int) -> Measured:
         return sealed(join_records([changed.get(number, old) for number, old in enumerate(kept)]))
 
     assert build() == again() == frame
-    return Measured(
-        kind=reply.kind,
-        records=size,
-        frame=len(frame),
-        build=median(repeat, build),
-        again=median(repeat, again),
-        sign=median(repeat, lambda: sealed(message)),
-        parse=median(repeat, lambda: read(reply, frame)),
-        json_build=median(repeat, lambda: json.dumps(values).encode()),
-        json_parse=median(repeat, lambda: json.loads(text)),
-        build_memory=peak(build) / len(frame),
-        parse_memory=peak(lambda: read(reply, frame)) / len(frame),
-    )
+    works: dict[str, Callable[[], object]] = {
+        "build": build,
+        "again": again,
+        "sign": lambda: sealed(message),
+        "parse": lambda: read(reply, frame),
+        "json build": lambda: json.dumps(values).encode(),
+        "json parse": lambda: json.loads(text),
+    }
+    found = medians([{name: processor_seconds(work) for name, work in works.items()} for _ in range(repeat)])
+    return found | {f"{name} memory": peak(works[name]) / len(frame) for name in ("build", "parse")}
 
 
-def exponent(small: Measured, large: Measured, name: str) -> float:
-    """Return how a time grows with the number of records."""
-    times: float = getattr(large, name) / getattr(small, name)
-    return math.log(times) / math.log(large.records / small.records)
+# -- A job that a peer starts --------------------------------------------------------------------------------
+# slurmctld looks at released jobs once a second, so every start begins at a random moment of a second, the same moments
+# for both ways, and means are compared.
+
+CASES: Mapping[str, Sequence[str]] = {
+    "1 processor": ("n3",),
+    "3 and 3": ("n4", "n4", "n4", "n2", "n2", "n2"),
+    "4 and 2": ("n4", "n4", "n4", "n4", "n2", "n2"),
+}
 
 
-def shown(results: list[Measured]) -> None:
-    """Print the tables."""
-    columns = ("build", "again", "sign", "parse", "json_build", "json_parse")
-    print("milliseconds")
-    print(f"{'reply':>9} {'records':>8} {'MiB':>6}", *(f"{name:>11}" for name in columns), "   memory: build  parse")
-    for one in results:
-        cells = [f"{getattr(one, name) * 1e3:11.1f}" for name in columns]
-        memory = f"{one.build_memory:13.1f}x {one.parse_memory:5.1f}x"
-        print(f"{one.kind:>9} {one.records:>8} {one.frame / 2**20:6.1f}", *cells, memory)
-    for small, large in zip(results[::2], results[1::2], strict=True):
-        grown = ", ".join(f"{name} {exponent(small, large, name):.2f}" for name in columns)
-        print(f"growth of {large.kind}: {grown}")
-        for direction in ("build", "parse"):
-            seconds = getattr(large, direction)
-            ratio = seconds / getattr(large, f"json_{direction}")
-            verdict = "within" if seconds <= GOAL else "beyond"
-            print(
-                f"{large.kind} {direction}: {seconds:.2f} s, {verdict} the goal of {GOAL:g} s; {ratio:.1f} times JSON"
-            )
+@contextmanager
+def asked_by_peers(settings: Mapping[str, str], *options: str) -> Iterator[tuple[SlurmCluster, WikiServing]]:
+    """Have a Slurm with conf/job_submit.lua, and ``koala wiki serve`` for it."""
+    cluster = SlurmCluster("wiki", nodes=4, cpus=8, settings={**settings, "JobSubmitPlugins": "lua"})
+    (cluster.directory / "job_submit.lua").write_text((ROOT / "conf" / "job_submit.lua").read_text())
+    with cluster, tempfile.TemporaryDirectory() as name, WikiServing(Path(name), cluster, *options) as serving:
+        yield cluster, serving
 
 
-def main() -> None:
-    """Measure both kinds of reply at a tenth of the size and at the size, and print the result."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=10_000)
-    parser.add_argument("--jobs", type=int, default=10_000)
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--dialect", type=Dialect, choices=list(Dialect), default=Dialect.WIKI)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    given = parser.parse_args()
-    kinds = replies(given.dialect)
-    sizes = {"GETNODES": given.nodes, "GETJOBS": given.jobs}
-    results = [measured(kinds[kind], many, given.repeat) for kind, size in sizes.items() for many in (size // 10, size)]
-    if given.json:
-        print(json.dumps({"dialect": given.dialect, "results": [asdict(one) for one in results]}, indent=2))
-    else:
-        shown(results)
+def start_job(*, repeat: int = 15) -> list[Row]:
+    """How much later a job runs when STARTJOB starts it, than by the same scontrol commands typed by hand; seconds.
+
+    For a job of one processor, one of six on two nodes (three each), and one of six as four and two: from the first
+    command until the job's script has begun, which writes the time itself.
+    """
+    rows: list[Row] = []
+    with asked_by_peers({}, "--cache", "1") as (cluster, serving):
+        for case, nodes in CASES.items():
+            chance = random.Random(1)
+            hand, koala, answered = [], [], []
+            start = partial(started_by_peer, serving, nodes)
+            for _ in range(repeat):
+                pause = chance.random()
+                hand.append(one(cluster, nodes, partial(by_hand, cluster, nodes), pause=pause)[0])
+                # A scheduler has seen the job before it starts it.
+                begun, told = one(cluster, nodes, start, seen=lambda _: serving.jobs(), pause=pause)
+                koala.append(begun)
+                answered.append(told)
+            means = {"by hand": statistics.mean(hand), "koala": statistics.mean(koala)}
+            ratio = means["koala"] / means["by hand"]
+            rows.append({"case": case, **means, "ratio": ratio, "answered": statistics.mean(answered)})
+    return rows
+
+
+def started_by_peer(serving: WikiServing, nodes: Sequence[str], job: str) -> object:
+    """Start a job as Maui does."""
+    return serving.done(f"STARTJOB ARG={job} TASKLIST={':'.join(nodes)}")
+
+
+def by_hand(cluster: SlurmCluster, nodes: Sequence[str], job: str) -> str:
+    """Start a job as an administrator would who knows the commands."""
+    names = ",".join(dict.fromkeys(nodes))
+    if len(nodes) == 1:
+        cluster.run("scontrol", "update", f"JobId={job}", f"ReqNodeList={names}")
+        return cluster.run("scontrol", "release", job)
+    counts = [nodes.count(name) for name in sorted(set(nodes))]
+    places = ["NumNodes=2-2", f"MinCPUsNode={min(counts)}"]
+    if len(set(counts)) > 1:
+        places.append(f"Reservation=hand{job}")
+        cores = ",".join(map(str, counts))
+        reserved = (
+            f"Nodes={','.join(sorted(set(nodes)))}",
+            f"CoreCnt={cores}",
+            "Users=root",
+            "Flags=PURGE_COMP=00:00:30",
+        )
+        cluster.run(
+            "scontrol", "create", "reservation", f"ReservationName=hand{job}", "StartTime=now", "Duration=60", *reserved
+        )
+    cluster.run("scontrol", "update", f"JobId={job}", f"ReqNodeList={names}", *places)
+    if len(set(counts)) > 1:
+        cluster.run("scontrol", "update", f"JobId={job}", f"NumCPUs={len(nodes)}")
+    return cluster.run("scontrol", "release", job)
+
+
+def one(
+    cluster: SlurmCluster,
+    nodes: Sequence[str],
+    start: Callable[[str], object],
+    *,
+    pause: float,
+    seen: Callable[[str], object] = str,
+) -> tuple[float, float]:
+    """Return the seconds from the first command until the job ran, and until ``start`` returned."""
+    trace = cluster.directory / "begun"
+    trace.unlink(missing_ok=True)
+    script = f"#!/bin/sh\ndate +%s.%N > {trace}.new\nmv {trace}.new {trace}\nexec sleep 600\n"
+    job = cluster.submit(script, f"--ntasks={len(nodes)}", "--output=/dev/null", "--time=10")
+    time.sleep(1.0 - time.time() % 1.0 + pause)
+    seen(job)
+    begun = time.time()
+    start(job)
+    returned = time.time() - begun
+    until(f"the start of job {job}", trace.exists, limit=60, look=0.01)
+    seconds = float(trace.read_text()) - begun
+    cluster.run("scontrol", "update", f"JobId={job}", "Reservation=", check=False)
+    cluster.run("scontrol", "delete", f"ReservationName=hand{job}", check=False)
+    cluster.reset()
+    return seconds, returned
+
+
+# -- Many short jobs -----------------------------------------------------------------------------------------
+
+LONGEST = 1200.0
+USER = "nobody"
+SETTINGS = {"SchedulerParameters": "sched_interval=5,bf_interval=10", "MinJobAge": "3600"}
+"""Slurm's own pace, but for what the test cluster needs; ended jobs are counted at the end."""
+
+
+def throughput(*, jobs: int = 500) -> list[Row]:
+    """How long many short jobs take on a real Slurm by itself, and under a peer that asks koala as Maui does; seconds.
+
+    Jobs of one to three seconds on four nodes of eight processors, the same for both: first Slurm alone, then with
+    conf/job_submit.lua and ``koala wiki serve``, asked by a stand-in for Maui that polls every two seconds and sends
+    one STARTJOB after the other. Goals: at most twice Slurm's time, STARTJOB answered in 0.2 s in the median.
+    """
+    chance = random.Random(1)
+    lengths = [chance.uniform(1, 3) for _ in range(jobs)]
+    Path(tempfile.gettempdir()).chmod(0o711)  # jobs of another user have to find the configuration of the cluster
+    with SlurmCluster("alone", nodes=4, cpus=8, settings=SETTINGS) as cluster:
+        ids = submitted(cluster, lengths, held=True)
+        begun = time.monotonic()
+        cluster.run("scontrol", "release", ",".join(ids))
+
+        def over() -> bool:
+            return not any(row[0] in ids for row in cluster.squeue("--states=PENDING,RUNNING,COMPLETING"))
+
+        until("the end of all jobs", over, limit=LONGEST, look=0.5)
+        slurm = time.monotonic() - begun
+    with asked_by_peers(SETTINGS) as (cluster, serving):
+        ids = submitted(cluster, lengths, held=False)
+        maui = MauiStandIn(serving.peer(Dialect.WIKI))
+        begun = time.monotonic()
+        left = maui.run(ids, seconds=LONGEST)
+        koala = time.monotonic() - begun
+        assert not left, (left, serving.details())
+    answers = maui.answers
+    return [{
+        "jobs": jobs, "Slurm alone": slurm, "under koala": koala, "ratio": koala / slurm,
+        "answered, median": statistics.median(answers), "answered, most": max(answers), "refusals": len(maui.refusals),
+    }]  # fmt: skip
+
+
+def submitted(cluster: SlurmCluster, lengths: list[float], *, held: bool) -> list[str]:
+    """Submit a job for each length; return their ids."""
+    options = ("--ntasks=1", "--output=/dev/null", "--time=5", *(("--hold",) if held else ()))
+    return [
+        cluster.submit(f"#!/bin/sh\nexec sleep {seconds:.2f}\n", *options, user=None if held else USER)
+        for seconds in lengths
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    main(codec, start_job, throughput)

@@ -33,7 +33,8 @@ from koala_adapter.host import metrics as catalogue
 from koala_adapter.lrm import Capabilities, PluginDefinition
 from koala_adapter.negotiation.serviceside.states import RECEIVED, SENT, Message, Reply, State, Step
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.states import JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
+from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.scheduler.states import CHANGE_TRANSITIONS, JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
 from koala_adapter.simulation.platform import (
     BackgroundLoad,
     ClusterModel,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-AnyState = TypeVar("AnyState", JobState, PlaceholderState)
+AnyState = TypeVar("AnyState", JobState, PlaceholderState, ChangePhase)
 DOCS = Path(__file__).parent
 MAN_PAGE = DOCS.parent / "man" / "koala.1"
 OURS = ("drmaa", "local", "pbs", "sge", "slurm", "wiki")
@@ -103,7 +104,11 @@ def generated() -> dict[Path, str]:
             lambda mark: f"{mark[1]}{_keys(models.get(mark[2]))}{mark[3]}", page.read_text(encoding="utf-8")
         )
     page = DOCS / "architecture.md"
-    tables = {"jobs": _transitions(JOB_TRANSITIONS), "placeholders": _transitions(PLACEHOLDER_TRANSITIONS)}
+    tables = {
+        "jobs": _transitions(JOB_TRANSITIONS),
+        "placeholders": _transitions(PLACEHOLDER_TRANSITIONS),
+        "changes": _transitions(CHANGE_TRANSITIONS),
+    }
     contents[page] = STATES.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", page.read_text(encoding="utf-8"))
     page = DOCS / "negotiation.md"
     tables = {"said": _said(), "heard": _heard()}

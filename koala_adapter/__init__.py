@@ -22,7 +22,8 @@ if TYPE_CHECKING:  # importing typing would take longer than all the rest
     from koala_adapter.python.description import Component, Job
     from koala_adapter.python.executor import Executor
     from koala_adapter.python.jobs import JobHandle, JobResult
-    from koala_adapter.python.site import Site, clusters, job, jobs, local_site, run, submit
+    from koala_adapter.python.localsite import local_site
+    from koala_adapter.python.site import Site, clusters, job, jobs, run, submit
     from koala_adapter.report.sitevalues import ClusterReport
     from koala_adapter.report.values import ComponentReport, JobReport
 
@@ -79,7 +80,7 @@ _HOME = {
     "clusters": "python.site",
     "job": "python.site",
     "jobs": "python.site",
-    "local_site": "python.site",
+    "local_site": "python.localsite",
     "run": "python.site",
     "submit": "python.site",
     **dict.fromkeys(_ERRORS, "errors"),

@@ -110,6 +110,11 @@ class Component:
     retirement: Retirement = Retirement()
     """How a worker among its processes is asked to end."""
 
+    @property
+    def takes_any_size(self) -> bool:
+        """Tell whether every size within its bounds is of use to it."""
+        return self.sizes == "any"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepAxis:
@@ -420,8 +425,6 @@ class LrmJob:
     """Its user's, where its LRM has such a thing."""
     requeues: int = 0
     """How often it was queued again after it had run; its time of submission may be that of the last time."""
-    elsewhere: str = ""
-    """Where its LRM has moved it, such as ``workq@other``: it waits or runs there, not on this cluster's nodes."""
     tied: bool = False
     """It waits, and is still tied to the nodes on which we started it: see ``Lrm.undo_start``."""
 

@@ -134,6 +134,9 @@ class JobOutcome:
     rank: int | None = None
 
 
+COMPLETED = JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0)
+"""Outcome of a job all of whose processes have ended well."""
+
 _FINAL_CODES = {
     JobState.CANCELLED: EXIT_CANCELLED,
     JobState.LOST: EXIT_LOST,

@@ -2,7 +2,7 @@
 """Sizes on which malleable applications run: acceptance rules, their check, and the decision on an offer. Pure.
 
 This is the "decide" step of DYNACO; the scheduler does not know these rules. The built-in rules come first, then the
-rules made of functions, pending changes or installed plugins, and the table of all rules that a job file may name.
+rules made of functions or installed plugins, and the table of all rules that a job file may name.
 
 No step size is assumed: the amount of a change is settled by offer and acceptance (CoreGRID TR-0092).
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import PolicyAnswerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
 
 # -- Built-in rules ------------------------------------------------------------------------------------------
@@ -145,47 +145,6 @@ class UsableSizes(AcceptanceRule):
         return next((one for one in range(max(1, size), LARGEST_SIZE) if self._usable(one)), max(size, LARGEST_SIZE))
 
 
-class WithPendingChanges(AcceptanceRule):
-    """A rule for an application that other changes may alter, too: it must be able to use what it has with and without.
-
-    Sizes are those without these changes.
-    """
-
-    def __init__(self, rule: AcceptanceRule, changes: Sequence[int]) -> None:
-        """``changes``: by how many processors, below 0: fewer; each for itself, and perhaps not at all."""
-        self.name = rule.name
-        self._rule = rule
-        sums = {0}
-        for change in changes:
-            sums |= {one + change for one in sums}
-        self._least, self._most = min(sums), max(sums)
-        self._altered = sums - {0}
-
-    def accept(self, size: int, offered: int, minimum: int, maximum: int) -> int:
-        """Return how many of the processors offered are taken."""
-        return super().accept(size, offered, minimum, max(0, maximum - self._most))
-
-    def release(self, size: int, requested: int, minimum: int) -> int:
-        """Return how many processors are given up when so many are requested."""
-        return super().release(size, requested, minimum - self._least)
-
-    def largest(self, size: int) -> int:
-        """Return the largest usable size that is not above ``size``; 0 when there is none."""
-        while (size := self._rule.largest(size)) > 0 and not self._usable_when_altered(size):
-            size -= 1
-        return size
-
-    def smallest(self, size: int) -> int:
-        """Return the smallest usable size that is not below ``size``; LARGEST_SIZE when there is none up to that."""
-        while (size := self._rule.smallest(size)) < LARGEST_SIZE and not self._usable_when_altered(size):
-            size += 1
-        return size
-
-    def _usable_when_altered(self, size: int) -> bool:
-        sizes = (size + change for change in self._altered)
-        return all(one > 0 and self._rule.largest(one) == one for one in sizes)
-
-
 class CheckedRule(AcceptanceRule):
     """An installed rule, whose answers are checked before they are followed."""
 
@@ -254,16 +213,13 @@ class SizeRules:
         message = f"the rule {name!r} for the sizes of a component is not installed"
         raise PolicyAnswerError(message, hint="install its distribution, and restart the service")
 
-    def decide(
-        self, name: str, size: int, amount: int, minimum: int, maximum: int, *, pending: Sequence[int] = ()
-    ) -> Decision:
+    def decide(self, name: str, size: int, amount: int, minimum: int, maximum: int) -> Decision:
         """Decide about an offer (``amount`` above 0) or a request to an application of ``size`` processors.
 
-        ``pending``: by how many processors other changes may alter its size, each of them for itself or not at all.
         By a rule that fails nothing is taken. What is asked back is given, as others must not wait for it to be mended.
         """
         try:
-            return Decision(abs(WithPendingChanges(self.named(name), pending).answer(size, amount, minimum, maximum)))
+            return Decision(abs(self.named(name).answer(size, amount, minimum, maximum)))
         except PolicyAnswerError as error:
             return Decision(0 if amount > 0 else AnySize().release(size, -amount, minimum), error.message)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resource management that grants from what is free, for tests and benchmarks of the negotiation protocol.
+"""Resource management that grants from what is free, for tests of the negotiation protocol.
 
 koala decides by its scheduler. This is the least that answers an application: a granter for each, and the book of
 promises that all share.

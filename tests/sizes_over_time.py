@@ -207,9 +207,10 @@ class SimulatedSteps(Multicluster):
         self._step: Step | None = None
         self._next()
 
-    def _instant(self, now: float) -> None:
-        super()._instant(now)
-        for run in self._live.values():
+    def instant(self, now: float) -> None:
+        """Let an instant happen, then look at the world."""
+        super().instant(now)
+        for run in self.runs.values():
             self._note(run.job.number, run.total, run.started_at)
         if self._step is not None and self._reached(self._step):
             self._next()
@@ -217,26 +218,26 @@ class SimulatedSteps(Multicluster):
     def _note(self, job: int, size: int, since: float = 0.0) -> None:
         steps = self.sizes.setdefault(job, [])
         if not steps or steps[-1][1] != size:
-            steps.append((max(self._engine.now, since), size))
+            steps.append((max(self.engine.now, since), size))
 
     def _next(self) -> None:
         """Take the next step, a moment after what it waited for."""
         self._step = self._ahead.pop(0) if self._ahead else None
         match self._step:
             case Step(what=Do.SUBMIT, job=job):
-                self._arriving = replace(self._jobs[job], submitted_at=self._engine.now + MOMENT)
+                self._arriving = replace(self._jobs[job], submitted_at=self.engine.now + MOMENT)
             case Step(job=job):
-                self._engine.after(MOMENT, partial(self._end, self._live[job]))
+                self.engine.after(MOMENT, partial(self._end_now, self.runs[job]))
 
-    def _end(self, run: Run) -> None:
-        heapq.heappush(self._ends, (self._engine.now, run.job.number, run.version, run))
+    def _end_now(self, run: Run) -> None:
+        heapq.heappush(self._ends, (self.engine.now, run.job.number, run.version, run))
 
     def _reached(self, step: Step) -> bool:
-        run = self._live.get(step.awaited)
+        run = self.runs.get(step.awaited)
         if step.size == 0:
             return run is None and step.awaited in self.sizes
         if step.size is None:
-            return run is None and bool(self._waiting)
+            return run is None and bool(self.waiting)
         return run is not None and run.size == run.total == step.size and self._computing(run)
 
     def _computing(self, run: Run) -> bool:

@@ -26,7 +26,7 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.service import configuration
-from koala_adapter.simulation.placeholders import BatchSystem, Delays, SimulatedService, run_to_end
+from koala_adapter.simulation.placeholders import BatchSystem, Delays, Rigid, SimulatedService, run_to_end
 from koala_adapter.simulation.world import Engine
 from tests.local_koala import Koala, eventually
 
@@ -145,7 +145,7 @@ def simulated(directory: Path, site: SiteConfig, scale: float) -> list[Event]:
         systems,
         parameters,
         configured.clusters,
-        run_seconds=lambda record: WORKLOAD[int(record.job.id) - 1].run,
+        program_of=lambda record: Rigid(WORKLOAD[int(record.job.id) - 1].run),
         delays=Delays(submit=1.0, agent=(3.0, 5.0), release=3.0, poll=5.0),
     )
     engine.run(until=1.0)

@@ -20,7 +20,7 @@ import anyio
 import pytest
 
 import koala_adapter as koala
-from koala_adapter.python import site as localsite
+from koala_adapter.python import localsite
 from tests.local_koala import LIVENESS, eventually, processes_naming
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from koala_adapter.host.sockets import free_port
 from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey
 from koala_adapter.outcome import JobState
-from koala_adapter.python.site import local_site_text
+from koala_adapter.python.localsite import local_site_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

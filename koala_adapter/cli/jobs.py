@@ -43,7 +43,7 @@ def job_information(session: Session) -> Client | ClosedJournal | JournalView:
     Raises ConfigurationError if the service runs on another site file than the command is given.
     """
     session.check_site_option()
-    source = session.here.information(before_reading=session.set_up_log)
+    source = session.here.information()
     if isinstance(source, Client):
         return source
     left = ", ".join(source.unfinished)
@@ -123,7 +123,6 @@ def _watch(session: Session, job_id: str | None, limit: int, *, as_json: bool) -
     if as_json:
         raise click.UsageError("--json prints one document and --watch goes on: use one of them")
     session.check_site_option()
-    session.set_up_log()  # where no service runs, a journal is read
     if job_id is None:
         watch_all(session, limit)
     else:
@@ -294,7 +293,6 @@ def cluster_reports(session: Session) -> list[ClusterReport]:
     """Return the clusters as the service sees them, or as they answer now."""
     if session.client.running():
         return session.here.clusters()
-    session.set_up_log()
     with session.progress.status("asking the clusters") as display:
         return session.here.clusters(tell=lambda names: display.update(f"asking {names}"))
 

@@ -19,8 +19,7 @@ from rich.markup import escape
 from rich.syntax import Syntax
 
 from koala_adapter.api.client import unless_another_answers
-from koala_adapter.api.reporting import plan_report
-from koala_adapter.api.statedirectory import LOG_NAME, ownership, prepare_directory
+from koala_adapter.api.statedirectory import LOG_NAME, ownership
 from koala_adapter.cli import import_a_service
 from koala_adapter.cli.arguments import JobArguments, checked, job_arguments, sweep_of_words
 from koala_adapter.cli.display import FittingTable
@@ -379,10 +378,6 @@ def _note(job: Job, component: Component, approach: Approach) -> str:
 # -- Commands ``plan`` and ``script`` ------------------------------------------------------------------------
 # What would happen, without anything happening.
 
-ASKING = 60.0
-"""Seconds that a cluster may take to answer when no service knows it already."""
-FIRST_LOOK = 30.0
-"""Seconds within which a service that has just started should have seen its clusters."""
 EXIT_CODES = {"placed": 0, "insufficient": EXIT_NOT_PLACED, "infeasible": EXIT_REFUSED}
 
 
@@ -405,7 +400,8 @@ def plan(session: Session, job_file: Path, as_json: bool) -> None:
       koala plan job.toml
     """
     job = session.job(job_file)
-    report = planned(session, job)
+    with session.progress.status("looking at the clusters") as status:
+        report = session.here.plan(job, lambda names: status.update(f"asking {names}"))
     if as_json:
         session.print_json(asdict(report))
     else:
@@ -414,31 +410,6 @@ def plan(session: Session, job_file: Path, as_json: bool) -> None:
             if note:
                 session.console.print(escape(note))
     raise SystemExit(EXIT_CODES[report.result])
-
-
-def planned(session: Session, job: Job) -> PlanReport:
-    """Return where a job would go now, with a service or without."""
-    with session.progress.status("looking at the clusters") as status:
-        if session.client.running():
-            session.client.wait_until_seen(FIRST_LOOK)
-            return session.client.plan(job)
-        import anyio
-
-        from koala_adapter.api.offline import ask_clusters, read_record
-
-        session.set_up_log()
-        prepare_directory(session.directory)
-        record = read_record(session.directory, session.policies)
-        anyio.run(
-            lambda: ask_clusters(
-                session.site,
-                session.plugins,
-                record,
-                timeout=ASKING,
-                tell=lambda names: status.update(f"asking {names}"),
-            )
-        )
-    return plan_report(record.scheduler, job, now=record.now)
 
 
 def show_plan(report: PlanReport, job: Job, console: Console) -> None:
@@ -488,11 +459,7 @@ def script(session: Session, job_file: Path, cluster: str, as_json: bool) -> Non
       koala script job.toml --cluster alpha
     """
     job = session.job(job_file)
-    note = ""
-    if session.client.running():
-        samples = session.client.script(job, cluster)
-    else:
-        samples, note = samples_without_service(session, job, cluster)
+    samples, note = session.here.script(job, cluster)
     if as_json:
         found = [asdict(sample) for sample in samples]
         session.print_json({"cluster": cluster, "submissions": found, "note": note})
@@ -501,24 +468,6 @@ def script(session: Session, job_file: Path, cluster: str, as_json: bool) -> Non
         show_sample(sample, cluster, session.console)
     if note:
         session.remark(note)
-
-
-def samples_without_service(session: Session, job: Job, cluster: str) -> tuple[list[SampleSubmission], str]:
-    """Return the submissions as the next service would make them, and what in them is not certain yet."""
-    from koala_adapter.api.offline import NO_INSTANCE, next_submissions, read_record
-
-    configs = {config.name: config for config in session.site.clusters}
-    if cluster not in configs:
-        known = ", ".join(configs)
-        raise ConfigurationError(f"no cluster {cluster!r}; there are: {known}", hint="give --cluster NAME")
-    session.set_up_log()
-    prepare_directory(session.directory)
-    record = read_record(session.directory, session.policies)
-    samples = next_submissions(session.site, session.plugins, record, job, configs[cluster])
-    if record.instance != NO_INSTANCE:
-        return samples, ""
-    first = f"the first one replaces {NO_INSTANCE} in the names, and may choose another port"
-    return samples, f"No service has run here yet: {first}."
 
 
 def show_sample(sample: SampleSubmission, cluster: str, console: Console) -> None:

@@ -97,7 +97,7 @@ class Session:
     @cached_property
     def here(self) -> Site:
         """The site and its service, as programs have them."""
-        return Site(self.site_option, state=self.state_option, notice=self.remark)
+        return Site(self.site_option, state=self.state_option, notice=self.remark, before_reading=self.set_up_log)
 
     @property
     def plugins(self) -> Mapping[str, PluginDefinition]:

@@ -22,7 +22,6 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from koala_adapter.api.offline import clean as clean_here
 from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import prepare_directory
 from koala_adapter.cli.display import FittingTable
@@ -400,7 +399,7 @@ def clean(session: Session, older: float, dry_run: bool, as_json: bool) -> None:
       koala clean --older 30d
     """
     with session.progress.status("looking" if dry_run else "cleaning"):
-        report = _clean(session, older, dry_run=dry_run)
+        report = session.here.clean(older, dry_run=dry_run)
     if as_json:
         session.print_json({**asdict(report), "size": report.size})
     else:
@@ -408,17 +407,7 @@ def clean(session: Session, older: float, dry_run: bool, as_json: bool) -> None:
     sys.exit(EXIT_FAILURE if report.trouble else 0)
 
 
-def _clean(session: Session, older: float, *, dry_run: bool) -> CleanReport:
-    if session.client.running():
-        session.check_site_option()
-        return session.client.clean(older, dry_run=dry_run)
-
-    session.set_up_log()
-    return clean_here(session.directory, session.policies, older=older, dry_run=dry_run)
-
-
 def _show_cleaned(session: Session, report: CleanReport) -> None:
-
     for line in _lines(report):
         session.console.print(line, markup=False, soft_wrap=True)
     for trouble in report.trouble:

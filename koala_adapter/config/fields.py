@@ -27,6 +27,7 @@ from pydantic_core import PydanticKnownError
 
 from koala_adapter.policies import PolicyKind
 from koala_adapter.policies.loading import policy_names
+from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
 from koala_adapter.sizes import rule_named
 
 if TYPE_CHECKING:
@@ -37,13 +38,7 @@ if TYPE_CHECKING:
 
 # -- Types that both kinds of file use -----------------------------------------------------------------------
 
-PLACEMENTS = (
-    "worst-fit",
-    "close-to-files",
-    "cluster-minimization",
-    "flexible-cluster-minimization",
-    "waiting-history",
-)
+PLACEMENTS = tuple(PLACEMENT_POLICIES)
 """Koala's own placement policies. A file may also name those that are installed beside it."""
 
 DURATION_WORDS = 'seconds as a number, "HH:MM:SS", "D-HH:MM:SS", or numbers with units such as "90s", "45m" or "1h30m"'

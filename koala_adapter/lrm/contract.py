@@ -346,14 +346,6 @@ class Lrm(ABC):
         """Return the ends of jobs from accounting, for those of ``ids`` it knows. Needs ``accounting``."""
         self._unsupported("history", ids)
 
-    async def moved(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:  # noqa: ARG002 - most LRMs move no jobs
-        """Return those of ``ids``, jobs of ours that are listed no more, that live on in another LRM.
-
-        An LRM may hand jobs on to another one. They have ``elsewhere`` set, and are UNKNOWN where the other one cannot
-        be asked. From then on ``jobs`` lists them, as long as they live there.
-        """
-        return ()
-
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
         """Put queued jobs in hold. Needs ``hold``."""
         self._unsupported("hold", ids)

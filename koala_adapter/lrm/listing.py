@@ -141,11 +141,6 @@ class Listing:
         return sum(-(-node.processors_out_of_service // node.grain_in(self.queue)) for node in self.nodes)
 
 
-def local_jobs(listing: Listing) -> tuple[LrmJob, ...]:
-    """Return the jobs that are on the batch system itself: none that it has handed on to another one."""
-    return tuple(job for job in listing.jobs if not job.elsewhere)
-
-
 def is_another(job: LrmJob, submitted_at: float | None) -> bool:
     """Tell whether a batch system has given the number of a former job to this one.
 

@@ -14,7 +14,7 @@ from koala_adapter.errors import JournalError, LrmError, LrmUnavailableError
 from koala_adapter.host import metrics as metric
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.metrics import process_meter
-from koala_adapter.lrm.listing import Watcher, answering, local_jobs, read_listing
+from koala_adapter.lrm.listing import Watcher, answering, read_listing
 from koala_adapter.lrm.rate import CircuitBreaker
 from koala_adapter.model import LrmJobState
 from koala_adapter.ordering.asking import as_read
@@ -183,7 +183,7 @@ class PacedWatcher:
             with answering(CLUSTER):
                 self._queues = {queue.name: queue for queue in await self._lrm.queues()}
             self._queues_at = anyio.current_time()
-        return replace(listing, jobs=local_jobs(listing), queues=self._queues)
+        return replace(listing, queues=self._queues)
 
 
 # -- Giving the queue back to the batch system's own scheduler -----------------------------------------------

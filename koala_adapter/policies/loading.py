@@ -16,9 +16,9 @@ from koala_adapter.policies import ENTRY_POINT_GROUP, INTERFACE_VERSION, PolicyD
 from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement, CheckedQueues
 from koala_adapter.queueing.backfill import POLICIES as QUEUE_POLICIES
 from koala_adapter.queueing.queue import ARRIVAL, ClusterScheduler
-from koala_adapter.scheduler.knownpolicies import POLICIES as PLACEMENT_POLICIES
 from koala_adapter.scheduler.knownpolicies import Policies
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, MalleabilityPolicy
+from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
 from koala_adapter.scheduler.placement.policy import PlacementPolicy
 from koala_adapter.sizes import ACCEPTANCE_RULES, AcceptanceRule, CheckedRule
 

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -16,15 +15,14 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.api.client import Client, new_submission, stand_by, unanswered
 from koala_adapter.api.closedjournal import closed_journal
-from koala_adapter.api.statedirectory import JOURNAL_NAME, check_directory, ended_within, prepare_directory
+from koala_adapter.api.statedirectory import JOURNAL_NAME, check_directory, ended_within
 from koala_adapter.config.locations import SiteFileState, locate_site_file, state_directory
-from koala_adapter.config.tomlfile import toml_of
 from koala_adapter.errors import ConfigurationError, KoalaError, ServiceAbsentError, ServiceUnavailableError
 from koala_adapter.model import Job as CheckedJob
 from koala_adapter.python.jobs import JobHandle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -34,14 +32,15 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import PluginDefinition
     from koala_adapter.python.description import Job
     from koala_adapter.python.jobs import JobResult
-    from koala_adapter.report.sitevalues import ClusterReport
+    from koala_adapter.python.withoutservice import WithoutService
+    from koala_adapter.report.sitevalues import CleanReport, ClusterReport, PlanReport, SampleSubmission
     from koala_adapter.scheduler.knownpolicies import Policies
 
 
 # -- The site ------------------------------------------------------------------------------------------------
 
-ASKING = 60.0
-"""Seconds that a cluster may take to answer when no service knows it already."""
+FIRST_LOOK = 30.0
+"""Seconds within which a service that has just started should have seen its clusters."""
 ENDING = 30.0
 """Seconds that a service which is about to end may take, and one that was asked to end."""
 LOOK_AGAIN = 0.2
@@ -66,12 +65,15 @@ class Site:
         *,
         state: str | PathLike[str] | None = None,
         notice: Callable[[str], None] = warnings.warn,
+        before_reading: Callable[[], None] = lambda: None,
     ) -> None:
         """``file``, ``state``: as for :meth:`load`; here nothing is read or checked before it is used.
 
-        ``notice``: is told in one line when the site file has changed since the service read it.
+        ``notice``: is told in one line when the site file has changed since the service read it. ``before_reading``:
+        called before the site answers by itself, as no service runs.
         """
         self._notice = notice
+        self._before_reading = before_reading
         self._named_file = None if file is None else Path(file)
         self._named_state = None if state is None else Path(state)
         self._lock = threading.Lock()
@@ -256,44 +258,60 @@ class Site:
         """Return handles on the latest jobs in order of submission, ``limit`` of them at most."""
         return [self.job(report.id) for report in self.information().jobs(limit)]
 
-    def information(self, *, before_reading: Callable[[], None] = lambda: None) -> Client | ClosedJournal | JournalView:
-        """Return who tells of jobs: the service, or what its journal says when none runs.
+    def information(self) -> Client | ClosedJournal | JournalView:
+        """Return what tells of jobs: the service, or its journal when none runs.
 
-        ``before_reading`` is called before all of a journal is read, which may not be necessary. Raises
-        ServiceUnavailableError when there has never been a service.
+        Raises ServiceUnavailableError when there has never been a service.
         """
         if self.client.running():
             return self.client
-
-        def whole() -> JournalView:
-            before_reading()
-            return self.recorded()
-
-        return closed_journal(self.directory / JOURNAL_NAME, whole) or whole()
+        return closed_journal(self.directory / JOURNAL_NAME, self.recorded) or self.recorded()
 
     def recorded(self) -> JournalView:
         """Return what the journal says. Raises ServiceUnavailableError when there has never been a service."""
-        from koala_adapter.api.offline import recorded
+        return self._offline.recorded()
 
-        return recorded(self.directory, self.policies)
+    def plan(self, job: CheckedJob, tell: Callable[[str], None] = lambda _names: None) -> PlanReport:
+        """Return where a job would go now, by the service, or by the clusters themselves where none runs.
+
+        ``tell`` gets the names of clusters that have not answered yet.
+        """
+        if not self.client.running():
+            return self._offline.plan(self.config, self.plugins, job, tell)
+        self.client.wait_until_seen(FIRST_LOOK)
+        return self.client.plan(job)
+
+    def script(self, job: CheckedJob, cluster: str) -> tuple[list[SampleSubmission], str]:
+        """Return what would be submitted to a cluster, and what in that is not certain yet. Nothing is sent."""
+        if not self.client.running():
+            return self._offline.script(self.config, self.plugins, job, cluster)
+        return self.client.script(job, cluster), ""
 
     def clusters(self, tell: Callable[[str], None] = lambda _names: None) -> list[ClusterReport]:
         """Return the clusters as the service sees them, or as they answer now where none runs.
 
-        ``tell`` hears which clusters have not answered yet. What is wrong with one is in its report.
+        ``tell`` gets the names of clusters that have not answered yet. What is wrong with one is in its report.
         """
-        if self.client.running():
-            self.check_in_force()
-            return self.client.clusters()
-        from anyio.from_thread import start_blocking_portal
+        if not self.client.running():
+            return self._offline.clusters(self.config, self.plugins, tell)
+        self.check_in_force()
+        return self.client.clusters()
 
-        from koala_adapter.api.offline import answer_report, ask_clusters, read_record
+    def clean(self, older: float, *, dry_run: bool) -> CleanReport:
+        """Remove what is left of jobs that ended more than ``older`` seconds ago, or only tell; takes its time."""
+        if not self.client.running():
+            return self._offline.clean(older, dry_run=dry_run)
+        if self._named_file is not None:
+            self.check_in_force(tell_change=False)
+        return self.client.clean(older, dry_run=dry_run)
 
-        prepare_directory(self.directory)
-        record = read_record(self.directory, self.policies)
-        with start_blocking_portal() as portal:  # in a thread: the caller may have an event loop running in this one
-            answers = portal.call(lambda: ask_clusters(self.config, self.plugins, record, timeout=ASKING, tell=tell))
-        return [answer_report(record, answer) for answer in answers]
+    @cached_property
+    def _offline(self) -> WithoutService:
+        """Answers while no service runs."""
+        from koala_adapter.python.withoutservice import WithoutService
+
+        self._before_reading()
+        return WithoutService(self.directory, self.policies)
 
     # ---- the service ------------------------------------------------------------------------------------------------
 
@@ -319,7 +337,9 @@ class Site:
         with self._lock:
             if self._blocks:
                 return self
-        other = Site(self._named_file, state=self._named_state, notice=self._notice)
+        other = Site(
+            self._named_file, state=self._named_state, notice=self._notice, before_reading=self._before_reading
+        )
         known = ("plugins", "policies", "file", "file_state", "config", "directory", "client")
         other.__dict__.update({name: self.__dict__[name] for name in known if name in self.__dict__})
         return other
@@ -416,79 +436,3 @@ def job(job_id: str, *, site: Site | None = None) -> JobHandle:
 def jobs(limit: int = LATEST, *, site: Site | None = None) -> list[JobHandle]:
     """Return handles on the latest jobs in order of submission, ``limit`` of them at most."""
     return (site or Site.load()).jobs(limit)
-
-
-# -- A temporary site inside this machine, for trials and tests ----------------------------------------------
-# All of it is removed at the end of the block.
-
-
-@contextmanager
-def local_site(clusters: Sequence[str] = ("alpha", "beta"), *, processors: int = 4) -> Iterator[Site]:
-    """Have clusters of ``processors`` processors each, inside this machine, with a service of their own.
-
-    They are batch systems with queues, only small. At the end of the block jobs that are left are waited for, or
-    cancelled if it ends with an exception, and everything is removed.
-
-    >>> with local_site(["alpha"], processors=2) as site:
-    ...     [(cluster.name, cluster.processors) for cluster in site.clusters()]
-    [('alpha', 2)]
-    """
-    from koala_adapter.api.offline import temporary_directory
-
-    directory = temporary_directory("koala-")
-    try:
-        file, state = directory / "site.toml", directory / "state"
-        state.mkdir(mode=0o700)
-        file.write_text(local_site_text(directory, dict.fromkeys(clusters, processors)), encoding="utf-8")
-        site = Site.load(file, state=state)
-        try:
-            with site:
-                yield site
-        finally:
-            _end_all(site, state)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def local_site_text(
-    directory: Path, clusters: Mapping[str, int], scheduler: Mapping[str, str | float] | None = None
-) -> str:
-    """Return a site file of clusters inside this machine.
-
-    ``directory``: for what placeholders print. ``clusters``: the processors of each, by name. ``scheduler``: settings
-    beside, or in place of, the usual ones.
-    """
-    tables = [
-        {
-            "name": name,
-            "plugin": "local",
-            "poll_interval": 0.5,
-            "requests_per_minute": 600,
-            "output_directory": str(directory),
-            "settings": {"processors": processors, "idle_seconds": 60},
-        }
-        for name, processors in clusters.items()
-    ]
-    return toml_of(
-        {
-            "control_center": {"listen": "127.0.0.1", "lease": 60, "heartbeat": 1},
-            "scheduler": {"scan_interval": 0.5, "launch_margin": 20, "placeholder_life": 300, **(scheduler or {})},
-            "clusters": tables,
-        }
-    )
-
-
-def _end_all(site: Site, state: Path) -> None:
-    """End what the block has left: a service that another one of its programs began, jobs, and the clusters."""
-    from anyio.from_thread import start_blocking_portal
-
-    from koala_adapter.api.offline import ENDING, cancel_all, end_daemons, everywhere
-
-    pid = site.client.pid()
-    if pid is not None:
-        with suppress(KoalaError):
-            site.client.stop()
-            ended_within(pid, ENDING)
-    with start_blocking_portal() as portal:
-        portal.call(everywhere, site.config, site.plugins, site.directory, cancel_all)
-    end_daemons(state)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from koala_adapter.runners.coordinator import Note
     from koala_adapter.runners.runner import AddressedLaunch, Application
     from koala_adapter.scheduler.actions import Rank
-    from koala_adapter.scheduler.records import Change, Claim, JobRecord
+    from koala_adapter.scheduler.records import Change, JobRecord
 
 
 # -- Notices of the end of the walltime ----------------------------------------------------------------------
@@ -103,10 +103,8 @@ class WalltimeNotices:
 def signature(record: JobRecord) -> object:
     """Return what tells whether anything has happened to a job's sizes; cheap, as it is asked after each event."""
     changes = tuple(
-        None
-        if change is None
-        else (change.number, change.phase, change.accepted, change.done, change.adaptation, change.made)
-        for change in (claim.change for claim in record.claims)
+        (change.number, change.phase, change.accepted, change.done, change.adaptation, change.made)
+        for change in record.changes.values()
     )
     return (record.state, len(record.ranks), len(record.departed), len(record.ends), changes)
 
@@ -115,24 +113,22 @@ def membership_of(record: JobRecord, component: str) -> Membership:
     """Return the processes of one component of a job, and what the scheduler wants of them."""
     ranks = [one for one in record.ranks if one.component == component and one.rank not in record.departed]
     claims = [claim for claim in record.claims if claim.component == component]
-    joining = {rank for _, change in _under_way(claims, ChangePhase.TAKING) for rank in change.ranks}
-    let_go = {rank for _, change in _under_way(claims, ChangePhase.RELEASING) if change.made for rank in change.ranks}
+    changes = [one for one in record.changes.values() if one.component == component and one.phase in _MOVING]
+    outside = [
+        one for one in changes if one.phase is ChangePhase.TAKING or one.made
+    ]  # not yet members, or not any more
+    not_members = {rank for change in outside for rank in change.ranks}
     # In the order in which they joined, which is what their processes were told: ranks are given when placeholders are
     # there, and a later change may have its own first.
     order = {rank: place for place, rank in enumerate(record.joined)}
-    there = [one for one in ranks if one.rank not in joining and one.rank not in let_go]
-    members = sorted(there, key=lambda one: order.get(one.rank, -1))
+    members = sorted((one for one in ranks if one.rank not in not_members), key=lambda one: order.get(one.rank, -1))
     clusters = {claim.component: claim.cluster or "" for claim in reversed(claims)}
     head = next((one for one in record.ranks if record.job.is_head(one.component)), None)
     limits = record.job.component(component)
     return Membership(
         members=tuple(one.rank for one in members),
         places={one.rank: _place(one, clusters) for one in ranks},
-        wanted=tuple(
-            _wanted(claim, change, claims, members)
-            for claim, change in _under_way(claims, *_MOVING)
-            if not change.lead  # it is a part of another one
-        ),
+        wanted=tuple(_wanted(record, change, members) for change in changes),
         ended=frozenset(one.rank for one in ranks if one.rank in record.ends),
         minimum=limits.minimum,
         maximum=limits.maximum,
@@ -149,20 +145,15 @@ def able_to_leave(members: Sequence[Rank], cluster: str) -> list[int]:
     return [one.rank for one in members[1:] if one.cluster == cluster]
 
 
-def _under_way(claims: Sequence[Claim], *phases: ChangePhase) -> list[tuple[Claim, Change]]:
-    return [(claim, claim.change) for claim in claims if claim.change is not None and claim.change.phase in phases]
-
-
-def _wanted(claim: Claim, change: Change, claims: Sequence[Claim], members: Sequence[Rank]) -> WantedChange:
+def _wanted(record: JobRecord, change: Change, members: Sequence[Rank]) -> WantedChange:
     joining: tuple[int, ...] = ()
     leaving: tuple[int, ...] = ()
     if change.phase is ChangePhase.TAKING:
-        taken = [one for _, one in _under_way(claims, ChangePhase.TAKING) if change.number in {one.number, one.lead}]
-        joining = tuple(rank for one in sorted(taken, key=lambda one: one.number) for rank in one.ranks)
+        joining = tuple(change.ranks)
     elif change.adaptation:
         leaving = tuple(change.ranks)
     else:
-        able = able_to_leave(members, claim.cluster or "")
+        able = able_to_leave(members, record.claims[change.parts[0].claim].cluster or "")
         leaving = tuple(sorted(step.rank for step in shrinkage(able, change.accepted - change.done)))
     return WantedChange(
         number=change.number,

@@ -17,8 +17,7 @@ prints the command of one more proxy, with a process group of its own and the pr
 the program has asked for. So the program also prints that on mpiexec's output, and the k-th printed host is that of
 process group k, however the two kinds of lines are mixed. mpiexec ends with the status of process group 0 only: when a
 process of another one is killed it says so, gives all others up, and ends with 0. That includes the shell of a rank
-between its last line and its exit. So a rank has ended only when its proxy has, too, and the placeholder of one that
-leaves must not be ended before.
+between its last line and its exit. So the placeholder of a rank that leaves must not be ended before its proxy ends.
 """
 
 from __future__ import annotations
@@ -95,9 +94,11 @@ class MpiRunner(Runner):
         self._given_up_for: int | None = None
         """Signal for which mpiexec says that it gives all processes up, whatever its own status is then."""
         self._said: dict[int, TaskEnd] = {}
-        """How spawning and spawned ranks have ended, as their shells say, while their proxies run."""
+        """How ranks have ended well, as their shells say, whose agents have not told of the ends of their proxies."""
         self._proxies_over: set[int] = set()
-        """Ranks whose proxies have ended."""
+        """Ranks of whose proxies the agents have told that they ended, and all of their output is kept."""
+        self._launcher_end: TaskEnd | None = None
+        """How mpiexec has ended well, while such proxies are awaited."""
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
         """Return the proxy of a rank, once mpiexec has asked for it; for rank 0 also mpiexec."""
@@ -154,12 +155,12 @@ class MpiRunner(Runner):
     def _shell_ended(self, rank: int, end: TaskEnd, now: float) -> Sequence[Event]:
         if rank not in self.application.ranks_numbered:
             return ()
-        if self._spawns and end.ok and rank not in self._proxies_over:
-            self._said[rank] = end
+        if end.ok and rank not in self._proxies_over:
+            self._said[rank] = end  # its agent has output of it yet, which would be lost with the agent
             return ()
         return (self._rank_ended(rank, end, now),)
 
-    def _rank_ended(self, rank: int, end: TaskEnd, now: float) -> Event:
+    def _rank_ended(self, rank: int | None, end: TaskEnd, now: float) -> Event:
         return RankEnded(time=now, job_id=self.application.job.id, rank=rank, end=end)
 
     def _asked_for(self, proxy: tuple[int, int]) -> Sequence[AddressedLaunch]:
@@ -168,16 +169,27 @@ class MpiRunner(Runner):
         return [] if rank is None or command is None else [self._proxy(rank, command)]
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
-        """Return what the end of mpiexec means; the end of a proxy means nothing by itself, unless it never ran."""
+        """Return what the end of mpiexec or of a proxy means.
+
+        A rank that has ended well, and mpiexec, have ended when the agents of such ranks have told of their proxies'
+        ends, which they do after their output. The end of a proxy means nothing by itself, unless it never ran.
+        """
         rank = self.rank_of(task)
         if rank is None:
-            end, said = self._true_end(end), self._said
-            ranks = [self._rank_ended(one, said[one], now) for one in said] if end.ok else []
-            return (*ranks, *super().ended(task, end, now))
+            end = self._true_end(end)
+            if end.ok and self._said:
+                self._launcher_end = end
+                return ()
+            return super().ended(task, end, now)
         if end.reason is not EndReason.EXITED:
             return super().ended(task, end, now)
         self._proxies_over.add(rank)
-        return (self._rank_ended(rank, self._said.pop(rank), now),) if rank in self._said else ()
+        if rank not in self._said:
+            return ()
+        events = [self._rank_ended(rank, self._said.pop(rank), now)]
+        if self._launcher_end is not None and not self._said:
+            events.append(self._rank_ended(None, self._launcher_end, now))
+        return events
 
     def _true_end(self, end: TaskEnd) -> TaskEnd:
         """Return the end of mpiexec with the signal of which it has told."""

@@ -9,23 +9,20 @@ last. All of it only computes.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.runners.runner import AddressedLaunch, ProcessRunner
-from koala_adapter.scheduler.malleable.changes import dispensable, name_of
 from koala_adapter.sizes import OWN_SIZES, Decision
 from koala_adapter.vjm.channel import Launch, Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from koala_adapter.model import ClusterName, PlaceholderId, TaskEnd
     from koala_adapter.runners.runner import Application
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.events import Event
-    from koala_adapter.scheduler.records import Change, Claim, JobRecord
     from koala_adapter.sizes import SizeRules
 
 
@@ -41,11 +38,9 @@ class Observation:
     processors: int
     """By how many."""
     size: int
-    """Processors that the component has on all clusters, without those that it has agreed to give up."""
+    """Processors that the component has on all clusters."""
     minimum: int
     maximum: int
-    coming: tuple[int, ...] = ()
-    """Processors that it has accepted elsewhere and does not have: by each growth, which may come to nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,38 +187,6 @@ class GrowingRunner(ProcessRunner):
         return [launch for rank in application.ranks if rank.rank in wanted for launch in self.launches_in(rank)]
 
 
-# -- The size of a component after changes under way on other clusters ---------------------------------------
-
-if TYPE_CHECKING:
-    Amount: TypeAlias = Callable[[Claim, Change], int]
-
-
-def other_changes(record: JobRecord, claim: Claim, amount: Amount) -> list[int]:
-    """Return by how many processors each other change of the component of a claim may alter its size, 0 left out.
-
-    ``amount`` tells this of the change of a claim, below 0: it gives them up. Changes that are parts of one growth come
-    together, or not at all, and are one.
-    """
-    own = None if claim.change is None else name_of(claim.change)
-    amounts: Counter[int] = Counter()
-    for other in record.claims:
-        change = other.change
-        if other is not claim and other.component == claim.component and change is not None and name_of(change) != own:
-            amounts[name_of(change)] += amount(other, change)
-    return [one for one in amounts.values() if one]
-
-
-def without_dispensable(record: JobRecord, amount: Amount) -> Amount:
-    """Return ``amount``, but for growths that can be handed back: as if they had been."""
-    return lambda claim, change: 0 if dispensable(record, change) else amount(claim, change)
-
-
-def dispensable_growths(record: JobRecord, claim: Claim) -> tuple[int, ...]:
-    """Return the numbers of the growths of the component of a claim elsewhere that can be handed back."""
-    others = (one.change for one in record.claims if one is not claim and one.component == claim.component)
-    return tuple(change.number for change in others if change is not None and dispensable(record, change))
-
-
 # -- The runner of workers -----------------------------------------------------------------------------------
 
 KILL = 9
@@ -249,8 +212,6 @@ class WorkersRunner(GrowingRunner):
         self._retiring = {one.name: Retirements(float(one.retirement.grace)) for one in application.job.components}
         self._over: set[int] = set()
         """Ranks whose processes have ended, or are no longer part of the job: they cannot be asked for anything."""
-        self.answers: dict[int, int] = {}
-        """By how many processors it said that it will change, by number of the change, until the records have that."""
 
     def accepted(self, observation: Observation, rules: SizeRules = OWN_SIZES) -> Decision:
         """Decide how many processors are taken, or given up; ``rules``: those that there are."""
@@ -258,9 +219,7 @@ class WorkersRunner(GrowingRunner):
         amount = observation.processors if isinstance(observation, GrowOffer) else -observation.processors
         if not amount:
             return Decision(0)
-        return rules.decide(
-            name, observation.size, amount, observation.minimum, observation.maximum, pending=observation.coming
-        )
+        return rules.decide(name, observation.size, amount, observation.minimum, observation.maximum)
 
     def shrink(self, request: ShrinkRequest, count: int, now: float) -> Sequence[Order]:
         """Ask ``count`` workers to end; return what is to be sent to their agents.

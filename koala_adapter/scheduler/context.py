@@ -11,23 +11,23 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from koala_adapter.outcome import NOT_SEEN
 from koala_adapter.scheduler.actions import Effects
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.scheduler.placement.policies import expected_wait
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
 from koala_adapter.scheduler.states import Roster, initial_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from koala_adapter.model import BatchKey, ClusterName, Component, JobId
     from koala_adapter.outcome import JobOutcome
     from koala_adapter.scheduler.claiming.queue import PlacementQueue
+    from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.parameters import Parameters
-    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
+    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State, TimerKind
     from koala_adapter.scheduler.states import Ledger
     from koala_adapter.scheduler.timetable import Timetable
 
@@ -88,7 +88,7 @@ def batch_number(key: BatchKey) -> int:
 # and one of them must give its part back early enough for the other to get it before its own time is over: the batch
 # system has to see the end and start what waits, and the agent there has to report. So lives differ by whole gaps of
 # that length, as do the slots in which stations on a shared wire try again. Two instances that drew the same gap most
-# likely draw different ones after the next setback. Nothing here is random: the same history gives the same number,
+# likely draw different ones after the next failure. Nothing here is random: the same history gives the same number,
 # otherwise a replay would decide differently.
 
 SHORTEST_PAUSE = 1.0
@@ -117,9 +117,9 @@ def grace(parameters: Parameters) -> float:
 
 
 def backoff(record: JobRecord, parameters: Parameters) -> float:
-    """Return the seconds to pause after the latest setback: doubling, bounded, and out of step with others."""
+    """Return the seconds to pause after the latest failed claim: doubling, bounded, and out of step with others."""
     first, longest = parameters.backoff, parameters.longest_backoff
-    doubled = first * 2.0 ** min(max(0, record.setbacks - 1), 30)
+    doubled = first * 2.0 ** min(max(0, record.failed_claims - 1), 30)
     shortest = max(first, min(doubled, longest / 2))  # where the bound is reached they still differ
     return max(SHORTEST_PAUSE, min(longest, shortest * (1 + _digest(record, parameters))))
 
@@ -129,11 +129,17 @@ def _digest(record: JobRecord, parameters: Parameters) -> float:
 
     A CRC would not do: those of two instances differ by the same bits after every try.
     """
-    digest = sha256(f"{parameters.instance}/{record.job.id}/{record.setbacks}".encode()).digest()
+    digest = sha256(f"{parameters.instance}/{record.job.id}/{record.failed_claims}".encode()).digest()
     return int.from_bytes(digest[:6]) / 2.0**48
 
 
 # -- The context of one event, and the views of clusters -----------------------------------------------------
+
+if TYPE_CHECKING:
+    Handlers: TypeAlias = Mapping[type[Event], Callable[["Context", Any], None]]
+    """What takes in an event of each kind; each chapter has such a table at its end."""
+    JobTimers: TypeAlias = Mapping[TimerKind, Callable[["Context", JobRecord], None]]
+    PlaceholderTimers: TypeAlias = Mapping[TimerKind, Callable[["Context", PlaceholderRecord], None]]
 
 
 @dataclass(slots=True)
@@ -192,7 +198,7 @@ class Context:
             files=cluster.parameters.files,
             bandwidth=cluster.parameters.bandwidth,
             bandwidth_from=cluster.parameters.bandwidth_from,
-            expected_wait=expected_wait(cluster, self.state, self.now),
+            expected_wait=self.state.expected_wait(cluster, self.now),
         )
 
     def views(self) -> Views:

@@ -13,18 +13,9 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import JobNotFoundError, JobRefusedError
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobState, outcome_without_code
+from koala_adapter.scheduler import ends, reports
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler import reports
-from koala_adapter.scheduler.claiming.claims import (
-    batch_failed,
-    batch_submitted,
-    batch_uncertain,
-    ending_timer,
-    kept_timer,
-    registration_timer,
-    retake,
-)
-from koala_adapter.scheduler.claiming.exchange import life_timer
+from koala_adapter.scheduler.claiming import claims, exchange, waiting
 from koala_adapter.scheduler.claiming.queue import PlacementQueue
 from koala_adapter.scheduler.claiming.waiting import (
     await_first_looks,
@@ -39,49 +30,22 @@ from koala_adapter.scheduler.claiming.waiting import (
 )
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.scheduler.malleable.changes import (
-    change_given_up,
-    change_made,
-    change_timer,
-    near_end_timer,
-    offer_answered,
-    open_added_clusters,
-    point_reached,
-    processors_released,
-    stub_lost,
-)
-from koala_adapter.scheduler.malleable.jobmanagement import JobManagement, RecordedSites
-from koala_adapter.scheduler.malleable.requests import (
-    keep_to_wanted_sizes,
-    less_requested,
-    more_requested,
-    place_lost,
-    size_wanted,
-    would_take,
-)
+from koala_adapter.scheduler.malleable import changes, requests
+from koala_adapter.scheduler.malleable.changes import open_added_clusters, stub_lost
+from koala_adapter.scheduler.malleable.jobmanagement import JobManagement, SchedulerClusters
+from koala_adapter.scheduler.malleable.requests import keep_to_wanted_sizes, place_lost, would_take
 from koala_adapter.scheduler.malleable.steps import others_seen
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.placement.policy import infeasibility
 from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State, Timer, TimerKind
-from koala_adapter.scheduler.reports import (
-    finish,
-    forget_jobs,
-    holds_seen,
-    last_ranks_timer,
-    moves_seen,
-    rank_ended,
-    suspensions_seen,
-    workers_timer,
-)
 from koala_adapter.scheduler.states import Ledger, Roster
 from koala_adapter.scheduler.timetable import Timetable, advance, change_due, give_time, postpone
 
 if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, Job
     from koala_adapter.scheduler.actions import Action
-    from koala_adapter.scheduler.context import RecordedBatches
+    from koala_adapter.scheduler.context import Handlers, JobTimers, PlaceholderTimers, RecordedBatches
     from koala_adapter.scheduler.placement.policy import PlacementResult
-    from koala_adapter.scheduler.records import PlaceholderRecord
 
 SHRINK_PROOF = 3600.0
 """Seconds for which fewer processors must be seen before a cluster is taken to have lost the others for good."""
@@ -137,7 +101,7 @@ class Scheduler:
 
     def _decide(self, context: Context) -> None:
         keep_to_wanted_sizes(context)
-        JobManagement(RecordedSites(context)).decide()
+        JobManagement(SchedulerClusters(context)).decide()
 
     def touched(self, event: ev.Event) -> dict[JobId, None]:
         """Return the jobs that the latest event, which is given, names, and the malleable ones that it has changed.
@@ -190,100 +154,24 @@ class Scheduler:
             recorded=recorded,
         )
 
-    # ---- events ---------------------------------------------------------------------------------------------------
-
-    def _take_in(  # noqa: C901, PLR0912, PLR0915 - one plain line per kind of event
-        self, context: Context, event: ev.Event
-    ) -> None:
-        match event:
-            case ev.Configured():
-                self._configured(context, event)
-            case ev.JobSubmitted():
-                _job_submitted(context, event)
-            case ev.CancelRequested():
-                _cancel_requested(context, event)
-            case ev.JobsForgotten():
-                forget_jobs(context, event.job_ids)
-            case ev.ClusterPolled():
-                _cluster_polled(context, event)
-            case ev.ClusterUnavailable():
-                _cluster_unavailable(context, event)
-            case ev.HoldsSeen():
-                holds_seen(context, event)
-            case ev.MovesSeen():
-                moves_seen(context, event)
-            case ev.SuspensionsSeen():
-                suspensions_seen(context, event)
-            case ev.BatchSubmitted():
-                batch_submitted(context, event)
-            case ev.BatchRejected():
-                batch_failed(context, event.batch, event.reason, rejected=True)
-            case ev.BatchAbsent():
-                batch_failed(context, event.batch, event.reason, rejected=False, pauses=event.pauses)
-            case ev.BatchUncertain():
-                batch_uncertain(context, event)
-            case ev.PlaceholderStarted():
-                reports.placeholder_started(context, event)
-            case ev.PlaceholderHeld():
-                reports.placeholder_held(context, event)
-            case ev.PlaceholderSilent():
-                reports.placeholder_silent(context, event)
-            case ev.PlaceholderEnding():
-                reports.placeholder_ending(context, event)
-            case ev.PlaceholderEnded():
-                reports.placeholder_ended(context, event)
-            case ev.PlaceholderSaid():
-                reports.placeholder_said(context, event)
-            case ev.RankStarted():
-                reports.rank_started(context, event)
-            case ev.RankEnded():
-                record = self.state.jobs.get(event.job_id)
-                if record is not None:
-                    rank_ended(context, record, event.rank, event.end)
-            case ev.OfferAnswered():
-                offer_answered(context, event)
-            case ev.ProcessorsReleased():
-                processors_released(context, event)
-            case ev.MoreRequested():
-                more_requested(context, event)
-            case ev.LessRequested():
-                less_requested(context, event)
-            case ev.PointReached():
-                point_reached(context, event)
-            case ev.ChangeMade():
-                change_made(context, event)
-            case ev.ChangeGivenUp():
-                change_given_up(context, event)
-            case ev.SizeWanted():
-                size_wanted(context, event)
-            case _:
-                pass  # TimeReached, TimersPostponed: nothing beyond the timers, which every event fires first
-
-    def _configured(self, context: Context, event: ev.Configured) -> None:
-        self.state.parameters = event.parameters
-        for record in self.state.clusters.values():
-            record.configured = False
-        for parameters in event.clusters:
-            cluster = self.state.clusters.setdefault(parameters.name, ClusterRecord(parameters=parameters))
-            cluster.parameters = parameters
-            cluster.configured = True
-        open_added_clusters(context)
-        await_first_looks(context)
-        rebuild(self._queue, self.state)
-        refuse_impossible(context)
-        context.scan_wanted = True
-
-    # ---- timers ---------------------------------------------------------------------------------------------------
+    def _take_in(self, context: Context, event: ev.Event) -> None:
+        HANDLERS[type(event)](context, event)
 
     def _fire(self, context: Context, timer: Timer) -> None:
         if timer.kind is TimerKind.SCAN:
             interval_scan(context)
         elif timer.kind is TimerKind.PAUSE:
             context.scan_wanted = True
-        elif timer.job_id is not None:
-            _fire_job(context, timer, self.state.jobs[timer.job_id])
         elif timer.placeholder is not None:
-            _fire_placeholder(context, timer, self.state.placeholders[timer.placeholder])
+            PLACEHOLDER_TIMERS[timer.kind](context, self.state.placeholders[timer.placeholder])
+        elif timer.job_id is not None:
+            record = self.state.jobs[timer.job_id]
+            if timer.kind is TimerKind.CHANGE:
+                change = change_due(record, timer)
+                if change is not None:
+                    changes.Changes(context, record).late(change)
+            else:
+                JOB_TIMERS[timer.kind](context, record)
 
 
 def _new_record(job: Job) -> JobRecord:
@@ -295,11 +183,31 @@ def _finish_ended(context: Context) -> None:
     while context.outcomes or context.lost_stubs:
         if context.outcomes:
             record, outcome = context.outcomes.pop(0)
-            finish(context, record, outcome)
+            ends.finish(context, record, outcome)
         else:
             lost = context.lost_stubs.pop(0)
             if not place_lost(context, lost):
                 stub_lost(context, lost)
+
+
+def _only_time(context: Context, event: ev.TimeReached | ev.TimersPostponed) -> None:
+    """Do nothing: what such an event brings are timers, which every event fires first."""
+
+
+def _configured(context: Context, event: ev.Configured) -> None:
+    state = context.state
+    state.parameters = event.parameters
+    for record in state.clusters.values():
+        record.configured = False
+    for parameters in event.clusters:
+        cluster = state.clusters.setdefault(parameters.name, ClusterRecord(parameters=parameters))
+        cluster.parameters = parameters
+        cluster.configured = True
+    open_added_clusters(context)
+    await_first_looks(context)
+    rebuild(context.queue, state)
+    refuse_impossible(context)
+    context.scan_wanted = True
 
 
 def _job_submitted(context: Context, event: ev.JobSubmitted) -> None:
@@ -371,32 +279,25 @@ def _cluster_unavailable(context: Context, event: ev.ClusterUnavailable) -> None
         looked_at(context, cluster)
 
 
-def _fire_job(context: Context, timer: Timer, record: JobRecord) -> None:
-    if timer.kind is TimerKind.LIFE:
-        life_timer(context, record)
-    elif timer.kind is TimerKind.RETAKE:
-        retake(context, record)
-    elif timer.kind is TimerKind.BACKOFF:
-        enqueue(context, record)
-    elif timer.kind is TimerKind.CHANGE:
-        change_timer(context, record, change_due(record, timer))
-    elif timer.kind is TimerKind.WORKERS:
-        workers_timer(context, record)
-    elif timer.kind is TimerKind.NEAR_END:
-        near_end_timer(context, record)
-    elif timer.kind is TimerKind.LAST_RANKS:
-        last_ranks_timer(context, record)
-    elif timer.kind is TimerKind.WALLTIME:
-        detail = f"stopped at the job's walltime of {record.job.walltime} s"
-        context.outcomes.append((record, outcome_without_code(JobState.FAILED, EndReason.WALLTIME, detail)))
-
-
-def _fire_placeholder(context: Context, timer: Timer, placeholder: PlaceholderRecord) -> None:
-    if timer.kind is TimerKind.REGISTRATION:
-        registration_timer(context, placeholder)
-    elif timer.kind is TimerKind.KEPT:
-        kept_timer(context, placeholder)
-    elif timer.kind is TimerKind.ENDING:
-        ending_timer(context, placeholder)
-    elif timer.kind is TimerKind.SILENCE:
-        reports.silence_timer(context, placeholder)
+HANDLERS: Handlers = {
+    ev.Configured: _configured,
+    ev.TimeReached: _only_time,
+    ev.TimersPostponed: _only_time,
+    ev.JobSubmitted: _job_submitted,
+    ev.CancelRequested: _cancel_requested,
+    ev.ClusterPolled: _cluster_polled,
+    ev.ClusterUnavailable: _cluster_unavailable,
+    **claims.HANDLERS,
+    **reports.HANDLERS,
+    **ends.HANDLERS,
+    **changes.HANDLERS,
+    **requests.HANDLERS,
+}
+JOB_TIMERS: JobTimers = {
+    **waiting.JOB_TIMERS,
+    **claims.JOB_TIMERS,
+    **exchange.JOB_TIMERS,
+    **ends.JOB_TIMERS,
+    **changes.JOB_TIMERS,
+}
+PLACEHOLDER_TIMERS: PlaceholderTimers = {**claims.PLACEHOLDER_TIMERS, **reports.PLACEHOLDER_TIMERS}

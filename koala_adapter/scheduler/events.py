@@ -97,7 +97,7 @@ class ClusterUnavailable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """A placeholder that does not start before somebody releases it in its LRM, or before something else happens."""
+    """A placeholder that does not start before it is released in its LRM, or before something else happens."""
 
     placeholder: PlaceholderId
     holder: HoldOwner | None = None
@@ -119,23 +119,6 @@ class HoldsSeen(Event):
 
     cluster: ClusterName
     holds: tuple[Hold, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """A placeholder that its LRM has handed on to another one."""
-
-    placeholder: PlaceholderId
-    elsewhere: str
-    """Where it is, in the words of the LRM, such as ``workq@other``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MovesSeen(Event):
-    """All placeholders of ours that a cluster's LRM has handed on; those that are not named are where they were."""
-
-    cluster: ClusterName
-    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,8 +251,6 @@ class OfferAnswered(Event):
     """It has not declined: its time ran out as the service was down, and it may be asked anew."""
     trouble: str = ""
     """What is wrong with the rule by which it was to be answered."""
-    in_the_way: tuple[int, ...] = ()
-    """Numbers of growths that are gathered on other clusters: without them it can give up more than ``accepted``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +304,7 @@ class LessRequested(Event):
 class PointReached(Event):
     """All processes of an adaptive component stand at the point of a change, and its newcomers have joined.
 
-    From now on it is carried out: nobody is told before this is in the journal.
+    From now on it is carried out. The processes are told once this is in the journal.
     """
 
     job_id: JobId
@@ -365,36 +346,7 @@ class SizeWanted(Event):
     processors: int
 
 
-EVENT_TYPES: tuple[type[Event], ...] = (
-    Configured,
-    TimeReached,
-    TimersPostponed,
-    JobSubmitted,
-    CancelRequested,
-    JobsForgotten,
-    ClusterPolled,
-    ClusterUnavailable,
-    HoldsSeen,
-    MovesSeen,
-    SuspensionsSeen,
-    BatchSubmitted,
-    BatchRejected,
-    BatchUncertain,
-    BatchAbsent,
-    PlaceholderStarted,
-    PlaceholderHeld,
-    PlaceholderSilent,
-    PlaceholderEnding,
-    PlaceholderEnded,
-    PlaceholderSaid,
-    RankStarted,
-    RankEnded,
-    OfferAnswered,
-    ProcessorsReleased,
-    MoreRequested,
-    LessRequested,
-    PointReached,
-    ChangeMade,
-    ChangeGivenUp,
-    SizeWanted,
+EVENT_TYPES: tuple[type[Event], ...] = tuple(
+    one for one in list(globals().values()) if isinstance(one, type) and issubclass(one, Event) and one is not Event
 )
+"""All kinds of events; :data:`koala_adapter.scheduler.core.HANDLERS` has each."""

@@ -8,30 +8,29 @@ durations in words, placeholders without contact, sizes of malleable jobs, then 
 from __future__ import annotations
 
 from collections import Counter
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import JobKind
+from koala_adapter.model import ClusterName, JobKind
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.claiming.waiting import awaited_looks
 from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.ends import Fate, deserted, fate
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.scheduler.malleable.changes import ends_alone, newcomer
 from koala_adapter.scheduler.malleable.policies import Direction
-from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import ChangePhase
-from koala_adapter.scheduler.reports import hold_groups, is_worker, moves_told
+from koala_adapter.scheduler.reports import hold_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from koala_adapter.model import ClusterName, Component, Job
+    from koala_adapter.model import Component, Job
     from koala_adapter.scheduler.records import (
         Change,
         Claim,
         ClusterRecord,
         JobRecord,
+        Part,
         PlaceholderRecord,
         SizeChange,
         State,
@@ -67,26 +66,28 @@ def _measured(seconds: float) -> str:
 # -- Placeholders without contact, and what the job loses with them ------------------------------------------
 
 
-class Loss(StrEnum):
-    """What becomes of a job with the loss of a placeholder, in the words of a sentence."""
-
-    JOB = "the job is lost"
-    WORKER = "the job goes on with fewer workers"
-    GROWTH = "the growth that they are for is given up"
-    NOTHING = "they are taken as gone, which the job does not need any more"
+LOSSES: Mapping[Fate, str] = {
+    Fate.JOB: "the job is lost",
+    Fate.WORKER: "the job goes on with fewer workers",
+    Fate.NEWCOMER: "the growth that they are for is given up",
+    Fate.NOTHING: "they are taken as gone, which the job does not need any more",
+}
+"""What becomes of a job with the loss of placeholders, in the words of a sentence."""
 
 
 def without_contact(state: State, record: JobRecord, now: float) -> str:
     """Say with how many placeholders of a launched job there is no contact, and what follows when; empty: with all."""
-    silent: dict[Loss, list[PlaceholderRecord]] = {}
+    silent: dict[Fate, list[PlaceholderRecord]] = {}
     for placeholder in state.placeholders_of(record):
         awaited = placeholder.suspended_since is not None and state.parameters.await_suspended
         if placeholder.silent_since is not None and not awaited:
-            silent.setdefault(_loss(record, placeholder), []).append(placeholder)
-    workers = silent.get(Loss.WORKER, [])
-    if workers and _deserted(state, record, len(workers)):
-        silent.setdefault(Loss.JOB, []).extend(silent.pop(Loss.WORKER))
-    told = "".join(_said(state, loss, silent[loss], now) for loss in Loss if loss in silent)
+            rank = record.rank_in(placeholder)
+            loss = Fate.NEWCOMER if rank is None else fate(record, rank.rank)
+            silent.setdefault(Fate.NOTHING if loss is Fate.LEAVER else loss, []).append(placeholder)
+    workers = silent.get(Fate.WORKER, [])
+    if workers and deserted(state, record, losses=len(workers)):
+        silent.setdefault(Fate.JOB, []).extend(silent.pop(Fate.WORKER))
+    told = "".join(_said(state, words, silent[loss], now) for loss, words in LOSSES.items() if loss in silent)
     return _suspended(state, record, now) + told
 
 
@@ -103,33 +104,13 @@ def _suspended(state: State, record: JobRecord, now: float) -> str:
     )
 
 
-def _loss(record: JobRecord, placeholder: PlaceholderRecord) -> Loss:
-    """Return what comes of the loss of one placeholder, as ``placeholder_failed`` decides it."""
-    rank = next((rank.rank for rank in record.ranks if rank.placeholder == placeholder.id), None)
-    if rank is None:
-        return Loss.GROWTH
-    if rank in record.departed or (rank in record.ends and record.ends[rank].ok):
-        return Loss.NOTHING
-    if ends_alone(record, rank):
-        return Loss.GROWTH if newcomer(record, rank) else Loss.NOTHING
-    return Loss.WORKER if is_worker(record, rank) else Loss.JOB
-
-
-def _deserted(state: State, record: JobRecord, losses: int) -> bool:
-    """Tell whether nobody would be left, and nobody would give the job any processors."""
-    if state.parameters.approach is not Approach.NONE or record.sizes_wanted:
-        return False
-    return sum(claim.processors + claim.coming for claim in record.claims) <= losses
-
-
-def _said(state: State, loss: Loss, silent: list[PlaceholderRecord], now: float) -> str:
+def _said(state: State, loss: str, silent: list[PlaceholderRecord], now: float) -> str:
     counts = Counter(placeholder.cluster for placeholder in silent)
     where = ", ".join(f"{count} on {name}" for name, count in counts.items())
     since = min(one.silent_since for one in silent if one.silent_since is not None)
     left = duration(since + state.parameters.lease - now)
     return (
-        f" There is no contact with {len(silent)} of its placeholders ({where}); "
-        f"if that lasts another {left}, {loss.value}."
+        f" There is no contact with {len(silent)} of its placeholders ({where}); if that lasts another {left}, {loss}."
     )
 
 
@@ -153,19 +134,19 @@ def sizes(state: State, record: JobRecord, now: float) -> str:
 
 
 def _sizes(state: State, record: JobRecord, component: Component) -> str:
-    claims = [claim for claim in record.claims if claim.component == component.name and claim.cluster is not None]
+    numbers = [number for number, claim in enumerate(record.claims) if claim.component == component.name]
+    claims = [record.claims[number] for number in numbers if record.claims[number].cluster is not None]
     where = f"on {claims[0].cluster}" if len(claims) == 1 else "on all clusters together"
     who = "It" if len(record.job.components) == 1 else component.name
     asks = ", for which it asks itself" if record.job.kind is JobKind.EVOLVING else ""
-    clusters = [(claim, state.clusters[claim.cluster]) for claim in claims if claim.cluster is not None]
-    changing = "".join(
-        f"; {_change(claim.change)}{'' if len(claims) == 1 else f' on {claim.cluster}'}"
-        f"{_shrunk_for(cluster, claim.change)}"
-        for claim, cluster in clusters
-        if claim.change is not None
-    )
+    clusters = [state.clusters[claim.cluster] for claim in claims if claim.cluster is not None]
+    changing = ""
+    for change, part in filter(None, map(record.part_on, numbers)):
+        cluster = state.clusters.get(record.claims[part.claim].cluster or ClusterName(""))
+        on = "" if len(claims) == 1 or cluster is None else f" on {cluster.name}"
+        changing += f"; {_change(change, part)}{on}{_shrunk_for(cluster, change)}"
     changing += "".join(_places(state, record, claim) for claim in claims)
-    others = "".join(f" {wanted_by_others(cluster)}." for _, cluster in clusters if cluster.others_waiting)
+    others = "".join(f" {wanted_by_others(cluster)}." for cluster in clusters if cluster.others_waiting)
     return f" {who} can have {component.minimum} to {component.maximum} processors {where}{asks}{changing}.{others}"
 
 
@@ -224,17 +205,17 @@ def _shrunk_for(cluster: ClusterRecord | None, change: Change) -> str:
     return "" if step is None or step.step.direction is Direction.GROW else f" ({step.reason})"
 
 
-def _change(change: Change) -> str:
-    count = abs(change.processors)
+def _change(change: Change, part: Part) -> str:
+    count = abs(part.processors)
     match change.phase:
         case ChangePhase.ASKED:
             return _asked(change, count)
         case ChangePhase.PROMISED:
             return f"it asked for {count} more, and others give up processors for it"
         case ChangePhase.GATHERING:
-            return f"{change.accepted} more are being gathered for it"
+            return f"{part.accepted} more are being gathered for it"
         case ChangePhase.TAKING:
-            return f"it is taking in {len(change.ranks)} more{_at_point(change)}"
+            return f"it is taking in {len(part.ranks)} more{_at_point(change)}"
     return _release(change)
 
 
@@ -378,9 +359,9 @@ def _awaited(state: State, record: JobRecord, now: float) -> list[str]:
 
 def _until(record: JobRecord, now: float) -> str:
     """Say when something changes by itself: a claim is repeated, or the life of what is held ends."""
-    if record.retake_at is not None:
+    if record.reclaim_at is not None:
         missing = sum(_wanted(record, claim) - len(claim.placeholders) for claim in record.claims)
-        again = f"in {duration(record.retake_at - now)}" if record.retake_at > now else "now"
+        again = f"in {duration(record.reclaim_at - now)}" if record.reclaim_at > now else "now"
         return f"; {_processors(missing)} that it lost or gave back will be claimed again {again}"
     if record.life_ends_at is not None:
         return f"; what it holds is kept for another {duration(record.life_ends_at - now)}, then given back for a while"
@@ -398,7 +379,7 @@ def _in_queue(state: State, name: ClusterName, queued: list[PlaceholderRecord], 
         return f"{text}, which is out of reach ({cluster.unavailable})"
     holds = [f"{one.count} {one.told} for {duration(now - one.since)}" for one in hold_groups(queued)]
     idle = [f"idle there: {cluster.idle}"] if cluster.polled_at is not None else []
-    known = "; ".join((*idle, *holds, *moves_told(queued)))
+    known = "; ".join((*idle, *holds))
     return f"{text} ({known})" if known else text
 
 
@@ -430,7 +411,7 @@ def _waiting(state: State, queue_position: int | None, record: JobRecord, now: f
 
 
 def _first_looks(state: State, record: JobRecord, now: float, policies: Policies) -> str:
-    """Say which clusters nobody has looked at yet are waited for."""
+    """Say which clusters are waited for that have not been polled yet."""
     awaited = [cluster for cluster in awaited_looks(state, now) if _usable(cluster, record, policies)]
     if not awaited:
         return ""

@@ -23,8 +23,10 @@ from koala_adapter.model import (
     HoldOwner,
     Job,
     JobId,
+    Launcher,
     LrmJobId,
     PlaceholderId,
+    RunnerName,
     TaskEnd,
 )
 from koala_adapter.outcome import JobOutcome, JobState, PlaceholderState
@@ -48,7 +50,7 @@ class TimerKind(StrEnum):
 
     SCAN = "scan"
     LIFE = "life"
-    RETAKE = "retake"
+    RECLAIM = "reclaim"
     REGISTRATION = "registration"
     KEPT = "kept"
     """A placeholder has been kept waiting by a limit of its own, or by the site, for a while."""
@@ -76,7 +78,7 @@ class Due(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Timer:
-    """The same with its subject, as it stands in the order of time."""
+    """A time with its subject, as it stands in the order of time."""
 
     at: float
     number: int
@@ -87,33 +89,38 @@ class Timer:
 
 
 # -- Changes of size under way -------------------------------------------------------------------------------
-# A change of a running malleable component goes through these phases (CoreGRID TR-0092):
-#
-# - growing: ASKED (an offer is out) → GATHERING (the accepted number of stubs is submitted as placeholders; the
-#   application keeps running) → TAKING (all are held; the application takes them in) → over;
-# - shrinking: ASKED → RELEASING (it gives up processors, then their placeholders go back to the LRM) → over;
-# - growing that the application insists on: PROMISED (others are being shrunk for it) → GATHERING → TAKING → over.
+# A change of a running malleable component goes through phases (CoreGRID TR-0092); which may follow which is written
+# in ``states.CHANGE_TRANSITIONS``. A wish of an application may be met on several clusters: then the change has a part
+# for each claim. All parts are offered, gathered, taken in and given up together.
 
 
 class ChangePhase(StrEnum):
     """How far a change has come."""
 
+    NEW = "new"
+    """It is in no record yet."""
     ASKED = "asked"
+    """Processors are offered, or asked back; the application has not answered."""
     PROMISED = "promised"
+    """The application insists on more than is free; other jobs are shrunk for it."""
     GATHERING = "gathering"
+    """The accepted number of placeholders is submitted; the application keeps running."""
     TAKING = "taking"
+    """All of them are held; the application takes them in."""
     RELEASING = "releasing"
+    """The application gives processors up; their placeholders go back to the LRM."""
+    OVER = "over"
+    """It is in no record any more."""
 
 
 @dataclass(slots=True)
-class Change:
-    """A change of the size of one claim."""
+class Part:
+    """What one claim has of a change."""
 
-    number: int
-    """Number of its message; answers repeat it."""
+    claim: int
+    """Index of the claim in its job."""
     processors: int
     """Asked from the application, or by it: positive to grow, negative to shrink."""
-    phase: ChangePhase
     accepted: int = 0
     """Processors that the application takes or gives up; known after ASKED."""
     done: int = 0
@@ -122,6 +129,18 @@ class Change:
     """Placeholders gathered for it that the application has not been told of."""
     ranks: list[int] = field(default_factory=list)
     """Ranks that it is taking in; of an adaptive component that gives up processors, those that leave."""
+
+
+@dataclass(slots=True)
+class Change:
+    """A change of the size of one component of a running job."""
+
+    number: int
+    """Number of its message; answers repeat it."""
+    component: str
+    parts: list[Part]
+    """The first is where the change began; only a growth has several."""
+    phase: ChangePhase = ChangePhase.NEW
     reason: str = ""
     """What it is for, for people."""
     in_step: bool = False
@@ -146,12 +165,50 @@ class Change:
     """Memory that each of them comes with; 0: what all placeholders of the cluster have."""
     submitted_again: bool = False
     """Its stubs did not arrive at their batch system, and others were submitted: that is done once."""
-    lead: int = 0
-    """Number of the change that this one is a part of, where a wish is met on several clusters; 0: its own."""
     least: int = 1
     """Fewer processors than this are of no use to the application that asked for them."""
     countered: bool = False
     """It asked for more than that: it has been offered this part of it, which is kept for it until it answers."""
+
+    @property
+    def processors(self) -> int:
+        """Processors of all parts; below 0: the component becomes smaller."""
+        return sum(part.processors for part in self.parts)
+
+    @property
+    def accepted(self) -> int:
+        """Accepted processors of all parts."""
+        return sum(part.accepted for part in self.parts)
+
+    @property
+    def done(self) -> int:
+        """Processors of all parts that were given up so far."""
+        return sum(part.done for part in self.parts)
+
+    @property
+    def stubs(self) -> list[PlaceholderId]:
+        """Placeholders that are gathered for all parts."""
+        return [stub for part in self.parts for stub in part.stubs]
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks of all parts that come or go."""
+        return [rank for part in self.parts for rank in part.ranks]
+
+    def kept(self, part: Part) -> int:
+        """Return the processors that are kept for a part on its cluster, before anything is submitted for it."""
+        reserved = self.phase is ChangePhase.PROMISED or (self.phase is ChangePhase.ASKED and part.processors > 0)
+        return part.processors if reserved else 0
+
+    def coming(self, part: Part) -> int:
+        """Return the processors by which the claim of a part may be about to grow, beyond those that it has."""
+        if self.phase is ChangePhase.GATHERING:
+            return part.accepted
+        return 0 if self.phase is ChangePhase.TAKING else max(0, part.processors)
+
+    def leaving(self, part: Part) -> int:
+        """Return the processors that the claim of a part may be about to give up."""
+        return part.accepted - part.done if self.phase is ChangePhase.RELEASING else max(0, -part.processors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +253,8 @@ class Promise:
     """An application to which the scheduler owes processors of a cluster."""
 
     job_id: JobId
-    claim: int
-    """Index among the claims of the job."""
+    change: int
+    """Number of its change, which is PROMISED."""
     polled_at: float | None = None
     """When the cluster had last been looked at."""
 
@@ -206,11 +263,11 @@ class Promise:
 
 
 @dataclass(slots=True)
-class OthersJob:
+class ForeignJob:
     """A job of others that waits in the queue of its cluster."""
 
     processors: int
-    doubted_at: float | None = None
+    blocked_from: float | None = None
     """From when on it seems to wait for something else, because so many processors are idle; None: they are not."""
 
 
@@ -224,6 +281,10 @@ class Wait:
     batch: BatchKey
     seconds: float
     """Until the latest of its placeholders that is held by now."""
+
+
+WAITS_KEPT = 20
+"""Entries of a waiting history: what was earlier says little of the load now."""
 
 
 @dataclass(slots=True)
@@ -244,8 +305,8 @@ class ClusterRecord:
     idle: int = 0
     ours_polled: int = 0
     ours_left: bool = False
-    """The last poll showed fewer of ours than the one before: who waits may have been started there since it was asked
-    who waits, and before it was asked what is idle."""
+    """The last poll showed fewer of ours than the one before. The LRM lists jobs before nodes: a job that it listed as
+    waiting may have started on the processors that came free."""
     polled_at: float | None = None
     first_look_until: float | None = None
     """How long its first poll is waited for before jobs are queued elsewhere; None: it is not waited for."""
@@ -260,11 +321,11 @@ class ClusterRecord:
     queued: int = 0
     """Those of them that wait in the LRM's queue (or are on their way there)."""
     pending: dict[BatchKey, int] = field(default_factory=dict)
-    """The same by submission, oldest first."""
+    """Queued placeholders by submission, oldest first."""
     ending: int = 0
     """Those of them that are on their way out: their processors come free soon."""
     offered: int = 0
-    """Processors that are offered or promised to running jobs, so nobody else is placed on them."""
+    """Processors that are offered or promised to running jobs, so that no other job is placed on them."""
     gathering: int = 0
     """Placeholders submitted for running jobs that grow and have not taken them in yet."""
     refused_answer: str = ""
@@ -277,27 +338,32 @@ class ClusterRecord:
     """Free processors that no running job would take when they were offered last; None: something has changed since."""
     no_growth_before: float | None = None
     """Pause after processors for growing could not be had, or running jobs were shrunk."""
-    levelled_until: float | None = None
-    """Until when running jobs are not levelled again (equipartition) while they are the same ``levelled`` ones."""
-    levelled: int = 0
-    """Number of malleable jobs that ran when they were levelled last."""
+    balanced_until: float | None = None
+    """Until when running jobs are not balanced again (equipartition) while they are the same ``balanced`` ones."""
+    balanced: int = 0
+    """Number of malleable jobs that ran when they were balanced last."""
     no_shrink_before: float | None = None
     """Pause after running jobs gave up less than they were asked for, or have grown."""
-    vain_shrinks: int = 0
+    fruitless_shrinks: int = 0
     """Steps in a row that were to shrink running jobs and freed nothing, while their sizes were the same."""
-    vain_sizes: list[int] = field(default_factory=list)
+    fruitless_sizes: list[int] = field(default_factory=list)
     """These sizes, in the order of the start of the jobs."""
-    vain_until: float | None = None
+    fruitless_until: float | None = None
     """Until when running jobs of these sizes are not asked again."""
-    others_waiting: list[OthersJob] = field(default_factory=list)
+    others_waiting: list[ForeignJob] = field(default_factory=list)
     """Jobs of others that wait in its queue, in that order, as far as running malleable jobs are shrunk for them."""
     waits: list[Wait] = field(default_factory=list)
-    """Waiting history, oldest first, bounded (placement/policies.py)."""
+    """Waiting history, oldest first, bounded."""
 
     @property
     def name(self) -> ClusterName:
         """Its name in the site file."""
         return self.parameters.name
+
+    @property
+    def mean_wait(self) -> float | None:
+        """Mean of the waiting history, in seconds; None: nothing is known."""
+        return sum(wait.seconds for wait in self.waits) / len(self.waits) if self.waits else None
 
     @property
     def capacity(self) -> int:
@@ -316,7 +382,7 @@ class ClusterRecord:
 
     @property
     def load_free(self) -> int:
-        """Processors nobody else uses, less all that we have or asked for; negative when more is asked than free."""
+        """Processors that no other user has, less all that we have or asked for; may be negative."""
         return self.idle + self.ours_polled - self.managed - self.offered
 
     @property
@@ -429,8 +495,6 @@ class PlaceholderRecord:
     """Who holds it there; None: its LRM does not tell."""
     hold_reason: str = ""
     """The LRM's own word for that hold."""
-    elsewhere: str = ""
-    """Where its LRM has moved it; empty: it is on its cluster."""
 
     @property
     def held(self) -> bool:
@@ -468,7 +532,7 @@ class BatchRecord:
     taken_at: float | None = None
     """When that became known: a listing asked for before may have missed it. None: not noted."""
     uncertain: str | None = None
-    """Why nobody knows whether the submission arrived."""
+    """Why it is unknown whether the submission arrived."""
     live: int = 0
     """Placeholders of it that have not ended."""
     mixed: bool = False
@@ -492,8 +556,6 @@ class Claim:
     """Seconds from the submission of its placeholders until the last one was held; kept when they are gone."""
     lrm_ids: tuple[LrmJobId, ...] = ()
     """LRM ids of the placeholders that it ended with; kept when they are gone."""
-    change: Change | None = None
-    """Change of its size that is under way, while the job runs."""
     last_request: int = 0
     """Number of the latest request of the application for more processors."""
     places: list[PlaceholderId] = field(default_factory=list)
@@ -508,22 +570,6 @@ class Claim:
     def missing(self) -> int:
         """Placeholders still to be submitted."""
         return self.processors - len(self.placeholders)
-
-    @property
-    def coming(self) -> int:
-        """Processors by which it may be about to grow."""
-        change = self.change
-        if change is None or change.processors < 0 or change.phase is ChangePhase.TAKING:
-            return 0
-        return change.accepted if change.phase is ChangePhase.GATHERING else change.processors
-
-    @property
-    def leaving(self) -> int:
-        """Processors that it may be about to give up."""
-        change = self.change
-        if change is None or change.processors > 0:
-            return 0
-        return change.accepted - change.done if change.phase is ChangePhase.RELEASING else -change.processors
 
     def sized(self, component: Component) -> Component:
         """Return the component of this claim in the size that the claim has: a piece of it, or the whole."""
@@ -549,9 +595,9 @@ class JobRecord:
     """When it is looked at again, and what for."""
     life_extended: bool = False
     """Its end was put off once, because missing placeholders had just begun to start."""
-    retake_with_room: bool = False
+    reclaim_with_room: bool = False
     """All else is held and only room was lacking: they are claimed again as soon as one of its placeholders is gone."""
-    setbacks: int = 0
+    failed_claims: int = 0
     """How often this claim came to nothing so far; sets the length of the next pause."""
     hand_backs: int = 0
     """How often held processors were handed back because others were missing."""
@@ -570,12 +616,14 @@ class JobRecord:
     """Ranks that an adaptive job has taken in while it ran, in that order: so their processes know each other."""
     departed: set[int] = field(default_factory=set)
     """Ranks whose processors a malleable job has given up."""
+    changes: dict[int, Change] = field(default_factory=dict)
+    """Changes of its size that are under way, while it runs, by number."""
     sizes_wanted: dict[str, int] = field(default_factory=dict)
     """Most processors that its owner wants a component to have from now on, by its name."""
     sizes_asked_at: float | None = None
     """When it was asked last to give up what it has beyond them."""
     growth_rests: bool = False
-    """It does not grow for a while: workers have ended of which nobody had asked it."""
+    """It does not grow for a while: workers have ended that were not asked to."""
     ends_soon: bool = False
     """It has so little of its walltime left that it grows no more."""
     worker_failures: int = 0
@@ -589,7 +637,7 @@ class JobRecord:
     ended_by: PlaceholderId | None = None
     """Placeholder whose end, as its agent told it, decided the outcome; its LRM may know better why it ended."""
     launcher_over: bool = False
-    """Who speaks for all of its processes has ended well, or has said that all is done."""
+    """The launcher of all its processes has ended well, or has said that all is done."""
     suspected: JobOutcome | None = None
     """What mpiexec said of its end while an agent was out of contact, whose loss may be the true cause."""
     outcome: JobOutcome | None = None
@@ -609,9 +657,9 @@ class JobRecord:
         return self._due(TimerKind.LIFE)
 
     @property
-    def retake_at(self) -> float | None:
+    def reclaim_at(self) -> float | None:
         """When the processors that were handed back are claimed again."""
-        return self._due(TimerKind.RETAKE)
+        return self._due(TimerKind.RECLAIM)
 
     def _due(self, kind: TimerKind) -> float | None:
         due = self.timers.get(kind)
@@ -644,10 +692,76 @@ class JobRecord:
 
     def ranks_awaited(self) -> list[int]:
         """Return the processes that have not ended; those that a growth was still to bring in need not have begun."""
-        changes = [claim.change for claim in self.claims if claim.change is not None]
-        new = {rank for change in changes if change.phase is ChangePhase.TAKING for rank in change.ranks}
+        new = {rank for one in self.changes.values() if one.phase is ChangePhase.TAKING for rank in one.ranks}
         over = self.ends.keys() | self.departed | new
         return [rank.rank for rank in self.ranks if rank.rank not in over]
+
+    def part_on(self, number: int) -> tuple[Change, Part] | None:
+        """Return the change of a claim that is under way, and its part of that; ``number``: index of the claim."""
+        for change in self.changes.values():
+            for part in change.parts:
+                if part.claim == number:
+                    return change, part
+        return None
+
+    def change_on(self, number: int) -> Change | None:
+        """Return the change of a claim that is under way; ``number``: index of the claim."""
+        found = self.part_on(number)
+        return None if found is None else found[0]
+
+    def is_changing(self, number: int) -> bool:
+        """Tell whether a change is under way that another one of a claim must wait for; ``number``: index of the claim.
+
+        A component that cannot have any size changes on one cluster at a time, so that its rule is asked about the size
+        that it will have.
+        """
+        component = self.claims[number].component
+        if self.job.component(component).takes_any_size:
+            return self.change_on(number) is not None
+        return any(change.component == component for change in self.changes.values())
+
+    def size(self, component: str) -> int:
+        """Return the processors that a component has on all clusters."""
+        return sum(claim.processors for claim in self.claims if claim.component == component)
+
+    def coming(self, component: str | None = None, *, beside: Claim | None = None) -> int:
+        """Return by how many processors a component (None: all) may be about to grow; ``beside``: but for one claim."""
+        return sum(change.coming(part) for change, part in self._parts(component, beside))
+
+    def leaving(self, component: str | None = None, *, beside: Claim | None = None) -> int:
+        """Return the processors that a component (None: all) may be about to give up, likewise."""
+        return sum(change.leaving(part) for change, part in self._parts(component, beside))
+
+    def _parts(self, component: str | None, beside: Claim | None) -> Iterator[tuple[Change, Part]]:
+        for change in self.changes.values():
+            if component in {None, change.component}:
+                for part in change.parts:
+                    if self.claims[part.claim] is not beside:
+                        yield change, part
+
+    def is_worker(self, rank: int) -> bool:
+        """Tell whether a process is one that may come and go without the others."""
+        return self.job.has_workers and not self.job.is_head(self.ranks[rank].component)
+
+    def rank_in(self, placeholder: PlaceholderRecord) -> Rank | None:
+        """Return the process of a placeholder; None: it has none."""
+        return next((rank for rank in self.ranks if rank.placeholder == placeholder.id), None)
+
+    def is_done(self) -> bool:
+        """Tell whether all work of a launched job is done, as far as its processes have ended well.
+
+        A sweep is done when that is said; a job of a head and workers with its head; any other with all of its
+        processes, and under MPI its launcher.
+        """
+        if self.job.runner is RunnerName.SWEEP:
+            return self.launcher_over
+        if self.job.launcher is Launcher.MPI:
+            return self.launcher_over and not self.ranks_awaited()
+        if self.job.runner is RunnerName.WORKERS:
+            head = [rank.rank for rank in self.ranks if self.job.is_head(rank.component)]
+            if head:
+                return self.ends.keys() >= set(head)
+        return len(self.ends) + len(self.departed) == len(self.ranks)
 
     def unclaim(self, placeholders: set[PlaceholderId]) -> None:
         """Take placeholders out of the claims: they are no longer counted on."""
@@ -736,6 +850,33 @@ class State:
         """Return the placeholders in the claims of a job (not those already given up or gone)."""
         ids = (id_ for claim in record.claims for id_ in claim.placeholders)
         return [self.placeholders[id_] for id_ in ids if id_ in self.placeholders]
+
+    def note_wait(self, placeholder: PlaceholderRecord, now: float) -> None:
+        """Write into the waiting history of a cluster that a placeholder got its processor.
+
+        A submission is one entry: a parallel job waits for the last of its processors.
+        """
+        waits = self.clusters[placeholder.cluster].waits
+        seconds = max(0.0, now - placeholder.submitted_at)
+        for wait in reversed(waits):
+            if wait.batch == placeholder.id.batch:
+                wait.seconds = max(wait.seconds, seconds)
+                return
+        waits.append(Wait(batch=placeholder.id.batch, seconds=seconds))
+        del waits[:-WAITS_KEPT]
+
+    def note_vain_wait(self, placeholder: PlaceholderRecord, now: float) -> None:
+        """Write into the history that a placeholder ended without a processor, if it waited longer than others do."""
+        if now - placeholder.submitted_at > (self.clusters[placeholder.cluster].mean_wait or 0.0):
+            self.note_wait(placeholder, now)
+
+    def expected_wait(self, cluster: ClusterRecord, now: float) -> float | None:
+        """Return the seconds that new placeholders will probably wait on a cluster: the mean of those before.
+
+        What waits there now has waited long enough already to count, once it exceeds that. None: nothing is known.
+        """
+        oldest = next((self.batches[key].submitted_at for key in cluster.pending if key in self.batches), None)
+        return cluster.mean_wait if oldest is None else max(cluster.mean_wait or 0.0, now - oldest)
 
     def note_claims(self, record: JobRecord, now: float) -> None:
         """Write down what is to be known of a job's placeholders when they are gone: at its launch and at its end."""

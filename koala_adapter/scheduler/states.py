@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State machines of jobs and placeholders, the ledger that moves and counts them, and the roster of running jobs.
+"""State machines of jobs, placeholders and changes, the ledger that moves and counts them, and the roster of jobs.
 
 The tables say which state may follow which, and when; any other move is a defect of the scheduler and is refused by the
 ledger. The tables are printed in docs/architecture.md by docs/reference.py.
@@ -8,7 +8,7 @@ ledger. The tables are printed in docs/architecture.md by docs/reference.py.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from koala_adapter.errors import TransitionError
 from koala_adapter.model import JobKind
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Claim,
         ClusterRecord,
         JobRecord,
+        Part,
         PlaceholderRecord,
         State,
     )
@@ -112,19 +113,48 @@ PLACEHOLDER_TRANSITIONS: Mapping[PlaceholderState, Mapping[PlaceholderState, str
         PlaceholderState.ENDING: {},
     }
 )
-"""The same for a placeholder. A new one is submitted; its record is dropped, from any state, when it is gone."""
+"""For each state of a placeholder the states that may follow it. A new one is submitted; a gone one is dropped."""
 
 
-def check_job(job: str, source: JobState, target: JobState) -> None:
-    """Raise TransitionError unless a job may go from one state to another."""
-    if target not in JOB_TRANSITIONS[source]:
-        raise TransitionError(f"job {job} cannot go from {source.value!r} to {target.value!r}")
+_GIVEN_UP = "it comes to nothing, or its job ends"
+
+CHANGE_TRANSITIONS: Mapping[ChangePhase, Mapping[ChangePhase, str]] = MappingProxyType(
+    {
+        ChangePhase.NEW: {
+            ChangePhase.ASKED: "processors are offered, or asked back",
+            ChangePhase.PROMISED: "the application insists on more than is free",
+            ChangePhase.GATHERING: "what the application or its owner wants is free",
+            ChangePhase.RELEASING: "the application gives processors back of its own accord",
+            ChangePhase.OVER: "what the application wants cannot be had",
+        },
+        ChangePhase.ASKED: {
+            ChangePhase.GATHERING: "the application takes processors, and they are free",
+            ChangePhase.RELEASING: "the application agrees to give processors up",
+            ChangePhase.OVER: "the application declines or does not answer in time, or its job ends",
+        },
+        ChangePhase.PROMISED: {
+            ChangePhase.ASKED: "less is free than was promised, and that is offered",
+            ChangePhase.GATHERING: "what was promised is free",
+            ChangePhase.OVER: _GIVEN_UP,
+        },
+        ChangePhase.GATHERING: {
+            ChangePhase.TAKING: "all its placeholders are held",
+            ChangePhase.OVER: _GIVEN_UP,
+        },
+        ChangePhase.TAKING: {ChangePhase.OVER: f"all new processes run; or {_GIVEN_UP}"},
+        ChangePhase.RELEASING: {ChangePhase.OVER: "all processors are given up, or that takes too long"},
+        ChangePhase.OVER: {},
+    }
+)
+"""For each phase of a change the phases that may follow it. A new one is in no record, nor one that is over."""
+
+AnyState = TypeVar("AnyState", JobState, PlaceholderState, ChangePhase)
 
 
-def check_placeholder(placeholder: object, source: PlaceholderState, target: PlaceholderState) -> None:
-    """Raise TransitionError unless a placeholder may go from one state to another."""
-    if target not in PLACEHOLDER_TRANSITIONS[source]:
-        raise TransitionError(f"placeholder {placeholder} cannot go from {source.value!r} to {target.value!r}")
+def _check(what: str, table: Mapping[AnyState, Mapping[AnyState, str]], source: AnyState, target: AnyState) -> None:
+    """Raise TransitionError unless a table has a move."""
+    if target not in table[source]:
+        raise TransitionError(f"{what} cannot go from {source.value!r} to {target.value!r}")
 
 
 # -- The ledger: the only writer of states and counts --------------------------------------------------------
@@ -153,8 +183,9 @@ class Ledger:
         for record in state.jobs.values():
             record.live = record.held = 0
             for claim in record.claims:
-                self._count_change(claim, 1)
                 self._count_places(claim, len(claim.places))
+            for change in record.changes.values():
+                self._count_change(record, change, 1)
         for placeholder in state.placeholders.values():
             self._count_live(placeholder, 1)
             self._count(placeholder, 1)
@@ -167,7 +198,7 @@ class Ledger:
 
     def move_job(self, record: JobRecord, target: JobState) -> None:
         """Bring a job into another state. Raises TransitionError."""
-        check_job(record.job.id, record.state, target)
+        _check(f"job {record.job.id}", JOB_TRANSITIONS, record.state, target)
         record.state = target
 
     def drop_job(self, record: JobRecord) -> None:
@@ -188,7 +219,7 @@ class Ledger:
         """Bring a placeholder into another state, if it is not there already. Raises TransitionError."""
         if placeholder.state is target:
             return
-        check_placeholder(placeholder.id, placeholder.state, target)
+        _check(f"placeholder {placeholder.id}", PLACEHOLDER_TRANSITIONS, placeholder.state, target)
         if placeholder.waiting and target is PlaceholderState.QUEUED:
             placeholder.state = target
             return
@@ -199,7 +230,8 @@ class Ledger:
     def reassign(self, placeholder: PlaceholderRecord, taker: JobRecord, component: str) -> None:
         """Give a processor to another job, which holds it from now on. Raises TransitionError."""
         if placeholder.state is not PlaceholderState.HELD:
-            check_placeholder(placeholder.id, placeholder.state, PlaceholderState.HELD)
+            what = f"placeholder {placeholder.id}"
+            _check(what, PLACEHOLDER_TRANSITIONS, placeholder.state, PlaceholderState.HELD)
         self._count(placeholder, -1)
         self.state.jobs[placeholder.job_id].live -= 1
         taker.live += 1
@@ -226,26 +258,22 @@ class Ledger:
 
     # ---- changes of size ------------------------------------------------------------------------------------------
 
-    def begin_change(self, claim: Claim, change: Change, phase: ChangePhase, *, accepted: int = 0) -> None:
-        """Note that a change of the size of a claim is under way from now on, in this phase."""
-        change.phase, change.accepted = phase, accepted
-        claim.change = change
-        self._count_change(claim, 1)
+    def move_change(
+        self, record: JobRecord, change: Change, phase: ChangePhase, parts: list[Part] | None = None
+    ) -> None:
+        """Bring a change into another phase, with other ``parts``. Raises TransitionError.
 
-    def advance_change(self, claim: Claim, phase: ChangePhase, *, accepted: int | None = None) -> None:
-        """Bring the change of a claim into its next phase."""
-        if claim.change is None:
-            return
-        self._count_change(claim, -1)
-        claim.change.phase = phase
-        if accepted is not None:
-            claim.change.accepted = accepted
-        self._count_change(claim, 1)
-
-    def end_change(self, claim: Claim) -> None:
-        """Note that the change of a claim, if there is one, is over: nothing is kept for it any more."""
-        self._count_change(claim, -1)
-        claim.change = None
+        A new change comes into the record of its job, and one that is over goes from there.
+        """
+        _check(f"change {change.number} of job {record.job.id}", CHANGE_TRANSITIONS, change.phase, phase)
+        self._count_change(record, change, -1)
+        change.phase = phase
+        change.parts = change.parts if parts is None else parts
+        if phase is ChangePhase.OVER:
+            record.changes.pop(change.number, None)
+        else:
+            record.changes[change.number] = change
+        self._count_change(record, change, 1)
 
     def add_places(self, claim: Claim, placeholders: Sequence[PlaceholderId]) -> None:
         """Note that placeholders were queued for the size that the owner of a running job wants."""
@@ -261,16 +289,14 @@ class Ledger:
         """Keep processors from everybody for a moment; a negative number gives them free again."""
         cluster.offered += processors
 
-    def _count_change(self, claim: Claim, one: int) -> None:
-        """Add a change to what is offered, promised or gathered on its cluster, or (``one`` = -1) take it out."""
-        change = claim.change
-        if change is None or claim.cluster is None:
-            return
-        cluster = self.state.clusters[claim.cluster]
-        if change.phase is ChangePhase.GATHERING:
-            cluster.gathering += one * change.accepted
-        elif change.phase is ChangePhase.PROMISED or (change.phase is ChangePhase.ASKED and change.processors > 0):
-            cluster.offered += one * change.processors
+    def _count_change(self, record: JobRecord, change: Change, one: int) -> None:
+        """Add a change to what is kept or gathered on its clusters, or (``one`` = -1) take it out."""
+        for part in change.parts:
+            name = record.claims[part.claim].cluster
+            if name is not None:
+                cluster = self.state.clusters[name]
+                cluster.offered += one * change.kept(part)
+                cluster.gathering += one * part.accepted if change.phase is ChangePhase.GATHERING else 0
 
     def _count_places(self, claim: Claim, count: int) -> None:
         """Add so many placeholders to those that running jobs have not taken in yet."""
@@ -367,14 +393,14 @@ class Roster:
             member = self._members.get((record.job.id, number))
             if member is None:
                 if runs and claim.cluster is not None and not record.job.is_head(claim.component):
-                    self._add(RunningClaim(record, number, claim.cluster), busy=is_busy(record, claim))
+                    self._add(RunningClaim(record, number, claim.cluster), busy=is_busy(record, number))
             elif not runs:
                 self._remove(member)
             else:
-                self._follow(member, record, claim)
+                self._follow(member, record, number)
 
-    def _follow(self, member: RunningClaim, record: JobRecord, claim: Claim) -> None:
-        running, busy = self._clusters[member.cluster], is_busy(record, claim)
+    def _follow(self, member: RunningClaim, record: JobRecord, number: int) -> None:
+        claim, running, busy = record.claims[number], self._clusters[member.cluster], is_busy(record, number)
         if busy:
             running.begin(member)
         minimum, maximum = _limits(record, claim)
@@ -398,9 +424,9 @@ class Roster:
             del self._clusters[member.cluster]
 
 
-def is_busy(record: JobRecord, claim: Claim) -> bool:
-    """Tell whether a running malleable job is to be left alone: it changes already, or is about to end."""
-    return claim.change is not None or bool(record.ends)
+def is_busy(record: JobRecord, number: int) -> bool:
+    """Tell whether a claim of a running job is to be left alone: it changes already, or is about to end."""
+    return bool(record.ends) or record.is_changing(number)
 
 
 def order_of(record: JobRecord, number: int) -> Order:
@@ -417,9 +443,9 @@ def bounds(record: JobRecord, claim: Claim) -> tuple[int, int]:
     component = record.job.component(claim.component)
     minimum, maximum = component.minimum, record.sizes_wanted.get(component.name, component.maximum)
     if component.flexible:
-        others = [one for one in record.claims if one.component == claim.component and one is not claim]
-        minimum -= sum(one.processors - one.leaving for one in others)
-        maximum -= sum(one.processors + one.coming for one in others)
+        others = sum(one.processors for one in record.claims if one.component == claim.component and one is not claim)
+        minimum -= others - record.leaving(claim.component, beside=claim)
+        maximum -= others + record.coming(claim.component, beside=claim)
     if record.growth_rests or claim.growth_refused:
         maximum = min(maximum, claim.processors)
     return max(0, minimum), max(0, maximum)
@@ -430,7 +456,7 @@ def _limits(record: JobRecord, claim: Claim) -> tuple[int, int]:
     minimum, maximum = bounds(record, claim)
     if record.ends_soon:
         maximum = 0
-    if record.job.kind is JobKind.EVOLVING:  # nobody offers it anything, or asks it for anything
+    if record.job.kind is JobKind.EVOLVING:  # it is offered nothing, and asked for nothing
         minimum, maximum = claim.processors, claim.processors
     return min(minimum, claim.processors), max(maximum, claim.processors)
 

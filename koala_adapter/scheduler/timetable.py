@@ -54,9 +54,8 @@ def give_time(state: State, timetable: Timetable, now: float) -> None:
 
 def _await_answers(state: State, until: float) -> None:
     """Take nothing for declined before that."""
-    changes = (claim.change for job in state.jobs.values() for claim in job.claims)
-    for change in changes:
-        if change is not None and change.phase is ChangePhase.ASKED and change.due is not None:
+    for change in (change for job in state.jobs.values() for change in job.changes.values()):
+        if change.phase is ChangePhase.ASKED and change.due is not None:
             change.due = change.due._replace(at=max(change.due.at, until))
 
 
@@ -73,7 +72,7 @@ def _after_downtime(
     if kind in AWAITS_AGENTS and at <= now:
         return now + state.parameters.registration_timeout
     if kind is TimerKind.ENDING and placeholder is not None and placeholder.host:
-        # Its agent may hold the last output of a job, and has yet to find out that somebody listens again.
+        # Its agent may hold the last output of a job, and has yet to find out that the service is back.
         return max(at, now + state.parameters.registration_timeout)
     return at
 
@@ -88,10 +87,9 @@ def _move_timers(state: State, moved: Callable[[TimerKind, float, PlaceholderRec
     for job in state.jobs.values():
         for kind, due in job.timers.items():
             job.timers[kind] = due._replace(at=moved(kind, due.at, None))
-        for claim in job.claims:
-            if claim.change is not None and claim.change.due is not None:
-                due = claim.change.due
-                claim.change.due = due._replace(at=moved(TimerKind.CHANGE, due.at, None))
+        for change in job.changes.values():
+            if change.due is not None:
+                change.due = change.due._replace(at=moved(TimerKind.CHANGE, change.due.at, None))
 
 
 # -- The timetable -------------------------------------------------------------------------------------------
@@ -113,7 +111,7 @@ class Timetable:
         return sum(self._stands(timer) for timer in self._heap)
 
     def rebuild(self) -> None:
-        """Put all timers in order anew: records have been changed by somebody else."""
+        """Put all timers in order anew: the records were changed from outside."""
         self._heap = [*self._of_clusters(), *self._of_jobs()]
         heapq.heapify(self._heap)
         self._pause_ends = {(timer.cluster, timer.at) for timer in self._heap if timer.kind is TimerKind.PAUSE}
@@ -123,9 +121,9 @@ class Timetable:
         for job_id, record in state.jobs.items():
             for kind, due in record.timers.items():
                 yield Timer(*due, kind, job_id=job_id)
-            for claim in record.claims:
-                if claim.change is not None and claim.change.due is not None:
-                    yield Timer(*claim.change.due, TimerKind.CHANGE, job_id=job_id)
+            for change in record.changes.values():
+                if change.due is not None:
+                    yield Timer(*change.due, TimerKind.CHANGE, job_id=job_id)
         for id_, placeholder in state.placeholders.items():
             for kind, due in placeholder.timers.items():
                 yield Timer(*due, kind, placeholder=id_)
@@ -224,17 +222,17 @@ class Timetable:
             del state.jobs[timer.job_id].timers[timer.kind]
 
 
-def change_due(record: JobRecord, timer: Timer) -> int | None:
-    """Return the index of the claim whose change a timer is for; None: that is over."""
-    for number, claim in enumerate(record.claims):
-        if claim.change is not None and claim.change.due is not None and claim.change.due.number == timer.number:
-            return number
+def change_due(record: JobRecord, timer: Timer) -> Change | None:
+    """Return the change that a timer is for; None: that is over."""
+    for change in record.changes.values():
+        if change.due is not None and change.due.number == timer.number:
+            return change
     return None
 
 
 def _pauses(cluster: ClusterRecord) -> list[float]:
-    shrinking = (cluster.no_shrink_before, cluster.vain_until)
-    growing = (cluster.no_growth_before, cluster.levelled_until)
+    shrinking = (cluster.no_shrink_before, cluster.fruitless_until)
+    growing = (cluster.no_growth_before, cluster.balanced_until)
     ends = (cluster.paused_until, cluster.first_look_until, *growing, *shrinking)
-    doubts = (job.doubted_at for job in cluster.others_waiting)
+    doubts = (job.blocked_from for job in cluster.others_waiting)
     return [at for at in (*ends, *doubts) if at is not None]

@@ -402,38 +402,17 @@ class ClusterDriver:
         self.poller.poll_soon()
 
     async def _refine_all(self) -> None:
-        """Ask where placeholders are that the listing no longer shows, and of accounting how they ended.
-
-        Of those that were moved to another LRM nothing is told: the next listing shows them.
-        """
+        """Ask accounting how placeholders ended that the listing no longer shows."""
         async for events in self._lost:
-            lost: Sequence[PlaceholderEnded] = events
             ends: dict[PlaceholderId, LrmJob] = {}
             with contained("asking for placeholders", cluster=self.name):
-                lost = await self._not_moved(events)
-                ends = await self._history(lost) if self.lrm.capabilities.accounting else {}
-            for event in lost:
+                ends = await self._history(events) if self.lrm.capabilities.accounting else {}
+            for event in events:
                 job = ends.get(event.placeholder)
                 if job is not None and job.end is not None:
                     detail = job.reason or event.detail
                     event = replace(event, reason=job.end, detail=detail)  # noqa: PLW2901 - the same, told better
                 self._context.report(event)
-
-    async def _not_moved(self, events: Sequence[PlaceholderEnded]) -> Sequence[PlaceholderEnded]:
-        ids = self.judge.unexplained(self._context.state(), events)
-        if not ids:
-            return events
-        try:
-            with answering(self.name):
-                moved = await self.lrm.moved(list(ids.values()))
-        except LrmError as error:
-            # Missing at the next look, too, they are asked about again: without an answer nothing is known of them.
-            log.warning("nothing is known of placeholders", cluster=self.name, ids=[*ids.values()], error=str(error))
-            return [event for event in events if event.placeholder not in ids]
-        for job in moved:
-            log.info("a placeholder was moved", cluster=self.name, id=job.id, elsewhere=job.elsewhere)
-        found = self.judge.explained(ids, moved)
-        return [event for event in events if event.placeholder not in found]
 
     async def _history(self, events: Sequence[PlaceholderEnded]) -> dict[PlaceholderId, LrmJob]:
         ids = self.judge.unexplained(self._context.state(), events)

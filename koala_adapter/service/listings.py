@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a listing of an LRM proves about placeholders: moves, ends, holds, and the judgement of them all. Pure.
+"""What a listing of an LRM proves about placeholders: ends, holds, and the judgement of them all. Pure.
 
-In this order: placeholders moved to another LRM, placeholders seen, gone or unknown, placeholders in hold, and the
-judge that turns a listing of one cluster, or a failed one, into events for the scheduler and jobs to cancel.
+In this order: suspended placeholders, placeholders seen, gone or unknown, placeholders in hold, and the judge that
+turns a listing of one cluster, or a failed one, into events for the scheduler and jobs to cancel.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from koala_adapter.scheduler.events import (
     Event,
     Hold,
     HoldsSeen,
-    Move,
-    MovesSeen,
     PlaceholderEnded,
     PlaceholderEnding,
     PlaceholderStarted,
@@ -35,20 +33,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName, LrmJob
     from koala_adapter.scheduler.records import BatchRecord, PlaceholderRecord, State
-
-
-# -- Placeholders moved to another LRM -----------------------------------------------------------------------
-
-
-def new_moves(state: State, cluster: ClusterName, listing: Iterable[LrmJob], *, now: float) -> MovesSeen | None:
-    """Return where a listing shows placeholders to be that were moved; None when that is known already."""
-    places = {job.id: job.elsewhere for job in listing if job.elsewhere}
-    ours = [one for one in state.placeholders.on(cluster).values() if one.lrm_id]
-    seen = {one.id: places.get(one.lrm_id, "") for one in ours if one.lrm_id is not None}
-    if all(seen[one.id] == one.elsewhere for one in ours):
-        return None
-    moves = tuple(Move(placeholder=id_, elsewhere=place) for id_, place in seen.items() if place)
-    return MovesSeen(time=now, cluster=cluster, moves=moves)
 
 
 # -- Suspended placeholders ----------------------------------------------------------------------------------
@@ -255,7 +239,7 @@ def processors_held(listing: Iterable[LrmJob]) -> int:
 
     The batch system may count more processors for it, such as both threads of a core.
     """
-    return sum(job.state in OCCUPYING and not job.elsewhere for job in listing)
+    return sum(job.state in OCCUPYING for job in listing)
 
 
 # -- Placeholders in hold ------------------------------------------------------------------------------------
@@ -415,9 +399,6 @@ class ListingJudge:
         holds = new_holds(state, self._cluster, look.jobs, now=now, told=look.tells_holders)
         if holds is not None:
             events.append(holds)
-        moves = new_moves(state, self._cluster, look.jobs, now=now)
-        if moves is not None:
-            events.append(moves)
         suspensions = new_suspensions(state, self._cluster, look.jobs, now=now)
         if suspensions is not None:
             events.append(suspensions)

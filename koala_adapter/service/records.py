@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from koala_adapter.negotiation.serviceside.template import Side, Template
     from koala_adapter.scheduler.records import State
 
-SCHEMA_VERSION = "3"
+SCHEMA_VERSION = "4"
 """Of the database with its events and records. What an earlier version could not read has another number."""
 
 

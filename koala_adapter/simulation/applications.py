@@ -94,6 +94,10 @@ class Application:
         """Return the execution times on 0 to ``maximum`` processors (on 0: for ever), for fast look-up."""
         return (float("inf"), *(self.speed_up.execution_time(n) for n in range(1, self.maximum + 1)))
 
+    def execution_time(self, processors: int) -> float:
+        """Return the seconds that the whole work takes on so many processors."""
+        return self.speed_up.execution_time(processors)
+
     def answer(self, size: int, amount: int) -> int:
         """Return its signed answer to a message of a malleability policy."""
         return self.acceptance.answer(size, amount, self.minimum, self.maximum)

@@ -3,8 +3,8 @@
 
 Every decision is taken by the code that decides live: the policies of :mod:`koala_adapter.scheduler.knownpolicies` and
 :mod:`koala_adapter.scheduler.malleable.policies`, in the order of
-:mod:`koala_adapter.scheduler.malleable.jobmanagement`. Here is the world around them: the queue, clusters, what
-placement policies are shown, changes of size, what job management is shown, and last the simulation itself.
+:mod:`koala_adapter.scheduler.malleable.jobmanagement`. Here is the world around them: clusters and runs, what placement
+policies are shown, and the simulation, which is what job management decides about.
 
 A processor is a number, not a placeholder, which is what makes a million jobs feasible. All that happens at one instant
 happens first (ends, then local users and changes under way, then submissions); then it is decided.
@@ -15,25 +15,21 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.errors import SimulationError
 from koala_adapter.model import ClusterName, Component
+from koala_adapter.scheduler.claiming.queue import LaneQueue
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.scheduler.malleable.jobmanagement import JobManagement, Need
-from koala_adapter.scheduler.malleable.policies import (
-    Direction,
-    MalleabilityPolicy,
-    MalleableJob,
-    RunningJobs,
-    Step,
-    carry_out,
-)
+from koala_adapter.scheduler.malleable.jobmanagement import DecidedClusters, JobManagement, Need
+from koala_adapter.scheduler.malleable.policies import Direction, MalleableJob, RunningJobs, Step, carry_out
 from koala_adapter.scheduler.parameters import Approach, Parameters
 from koala_adapter.scheduler.placement.policies import WorstFit
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, Placed, infeasibility
 from koala_adapter.simulation.applications import JobResult, Outcome
-from koala_adapter.simulation.world import Engine, local_users, outages
+from koala_adapter.simulation.platform import MOST_PROCESSORS
+from koala_adapter.simulation.world import Engine, live_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,118 +38,40 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.placement.policy import PlacedComponent
     from koala_adapter.simulation.applications import Application, SimulatedJob
     from koala_adapter.simulation.platform import ClusterModel, Platform
-    from koala_adapter.simulation.world import LocalUse, Outage
-
-
-# -- Placement queue -----------------------------------------------------------------------------------------
-# Jobs wait in lanes by what they need. All jobs of a lane get the same answer from a placement policy, so a lane whose
-# first job cannot be placed is passed over for the rest of a scan, in which room only shrinks (compare
-# :mod:`koala_adapter.scheduler.claiming.queue`).
-
-Position = tuple[float, int]
-
-
-class Lane(NamedTuple):
-    """What decides whether a job can be placed."""
-
-    least: int
-    """Processors of its largest component."""
-    placement: str
-    components: tuple[Component, ...]
-
-
-class WaitingLine:
-    """Waiting jobs in order of submission."""
-
-    __slots__ = ("_lanes", "_size")
-
-    def __init__(self) -> None:
-        """Begin empty."""
-        self._lanes: dict[Lane, deque[tuple[Position, SimulatedJob]]] = {}
-        self._size = 0
-
-    def __len__(self) -> int:
-        """Number of waiting jobs."""
-        return self._size
-
-    def push(self, job: SimulatedJob, lane: Lane) -> None:
-        """Enter a job behind those of its lane, or before them when it was submitted earlier (after a failure)."""
-        entry = ((job.submitted_at, job.number), job)
-        line = self._lanes.setdefault(lane, deque())
-        if line and entry[0] < line[0][0]:
-            line.appendleft(entry)
-        else:
-            line.append(entry)
-        self._size += 1
-
-    def head(self) -> tuple[SimulatedJob, Lane] | None:
-        """Return the first job of all, with its lane; None when no job waits."""
-        if not self._size:
-            return None
-        lane = min(self._lanes, key=lambda lane: self._lanes[lane][0][0])
-        return self._lanes[lane][0][1], lane
-
-    def pop(self, lane: Lane) -> SimulatedJob:
-        """Take the first job of a lane out."""
-        line = self._lanes[lane]
-        job = line.popleft()[1]
-        if not line:
-            del self._lanes[lane]
-        self._size -= 1
-        return job
-
-    def scan(self, hopeless: set[Lane]) -> Iterator[tuple[SimulatedJob, Lane]]:
-        """Yield the first jobs of the lanes in queue order, each until it is popped or its lane is hopeless."""
-        ahead = [(line[0][0], number, lane) for number, (lane, line) in enumerate(self._lanes.items())]
-        heapq.heapify(ahead)
-        while ahead:
-            _, number, lane = ahead[0]
-            line = self._lanes.get(lane)
-            if not line or lane in hopeless:
-                heapq.heappop(ahead)
-            elif ahead[0][0] != line[0][0]:
-                heapq.heapreplace(ahead, (line[0][0], number, lane))
-            else:
-                yield line[0][1], lane
-
-    def jobs(self) -> list[SimulatedJob]:
-        """Return all jobs in queue order."""
-        entries = [entry for line in self._lanes.values() for entry in line]
-        return [job for _, job in sorted(entries, key=lambda entry: entry[0])]
-
-
-# -- Clusters ------------------------------------------------------------------------------------------------
-# As a batch system keeps them: the runs, who has how many processors, local users, failures.
-#
-# Local users go past the scheduler. Their jobs are served first come, first served; while one of them waits, no job of
-# ours that is submitted later gets a processor.
+    from koala_adapter.simulation.world import LocalUse
 
 NEVER = float("inf")
 
 
+# -- Clusters and runs ---------------------------------------------------------------------------------------
+# Local users go past the scheduler. Their jobs are served first come, first served; while one of them waits, no job of
+# ours that is submitted later gets a processor.
+
+
 class SimulatedCluster:
-    """Counts of processors; compared by identity."""
+    """A cluster as its batch system keeps it, in counts of processors; compared by identity."""
 
     __slots__ = (
+        "_down_nodes",
+        "_world",
         "capacity",
         "down",
+        "draining",
         "index",
-        "leaving",
+        "last_poll",
         "local_queue",
         "local_used",
-        "making_room",
         "managed",
         "model",
         "name",
-        "others_seen",
         "processors",
-        "queue_seen",
         "running",
+        "shrinking",
         "speed",
         "unwanted",
     )
 
-    def __init__(self, model: ClusterModel, index: int) -> None:
+    def __init__(self, model: ClusterModel, index: int, world: Multicluster) -> None:
         """Begin with all processors idle."""
         self.model = model
         self.name: ClusterName = model.cluster
@@ -167,18 +85,20 @@ class SimulatedCluster:
         self.local_used = 0
         self.local_queue: deque[LocalUse] = deque()
         self.down = 0
-        self.others_seen = 0
-        """Processors that the information service last saw out of our reach."""
-        self.queue_seen = False
-        """Whether it last saw local jobs waiting, which would get the next processors that come free."""
-        self.running: RunningJobs[Part] = RunningJobs()
+        self.last_poll = (0, False)
+        """What the information service saw last: the processors out of our reach, and whether local jobs waited, which
+        would get the next processors that come free."""
+        self.running: RunningJobs[RunComponent] = RunningJobs()
         """The malleable ones of the managed jobs."""
         self.unwanted: int | None = None
         """Free processors that no running job would take when they were offered last; None: something has changed."""
-        self.making_room = 0
+        self.shrinking = 0
         """Processors that jobs have promised to give back and still hold."""
-        self.leaving = 0
+        self.draining = 0
         """Processors that no job has any more, and that are not known to be idle yet."""
+        self._world = world
+        self._down_nodes: dict[int, int] = {}
+        """Processors that are away with each node."""
 
     @property
     def idle(self) -> int:
@@ -191,40 +111,80 @@ class SimulatedCluster:
         return 0 if self.local_queue else max(0, self.idle)
 
     @property
-    def others(self) -> int:
-        """Processors out of our reach: used by local users, waited for by them, or down."""
-        return self.processors - self.managed - self.usable
-
-    @property
     def free(self) -> int:
         """Processors that the scheduler believes it could have now, the threshold kept."""
-        free = self.processors - self.others_seen
+        free = self.processors - self.last_poll[0]
         if free > self.capacity:  # noqa: PLR1730 - min() costs more than all the rest, and this is asked all the time
             free = self.capacity
         free -= self.managed
-        return free if free > 0 else 0  # noqa: FURB136 - likewise
+        return free if free > 0 else 0  # noqa: FURB136 - max() costs more
 
     @property
     def kept(self) -> int:
         """Processors believed idle that the threshold keeps from us."""
-        return self.processors - self.others_seen - self.managed - self.free
+        return self.processors - self.last_poll[0] - self.managed - self.free
 
-    def see(self) -> bool:
+    def poll(self) -> bool:
         """Let the information service look; tell whether more may be within our reach than it saw last."""
-        before = self.others_seen, self.queue_seen
-        self.others_seen, self.queue_seen = self.others, bool(self.local_queue)
-        return (self.others_seen, self.queue_seen) < before
+        before = self.last_poll
+        self.last_poll = self.processors - self.managed - self.usable, bool(self.local_queue)
+        return self.last_poll < before
 
-    def start_locals(self) -> Iterator[LocalUse]:
-        """Start local jobs that wait, in order, as far as processors are idle; yield those that start."""
+    def view(self, free: int) -> ClusterView:
+        """Return what placement policies are shown when so many processors are free.
+
+        Placeholders are only sent where they start at once: what is free is all the room there is.
+        """
+        return ClusterView(
+            name=self.name,
+            capacity=self.capacity,
+            room=free,
+            available=free,
+            load_free=free + self.kept,
+            walltime_limit=None,
+        )
+
+    def start_locals(self) -> None:
+        """Start local jobs that wait, in order, as far as processors are idle."""
         while self.local_queue and self.local_queue[0].processors <= self.idle:
             use = self.local_queue.popleft()
             self.local_used += use.processors
-            yield use
+            self._world.engine.after(use.run, partial(self._local_ends, use))
+
+    def local_job(self, use: LocalUse) -> None:
+        """Put the job of a local user into the queue of the cluster."""
+        self.local_queue.append(use)
+        self._others_changed()
+
+    def _local_ends(self, use: LocalUse) -> None:
+        self.local_used -= use.processors
+        self._others_changed()
+
+    def node_fails(self, node: int) -> None:
+        """Take a node away; what runs on it ends. Which jobs those are is a matter of the node's place in the row."""
+        size = self.model.processors_per_node
+        at = node * size
+        # What is draining has no job that could be ended; it is idle as soon as that is known.
+        while (held := self.managed - self.draining) > 0 and (at < held or self.idle + self.draining < size):
+            self._world.evict(self, min(at, held - 1))
+            at = self.processors
+        # A node of local users alone goes when they have gone: nothing to us.
+        self._down_nodes[node] = size = min(size, max(0, self.idle + self.draining))
+        self.down += size
+        self._world.others_changed(self)
+
+    def node_returns(self, node: int) -> None:
+        """Have the processors of a node back."""
+        self.down -= self._down_nodes.pop(node)
+        self._others_changed()
+
+    def _others_changed(self) -> None:
+        self.start_locals()
+        self._world.others_changed(self)
 
 
-class Part(MalleableJob):
-    """The part of a malleable run that is on one cluster."""
+class RunComponent(MalleableJob):
+    """The component of a malleable run that is on one cluster."""
 
     __slots__ = ("answers", "cluster", "pending", "run")
 
@@ -236,7 +196,7 @@ class Part(MalleableJob):
         self.run = run
         self.cluster = cluster
         self.answers: dict[tuple[int, int], int] = {}
-        """What its application answers, by size and message: parts with the same bounds may share this."""
+        """What its application answers, by size and message: components with the same bounds may share this."""
         self.pending = 0
         """Change that is under way (signed)."""
 
@@ -255,7 +215,7 @@ class Run:
     started_at: float
     speed: float = 1.0
     """Of the slowest of its clusters."""
-    parts: list[Part] = field(default_factory=list)
+    parts: list[RunComponent] = field(default_factory=list)
     """One for each cluster when it is malleable; else none."""
     left: float = 1.0
     """Work left, when it was last accounted for."""
@@ -312,82 +272,25 @@ class Run:
         )
 
 
-class BackgroundActivity:
-    """What happens at a cluster without our doing: local users come and go, nodes fail and are repaired.
-
-    ``changed`` is called whenever the processors out of our reach have changed; ``evict`` must end a managed job that
-    is on the cluster, chosen by a number from 0 to ``managed`` - ``leaving`` - 1.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        cluster: SimulatedCluster,
-        changed: Callable[[SimulatedCluster], None],
-        evict: Callable[[SimulatedCluster, int], None],
-    ) -> None:
-        """Nothing happens before :meth:`local_users` or :meth:`failures` is called."""
-        self._engine = engine
-        self._cluster = cluster
-        self._changed = changed
-        self._evict = evict
-
-    def local_users(self, uses: Iterator[LocalUse]) -> None:
-        """Have local users submit these jobs."""
-        use = next(uses, None)
-        if use is not None:
-            self._engine.at(use.submitted_at, lambda: self._submitted(use, uses))
-
-    def failures(self, failures: Iterator[Outage]) -> None:
-        """Have nodes fail and come back."""
-        outage = next(failures, None)
-        if outage is not None:
-            self._engine.at(outage.begins_at, lambda: self._failed(outage, failures))
-
-    def released(self) -> None:
-        """Let local jobs have what has come free, before we may."""
-        for use in self._cluster.start_locals():
-            self._engine.after(use.run, lambda use=use: self._local_ended(use))  # type: ignore[misc]
-
-    def _submitted(self, use: LocalUse, uses: Iterator[LocalUse]) -> None:
-        self._cluster.local_queue.append(use)
-        self.released()
-        self._changed(self._cluster)
-        self.local_users(uses)
-
-    def _local_ended(self, use: LocalUse) -> None:
-        self._cluster.local_used -= use.processors
-        self.released()
-        self._changed(self._cluster)
-
-    def _failed(self, outage: Outage, failures: Iterator[Outage]) -> None:
-        """Take a node away; what runs on it ends. Which jobs those are is a matter of the node's place in the row."""
-        cluster = self._cluster
-        size = cluster.model.processors_per_node
-        at = outage.node * size
-        # What is leaving has no job that could be ended; it is idle as soon as that is known.
-        while (held := cluster.managed - cluster.leaving) > 0 and (at < held or cluster.idle + cluster.leaving < size):
-            self._evict(cluster, min(at, held - 1))
-            at = cluster.processors
-        # A node of local users alone goes when they have gone: nothing to us.
-        size = min(size, max(0, cluster.idle + cluster.leaving))
-        cluster.down += size
-        self._changed(cluster)
-        self._engine.at(outage.ends_at, lambda: self._repaired(size))
-        self.failures(failures)
-
-    def _repaired(self, processors: int) -> None:
-        self._cluster.down -= processors
-        self.released()
-        self._changed(self._cluster)
-
-
-# -- What placement policies are shown -----------------------------------------------------------------------
-# Clusters are shown as in a live service, but placeholders are only sent where they start at once: what is free is all
-# the room there is.
+# -- What placement policies are asked -----------------------------------------------------------------------
 
 ALONE = "job"
 """Name of the component of a job that has only one."""
+
+
+class Lane(NamedTuple):
+    """What decides whether a job can be placed: all jobs of a lane get the same answer from a placement policy."""
+
+    total: int
+    """Processors of its largest component."""
+    placement: str
+    components: tuple[Component, ...]
+
+
+def lane_of(job: SimulatedJob) -> Lane:
+    """Return the lane in which a job waits."""
+    least = max((component.minimum for component in job.components), default=job.initial)
+    return Lane(least, job.placement, job.components)
 
 
 class CountedPlacement:
@@ -397,18 +300,17 @@ class CountedPlacement:
         """Ask about these clusters, whose indices are their places in the sequence. ``policies``: those there are."""
         self._policies = {name: policies.placement_policy(name, Parameters()) for name in policies.placement_names}
         self._clusters = clusters
-        self._by_name = {cluster.name: cluster for cluster in clusters}
         self._worst_fit: dict[tuple[int, int], Sequence[PlacedComponent]] = {}
         """Its answers for a single component of fixed size, by the size and the index of the cluster with most free."""
         self._short = all(cluster.capacity == cluster.processors for cluster in clusters)
         """Whether worst fit takes the cluster with the most free: thresholds do not count in its measure of load."""
         self._requests: dict[Lane, tuple[Sequence[ComponentRequest], str | None]] = {}
         self.frees = [cluster.free for cluster in clusters]
-        """``free`` of each cluster, updated with each change, so that the largest is found quickly."""
+        """``free`` of each cluster, noted with each change, so that the largest is found quickly."""
 
-    def cluster(self, name: ClusterName) -> SimulatedCluster:
-        """Return a cluster by its name."""
-        return self._by_name[name]
+    def note(self, cluster: SimulatedCluster) -> None:
+        """Note what is free on a cluster now."""
+        self.frees[cluster.index] = cluster.free
 
     def never(self, job: SimulatedJob, lane: Lane) -> str | None:
         """Return why a job can never run here; None when it can."""
@@ -422,18 +324,18 @@ class CountedPlacement:
         requests, _ = self._asked(lane)
         if self._short and not lane.components and lane.placement == WorstFit.name:
             most = max(self.frees)
-            if most < lane.least:
+            if most < lane.total:
                 return None
             index = self.frees.index(most)  # of all clusters, worst fit takes this one; it is asked once about each
-            known = self._worst_fit.get((lane.least, index))
+            known = self._worst_fit.get((lane.total, index))
             if known is not None:
                 return known
             best = self._clusters[index]
-            result = self._policies[lane.placement].place(requests, {best.name: _view(best, most)})
+            result = self._policies[lane.placement].place(requests, {best.name: best.view(most)})
             if isinstance(result, Placed):
-                self._worst_fit[lane.least, index] = result.components
+                self._worst_fit[lane.total, index] = result.components
         else:
-            views = {cluster.name: _view(cluster, cluster.free) for cluster in self._clusters}
+            views = {cluster.name: cluster.view(cluster.free) for cluster in self._clusters}
             result = self._policies[lane.placement].place(requests, views)
         return result.components if isinstance(result, Placed) else None
 
@@ -442,13 +344,13 @@ class CountedPlacement:
 
         A cluster where local users wait is left alone: they would get what comes free.
         """
-        usable = [one for one in self._clusters if not one.making_room and not one.queue_seen]
+        usable = [one for one in self._clusters if not one.shrinking and not one.last_poll[1]]
         if not lane.components:
-            yield Need(lane.least, usable)
+            yield Need(lane.total, usable)
             return
         for request in self._asked(lane)[0]:
             chosen = request.component.cluster
-            possible = [one for one in usable if chosen in {None, one.name} and request.never(_view(one, 0)) is None]
+            possible = [one for one in usable if chosen in {None, one.name} and request.never(one.view(0)) is None]
             yield Need(request.component.minimum, possible, insists=chosen is not None)
 
     def _asked(self, lane: Lane) -> tuple[Sequence[ComponentRequest], str | None]:
@@ -457,344 +359,22 @@ class CountedPlacement:
         if found is None:
             if lane.placement not in self._policies:
                 return (), f"there is no placement policy {lane.placement}; there is {', '.join(self._policies)}"
-            alone = Component(name=ALONE, command=(), minimum=lane.least, maximum=lane.least)
+            alone = Component(name=ALONE, command=(), minimum=lane.total, maximum=lane.total)
             splits = self._policies[lane.placement].splits
             requests = [
                 ComponentRequest(component=component, walltime=0, splittable=splits and component.flexible)
                 for component in lane.components or (alone,)
             ]
-            empty = {cluster.name: _view(cluster, cluster.capacity) for cluster in self._clusters}
+            empty = {cluster.name: cluster.view(cluster.capacity) for cluster in self._clusters}
             found = self._requests[lane] = requests, infeasibility(requests, empty)
         return found
 
 
-def lane_of(job: SimulatedJob) -> Lane:
-    """Return the lane in which a job waits."""
-    least = max((component.minimum for component in job.components), default=job.initial)
-    return Lane(least, job.placement, job.components)
-
-
-def _view(cluster: SimulatedCluster, free: int) -> ClusterView:
-    return ClusterView(
-        name=cluster.name,
-        capacity=cluster.capacity,
-        room=free,
-        available=free,
-        load_free=free + cluster.kept,
-        walltime_limit=None,
-    )
-
-
-# -- Changes of size -----------------------------------------------------------------------------------------
-# Running jobs change their size at once, or with the delays of real runners.
-#
-# As MRunner does it (TR-0092): growing, the new placeholders start while the application keeps running; when all are
-# held it stands still for the cost of the change, then goes on with more. Shrinking, it stands still first, goes on
-# with fewer, and only then are the processors given back. What is given back comes free when its batch system says so.
-
-
-class CountedResizing:
-    """Carries messages to applications, and out what they accept."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        placeholder_delay: float,
-        release_delay: float = 0.0,
-        released: Callable[[SimulatedCluster], None],
-    ) -> None:
-        """``released`` is called when processors have come free, or a job can change again, after a delay."""
-        self._engine = engine
-        self._delay = placeholder_delay
-        self._release_delay = release_delay
-        self._released = released
-        self.changed: list[Run] = []
-        """Runs whose end must be forecast again."""
-        self.changes = 0
-        """Changes of size that applications agreed to."""
-        self.grow_messages = 0
-        self.shrink_messages = 0
-
-    def touch(self, run: Run) -> None:
-        """Account for a run before something about it changes at this instant."""
-        if not run.changed:
-            run.changed = True
-            self.changed.append(run)
-            run.account(self._engine.now)
-
-    def ask(self, part: Part, amount: int) -> int:
-        """Send a message to a part; return what its application accepts (both signed)."""
-        if amount > 0:
-            self.grow_messages += 1
-        else:
-            self.shrink_messages += 1
-        size = part.size
-        accepted = part.answers.get((size, amount))
-        if accepted is None:
-            answer = part.run.job.application.acceptance.answer
-            accepted = part.answers[size, amount] = answer(size, amount, part.minimum, part.maximum)
-        if not accepted:
-            return 0
-        run, cluster = part.run, part.cluster
-        if amount > 0:
-            most = min(cluster.capacity - cluster.managed, cluster.usable)
-            if accepted > most:  # what was believed to be idle is not: placeholders that did not start are ended
-                accepted = run.job.application.acceptance.answer(size, max(0, most), part.minimum, part.maximum)
-            if accepted:
-                run.grown += 1
-        else:
-            run.shrunk += 1
-        if accepted:
-            self._change(part, accepted)
-        return accepted
-
-    def _change(self, part: Part, amount: int) -> None:
-        run = part.run
-        self.changes += 1
-        part.cluster.unwanted = None
-        self.touch(run)
-        pause = run.job.application.cost.seconds(amount)
-        if pause > 0 or (amount > 0 and self._delay > 0):
-            part.cluster.running.begin(part)
-            part.pending = amount
-            if amount > 0:
-                _hold(run, part.cluster, amount)
-                self._engine.after(self._delay, lambda: self._all_held(part, pause))
-            else:
-                part.cluster.making_room -= amount
-                run.standing += 1
-                self._engine.after(pause, lambda: self._returned(part))
-            return
-        run.size += amount
-        if amount > 0 or self._release_delay <= 0:
-            _hold(run, part.cluster, amount)
-        else:
-            self._let_go(run, part.cluster, -amount)
-
-    def give_back(self, cluster: SimulatedCluster, processors: int) -> None:
-        """Have processors that no job has any more come free: at once, or after the delay."""
-        if self._release_delay <= 0:
-            cluster.managed -= processors
-            self._released(cluster)
-        else:
-            cluster.leaving += processors
-            self._engine.after(self._release_delay, lambda: self._freed(cluster, processors))
-
-    def _let_go(self, run: Run, cluster: SimulatedCluster, processors: int) -> None:
-        run.held[cluster] -= processors
-        run.total -= processors
-        self.give_back(cluster, processors)
-
-    def _freed(self, cluster: SimulatedCluster, processors: int) -> None:
-        cluster.leaving -= processors
-        cluster.managed -= processors
-        self._released(cluster)
-
-    def _all_held(self, part: Part, pause: float) -> None:
-        if not part.run.over:
-            self.touch(part.run)
-            part.run.standing += 1
-            self._engine.after(pause, lambda: self._grown(part))
-
-    def _grown(self, part: Part) -> None:
-        if not part.run.over:
-            self._through(part)
-
-    def _returned(self, part: Part) -> None:
-        if not part.run.over:
-            part.cluster.making_room += part.pending
-            if self._release_delay <= 0:
-                _hold(part.run, part.cluster, part.pending)
-            else:
-                self._let_go(part.run, part.cluster, -part.pending)
-            self._through(part)
-
-    def _through(self, part: Part) -> None:
-        """Go on with the new size."""
-        self.touch(part.run)
-        part.run.standing -= 1
-        part.run.size += part.pending
-        part.pending = 0
-        part.cluster.running.end(part)
-        self._released(part.cluster)
-
-
-def _hold(run: Run, cluster: SimulatedCluster, amount: int) -> None:
-    run.held[cluster] += amount
-    run.total += amount
-    cluster.managed += amount
-    if run.total > run.largest:  # noqa: PLR1730 - max() costs more than all the rest
-        run.largest = run.total
-
-
-# -- What job management is shown ----------------------------------------------------------------------------
-# The clusters as :mod:`koala_adapter.scheduler.malleable.jobmanagement` sees them.
-#
-# Applications answer at once here. What an application gives up is free at once as well, unless it has to stand still
-# for its change; until then room is being made on that cluster.
-
-
-class CountedClusters:
-    """What job management asks of clusters and jobs, answered from counts, and how its decisions are carried out."""
-
-    def __init__(
-        self,
-        *,
-        approach: Approach,
-        malleability: MalleabilityPolicy,
-        placing: CountedPlacement,
-        waiting: WaitingLine,
-        resizing: CountedResizing,
-        start: Callable[[SimulatedJob, Sequence[PlacedComponent]], bool],
-        released: Callable[[SimulatedCluster], None],
-    ) -> None:
-        """``start`` starts a job and tells whether its claim succeeded, ``released`` is told where jobs were shrunk."""
-        self.approach = approach
-        self._malleability = malleability
-        self._placing = placing
-        self._waiting = waiting
-        self._resizing = resizing
-        self._start = start
-        self._released = released
-        self.changed = False
-        """Whether something has changed that has not been decided about."""
-        self.touched: dict[SimulatedCluster, None] = {}
-        """Clusters with processors that have not been offered to running jobs."""
-        self.hopeless: set[Lane] = set()
-        """Lanes whose jobs cannot be placed before a cluster has more to give."""
-        self._gave_nothing: set[SimulatedCluster] = set()
-        """Where running jobs were asked to make room in vain, and no cluster has had more to give since."""
-        self._awaited: list[SimulatedCluster] = []
-        """Where room is being made for the head of the queue."""
-
-    def touch(self, cluster: SimulatedCluster) -> None:
-        """Note that a cluster may have more to give than before."""
-        self._placing.frees[cluster.index] = cluster.free
-        self.touched[cluster] = None
-        self.hopeless.clear()
-        self._gave_nothing.clear()
-        self.changed = True
-
-    def decided(self) -> None:
-        """Note that all decisions of this instant have been taken."""
-        if not (self._waiting and self.making_room()):
-            self.touched.clear()
-
-    # ---- how far things are ---------------------------------------------------------------------------------------
-
-    def decision_wanted(self) -> bool:
-        """Whether anything has changed since the last decision."""
-        wanted = self.changed
-        self.changed = False
-        return wanted
-
-    def clusters(self) -> Sequence[SimulatedCluster]:
-        """Return those that were touched: nothing has changed on others."""
-        return list(self.touched)
-
-    def running(self, cluster: SimulatedCluster) -> RunningJobs[Part]:
-        """Return the parts of running malleable jobs."""
-        return cluster.running
-
-    def free(self, cluster: SimulatedCluster) -> int:
-        """Return what the scheduler believes to be free."""
-        return cluster.free
-
-    def room(self, cluster: SimulatedCluster) -> int:
-        """Return the same, with what no job has any more: where others are on their way out nothing is decided."""
-        return cluster.free + cluster.leaving
-
-    def ending(self, cluster: SimulatedCluster) -> int:
-        """Return what is given up when applications go on after a change, and what is not known to be idle yet."""
-        return cluster.making_room + cluster.leaving
-
-    def just_seen(self, cluster: SimulatedCluster) -> bool:  # noqa: ARG002 - so it is for all clusters
-        """Return False: whatever is on its way out comes free."""
-        return False
-
-    def in_reach(self, cluster: SimulatedCluster) -> bool:  # noqa: ARG002 - likewise
-        """Return True: no cluster is ever lost."""
-        return True
-
-    def changing(self, cluster: SimulatedCluster) -> bool:  # noqa: ARG002 - likewise
-        """Return False: all answers come at once."""
-        return False
-
-    def promised(self, cluster: SimulatedCluster) -> bool:  # noqa: ARG002 - likewise
-        """Return False: no application asks for more itself."""
-        return False
-
-    def paused(self, cluster: SimulatedCluster, direction: Direction) -> bool:
-        """Tell whether shrinking was in vain; that is so until a cluster is touched, not for a time."""
-        return direction is Direction.SHRINK and cluster in self._gave_nothing
-
-    def rebalances(self, cluster: SimulatedCluster) -> bool:  # noqa: ARG002 - likewise
-        """Tell whether the one policy of all clusters does."""
-        return self._malleability.rebalances
-
-    def short_of_processors(self) -> Iterable[tuple[SimulatedCluster, int, ShrunkFor]]:
-        """Return nothing: jobs, also those of others, only come where they start at once."""
-        return ()
-
-    def jobs_wait(self) -> bool:
-        """Tell whether jobs wait."""
-        return len(self._waiting) > 0
-
-    def making_room(self) -> bool:
-        """Tell whether processors are on their way out that were given up for the head of the queue."""
-        self._awaited = [cluster for cluster in self._awaited if cluster.making_room or cluster.leaving]
-        return bool(self._awaited)
-
-    def needs_of_head(self) -> Iterable[Need[SimulatedCluster]]:
-        """Return the needs of its components."""
-        head = self._waiting.head()
-        return () if head is None else self._placing.needs(head[1])
-
-    # ---- what is decided ------------------------------------------------------------------------------------------
-
-    def continue_changes(self, cluster: SimulatedCluster) -> None:
-        """Do nothing: steps are over at once."""
-
-    def scan(self, kept: Sequence[SimulatedCluster]) -> None:  # noqa: ARG002 - the running have taken what they want
-        """Start waiting jobs, lane by lane."""
-        hopeless = self.hopeless
-        for job, lane in self._waiting.scan(hopeless):
-            placed = self._placing.place(lane)
-            if placed is None:
-                hopeless.add(lane)
-            elif self._start(job, placed):
-                self._waiting.pop(lane)
-
-    def keep_room(self, needs: Mapping[ClusterName, int]) -> None:
-        """Do nothing: the queue is scanned as soon as something is free."""
-
-    def grow(self, cluster: SimulatedCluster, value: int, *, thorough: bool) -> bool:
-        """Do a whole step. It is the last when no job took anything, or all sizes are as equal as they can be."""
-        step = Step(direction=Direction.GROW, remaining=value, thorough=thorough)
-        before = self._resizing.changes
-        carry_out(self._malleability, cluster.running, step, self._resizing.ask)
-        free = self._placing.frees[cluster.index] = cluster.free
-        if self._resizing.changes > before and not self._malleability.rebalances:
-            return True
-        cluster.unwanted = free
-        return False
-
-    def shrink(self, cluster: SimulatedCluster, value: int, shrunk_for: ShrunkFor) -> None:  # noqa: ARG002 - for the head
-        """Do a whole step, and let others have what it frees."""
-        before, leaving = cluster.free, cluster.leaving
-        step = Step(direction=Direction.SHRINK, remaining=value)
-        carry_out(self._malleability, cluster.running, step, self._resizing.ask)
-        if cluster.making_room or cluster.leaving > leaving:
-            self._awaited.append(cluster)
-        if cluster.free > before:  # some may have given theirs up at once, others stand still first
-            self._released(cluster)
-        elif not (cluster.making_room or cluster.leaving > leaving):
-            self._gave_nothing.add(cluster)
-            self.changed = True
-
-
 # -- The simulation ------------------------------------------------------------------------------------------
+# Running jobs change their size at once, or with the delays of real runners, as MRunner does it (TR-0092). Growing, the
+# new placeholders start while the application keeps running; when all are held it stands still for the cost of the
+# change, then goes on with more. Shrinking, it stands still first, goes on with fewer, and only then are the processors
+# given back. What is given back comes free when its batch system says so; until then room is being made.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -828,7 +408,7 @@ class Settings:
             raise SimulationError(f"there is no malleability policy {self.malleability}", hint=hint)
 
 
-class Multicluster:
+class Multicluster(DecidedClusters[SimulatedCluster]):
     """The simulated world. Interrupted between two instants, :attr:`outcome` has what came out so far."""
 
     def __init__(
@@ -842,43 +422,54 @@ class Multicluster:
         """Build it. ``workload`` is in order of submission and read as it is needed; ``on_end`` takes the results."""
         self.outcome = Outcome()
         self.settings = settings
-        self.clusters = [SimulatedCluster(model, index) for index, model in enumerate(platform.clusters)]
+        self.engine = Engine()
+        self.members = [SimulatedCluster(model, index, self) for index, model in enumerate(platform.clusters)]
+        """All clusters of the platform."""
+        self.runs: dict[int, Run] = {}
+        """Jobs that run, by their numbers."""
+        self.waiting: LaneQueue[Lane, tuple[float, int], int] = LaneQueue()
+        """Numbers of the jobs that wait."""
+        self._waiting_jobs: dict[int, tuple[SimulatedJob, Lane]] = {}
+        self.placing = CountedPlacement(self.members, settings.policies)
+        self._by_name = {cluster.name: cluster for cluster in self.members}
+        self._malleability = settings.policies.malleability_policy(settings.malleability)
+        self._management = JobManagement(self)
         self._workload = iter(workload)
         self._arriving = next(self._workload, None)
         self._on_end = on_end or self.outcome.jobs.append
-        self._engine = Engine()
-        self._resizing = CountedResizing(
-            self._engine,
-            placeholder_delay=settings.placeholder_delay + settings.start_delay,
-            release_delay=settings.release_delay,
-            released=self._released,
-        )
-        self._waiting = WaitingLine()
-        self._live: dict[int, Run] = {}
         self._ends: list[tuple[float, int, int, Run]] = []
-        self._placing = CountedPlacement(self.clusters, settings.policies)
-        self._frees = self._placing.frees
-        self._sites = CountedClusters(
-            approach=settings.approach,
-            malleability=settings.policies.malleability_policy(settings.malleability),
-            placing=self._placing,
-            waiting=self._waiting,
-            resizing=self._resizing,
-            start=self._start,
-            released=self._released,
-        )
-        self._management = JobManagement(self._sites)
+        self._to_forecast: list[Run] = []
+        """Runs whose end must be forecast again."""
+        self._growth_delay = settings.placeholder_delay + settings.start_delay
         self._restarts: dict[int, int] = {}
         self._answers: dict[tuple[int, int, int], dict[tuple[int, int], int]] = {}
         self._rates: dict[int, tuple[Application, Sequence[float]]] = {}
-        self._activities = [self._begin_activity(platform, cluster) for cluster in self.clusters]
+        self._recorded = (0, 0)
+        """Messages to grow and to shrink that are in the timeline."""
+        self._accepted = 0
+        """Changes of size that applications agreed to."""
+        self._undecided = False
+        """Whether something has changed that has not been decided about."""
+        self._changed_clusters: dict[SimulatedCluster, None] = {}
+        """Clusters with processors that have not been offered to running jobs."""
+        self._blocked_lanes: set[Lane] = set()
+        """Lanes whose jobs cannot be placed before a cluster has more to give."""
+        self._gave_nothing: set[SimulatedCluster] = set()
+        """Where running jobs were asked to make room in vain, and no cluster has had more to give since."""
+        self._awaited: list[SimulatedCluster] = []
+        """Where room is being made for the head of the queue."""
+        for cluster in self.members:
+            load, failures = platform.background_of(cluster.model), platform.failures_of(cluster.model)
+            live_beside(self.engine, cluster, cluster.model, load=load, failures=failures, seed=settings.seed)
+            if settings.poll_interval > 0 and (load is not None or failures is not None):
+                self.engine.after(settings.poll_interval, partial(self._poll_later, cluster))
 
     # ---- the course of time ---------------------------------------------------------------------------------------
 
     def run(self, until: float = NEVER) -> Outcome:
         """Let all that is ahead happen, up to ``until``; return :attr:`outcome`."""
-        engine, ends = self._engine, self._ends
-        while self._arriving is not None or self._live or self._waiting:
+        engine, ends = self.engine, self._ends
+        while self._arriving is not None or self.runs or self.waiting:
             while ends and (ends[0][2] != ends[0][3].version or ends[0][3].over):
                 heapq.heappop(ends)  # a forecast that no longer holds
             arrival = NEVER if self._arriving is None else self._arriving.submitted_at
@@ -887,113 +478,118 @@ class Multicluster:
             now = min(arrival, end) if other is None else min(arrival, end, other)
             if now > until or now == NEVER:
                 break
-            self._instant(max(now, engine.now))
-        self.outcome.unfinished = len(self._live) + len(self._waiting)
-        self.outcome.grow_messages = self._resizing.grow_messages
-        self.outcome.shrink_messages = self._resizing.shrink_messages
+            self.instant(max(now, engine.now))
+        self.outcome.unfinished = len(self.runs) + len(self.waiting)
         return self.outcome
 
-    def _instant(self, now: float) -> None:
-        engine, ends = self._engine, self._ends
+    def instant(self, now: float) -> None:
+        """Let all that is ahead at one instant happen, and decide."""
+        engine, ends = self.engine, self._ends
         engine.now = now
         while ends and ends[0][0] <= now:
             _, _, version, run = heapq.heappop(ends)
             if version == run.version and not run.over:
-                self._ended(run)
+                self._end(run)
         if engine.waiting:
             engine.run(until=now)
         arrived = False
         while self._arriving is not None and self._arriving.submitted_at <= now:
-            arrived |= self._submitted(self._arriving)
+            arrived |= self._submit(self._arriving)
             self._arriving = next(self._workload, None)
-        if arrived or self._sites.changed:
-            self._decide()
+        if arrived or self._undecided:
+            self._undecided = True
+            self._management.decide()
+            if not (self.waiting and self.making_room()):
+                self._changed_clusters.clear()
         self._forecast()
 
-    def _submitted(self, job: SimulatedJob) -> bool:
+    def _forecast(self) -> None:
+        """Work out anew when the runs end whose rate has changed, and record what the world looks like."""
+        now, ends = self.engine.now, self._ends
+        for run in self._to_forecast:
+            run.changed = False
+            if not run.over and (at := run.forecast(max(now, run.since))) < NEVER:
+                heapq.heappush(ends, (at, run.job.number, run.version, run))
+        self._to_forecast.clear()
+        if len(ends) > 64 + 8 * len(self.runs):
+            ends[:] = [entry for entry in ends if entry[2] == entry[3].version and not entry[3].over]
+            heapq.heapify(ends)
+        if self.settings.timeline:
+            self._record(now)
+
+    def _record(self, now: float) -> None:
+        outcome = self.outcome
+        managed, local = sum(c.managed for c in self.members), sum(c.local_used for c in self.members)
+        if not outcome.used or outcome.used[-1][1:] != (managed, local):
+            outcome.used.append((now, managed, local))
+        sent = outcome.grow_messages, outcome.shrink_messages
+        if sent != self._recorded:
+            outcome.messages.append((now, sent[0] - self._recorded[0], sent[1] - self._recorded[1]))
+            self._recorded = sent
+
+    # ---- start and end of a job -----------------------------------------------------------------------------------
+
+    def _submit(self, job: SimulatedJob) -> bool:
+        """Take a job in; tell whether that is to be decided about."""
         lane = lane_of(job)
-        never = self._placing.never(job, lane)
+        never = self.placing.never(job, lane)
         if never is not None:
             self.outcome.refused.append((job, never))
             return False
-        if not self._waiting and not self._sites.touched and self._try(job, lane):
-            return True  # nobody was before it, and nothing else happened: no need to stand in line
-        self._waiting.push(job, lane)
-        return lane not in self._sites.hopeless
+        if not self.waiting and not self._changed_clusters:  # no job was before it, and nothing else happened
+            placed = self.placing.place(lane)
+            if placed is not None and self._start(job, placed):
+                return True
+        self._wait(job, lane)
+        return lane not in self._blocked_lanes
 
-    def _try(self, job: SimulatedJob, lane: Lane) -> bool:
-        """Start a job at once if its policy places it and its claim succeeds; tell whether it did."""
-        placed = self._placing.place(lane)
-        return placed is not None and self._start(job, placed)
-
-    def _ended(self, run: Run) -> None:
-        run.account(self._engine.now)
-        self._leave(run)
-        self._on_end(run.result(self._engine.now))
-        self.outcome.ended_at = self._engine.now
-
-    def _leave(self, run: Run) -> None:
-        """Take back all that a run holds."""
-        run.over = True
-        del self._live[run.job.number]
-        for part in run.parts:
-            part.cluster.running.remove(part)
-            if part.pending < 0:
-                part.cluster.making_room += part.pending
-        run.parts.clear()  # or run and parts would hold each other, for the collector to find
-        for cluster, processors in run.held.items():
-            self._resizing.give_back(cluster, processors)
-
-    def _decide(self) -> None:
-        self._sites.changed = True
-        self._management.decide()
-        self._sites.decided()
-
-    # ---- start and end ----------------------------------------------------------------------------------------------
+    def _wait(self, job: SimulatedJob, lane: Lane) -> None:
+        self.waiting.enter(job.number, lane, (job.submitted_at, job.number))
+        self._waiting_jobs[job.number] = job, lane
 
     def _start(self, job: SimulatedJob, placed: Sequence[PlacedComponent]) -> bool:
         """Claim the processors of a placement; False when local users have them."""
         held: dict[SimulatedCluster, int] = {}
         for component in placed:
-            cluster = self._placing.cluster(component.cluster)
+            cluster = self._by_name[component.cluster]
             held[cluster] = held.get(cluster, 0) + component.processors
         lost = [cluster for cluster, processors in held.items() if processors > cluster.usable]
         for cluster in lost:  # the failed claim tells what the information service has not seen yet
             self.outcome.failed_claims += 1
-            cluster.see()
-            self._frees[cluster.index] = cluster.free
+            cluster.poll()
+            self.placing.note(cluster)
         if lost:
             return False
-        now = self._engine.now + self.settings.placeholder_delay
+        now = self.engine.now + self.settings.placeholder_delay
         total = sum(held.values())
         run = Run(
             job=job, rates=self._rates_of(job.application), held=held, size=total, total=total, largest=total,
             started_at=now, since=now, left=job.work, speed=min(cluster.speed for cluster in held),
             restarts=self._restarts.get(job.number, 0),
         )  # fmt: skip
-        self._live[job.number] = run
+        self.runs[job.number] = run
         idle = self.settings.start_delay + self.settings.end_delay
         if idle > 0:
             run.standing += 1
-            self._engine.after(self.settings.placeholder_delay + idle, lambda: self._computes(run))
+            self.engine.after(self.settings.placeholder_delay + idle, partial(self._computes, run))
         for cluster, processors in held.items():
             cluster.managed += processors
-            self._frees[cluster.index] = cluster.free
-            self._sites.touched[cluster] = None
+            self.placing.note(cluster)
+            self._changed_clusters[cluster] = None
             if job.malleable:
                 self._join(run, cluster, processors)
-        self._resizing.touch(run)
+        self._account(run)
         return True
 
     def _computes(self, run: Run) -> None:
         if not run.over:
-            self._resizing.touch(run)
+            self._account(run)
             run.standing -= 1
 
     def _join(self, run: Run, cluster: SimulatedCluster, processors: int) -> None:
-        """Let the malleability policy of a cluster have a part of a run that has started."""
+        """Let the malleability policy of a cluster have a component of a run that has started."""
         application = run.job.application
-        part = Part(
+        part = RunComponent(
             run,
             cluster,
             processors,
@@ -1008,12 +604,12 @@ class Multicluster:
         cluster.running.add(part)
         if self.settings.placeholder_delay > 0:
             cluster.running.begin(part)
-            self._engine.after(self.settings.placeholder_delay, lambda: self._began(part))
+            self.engine.after(self.settings.placeholder_delay, partial(self._began, part))
 
-    def _began(self, part: Part) -> None:
+    def _began(self, part: RunComponent) -> None:
         if not part.run.over:
             part.cluster.running.end(part)
-            self._sites.touch(part.cluster)
+            self._more_free(part.cluster)
 
     def _rates_of(self, application: Application) -> Sequence[float]:
         found = self._rates.get(id(application))
@@ -1022,69 +618,27 @@ class Multicluster:
             found = self._rates[id(application)] = application, rates
         return found[1]
 
-    def _forecast(self) -> None:
-        """Work out anew when the runs end whose rate has changed, and record what the world looks like."""
-        now, resizing, ends = self._engine.now, self._resizing, self._ends
-        for run in resizing.changed:
-            run.changed = False
-            if not run.over and (at := run.forecast(max(now, run.since))) < NEVER:
-                heapq.heappush(ends, (at, run.job.number, run.version, run))
-        resizing.changed.clear()
-        if len(ends) > 64 + 8 * len(self._live):
-            ends[:] = [entry for entry in ends if entry[2] == entry[3].version and not entry[3].over]
-            heapq.heapify(ends)
-        if self.settings.timeline:
-            self._record(now)
+    def _end(self, run: Run) -> None:
+        run.account(self.engine.now)
+        self._leave(run)
+        self._on_end(run.result(self.engine.now))
+        self.outcome.ended_at = self.engine.now
 
-    def _record(self, now: float) -> None:
-        outcome = self.outcome
-        managed, local = sum(c.managed for c in self.clusters), sum(c.local_used for c in self.clusters)
-        if not outcome.used or outcome.used[-1][1:] != (managed, local):
-            outcome.used.append((now, managed, local))
-        grown = self._resizing.grow_messages - outcome.grow_messages
-        shrunk = self._resizing.shrink_messages - outcome.shrink_messages
-        if grown or shrunk:
-            outcome.messages.append((now, grown, shrunk))
-            outcome.grow_messages += grown
-            outcome.shrink_messages += shrunk
+    def _leave(self, run: Run) -> None:
+        """Take back all that a run holds."""
+        run.over = True
+        del self.runs[run.job.number]
+        for part in run.parts:
+            part.cluster.running.remove(part)
+            if part.pending < 0:
+                part.cluster.shrinking += part.pending
+        run.parts.clear()  # or run and parts would hold each other, for the collector to find
+        for cluster, processors in run.held.items():
+            self._drain(cluster, processors)
 
-    # ---- what happens without our doing ---------------------------------------------------------------------------
-
-    def _begin_activity(self, platform: Platform, cluster: SimulatedCluster) -> BackgroundActivity:
-        activity = BackgroundActivity(self._engine, cluster, self._others_changed, self._evict)
-        load, failures = platform.background_of(cluster.model), platform.failures_of(cluster.model)
-        if load is not None:
-            activity.local_users(local_users(cluster.model, load, self.settings.seed))
-        if failures is not None:
-            activity.failures(outages(cluster.model, failures, self.settings.seed))
-        if self.settings.poll_interval > 0 and (load is not None or failures is not None):
-            self._engine.after(self.settings.poll_interval, lambda: self._poll(cluster))
-        return activity
-
-    def _others_changed(self, cluster: SimulatedCluster) -> None:
-        if self.settings.poll_interval <= 0:
-            self._see(cluster)
-
-    def _poll(self, cluster: SimulatedCluster) -> None:
-        self._see(cluster)
-        self._engine.after(self.settings.poll_interval, lambda: self._poll(cluster))
-
-    def _see(self, cluster: SimulatedCluster) -> None:
-        """Let the information service see what is out of our reach."""
-        if cluster.see():
-            self._sites.touch(cluster)
-        else:
-            self._frees[cluster.index] = cluster.free
-
-    def _released(self, cluster: SimulatedCluster) -> None:
-        """Give local jobs that wait what has come free on a cluster; the rest is ours again."""
-        self._activities[cluster.index].released()
-        self._others_changed(cluster)
-        self._sites.touch(cluster)
-
-    def _evict(self, cluster: SimulatedCluster, index: int) -> None:
+    def evict(self, cluster: SimulatedCluster, index: int) -> None:
         """End the run that holds a processor of a cluster, because its node failed, and submit the job again."""
-        for run in self._live.values():
+        for run in self.runs.values():
             index -= run.held.get(cluster, 0)
             if index < 0:
                 break
@@ -1092,7 +646,249 @@ class Multicluster:
             return
         self._restarts[run.job.number] = run.restarts + 1
         self._leave(run)
-        self._waiting.push(run.job, lane_of(run.job))
+        self._wait(run.job, lane_of(run.job))
+
+    # ---- what is known to be free -----------------------------------------------------------------------------------
+
+    def _more_free(self, cluster: SimulatedCluster) -> None:
+        """Note that a cluster may have more to give than before."""
+        self.placing.note(cluster)
+        self._changed_clusters[cluster] = None
+        self._blocked_lanes.clear()
+        self._gave_nothing.clear()
+        self._undecided = True
+
+    def _poll(self, cluster: SimulatedCluster) -> None:
+        """Let the information service see what is out of our reach."""
+        if cluster.poll():
+            self._more_free(cluster)
+        else:
+            self.placing.note(cluster)
+
+    def _poll_later(self, cluster: SimulatedCluster) -> None:
+        self._poll(cluster)
+        self.engine.after(self.settings.poll_interval, partial(self._poll_later, cluster))
+
+    def others_changed(self, cluster: SimulatedCluster) -> None:
+        """Take note that other processors than before are out of our reach; a poll that is not due does not see it."""
+        if self.settings.poll_interval <= 0:
+            self._poll(cluster)
+
+    def _freed(self, cluster: SimulatedCluster) -> None:
+        """Give local jobs that wait what has come free on a cluster; the rest is ours again."""
+        cluster.start_locals()
+        self.others_changed(cluster)
+        self._more_free(cluster)
+
+    def _drain(self, cluster: SimulatedCluster, processors: int) -> None:
+        """Have processors that no job has any more come free: at once, or after the delay."""
+        if self.settings.release_delay <= 0:
+            cluster.managed -= processors
+            self._freed(cluster)
+        else:
+            cluster.draining += processors
+            self.engine.after(self.settings.release_delay, partial(self._drained, cluster, processors))
+
+    def _drained(self, cluster: SimulatedCluster, processors: int) -> None:
+        cluster.draining -= processors
+        cluster.managed -= processors
+        self._freed(cluster)
+
+    # ---- changes of size, in the order in which a change happens --------------------------------------------------
+
+    def ask(self, part: RunComponent, amount: int) -> int:
+        """Send a message to a component; return what its application accepts (both signed)."""
+        if amount > 0:
+            self.outcome.grow_messages += 1
+        else:
+            self.outcome.shrink_messages += 1
+        size = part.size
+        accepted = part.answers.get((size, amount))
+        if accepted is None:
+            answer = part.run.job.application.acceptance.answer
+            accepted = part.answers[size, amount] = answer(size, amount, part.minimum, part.maximum)
+        if not accepted:
+            return 0
+        run, cluster = part.run, part.cluster
+        if amount > 0:
+            most = min(cluster.capacity - cluster.managed, cluster.usable)
+            if accepted > most:  # what was believed to be idle is not: placeholders that did not start are ended
+                accepted = run.job.application.acceptance.answer(size, max(0, most), part.minimum, part.maximum)
+            if accepted:
+                run.grown += 1
+        else:
+            run.shrunk += 1
+        if accepted:
+            self._change(part, accepted)
+        return accepted
+
+    def _change(self, part: RunComponent, amount: int) -> None:
+        run = part.run
+        self._accepted += 1
+        part.cluster.unwanted = None
+        self._account(run)
+        pause = run.job.application.cost.seconds(amount)
+        if amount > 0:
+            _hold(run, part.cluster, amount)
+            if pause > 0 or self._growth_delay > 0:
+                part.cluster.running.begin(part)
+                part.pending = amount
+                self.engine.after(self._growth_delay, partial(self._all_held, part, pause))
+                return
+        elif pause > 0:
+            part.cluster.running.begin(part)
+            part.pending = amount
+            part.cluster.shrinking -= amount
+            run.standing += 1
+            self.engine.after(pause, partial(self._given_up, part))
+            return
+        else:
+            self._give_up(part, amount)
+        run.size += amount
+
+    def _all_held(self, part: RunComponent, pause: float) -> None:
+        if not part.run.over:
+            self._account(part.run)
+            part.run.standing += 1
+            self.engine.after(pause, partial(self._goes_on, part))
+
+    def _given_up(self, part: RunComponent) -> None:
+        if not part.run.over:
+            part.cluster.shrinking += part.pending
+            self._give_up(part, part.pending)
+            self._goes_on(part)
+
+    def _give_up(self, part: RunComponent, amount: int) -> None:
+        """Have processors of a run come free; what is free at once is told with the next decision."""
+        _hold(part.run, part.cluster, amount)
+        if self.settings.release_delay > 0:
+            part.cluster.managed -= amount
+            self._drain(part.cluster, -amount)
+
+    def _goes_on(self, part: RunComponent) -> None:
+        """Go on with the new size."""
+        if not part.run.over:
+            self._account(part.run)
+            part.run.standing -= 1
+            part.run.size += part.pending
+            part.pending = 0
+            part.cluster.running.end(part)
+            self._freed(part.cluster)
+
+    def _account(self, run: Run) -> None:
+        """Account for a run before something about it changes at this instant."""
+        if not run.changed:
+            run.changed = True
+            self._to_forecast.append(run)
+            run.account(self.engine.now)
+
+    # ---- what job management asks ---------------------------------------------------------------------------------
+
+    @property
+    def approach(self) -> Approach:
+        """Job management approach of the settings."""
+        return self.settings.approach
+
+    def decision_wanted(self) -> bool:
+        """Tell whether something has changed since this was asked last."""
+        wanted, self._undecided = self._undecided, False
+        return wanted
+
+    def clusters(self) -> Sequence[SimulatedCluster]:
+        """Return the clusters on which something has changed."""
+        return list(self._changed_clusters)
+
+    def running(self, cluster: SimulatedCluster) -> RunningJobs[RunComponent]:
+        """Return the components of malleable jobs that run on a cluster."""
+        return cluster.running
+
+    def free(self, cluster: SimulatedCluster) -> int:
+        """Return what the scheduler believes to be free."""
+        return cluster.free
+
+    def room(self, cluster: SimulatedCluster) -> int:
+        """Return what is free or not known to be idle yet."""
+        return cluster.free + cluster.draining
+
+    def ending(self, cluster: SimulatedCluster) -> int:
+        """Return what was given up and is not free yet."""
+        return cluster.shrinking + cluster.draining
+
+    def paused(self, cluster: SimulatedCluster, direction: Direction) -> bool:
+        """Tell whether shrinking was in vain; that is so until a cluster has more to give, not for a time."""
+        return direction is Direction.SHRINK and cluster in self._gave_nothing
+
+    def rebalances(self, cluster: SimulatedCluster) -> bool:  # noqa: ARG002 - all clusters have one policy
+        """Tell whether the malleability policy levels sizes."""
+        return self._malleability.rebalances
+
+    def jobs_wait(self) -> bool:
+        """Tell whether jobs wait in the queue."""
+        return len(self.waiting) > 0
+
+    def making_room(self) -> bool:
+        """Tell whether processors given up for the head of the queue are on their way out."""
+        self._awaited = [cluster for cluster in self._awaited if cluster.shrinking or cluster.draining]
+        return bool(self._awaited)
+
+    def needs_of_head(self) -> Iterable[Need[SimulatedCluster]]:
+        """Return the needs of the first job of the queue."""
+        head = self.waiting.first(1)
+        return self.placing.needs(self._waiting_jobs[head[0]][1]) if head else ()
+
+    # ---- what it decides ------------------------------------------------------------------------------------------
+
+    def continue_changes(self, cluster: SimulatedCluster) -> None:
+        """Do nothing: steps are over at once."""
+
+    def scan(self, kept: Sequence[SimulatedCluster]) -> None:  # noqa: ARG002 - the running have taken what they want
+        """Start waiting jobs, lane by lane."""
+        blocked, place = self._blocked_lanes, self.placing.place
+        for _, number in self.waiting.scan(lambda lane: lane not in blocked, most=MOST_PROCESSORS):
+            job, lane = self._waiting_jobs[number]
+            while (placed := place(lane)) is not None:
+                if self._start(job, placed):
+                    self.waiting.remove(number)
+                    del self._waiting_jobs[number]
+                    break
+            else:
+                blocked.add(lane)
+
+    def keep_room(self, needs: Mapping[ClusterName, int]) -> None:
+        """Do nothing: the queue is scanned as soon as something is free."""
+
+    def grow(self, cluster: SimulatedCluster, value: int, *, thorough: bool) -> bool:
+        """Do a whole step. It is the last when no job took anything, or all sizes are as equal as they can be."""
+        step = Step(direction=Direction.GROW, remaining=value, thorough=thorough)
+        before = self._accepted
+        carry_out(self._malleability, cluster.running, step, self.ask)
+        self.placing.note(cluster)
+        if self._accepted > before and not self._malleability.rebalances:
+            return True
+        cluster.unwanted = cluster.free
+        return False
+
+    def shrink(self, cluster: SimulatedCluster, value: int, shrunk_for: ShrunkFor) -> None:  # noqa: ARG002 - for the head
+        """Do a whole step, and let others have what it frees."""
+        before, draining = cluster.free, cluster.draining
+        step = Step(direction=Direction.SHRINK, remaining=value)
+        carry_out(self._malleability, cluster.running, step, self.ask)
+        under_way = cluster.shrinking or cluster.draining > draining
+        if under_way:
+            self._awaited.append(cluster)
+        if cluster.free > before:  # some may have given theirs up at once, others stand still first
+            self._freed(cluster)
+        elif not under_way:
+            self._gave_nothing.add(cluster)
+            self._undecided = True
+
+
+def _hold(run: Run, cluster: SimulatedCluster, amount: int) -> None:
+    run.held[cluster] += amount
+    run.total += amount
+    cluster.managed += amount
+    if run.total > run.largest:  # noqa: PLR1730 - max() costs more than all the rest
+        run.largest = run.total
 
 
 def simulate(platform: Platform, workload: Iterable[SimulatedJob], settings: Settings) -> Outcome:

@@ -7,6 +7,7 @@ import multiprocessing
 import signal
 from concurrent.futures import ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from contextvars import ContextVar
 from multiprocessing.sharedctypes import RawArray
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -15,8 +16,6 @@ from koala_adapter.errors import SimulationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableSequence, Sequence
-    from concurrent.futures import Future
-    from multiprocessing.process import BaseProcess
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -44,37 +43,35 @@ def in_parallel(function: Callable[[T], R], items: Sequence[T], processes: int) 
         for index, item in enumerate(items):
             yield index, function(item)
         return
+    with _pool(min(processes, len(items)), _leave_interrupts) as pool:
+        futures = {pool.submit(function, item): index for index, item in enumerate(items)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+@contextmanager
+def _pool(size: int, begin: Callable[..., None], *arguments: object) -> Iterator[ProcessPoolExecutor]:
+    """Have processes, each of which calls ``begin`` first; an exception in the block ends them without waiting."""
     before = set(multiprocessing.active_children())
     # A process that is forked would inherit our threads' locks; a spawned one begins clean.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(processes, len(items)), mp_context=context, initializer=_leave_interrupts) as pool:
+    with ProcessPoolExecutor(size, mp_context=context, initializer=begin, initargs=arguments) as pool:
         try:
-            futures = {pool.submit(function, item): index for index, item in enumerate(items)}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            yield pool
         except BrokenProcessPool as error:
-            raise _died() from error
+            message = "a process of the simulation ended before its time"
+            raise SimulationError(message, hint="it may have run out of memory: try --processes 1") from error
         except BaseException:
-            _abandon(pool, before)
+            for child in set(multiprocessing.active_children()) - before:
+                child.terminate()
+            # The pool's thread is the only one to wait for them: of two, one may not learn that a process has ended.
+            pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 
 def _leave_interrupts() -> None:
     """Leave Ctrl-C, which the terminal sends to every process, to the one that started us; it ends us."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _died() -> SimulationError:
-    message = "a process of the simulation ended before its time"
-    return SimulationError(message, hint="it may have run out of memory: try --processes 1")
-
-
-def _abandon(pool: ProcessPoolExecutor, before: set[BaseProcess]) -> None:
-    """End all processes of a pool without waiting for what they do."""
-    for child in set(multiprocessing.active_children()) - before:
-        child.terminate()
-    # The pool's thread is the only one to wait for them: of two, one may not learn that a process has ended.
-    pool.shutdown(wait=True, cancel_futures=True)
 
 
 class ProgressBoard:
@@ -141,38 +138,23 @@ def watched(
             mark.told = lambda: progress(board)
             yield index, function(item, mark)
         return
-    before = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")
-    size = min(processes, len(items))
-    with ProcessPoolExecutor(size, mp_context=context, initializer=_join, initargs=(board,)) as pool:
-        try:
-            futures = {pool.submit(_marked, function, item, index): index for index, item in enumerate(items)}
-            yield from _followed(futures, board, progress)
-        except BrokenProcessPool as error:
-            raise _died() from error
-        except BaseException:
-            _abandon(pool, before)
-            raise
-
-
-def _followed(
-    futures: dict[Future[R], int], board: ProgressBoard, progress: Callable[[ProgressBoard], None]
-) -> Iterator[tuple[int, R]]:
-    pending = set(futures)
-    stopped = False
-    while pending:
-        try:
-            done, pending = wait(pending, timeout=LOOK)
-            progress(board)
-        except KeyboardInterrupt:
-            if stopped:
-                raise
-            stopped = True
-            board.stop()
-            pending = {future for future in pending if not future.cancel()}
-            continue
-        for future in sorted(done, key=futures.__getitem__):
-            yield futures[future], future.result()
+    with _pool(min(processes, len(items)), _join, board) as pool:
+        futures = {pool.submit(_marked, function, item, index): index for index, item in enumerate(items)}
+        pending = set(futures)
+        stopped = False
+        while pending:
+            try:
+                done, pending = wait(pending, timeout=LOOK)
+                progress(board)
+            except KeyboardInterrupt:
+                if stopped:
+                    raise
+                stopped = True
+                board.stop()
+                pending = {future for future in pending if not future.cancel()}
+                continue
+            for future in sorted(done, key=futures.__getitem__):
+                yield futures[future], future.result()
 
 
 def _join(board: ProgressBoard) -> None:

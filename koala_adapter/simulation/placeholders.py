@@ -3,8 +3,7 @@
 
 The very :class:`~koala_adapter.scheduler.Scheduler` that runs live gets the events that the service would post, and
 what it wants done is done to simulated clusters after the delays that a real site has. So what is measured here is what
-the live program would do; ``tests/test_live_equals_simulated.py`` holds the two together. First come the answers for
-applications of fixed size, then a batch system, then the service.
+the live program would do. First come the programs of jobs, then a batch system, then the service.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ import heapq
 import random
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
-
-import structlog
+from typing import TYPE_CHECKING, Protocol
 
 from koala_adapter.driver.loop import EventLoop
 from koala_adapter.driver.store import MemoryStore
@@ -25,10 +22,11 @@ from koala_adapter.outcome import PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN
-from koala_adapter.simulation.world import FIRST, LAST, local_users
+from koala_adapter.simulation.applications import FREE
+from koala_adapter.simulation.world import FIRST, LAST, SETTLED, live_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from koala_adapter.errors import KoalaError
     from koala_adapter.model import ClusterName, Job
@@ -37,54 +35,61 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
     from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.simulation.applications import ReconfigurationCost
     from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
     from koala_adapter.simulation.world import Engine, EventHandle, LocalUse
 
 
-# -- Applications of fixed size ------------------------------------------------------------------------------
-# What an effector answers for applications that cannot grow and shrink, so that the scheduler goes on without.
-
-log = structlog.get_logger()
+# -- Programs ------------------------------------------------------------------------------------------------
 
 
-class FixedSizeApplications:
-    """The part of an effector that concerns the size of running applications: it declines, and says so in the log.
+class Program(Protocol):
+    """What the processes of a job do: a rigid program, or an application of :mod:`simulation.applications`."""
 
-    No runner can tell a live application to grow or shrink yet.
-    """
+    @property
+    def cost(self) -> ReconfigurationCost:
+        """What a change of size costs."""
 
-    def __init__(self, *, report: Callable[[ev.Event], None], clock: Callable[[], float]) -> None:
-        """``report`` takes the answers in."""
-        self._report = report
-        self._clock = clock
+    def execution_time(self, processors: int) -> float:
+        """Return the seconds that the whole work takes on so many processors."""
 
-    def offer_processors(self, action: act.OfferProcessors) -> None:
-        """Decline to grow."""
-        self._decline(action)
+    def answer(self, size: int, amount: int) -> int:
+        """Return the signed answer to a signed change that is proposed."""
 
-    def request_processors(self, action: act.RequestProcessors) -> None:
-        """Decline to shrink."""
-        self._decline(action)
 
-    def _decline(self, action: act.OfferProcessors | act.RequestProcessors) -> None:
-        log.warning("declined, as applications keep their size", job=action.job_id, asked=type(action).__name__)
-        self._report(ev.OfferAnswered(time=self._clock(), job_id=action.job_id, number=action.number, accepted=0))
+@dataclass(frozen=True, slots=True)
+class Rigid:
+    """A program that runs for some seconds and keeps its processors."""
 
-    def take_processors(self, action: act.TakeProcessors) -> None:
-        """Give processors that come nevertheless back at once; the application goes on as it is."""
-        log.warning("gave back, as applications keep their size", job=action.job_id, processors=len(action.ranks))
-        for rank in action.ranks:
-            self._report(ev.RankStarted(time=self._clock(), job_id=action.job_id, rank=rank.rank))
-        going = tuple(rank.placeholder for rank in action.ranks)
-        self._report(ev.ProcessorsReleased(time=self._clock(), job_id=action.job_id, placeholders=going))
+    seconds: float
+    cost: ReconfigurationCost = FREE
 
-    def withdraw_offer(self, action: act.WithdrawOffer) -> None:
-        """Say so in the log only: no application was told of an offer."""
-        log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
+    def execution_time(self, processors: int) -> float:  # noqa: ARG002 - it has all it was launched on
+        """Return the same whatever it runs on."""
+        return self.seconds
 
-    def grant_processors(self, action: act.GrantProcessors) -> None:
-        """Say so in the log only: what is granted is given back when it comes."""
-        log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)
+    def answer(self, size: int, amount: int) -> int:  # noqa: ARG002 - see above
+        """Decline every change."""
+        return 0
+
+
+@dataclass(slots=True)
+class _Execution:
+    """A program while it runs."""
+
+    program: Program
+    size: int
+    since: float
+    """When it was last accounted for; later than now while it stands still for a change."""
+    left: float = 1.0
+    """Share of its work."""
+    end: EventHandle | None = None
+
+    def resize(self, change: int, now: float) -> None:
+        """Go on with other processors, after standing still for the cost of that."""
+        self.left -= max(0.0, now - self.since) / self.program.execution_time(self.size)
+        self.since = max(self.since, now) + self.program.cost.seconds(change)
+        self.size += change
 
 
 # -- Batch system --------------------------------------------------------------------------------------------
@@ -118,7 +123,7 @@ class QueuedJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Occupation:
+class Allocation:
     """Who had a processor, and when: a bar of a timeline."""
 
     place: int
@@ -138,7 +143,7 @@ class BatchSystem:
         self.name = name
         self.processors = processors
         self.priorities = dict(priorities or {})
-        self.occupations: list[Occupation] | None = None
+        self.allocations: list[Allocation] | None = None
         """Which job had which processor and when, of jobs that ended; None: not recorded."""
         self._free = list(range(processors))
         self._down: set[int] = set()
@@ -180,32 +185,37 @@ class BatchSystem:
             del self._running[place]
             if place not in self._down:
                 heapq.heappush(self._free, place)
-        if job.started_at is not None and self.occupations is not None:
+        if job.started_at is not None and self.allocations is not None:
             who = job.user
-            self.occupations += [
-                Occupation(place=place, who=who, begins_at=job.started_at, ends_at=self.engine.now)
+            self.allocations += [
+                Allocation(place=place, who=who, begins_at=job.started_at, ends_at=self.engine.now)
                 for place in job.places
             ]
         self._schedule_soon()
         job.on_end(job, reason)
 
-    def fail(self, place: int, seconds: float) -> None:
-        """Lose a processor, with the job on it, for so many seconds."""
-        if place in self._down:
+    def local_job(self, use: LocalUse) -> None:
+        """Submit the job of a local user."""
+        self.submit(local_job("local", use.processors, use.run, self))
+
+    def node_fails(self, node: int) -> None:
+        """Lose a processor, with the job on it; nothing happens to one that is away."""
+        if node in self._down:
             return
-        self._down.add(place)
-        job = self._running.get(place)
+        self._down.add(node)
+        job = self._running.get(node)
         if job is not None:
             self.end(job, EndReason.NODE_LOST)
         else:
-            self._free.remove(place)
+            self._free.remove(node)
             heapq.heapify(self._free)
-        self.engine.after(seconds, lambda: self._repair(place), rank=FIRST)
 
-    def _repair(self, place: int) -> None:
-        self._down.discard(place)
-        heapq.heappush(self._free, place)
-        self._schedule_soon()
+    def node_returns(self, node: int) -> None:
+        """Have a processor back that failed."""
+        if node in self._down:
+            self._down.remove(node)
+            heapq.heappush(self._free, node)
+            self._schedule_soon()
 
     def _schedule_soon(self) -> None:
         """Start jobs when all else that happens now has happened."""
@@ -241,29 +251,16 @@ def local_job(user: str, processors: int, seconds: float, system: BatchSystem) -
     return QueuedJob(user, processors, 1e12, start, lambda _job, _reason: None)
 
 
-def submit_local(engine: Engine, system: BatchSystem, uses: Iterator[LocalUse]) -> None:
-    """Have the local users of a cluster submit their jobs, one after the other, as long as there are any."""
-    use = next(uses, None)
-    if use is None:
-        return
-
-    def submit() -> None:
-        system.submit(local_job("local", use.processors, use.run, system))
-        submit_local(engine, system, uses)
-
-    engine.at(use.submitted_at, submit)
-
-
 def with_local_users(engine: Engine, model: ClusterModel, load: BackgroundLoad, seed: int) -> BatchSystem:
     """Return the batch system of a cluster whose local users are going to submit their jobs."""
     system = BatchSystem(engine, model.cluster, model.processors)
-    submit_local(engine, system, local_users(model, load, seed))
+    live_beside(engine, system, model, load=load, failures=None, seed=seed)
     return system
 
 
 # -- Service in virtual time ---------------------------------------------------------------------------------
 
-WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
+EXIT_0 = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +277,7 @@ class Delays:
     """From an agent's end until the LRM shows it."""
     poll: float = 15.0
     """Between two looks at a cluster."""
-    mute: float = 0.0
+    silent_share: float = 0.0
     """Share of the agents that are never heard of."""
 
 
@@ -319,7 +316,7 @@ class Milestones:
         return self.launched_at - self.first_held_at
 
 
-class SimulatedService(FixedSizeApplications):
+class SimulatedService:
     """One user's service in virtual time."""
 
     def __init__(  # noqa: PLR0913 - what a service and its world consist of
@@ -329,14 +326,13 @@ class SimulatedService(FixedSizeApplications):
         parameters: Parameters,
         clusters: Sequence[ClusterParameters],
         *,
-        run_seconds: Callable[[JobRecord], float],
+        program_of: Callable[[JobRecord], Program],
         user: str = "user",
         delays: Delays | None = None,
         seed: int = 0,
         policies: Policies = OWN,
     ) -> None:
-        """``run_seconds``: how long a job's ranks run, asked at its launch."""
-        super().__init__(report=self._post, clock=lambda: engine.now)
+        """``program_of``: what a job runs, asked at its launch."""
         self.engine = engine
         self.systems: Mapping[ClusterName, BatchSystem] = {system.name: system for system in systems}
         self.user = user
@@ -345,11 +341,12 @@ class SimulatedService(FixedSizeApplications):
         self._store = MemoryStore()
         self.held_seconds = 0.0
         """Processor-seconds of all placeholders that are gone, used or not."""
-        self._run_seconds = run_seconds
-        self._chance = random.Random(f"{seed}/{user}")
+        self._program_of = program_of
+        self._executions: dict[JobId, _Execution] = {}
+        self._rng = random.Random(f"{seed}/{user}")
         self._placeholders: dict[PlaceholderId, _Held] = {}
         self._running: dict[ClusterName, int] = dict.fromkeys(self.systems, 0)
-        self._unheard: dict[ClusterName, list[PlaceholderId]] = {}
+        self._started_since_poll: dict[ClusterName, list[PlaceholderId]] = {}
         """Placeholders that started since the last poll."""
         self._polled: dict[ClusterName, tuple[int, int, int]] = {}
         self._wakeup: float | None = None
@@ -440,9 +437,9 @@ class SimulatedService(FixedSizeApplications):
     def _started(self, id_: PlaceholderId, _job: QueuedJob) -> None:
         name = self._placeholders[id_].system.name
         self._running[name] += 1
-        self._unheard.setdefault(name, []).append(id_)
-        delay = self._chance.uniform(*self.delays.agent)
-        if self.delays.mute == 0.0 or self._chance.random() >= self.delays.mute:
+        self._started_since_poll.setdefault(name, []).append(id_)
+        delay = self._rng.uniform(*self.delays.agent)
+        if self.delays.silent_share == 0.0 or self._rng.random() >= self.delays.silent_share:
             self.engine.after(delay, partial(self._reported, id_))
 
     def _reported(self, id_: PlaceholderId) -> None:
@@ -465,14 +462,14 @@ class SimulatedService(FixedSizeApplications):
             self.held_seconds += self.engine.now - job.started_at
             self._running[self._placeholders[id_].system.name] -= 1
         del self._placeholders[id_]
-        self.engine.after(self.delays.release, partial(self._told_gone, id_, reason))
+        self.engine.after(self.delays.release, partial(self._told_gone, id_, reason), rank=FIRST)
 
     def _told_gone(self, id_: PlaceholderId, reason: EndReason) -> None:
         self._post(ev.PlaceholderEnded(time=self.engine.now, placeholder=id_, reason=reason))
 
     def end_placeholders(self, action: act.EndPlaceholders) -> None:
         """End placeholders in the simulated batch system."""
-        self.engine.after(self.delays.message, partial(self._end, action))
+        self.engine.after(self.delays.message, partial(self._end, action), rank=FIRST)
 
     def read_output(self, action: act.ReadPlaceholderOutput) -> None:
         """Report no output: a simulated agent that is never heard of writes nothing either."""
@@ -510,23 +507,86 @@ class SimulatedService(FixedSizeApplications):
                 milestones.clusters[claim.cluster] = milestones.clusters.get(claim.cluster, 0) + claim.processors
         held = [self.state.placeholders[rank.placeholder].held_at for rank in action.ranks]
         milestones.first_held_at = min((at for at in held if at is not None), default=self.engine.now)
-        self.engine.after(self.delays.message, partial(self._run, action, self._run_seconds(record)))
+        run = partial(self._run, action, self._program_of(record))
+        self.engine.after(self.delays.message, run, rank=SETTLED)
 
-    def _run(self, action: act.LaunchJob, seconds: float) -> None:
+    def _run(self, action: act.LaunchJob, program: Program) -> None:
+        former = self._executions.get(action.job_id)
+        if former is not None and former.end is not None:
+            former.end.cancel()
+        self._executions[action.job_id] = _Execution(program, len(action.ranks), self.engine.now)
+        self._start_ranks(action)
+        self._foresee_end(action.job_id)
+
+    def _start_ranks(self, action: act.LaunchJob | act.TakeProcessors) -> None:
         for rank in action.ranks:
             self._post(ev.RankStarted(time=self.engine.now, job_id=action.job_id, rank=rank.rank))
-        self.engine.after(seconds + self.delays.message, partial(self._ended, action))
 
-    def _ended(self, action: act.LaunchJob) -> None:
-        for rank in action.ranks:
+    def _foresee_end(self, job_id: JobId) -> None:
+        one = self._executions[job_id]
+        if one.end is not None:
+            one.end.cancel()
+        seconds = one.since - self.engine.now + one.left * one.program.execution_time(one.size)
+        one.end = self.engine.after(seconds + self.delays.message, partial(self._ended, job_id), rank=FIRST)
+
+    def _ended(self, job_id: JobId) -> None:
+        del self._executions[job_id]
+        record = self.state.jobs.get(job_id)
+        for rank in () if record is None else list(record.ranks):
             if rank.placeholder in self._placeholders:
-                self._post(ev.RankEnded(time=self.engine.now, job_id=action.job_id, rank=rank.rank, end=WELL))
+                self._post(ev.RankEnded(time=self.engine.now, job_id=job_id, rank=rank.rank, end=EXIT_0))
+
+    # ---- changes of size ------------------------------------------------------------------------------------------
+
+    def offer_processors(self, action: act.OfferProcessors) -> None:
+        """Have a program answer whether it grows; it does when it has the processors."""
+        self.engine.after(self.delays.message, partial(self._answer, action, 1))
+
+    def request_processors(self, action: act.RequestProcessors) -> None:
+        """Have a program shrink as far as it agrees to."""
+        self.engine.after(self.delays.message, partial(self._answer, action, -1))
+
+    def _answer(self, action: act.OfferProcessors | act.RequestProcessors, sign: int) -> None:
+        one, record = self._executions.get(action.job_id), self.state.jobs.get(action.job_id)
+        claim = None if one is None or record is None else record.claims[0]
+        accepted = 0
+        if one is not None and claim is not None:
+            accepted = one.program.answer(claim.processors, sign * action.processors)
+        going = tuple(claim.placeholders[accepted:]) if claim is not None and accepted < 0 else ()
+        answered = ev.OfferAnswered(
+            time=self.engine.now, job_id=action.job_id, number=action.number, accepted=abs(accepted)
+        )
+        self._post(answered)
+        if one is not None and going:
+            one.resize(accepted, self.engine.now)
+            self._foresee_end(action.job_id)
+            self.engine.after(one.program.cost.seconds(accepted), partial(self._release, action.job_id, going))
+
+    def _release(self, job_id: JobId, going: tuple[PlaceholderId, ...]) -> None:
+        self._post(ev.ProcessorsReleased(time=self.engine.now, job_id=job_id, placeholders=going))
+
+    def take_processors(self, action: act.TakeProcessors) -> None:
+        """Have a program go on with the processors that it accepted."""
+        self.engine.after(self.delays.message, partial(self._take, action), rank=SETTLED)
+
+    def _take(self, action: act.TakeProcessors) -> None:
+        one = self._executions.get(action.job_id)
+        if one is not None:
+            one.resize(len(action.ranks), self.engine.now)
+            self._foresee_end(action.job_id)
+            self._start_ranks(action)
+
+    def withdraw_offer(self, action: act.WithdrawOffer) -> None:
+        """Do nothing: a program waits for nothing that it accepted."""
+
+    def grant_processors(self, action: act.GrantProcessors) -> None:
+        """Do nothing: no program asks for processors itself."""
 
     # ---- polling --------------------------------------------------------------------------------------------------
 
     def _poll(self, name: ClusterName) -> None:
         system = self.systems[name]
-        for id_ in self._unheard.pop(name, ()):
+        for id_ in self._started_since_poll.pop(name, ()):
             if id_ in self._placeholders and not self._placeholders[id_].reported:
                 self._post(ev.PlaceholderStarted(time=self.engine.now, placeholder=id_))
         reading = (system.processors, system.idle, self._running[name])

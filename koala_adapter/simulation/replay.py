@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Protocol
 from koala_adapter.errors import JobRefusedError
 from koala_adapter.queueing.backfill import LocalJob, make_cluster_scheduler
 from koala_adapter.queueing.queue import ARRIVAL, PriorityWeights
-from koala_adapter.simulation.world import local_users, outages
+from koala_adapter.simulation.world import FIRST, Engine, live_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from koala_adapter.queueing.backfill import ClusterScheduler, MakeQueue
     from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel, Failures
     from koala_adapter.simulation.workload import Workload
-    from koala_adapter.simulation.world import LocalUse, Outage
+    from koala_adapter.simulation.world import LocalUse
 
 
 # -- First level of Metacluster: which cluster a job is submitted to -----------------------------------------
@@ -95,8 +95,6 @@ def _lack(requirements: Requirements, cluster: ClusterLoad) -> str:
 # node fails its processors are gone until it is back, and the jobs on it begin anew, at their old place of the queue;
 # jobs fill the nodes in the order in which they were started.
 
-FREED, TAKEN = 0, 1
-"""What frees processors comes first among the events of an instant: a job that ends then is not lost with its node."""
 NEVER = -inf
 """Start of a job that was not started, or was given up."""
 MOST_RESTARTS = 20
@@ -143,8 +141,6 @@ class PlatformReplay:
         seed: int,
     ) -> None:
         self.workload = workload
-        self.sites = sites
-        self.schedulers = schedulers
         self.users = users
         self.starts = [NEVER] * len(workload)
         """Of each job, the last time it was started."""
@@ -160,206 +156,209 @@ class PlatformReplay:
         self.places = [0] * len(workload)
         """Index of the cluster of each job."""
         self.counters: dict[str, int] = {}
-        self._numbers = {site.name: place for place, site in enumerate(sites)}
-        self._demanded = [0] * len(sites)
-        self._up = [site.processors for site in sites]
-        self._down: list[set[int]] = [set() for _ in sites]
-        """Nodes that are away."""
-        self._restarts: dict[int, int] = {}
-        """How often each job lost a node."""
-        self._events: list[tuple[float, int, int, Callable[[float], None]]] = []
-        self._entered = 0
+        begin = workload.submits[0] if len(workload) else 0.0
+        self.engine = Engine(begin)
+        self.now = begin
+        """Time of the instant that happens, whole where the workload has it whole."""
         self._next = 0
         """The next job to be submitted."""
         self._left = len(workload)
         """Jobs that have not ended."""
-        self._touched: set[int] = set()
-        self._lost: set[LocalJob] = set()
-        """Jobs that were on a node that failed, whose end was entered before."""
-        self._local_runs: dict[int, float] = {}
-        self._begin = workload.submits[0] if len(workload) else 0.0
-        for place, site in enumerate(sites):
-            if site.cluster is not None and site.local_users is not None:
-                self.counters["local_jobs"] = 0
-                self._await_local(place, local_users(site.cluster, site.local_users, seed))
-            if site.cluster is not None and site.failures is not None:
-                self.counters |= {"outages": 0, "restarts": 0, "given_up": 0}
-                self._await_outage(place, outages(site.cluster, site.failures, seed))
+        self.clusters = [ReplayedCluster(self, *one) for one in zip(sites, schedulers, strict=True)]
+        for site, cluster in zip(sites, self.clusters, strict=True):
+            if site.cluster is not None:
+                load, failures = site.local_users, site.failures
+                self.counters |= {} if load is None else {"local_jobs": 0}
+                self.counters |= {} if failures is None else {"outages": 0, "restarts": 0, "given_up": 0}
+                live_beside(self.engine, cluster, site.cluster, load=load, failures=failures, seed=seed, begin=begin)
 
     def play(self, watch: Watch, between: int) -> bool:
         """Go through all events, asking the watch every so many instants; returns whether all jobs have ended."""
+        engine, submits = self.engine, self.workload.submits
         while watch(self._next):
             for _ in range(between):
-                now = self._next_instant()
+                arrival = submits[self._next] if self._next < len(submits) else inf
+                event = engine.next_time
+                wakes = (one.scheduler.wake_at for one in self.clusters)
+                self.now = now = min(arrival, inf if event is None else event, *wakes)
                 if not self._left or now == inf:
                     return True
-                while self._events and self._events[0][0] == now:
-                    heappop(self._events)[3](now)
+                if engine.waiting:
+                    engine.run(until=now)
                 self._submit(now)
-                self._touched.update(place for place, one in enumerate(self.schedulers) if one.wake_at <= now)
-                for place in sorted(self._touched):
-                    for job in self.schedulers[place].schedule(now):
-                        self._start(place, job, now)
-                self._touched.clear()
+                for cluster in self.clusters:
+                    cluster.schedule()
         return False
-
-    def _next_instant(self) -> float:
-        submits = self.workload.submits
-        arrival = submits[self._next] if self._next < len(submits) else inf
-        event = self._events[0][0] if self._events else inf
-        return min(arrival, event, *(one.wake_at for one in self.schedulers))
-
-    def _at(self, time: float, rank: int, action: Callable[[float], None]) -> None:
-        self._entered += 1
-        heappush(self._events, (time, rank, self._entered, action))
-
-    # Jobs
 
     def _submit(self, now: float) -> None:
         """Submit the jobs of the workload that come now."""
         workload = self.workload
         while self._next < len(workload) and workload.submits[self._next] == now:
             if not workload.preceding or workload.preceding[self._next] < 0:
-                self._submit_job(self._next, now)
+                self._submit_job(self._next)
             self._next += 1
 
-    def _submit_job(self, index: int, now: float) -> None:
+    def _submit_job(self, index: int) -> None:
+        """Submit a job to a cluster; what each is asked for is counted there, not by looking through the queues."""
         size = self.workload.sizes[index]
-        place = self.places[index] = self._chosen(size)
-        self.submits[index] = now
-        self._demanded[place] += size
-        self._queue(place, index)
+        loads = {one.site.name: (place, one) for place, one in enumerate(self.clusters)}
+        chosen = least_loaded(
+            Requirements(processors=size),
+            [
+                ClusterLoad(name=name, processors=one.site.processors, demanded=one.demanded)
+                for name, (_, one) in loads.items()
+            ],
+        )
+        self.places[index], cluster = loads[chosen.name]
+        self.submits[index] = self.now
+        cluster.demanded += size
+        cluster.queue(index)
 
-    def _release_followers(self, index: int, now: float) -> None:
-        """Enter the submissions of the jobs that follow a job which is over."""
+    def job_over(self, index: int) -> None:
+        """Take note that a job has ended or is given up; enter the submissions of the jobs that follow it."""
+        self._left -= 1
         for follower in self._followers.pop(index, ()):
             think = self.workload.think_times[follower]
-            at = now + think if think >= 0 else max(now, self.workload.submits[follower])
-            self._at(at, TAKEN, partial(self._submit_job, follower))
+            at = self.now + think if think >= 0 else max(self.now, self.workload.submits[follower])
+            self.engine.at(at, partial(self._submit_job, follower))
 
-    def _queue(self, place: int, index: int) -> None:
-        workload = self.workload
-        estimate = workload.estimates[index] / self.sites[place].speed
-        job = LocalJob(index, workload.sizes[index], estimate, self.submits[index], self.users[index])
-        self.schedulers[place].submit(job)
-        self._touched.add(place)
 
-    def _start(self, place: int, job: LocalJob, now: float) -> None:
-        index = int(job.id)
-        if index < 0:
-            run = self._local_runs[index]
-        else:
-            self.starts[index] = now
-            run = self.runs[index] = self.workload.runs[index] / self.sites[place].speed
-        self._at(now + run, FREED, partial(self._end, place, job))
+class ReplayedCluster:
+    """One cluster of a platform during a replay."""
 
-    def _end(self, place: int, job: LocalJob, now: float) -> None:
+    def __init__(self, world: PlatformReplay, site: Site, scheduler: ClusterScheduler) -> None:
+        self.site = site
+        self.scheduler = scheduler
+        self.demanded = 0
+        """Processors of all jobs that wait or run."""
+        self._world = world
+        self._up = site.processors
+        self._down: set[int] = set()
+        """Nodes that are away."""
+        self._restarts: dict[int, int] = {}
+        """How often each job lost a node."""
+        self._lost: set[LocalJob] = set()
+        """Jobs that were on a node that failed, whose end was entered before."""
+        self._local_runs: dict[int, float] = {}
+        self._changed = False
+        """Whether something has happened that the policy has not been asked about."""
+
+    # Jobs: those of local users have negative numbers
+
+    def queue(self, index: int) -> None:
+        """Put a job of the workload into the queue."""
+        world = self._world
+        estimate = world.workload.estimates[index] / self.site.speed
+        size = world.workload.sizes[index]
+        self._put(LocalJob(index, size, estimate, world.submits[index], world.users[index]))
+
+    def local_job(self, use: LocalUse) -> None:
+        """Put the job of a local user into the queue."""
+        counters = self._world.counters
+        counters["local_jobs"] += 1
+        run = use.run / self.site.speed
+        job = LocalJob(-counters["local_jobs"], min(use.processors, self.site.processors), run, self._world.now)
+        self._local_runs[int(job.id)] = run
+        self.demanded += job.processors
+        self._put(job)
+
+    def _put(self, job: LocalJob) -> None:
+        self.scheduler.submit(job)
+        self._changed = True
+
+    def schedule(self) -> None:
+        """Ask the policy which jobs start now, if something has happened or it wants to be asked."""
+        world = self._world
+        now = world.now
+        if not self._changed and self.scheduler.wake_at > now:
+            return
+        self._changed = False
+        for job in self.scheduler.schedule(now):
+            index = int(job.id)
+            if index < 0:
+                run = self._local_runs[index]
+            else:
+                world.starts[index] = now
+                run = world.runs[index] = world.workload.runs[index] / self.site.speed
+            world.engine.at(now + run, partial(self._end, job), rank=FIRST)
+
+    def _end(self, job: LocalJob) -> None:
         if job in self._lost:
             self._lost.remove(job)
             return
-        self.schedulers[place].end(job, now)
-        self._demanded[place] -= job.processors
-        self._touched.add(place)
+        self.scheduler.end(job, self._world.now)
+        self._changed = True
+        self._over(job)
+
+    def _over(self, job: LocalJob) -> None:
+        self.demanded -= job.processors
         if int(job.id) < 0:
             del self._local_runs[int(job.id)]
         else:
-            self._left -= 1
-            self._release_followers(int(job.id), now)
+            self._world.job_over(int(job.id))
 
-    def _chosen(self, size: int) -> int:
-        """Return the cluster for a job; what each is asked for is counted here, not by looking through the queues."""
-        loads = (
-            ClusterLoad(name=site.name, processors=site.processors, demanded=demanded)
-            for site, demanded in zip(self.sites, self._demanded, strict=True)
-        )
-        return self._numbers[least_loaded(Requirements(processors=size), loads).name]
+    # Failures
 
-    # Local users and failures
+    def node_fails(self, node: int) -> None:
+        """Take a node away, and what runs on it."""
+        gone = self._processors_of(node)
+        if not gone:
+            return
+        self._world.counters["outages"] += 1
+        before = self.site.processors - self._processors_from(node)
+        first = before - sum(self._processors_of(other) for other in self._down if other < node)
+        for job in self._on(first, first + gone):
+            self._restart(job)
+        self._down.add(node)
+        self._resize(-gone)
 
-    def _await_local(self, place: int, coming: Iterator[LocalUse]) -> None:
-        use = next(coming, None)
-        if use is not None:
-            self._at(self._begin + use.submitted_at, TAKEN, partial(self._come, place, use, coming))
+    def node_returns(self, node: int) -> None:
+        """Have a node back."""
+        if node in self._down:
+            self._down.remove(node)
+            self._resize(self._processors_of(node))
 
-    def _come(self, place: int, use: LocalUse, coming: Iterator[LocalUse], now: float) -> None:
-        """Take in the job of a local user, and wait for the next."""
-        self.counters["local_jobs"] += 1
-        run = use.run / self.sites[place].speed
-        job = LocalJob(-self.counters["local_jobs"], min(use.processors, self.sites[place].processors), run, now)
-        self._local_runs[int(job.id)] = run
-        self._demanded[place] += job.processors
-        self.schedulers[place].submit(job)
-        self._touched.add(place)
-        self._await_local(place, coming)
-
-    def _await_outage(self, place: int, coming: Iterator[Outage]) -> None:
-        outage = next(coming)
-        self._at(self._begin + outage.begins_at, TAKEN, partial(self._fail, place, outage, coming))
-
-    def _fail(self, place: int, outage: Outage, coming: Iterator[Outage], now: float) -> None:
-        """Take a node away, and what runs on it; wait for its return and for the next outage."""
-        gone = self._processors_of(place, outage.node)
-        if gone:
-            self.counters["outages"] += 1
-            down = self._down[place]
-            before = self.sites[place].processors - self._processors_from(place, outage.node)
-            first = before - sum(self._processors_of(place, node) for node in down if node < outage.node)
-            for job in self._on(place, first, first + gone):
-                self._restart(place, job, now)
-            down.add(outage.node)
-            self._resize(place, -gone, now)
-            self._at(self._begin + outage.ends_at, FREED, partial(self._come_back, place, outage.node))
-        self._await_outage(place, coming)
-
-    def _come_back(self, place: int, node: int, now: float) -> None:
-        self._down[place].remove(node)
-        self._resize(place, self._processors_of(place, node), now)
-
-    def _processors_of(self, place: int, node: int) -> int:
+    def _processors_of(self, node: int) -> int:
         """Return the processors of a node that take part: those of the last nodes may be left to local users."""
-        return self._processors_from(place, node) - self._processors_from(place, node + 1)
+        return self._processors_from(node) - self._processors_from(node + 1)
 
-    def _processors_from(self, place: int, node: int) -> int:
+    def _processors_from(self, node: int) -> int:
         """Return the processors of a node and of all behind it that take part."""
-        cluster = self.sites[place].cluster
-        each = cluster.processors_per_node if cluster is not None else 1
-        return max(0, self.sites[place].processors - node * each)
+        each = 1 if self.site.cluster is None else self.site.cluster.processors_per_node
+        return max(0, self.site.processors - node * each)
 
-    def _on(self, place: int, first: int, end: int) -> list[LocalJob]:
+    def _on(self, first: int, end: int) -> list[LocalJob]:
         """Return the jobs that hold any of these processors."""
         found, begin = [], 0
-        for job in self.schedulers[place].running:
+        for job in self.scheduler.running:
             if begin < end and begin + job.processors > first:
                 found.append(job)
             begin += job.processors
         return found
 
-    def _restart(self, place: int, job: LocalJob, now: float) -> None:
+    def _restart(self, job: LocalJob) -> None:
         """Have a job begin anew; one that has lost too many nodes would do so for ever and is given up."""
         index = int(job.id)
+        world = self._world
         self._lost.add(job)
-        self.schedulers[place].end(job, now)
+        self.scheduler.end(job, world.now)
         self._restarts[index] = self._restarts.get(index, 0) + 1
         if self._restarts[index] > MOST_RESTARTS:
-            self.counters["given_up"] += 1
-            self._demanded[place] -= job.processors
+            world.counters["given_up"] += 1
             if index >= 0:
-                self._left -= 1
-                self.starts[index] = NEVER
-                self._release_followers(index, now)
-            else:
-                del self._local_runs[index]
+                world.starts[index] = NEVER
+            self._over(job)
             return
-        self.counters["restarts"] += 1
+        world.counters["restarts"] += 1
         if index >= 0:
-            self._queue(place, index)
+            self.queue(index)
         else:
-            self.schedulers[place].submit(LocalJob(index, job.processors, job.estimate, job.submitted_at))
+            self._put(LocalJob(index, job.processors, job.estimate, job.submitted_at))
 
-    def _resize(self, place: int, change: int, now: float) -> None:
-        self._up[place] += change
-        self.schedulers[place].resize(self._up[place], now)
-        self._touched.add(place)
+    def _resize(self, change: int) -> None:
+        self._up += change
+        self.scheduler.resize(self._up, self._world.now)
+        self._changed = True
 
 
 # -- Replay on one cluster or on a platform ------------------------------------------------------------------
@@ -371,7 +370,7 @@ BETWEEN_WATCHES = 4096
 
 
 def unwatched(submitted: int, /) -> bool:  # noqa: ARG001 - the signature of a watch
-    """Go on."""
+    """Let a replay go on to its end."""
     return True
 
 

@@ -10,7 +10,8 @@ import heapq
 import math
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ MIDDLE = 1
 """Rank of ordinary events."""
 LAST = 2
 """Rank of decisions: they see all that happened at the instant."""
+SETTLED = 3
+"""Rank of what lets a job or a change be through, after all that follows from the decisions of the instant."""
 
 
 class EventHandle:
@@ -139,8 +142,8 @@ class Outage:
     """From 0."""
 
 
-def stream(seed: int, what: str, name: str) -> random.Random:
-    """Return the stream of chance of one thing at one cluster."""
+def rng_for(seed: int, what: str, name: str) -> random.Random:
+    """Return the random numbers of one thing at one cluster."""
     return random.Random(f"{seed}/{what}/{name}")
 
 
@@ -152,15 +155,15 @@ def local_users(cluster: ClusterModel, load: BackgroundLoad, seed: int) -> Itera
     """
     if load.utilization <= 0:
         return
-    chance = stream(seed, "local users", cluster.name)
+    rng = rng_for(seed, "local users", cluster.name)
     most = cluster.processors
     mean_size = _mean_size(load.mean_size, most)
     rate = load.utilization * most / (mean_size * load.mean_run)
     time = 0.0
     while True:
-        time += chance.expovariate(rate)
-        size = min(most, _geometric(chance, load.mean_size))
-        yield LocalUse(submitted_at=time, processors=size, run=chance.expovariate(1.0 / load.mean_run))
+        time += rng.expovariate(rate)
+        size = min(most, _geometric(rng, load.mean_size))
+        yield LocalUse(submitted_at=time, processors=size, run=rng.expovariate(1.0 / load.mean_run))
 
 
 def outages(cluster: ClusterModel, failures: Failures, seed: int) -> Iterator[Outage]:
@@ -168,23 +171,72 @@ def outages(cluster: ClusterModel, failures: Failures, seed: int) -> Iterator[Ou
 
     Failures come as a Poisson process over all nodes that are up; a node that is away cannot fail.
     """
-    chance = stream(seed, "failures", cluster.name)
+    rng = rng_for(seed, "failures", cluster.name)
     time = 0.0
     back_at: dict[int, float] = {}
     while True:
-        time += chance.expovariate(cluster.nodes / failures.mean_time_between)
-        node = chance.randrange(cluster.nodes)
-        repair = chance.expovariate(1.0 / failures.mean_repair)
+        time += rng.expovariate(cluster.nodes / failures.mean_time_between)
+        node = rng.randrange(cluster.nodes)
+        repair = rng.expovariate(1.0 / failures.mean_repair)
         if back_at.get(node, 0.0) <= time:
             back_at[node] = time + repair
             yield Outage(begins_at=time, ends_at=time + repair, node=node)
 
 
-def _geometric(chance: random.Random, mean: float) -> int:
+class Neighbourhood(Protocol):
+    """A simulated cluster that has local users and nodes that fail."""
+
+    def local_job(self, use: LocalUse, /) -> None:
+        """Take a job of a local user in, which is submitted now."""
+
+    def node_fails(self, node: int, /) -> None:
+        """Lose a node, from 0, with what runs on it."""
+
+    def node_returns(self, node: int, /) -> None:
+        """Have a node back that failed."""
+
+
+def live_beside(
+    engine: Engine,
+    there: Neighbourhood,
+    cluster: ClusterModel,
+    *,
+    load: BackgroundLoad | None,
+    failures: Failures | None,
+    seed: int,
+    begin: float = 0.0,
+) -> None:
+    """Have local users use a cluster and its nodes fail, from ``begin`` on; None: nobody does, none fails."""
+    if load is not None:
+        _submit_next(engine, there, local_users(cluster, load, seed), begin)
+    if failures is not None:
+        _fail_next(engine, there, outages(cluster, failures, seed), begin)
+
+
+def _submit_next(engine: Engine, there: Neighbourhood, uses: Iterator[LocalUse], begin: float) -> None:
+    def submit(use: LocalUse) -> None:
+        there.local_job(use)
+        _submit_next(engine, there, uses, begin)
+
+    if (use := next(uses, None)) is not None:
+        engine.at(begin + use.submitted_at, partial(submit, use))
+
+
+def _fail_next(engine: Engine, there: Neighbourhood, ahead: Iterator[Outage], begin: float) -> None:
+    def fail(outage: Outage) -> None:
+        there.node_fails(outage.node)
+        engine.at(begin + outage.ends_at, partial(there.node_returns, outage.node), rank=FIRST)
+        _fail_next(engine, there, ahead, begin)
+
+    if (outage := next(ahead, None)) is not None:
+        engine.at(begin + outage.begins_at, partial(fail, outage))
+
+
+def _geometric(rng: random.Random, mean: float) -> int:
     """Return a whole number from 1 with this mean."""
     if mean <= 1:
         return 1
-    return 1 + int(math.log(1.0 - chance.random()) / math.log(1.0 - 1.0 / mean))
+    return 1 + int(math.log(1.0 - rng.random()) / math.log(1.0 - 1.0 / mean))
 
 
 def _mean_size(mean: float, most: int) -> float:

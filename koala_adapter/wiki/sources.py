@@ -27,7 +27,7 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
 )
 from koala_adapter.lrm import Capabilities
-from koala_adapter.lrm.listing import local_jobs, read_listing
+from koala_adapter.lrm.listing import read_listing
 from koala_adapter.model import ClusterName, EndReason, LrmJob, LrmJobId, LrmJobState, Node
 from koala_adapter.outcome import JobState
 
@@ -141,7 +141,7 @@ class LrmSource(Source):
         listing = await read_listing(self._lrm, cluster=self.name, read_at=anyio.current_time())
         queue = self._queue
         shown = tuple(node for node in listing.nodes if queue is None or queue in node.queues)
-        return SourceListing(nodes={self._cluster: shown}, jobs=local_jobs(listing))
+        return SourceListing(nodes={self._cluster: shown}, jobs=tuple(listing.jobs))
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Have a held job start on these processors."""

@@ -15,7 +15,6 @@ from koala_pbs.jobs import (
     parse_nodes,
     parse_requests,
     parse_selections,
-    servers_of,
 )
 from koala_pbs.queues import parse_queues, parse_server
 from koala_pbs.settings import DIALECTS, OPENPBS, SET_TORQUE, TORQUE, require_release
@@ -46,19 +45,13 @@ _VERSION = re.compile(r"(?:pbs_version\s*=|version:)\s*(\S+)", re.IGNORECASE)
 
 
 def show_job(job: str, dialect: Dialect) -> tuple[str, ...]:
-    """Return the listing of one job, or element; of one that has moved to another server, as that shows it."""
+    """Return the listing of one job, or element."""
     return (*dialect.list_jobs, checked(job))
 
 
-def show_all(dialect: Dialect, at: str = "") -> tuple[str, ...]:
-    """Return the listing of all jobs, of another server ``at`` than ours if that is given."""
-    return (*dialect.list_jobs, *((f"@{at}",) if at else ()))
-
-
-def show_ended(job: str, at: str = "") -> tuple[str, ...]:
-    """Return the listing of one job, or of all elements of an array, that may have ended; ``at`` as above."""
-    name = f"{checked(job)}@{at}" if at else checked(job)
-    return ("qstat", "-x", *(("-t",) if is_array(job) else ()), "-f", "-F", "json", name)
+def show_ended(job: str) -> tuple[str, ...]:
+    """Return the listing of one job, or of all elements of an array, that may have ended."""
+    return ("qstat", "-x", *(("-t",) if is_array(job) else ()), "-f", "-F", "json", checked(job))
 
 
 def cancel(argument: str) -> tuple[str, ...]:
@@ -145,28 +138,14 @@ class PbsCommands(CommandSystem):
             return self.complaints.error("unknown job id", action=action)
         return super().changing_error(result, action=action)
 
-    async def jobs(self, *, at: str = "") -> tuple[LrmJob, ...]:
-        """Return all jobs that are listed, elements of arrays singly; ``at``: by another server than ours."""
-        read, there = self.dialect.read, f" of {at}" if at else ""
-        command = show_all(self.dialect, at)
-
-        def parse(text: str) -> tuple[LrmJob, ...]:
-            jobs = parse_jobs(text, read, moved=bool(at))
-            return jobs if at else placed(jobs, parse_selections(text, read), self.vnodes)
-
-        return await self._list(command, parse, action=f"listing of jobs{there}")
-
-    async def located(self, job: str, *, home: str) -> tuple[LrmJob, ...]:
-        """Return what is listed of one job, or of all elements of an array, by whichever server has it now.
-
-        ``home``: what our own server is called.
-        """
+    async def jobs(self) -> tuple[LrmJob, ...]:
+        """Return all jobs that are listed, elements of arrays singly."""
         read = self.dialect.read
 
         def parse(text: str) -> tuple[LrmJob, ...]:
-            return parse_jobs(text, read, moved=home not in servers_of(text, read))
+            return placed(parse_jobs(text, read), parse_selections(text, read), self.vnodes)
 
-        return await self._list(show_job(job, self.dialect), parse, action="looking for a job")
+        return await self._list(self.dialect.list_jobs, parse, action="listing of jobs")
 
     async def job(self, job: str) -> tuple[tuple[LrmJob, ...], Mapping[str, tuple[str, str, str]]]:
         """Return what is listed of one job, or element, and of it select, place and holds."""
@@ -184,9 +163,9 @@ class PbsCommands(CommandSystem):
             self.dialect.list_jobs, lambda text: parse_held_by_operator(text, read), action="listing of jobs"
         )
 
-    async def ended(self, job: str, *, at: str = "") -> tuple[LrmJob, ...]:
-        """Return what the history says of one job, or of all elements of an array; ``at``: that of another server."""
-        return await self._list(show_ended(job, at), lambda text: parse_jobs(text, moved=bool(at)), action="history")
+    async def ended(self, job: str) -> tuple[LrmJob, ...]:
+        """Return what the history says of one job, or of all elements of an array."""
+        return await self._list(show_ended(job), parse_jobs, action="history")
 
     async def nodes(self, *, queues: Collection[str] = ()) -> tuple[Node, ...]:
         """Return the vnodes that have processors; ``queues``: all execution queues."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from koala_adapter.errors import LrmRejectedError
-from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node
+from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node
 from koala_pbs.words import (
     EXCLUSIVE,
     MOVED,
@@ -416,28 +416,22 @@ _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 _DEPENDS = ("after", "on:", "runone:", "syncwith:")
 
 
-def parse_jobs(text: str, read: Reader = read_entries, *, moved: bool = False) -> tuple[LrmJob, ...]:
+def parse_jobs(text: str, read: Reader = read_entries) -> tuple[LrmJob, ...]:
     """Return the jobs of a listing, elements of arrays singly.
 
     Raises ValueError for a job without name or state, and where no id is one. A job with another attribute that cannot
     be read is UNKNOWN, and says why: what one user gives PBS hides no other's jobs. A record whose id has not the form
     of one is left out: no command could name its job.
-    ``moved``: another server than ours lists them.
     """
     listed = read(text, "Jobs")
     entries = {id_: attributes for id_, attributes in listed.items() if is_job_id(id_)}
     if listed and not entries:
         raise ValueError(f"{next(iter(listed))[:60]!r} is no job id")
     return tuple(
-        _named(id_, attributes, entries.get(array_of(id_), {}), moved=moved)
+        _named(id_, attributes, entries.get(array_of(id_), {}))
         for id_, attributes in entries.items()
         if not is_array(id_)
     )
-
-
-def servers_of(text: str, read: Reader = read_entries) -> frozenset[str]:
-    """Return the servers that have the jobs of a listing. Raises ValueError."""
-    return frozenset(value_of(attributes, "server") for attributes in read(text, "Jobs").values())
 
 
 def parse_requests(text: str, read: Reader = read_entries) -> dict[str, tuple[str, str, str]]:
@@ -471,12 +465,11 @@ def parse_held_by_operator(text: str, read: Reader = read_entries) -> tuple[LrmJ
     return tuple(found)
 
 
-def _named(id_: str, attributes: Attributes, parent: Attributes, *, moved: bool) -> LrmJob:
+def _named(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
     if missing := next((name for name in ("Job_Name", "job_state") if not value_of(attributes, name)), ""):
         raise ValueError(f"job {id_} cannot be read: it has no {missing}")
     try:
-        job = _job(id_, attributes, parent)
-        return replace(job, elsewhere=_place(attributes)) if moved else job
+        return _job(id_, attributes, parent)
     except (ValueError, KeyError, TypeError) as error:
         return _unreadable(id_, attributes, f"its listing cannot be read ({type(error).__name__}: {error})")
 
@@ -493,12 +486,6 @@ def _unreadable(id_: str, attributes: Attributes, reason: str) -> LrmJob:
     )
 
 
-def _place(attributes: Attributes) -> str:
-    """Return queue and server of a job that its own server has moved, such as ``workq@other``."""
-    queue, _, server = value_of(attributes, "queue").partition("@")
-    return f"{queue}@{server or value_of(attributes, 'server')}"
-
-
 def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
     letter, substate = value_of(attributes, "job_state"), value_of(attributes, "substate")
     left = letter == MOVED_LETTER and substate == MOVED
@@ -506,7 +493,7 @@ def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
     # With an array_index of its own it has begun, and tells of itself.
     is_shadow = index is not None and "array_index" not in attributes
     holds = value_of(parent, "Hold_Types") if parent else value_of(attributes, "Hold_Types")
-    state, dependent = _state(letter, substate, holds, attributes)
+    state, dependent = _state(letter, holds, attributes)
     wanted, variables = mapping_of(attributes, "Resource_List"), mapping_of(attributes, "Variable_List")
     chunks = parse_select(wanted.get("select", ""))
     layout = () if state in _WAITING or is_shadow else parse_exec_vnode(value_of(attributes, "exec_vnode"))
@@ -518,6 +505,8 @@ def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
     end, code, signal = (
         job_end(number_of(status) if status else None, substate) if ended and not is_shadow else (None, None, None)
     )
+    if left:
+        end, code, signal = EndReason.LOST, None, None
     processors = number_of(wanted.get("ncpus", ""), 0) or sum(chunk.processors for chunk in chunks) or 1
     return LrmJob(
         id=LrmJobId(id_),
@@ -528,8 +517,7 @@ def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
         array_index=index if index is not None else _given_index(variables),
         nodes=tuple(name for name, _ in layout),
         queue=value_of(attributes, "queue"),
-        reason=_reason(letter, holds, attributes),
-        elsewhere=_place(attributes) if left else "",
+        reason=_moved_to(attributes) if left else _reason(letter, holds, attributes),
         end=end,
         exit_code=code,
         signal=signal,
@@ -552,9 +540,9 @@ def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
     )
 
 
-def _state(letter: str, substate: str, holds: str, attributes: Attributes) -> tuple[LrmJobState, bool]:
+def _state(letter: str, holds: str, attributes: Attributes) -> tuple[LrmJobState, bool]:
     """Return the state of a job, and whether it waits for others."""
-    state = job_state(letter, substate)
+    state = job_state(letter)
     dependent = any(part.strip().startswith(_DEPENDS) for part in value_of(attributes, "depend").split(","))
     if letter == "Q" and hold_owner(holds) is not None:
         return LrmJobState.HELD, dependent
@@ -600,6 +588,12 @@ def _ends_at(attributes: Attributes, state: LrmJobState, started: float | None, 
     if state is LrmJobState.ENDED:
         return moment_of(value_of(attributes, "obittime")) or moment_of(value_of(attributes, "history_timestamp"))
     return started + walltime if started is not None and walltime is not None else None
+
+
+def _moved_to(attributes: Attributes) -> str:
+    queue, _, server = value_of(attributes, "queue").partition("@")
+    place = f"{queue}@{server or value_of(attributes, 'server')}"
+    return f"PBS has moved it to {place}; koala does not follow jobs to other servers"
 
 
 def _reason(letter: str, holds: str, attributes: Attributes) -> str:

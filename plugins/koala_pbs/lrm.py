@@ -25,7 +25,6 @@ from koala_pbs import client
 from koala_pbs.checks import PbsChecks, PbsOutsideChecks
 from koala_pbs.client import ARGUMENTS_PER_COMMAND, Holding, PbsCommands
 from koala_pbs.jobs import INDEX_VARIABLE
-from koala_pbs.moved import MovedJobs
 from koala_pbs.queues import ends_of, largest_array, served
 from koala_pbs.settings import OPENPBS, TORQUE
 from koala_pbs.starting import ByOperator, ByScheduler, Starting, TiedNotes
@@ -76,6 +75,7 @@ class PbsLrm(CommandPlugin):
     index_by_drmaa = INDEX_VARIABLE
     operators_only = "PBS lets only its operators"
     be_operator = BE_OPERATOR
+    requests_per_poll = 2
 
     def __init__(self, context: ClusterContext, settings: PbsSettings) -> None:
         submitter = Submitter(
@@ -92,7 +92,6 @@ class PbsLrm(CommandPlugin):
         self._server: ServerConfig | None = None
         self._queues: Mapping[str, QueueConfig] = {}
         self._holding = Holding(self._commands, operator=settings.operator)
-        self._moved = MovedJobs(self._commands, user=self._user)
         self._sizes: dict[str, int] = {}
         self._suspended: frozenset[LrmJobId] = frozenset()
         self._without_arrays: set[str | None] = set()
@@ -116,17 +115,10 @@ class PbsLrm(CommandPlugin):
             lists_others=server is None or server.lists_others or operator,
         )
 
-    @property
-    def requests_per_poll(self) -> int:  # type: ignore[override]
-        """Two, and one for each other server on which jobs of ours may be."""
-        return 2 + len(self._moved.servers)
-
     async def learn(self) -> None:
         self._server = await self._commands.server()
         queues = await self._commands.queues(home=self._server.name)
         self._queues = {queue.name: queue for queue in queues}
-        routed = dict.fromkeys(server for queue in queues for server in queue.servers)
-        self._moved.learn(self._server.name, routed, history=self._server.history)
         self.capabilities = self._capabilities()
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -146,12 +138,8 @@ class PbsLrm(CommandPlugin):
         return tied(nodes, self._commands.vnodes, ties, default=[queue.name for queue in ends])
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
-        """Return the jobs of all users from one listing; elements stay in it until their whole array has ended.
-
-        Our own that were moved to another server are among them, as they are there.
-        """
+        """Return the jobs of all users from one listing; elements stay in it until their whole array has ended."""
         jobs = self._starting.as_asked(await self._commands.jobs())
-        jobs += await self._moved.listed({job.id for job in jobs})
         self._suspended = frozenset(job.id for job in jobs if job.state is LrmJobState.SUSPENDED)
         self._submitter.sweep({job.name for job in jobs if job.state is not LrmJobState.ENDED})
         return tuple(oldest_first(job for job in jobs if job.name.startswith(name_prefix)))
@@ -162,10 +150,6 @@ class PbsLrm(CommandPlugin):
         nodes = await self.nodes()
         default = self._server.default_queue if self._server is not None else ""
         return served(self._queues, nodes, default=default)
-
-    async def moved(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
-        """Return those of these jobs that live on another server: PBS's commands follow them there by their ids."""
-        return await self._moved.find(ids) if self._commands.dialect is OPENPBS else ()
 
     async def accounted(self, ids: Sequence[LrmJobId]) -> Sequence[LrmJob]:
         """Return what the server still knows of the ends of these jobs (job_history_duration)."""
@@ -253,7 +237,7 @@ class PbsLrm(CommandPlugin):
         ranges = self._commands.dialect is OPENPBS
         for argument in compacted(ids, whole=self._whole(ids)) if ranges else self._checked(ids):
             try:
-                await self._commands.cancel(client.cancel(self._moved.addressed(argument)), gone=BEING_DELETED)
+                await self._commands.cancel(client.cancel(argument), gone=BEING_DELETED)
             except LrmError as refused:
                 errors.append(refused)
         if (error := worst(errors)) is not None:

@@ -123,17 +123,6 @@ def array_of(job: str) -> str:
     return job if match["element"] is None else f"{match['number']}[]{match['server']}"
 
 
-def array_of_range(argument: str) -> str:
-    """Return the id of the array of a range of elements (``123[1-4].server``); ids of jobs as they are."""
-    number, opening, rest = argument.partition("[")
-    return f"{number}[]{rest.partition(']')[2]}" if opening else argument
-
-
-def server_in(job: str) -> str:
-    """Return the server that gave a job its id; empty when the id does not say. Raises LrmNotFoundError."""
-    return _match(job)["server"].removeprefix(".")
-
-
 def element_ids(array: str, numbers: Iterable[int]) -> tuple[LrmJobId, ...]:
     """Return the ids of elements of an array."""
     match = _match(array)
@@ -181,10 +170,10 @@ JOB_STATES = {
 ended, C is Torque's."""
 
 MOVED_LETTER = "M"
-"""It was moved to another server. What became of it there is told by its substate."""
+"""It was moved to another server."""
 
-TERMINATED, FINISHED, MOVED = "91", "92", "94"
-"""Substates; a job that was moved is FINISHED when it has ended on the other server."""
+TERMINATED, MOVED = "91", "94"
+"""Substates; that of a job that was moved, as long as it lives on the other server."""
 
 SIGNAL_BASE = 256
 """``Exit_status`` of a job whose shell was killed by a signal is 256 and the signal."""
@@ -210,11 +199,9 @@ RERUN = frozenset({-3, -11, -12, -14, -15, -16, -18})
 """It was queued again; if it has ended since, somebody deleted it."""
 
 
-def job_state(letter: str, substate: str = "") -> LrmJobState:
-    """Return the state of a job; UNKNOWN for letters that are not known, and for one that lives on another server."""
-    if letter == MOVED_LETTER and substate == FINISHED:
-        return LrmJobState.ENDED
-    return JOB_STATES.get(letter, LrmJobState.UNKNOWN)
+def job_state(letter: str) -> LrmJobState:
+    """Return the state of a job; UNKNOWN for letters that are not known. One that was moved is gone from here."""
+    return LrmJobState.ENDED if letter == MOVED_LETTER else JOB_STATES.get(letter, LrmJobState.UNKNOWN)
 
 
 def hold_owner(holds: str) -> HoldOwner | None:

@@ -104,19 +104,14 @@ class AdaptiveLaws:
 
 
 def _moving(record: JobRecord, part: Component) -> list[Change]:
-    claims = (claim for claim in record.claims if claim.component == part.name)
-    return [claim.change for claim in claims if claim.change is not None and claim.change.phase in _MOVING]
+    return [one for one in record.changes.values() if one.component == part.name and one.phase in _MOVING]
 
 
 def _check_size(record: JobRecord, part: Component) -> None:
     id_ = record.job.id
-    claims = [claim for claim in record.claims if claim.component == part.name]
-    size = sum(claim.processors for claim in claims)
-    gathered = sum(
-        claim.change.accepted
-        for claim in claims
-        if claim.change is not None and claim.change.phase is ChangePhase.GATHERING
-    )
+    size = record.size(part.name)
+    changes = [change for change in record.changes.values() if change.component == part.name]
+    gathered = sum(change.accepted for change in changes if change.phase is ChangePhase.GATHERING)
     assert part.minimum <= size, f"job {id_}: {part.name} is below its minimum"
     assert size + gathered <= part.maximum, f"job {id_}: {part.name} is beyond its maximum"
     joining = sum(len(one.ranks) for one in _moving(record, part) if one.phase is ChangePhase.TAKING)

@@ -192,10 +192,9 @@ class SimulatedEffector:
         """See Effector."""
         state = self._service.state
         step = state.clusters[action.cluster].step
-        claims = state.jobs[action.job_id].claims
         # Beside a step, jobs are asked for what their owners no longer want.
-        changes = [claim.change for claim in claims if claim.change is not None]
-        in_step = any(change.in_step and change.number == action.number for change in changes)
+        change = state.jobs[action.job_id].changes.get(action.number)
+        in_step = change is not None and change.in_step
         if step is not None and in_step and OF_OTHERS.search(step.reason):
             assert state.parameters.approach is Approach.PWA, "shrunk for others under another approach"
             wanted = sum(job.processors for job in state.clusters[action.cluster].others_waiting)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PLACES = ("before", "within", "after")
 EARLY, LATE = range(2), range(2, 3)
 """Which occurrences of an event are taken."""
-OF_OTHERS = {ev.HoldsSeen, ev.MovesSeen, ev.SuspensionsSeen, ev.TimersPostponed}
+OF_OTHERS = {ev.HoldsSeen, ev.SuspensionsSeen, ev.TimersPostponed}
 """Kinds of event that do not occur in schedules without defects."""
 
 

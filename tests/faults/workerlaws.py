@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import Component, JobKind, Retirement, RunnerName
 from koala_adapter.outcome import JobState
-from koala_adapter.scheduler.malleable.changes import name_of
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import ChangePhase, TimerKind
 from koala_adapter.sizes import rule_named
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.model import ClusterName, Job, JobId, TaskEnd
-    from koala_adapter.scheduler.records import Change, JobRecord, State
+    from koala_adapter.scheduler.records import JobRecord, State
 
 
 def of_workers(one: Job, clusters: Sequence[ClusterName], *, seed: int) -> Job:
@@ -70,37 +68,24 @@ class WorkerLaws:
     def _check_size(self, record: JobRecord, part: Component) -> None:
         id_ = record.job.id
         claims = [claim for claim in record.claims if claim.component == part.name]
-        size = sum(claim.processors for claim in claims)
+        size = record.size(part.name)
+        changes = [change for change in record.changes.values() if change.component == part.name]
         if record.job.is_head(part.name):
             assert size == part.minimum, f"job {id_}: the head has another size"
-            assert all(claim.change is None for claim in claims), f"job {id_}: the head is to change"
+            assert not changes, f"job {id_}: the head is to change"
             return
-        more = sum(_gathered(claim.change) + len(claim.places) for claim in claims)
+        more = sum(change.accepted for change in changes if change.phase is ChangePhase.GATHERING)
+        more += sum(len(claim.places) for claim in claims)
         assert size + more <= part.maximum, f"job {id_}: beyond its maximum"
-        changes = [claim.change for claim in claims if claim.change is not None]
+        one_at_a_time = part.takes_any_size or len(changes) <= 1
+        assert one_at_a_time, f"job {id_}: {part.name} has a rule, and changes on several clusters"
         agreed = {one.number for one in changes if one.phase is ChangePhase.RELEASING}
         if agreed - self._agreed.get((id_, part.name), set()) and self._departed.get(id_) == len(record.departed):
             left = size - sum(one.accepted - one.done for one in changes if one.phase is ChangePhase.RELEASING)
             assert left >= part.minimum, f"job {id_}: koala takes {part.name} below its minimum"
             rule = rule_named(part.sizes)
-            for one in _sizes_with(left, changes):
-                assert rule.largest(one) == one, f"job {id_}: {one} is no size of {part.name}"
+            assert rule.largest(left) == left, f"job {id_}: {left} is no size of {part.name}"
         self._agreed[id_, part.name] = agreed
-
-
-def _sizes_with(size: int, changes: Sequence[Change]) -> set[int]:
-    """Return what may become of a size by growths that are gathered, each of which may come to nothing."""
-    growths = Counter[int]()
-    for change in changes:
-        growths[name_of(change)] += _gathered(change)
-    sizes = {size}
-    for growth in growths.values():
-        sizes |= {one + growth for one in sizes}
-    return sizes
-
-
-def _gathered(change: Change | None) -> int:
-    return 0 if change is None or change.phase is not ChangePhase.GATHERING else change.accepted
 
 
 def _check_places(state: State, record: JobRecord) -> None:

@@ -12,10 +12,10 @@ from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedErr
 from koala_adapter.model import ClusterName, EndReason, JobId, JobKind, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.knownpolicies import OWN, POLICIES
-from koala_adapter.scheduler.malleable.changes import name_of, parts_of
+from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
+from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
 from koala_adapter.scheduler.records import ChangePhase, TimerKind
 from tests.faults.adaptivelaws import AdaptiveLaws, adaptive_job
 from tests.faults.adaptivelaws import check_outcome as check_adaptive_outcome
@@ -210,11 +210,11 @@ class World:
     def _placed(self, one: Job) -> Job:
         """Return a job with a placement policy of its own; where that splits, some components are split, and larger."""
         chance = random.Random(f"{self.seed}/{one.id}")
-        policy = chance.choice(["worst-fit", *sorted(POLICIES)])
+        policy = chance.choice(["worst-fit", *sorted(PLACEMENT_POLICIES)])
         one = replace(one, placement=policy)
         if self.strange:
             one = replace(one, placement=STRANGE, maximum_tries=chance.randint(1, 40))
-        if self.malleable or not (self.strange or POLICIES[policy].splits):
+        if self.malleable or not (self.strange or PLACEMENT_POLICIES[policy].splits):
             return one
         parts: list[Component] = []
         for part in one.components:
@@ -401,18 +401,11 @@ class World:
 
 def check_changes(state: State, record: JobRecord) -> None:
     """Check that each change of size has something ahead that will end it."""
-    for claim in record.claims:
-        change = claim.change
-        if change is None:
-            continue
-        parts = parts_of(record, change)
-        assert parts[0].change.number == name_of(change), "a part of a change that is over"
-        assert len({part.change.phase for part in parts}) == 1, "parts of a change are in different phases"
-        first = record.claims[parts[0].claim].cluster  # that it waits for, if it waits for others
+    for change in record.changes.values():
+        first = record.claims[change.parts[0].claim].cluster  # that it waits for, if it waits for others
         step = None if first is None else state.clusters[first].step
         if change.phase is ChangePhase.TAKING:
-            taken = {rank for part in parts for rank in part.change.ranks}
-            assert not record.started.issuperset(taken), "has taken all and does not go on"
+            assert not record.started.issuperset(change.ranks), "has taken all and does not go on"
         elif change.adaptation and not change.made:
             assert TimerKind.WALLTIME in record.timers, "a change that nobody ends"
         elif change.phase is not ChangePhase.PROMISED or step is None or not step.awaited:
@@ -427,7 +420,7 @@ def check_progress(state: State) -> None:
                 assert state.scan_due is not None, f"{id_} waits and nobody scans"
         elif record.state is JobState.CLAIMING:
             missing = any(claim.cluster is None or claim.missing for claim in record.claims)
-            assert missing == (record.retake_at is not None), f"{id_}: missing {missing}, retake {record.retake_at}"
+            assert missing == (record.reclaim_at is not None), f"{id_}: missing {missing}, reclaim {record.reclaim_at}"
             if record.held:
                 assert record.life_ends_at is not None, f"{id_} holds for ever"
             if not missing:

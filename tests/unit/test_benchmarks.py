@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmarks that are cut off leave nothing behind, and none of them waits for ever."""
+"""Benchmarks run at small settings; those that are cut off leave nothing behind, and none waits for ever."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import select
@@ -13,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common import Row, lines_of
+from koala_adapter.simulation.models import lublin
+from koala_adapter.simulation.workload import Field, write_trace
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LIVENESS = 120.0
 """Seconds within which anything that is expected must have happened; on a busy machine, too."""
-STARTS = re.compile(
-    r"Popen|subprocess\.run|SlurmCluster\(|local_site\(|Koala\(|multiprocessing|LocalCluster\(|start_in_background\("
-)
-"""What begins another process."""
 BENCHMARK = """
 import subprocess, sys, tempfile, time
 sys.path.insert(0, {directory!r})
@@ -71,16 +73,44 @@ def test_nothing_is_left_of_a_benchmark_that_is_cut_off(
         select.select([], [], [], 0.05)
 
 
-def test_each_benchmark_that_starts_processes_has_them_ended() -> None:
-    """Those that start none compute, and end by themselves."""
-    without = [
-        path.name
-        for path in sorted(BENCHMARKS.glob("*.py"))
-        if "def main()" in path.read_text(encoding="utf-8")
-        and STARTS.search(path.read_text(encoding="utf-8"))
-        and "cutoff.begin(" not in path.read_text(encoding="utf-8")
-    ]
-    assert without == []
+SMALL = """
+agents many --agents 10 --clients 1 --limit 100
+agents start --sizes 1 --repeat 1
+scheduler decisions --clusters 2 --jobs 10,20 --repeat 1 --poll-clusters 2
+scheduler snapshots --placeholders 1000 --repeat 1
+scheduler month --jobs 200 --clusters 2 --processors 64
+queues easy TRACE --repeat 1
+queues others TRACE --jobs 50
+queues looks --waiting 50 --running 20 --repeat 1
+queues reading TRACE --repeat 1
+negotiation wish --repeat 2
+negotiation points --repeat 2 --calls 100
+tasks handed-out --tasks 50 --pullers 2 --repeat 1
+wiki codec --nodes 20 --jobs 20 --repeat 1
+"""
+"""Benchmarks that need no batch system, with the smallest settings."""
+
+
+@pytest.mark.parametrize("words", [line.split() for line in SMALL.split("\n") if line], ids=" ".join)
+def test_a_benchmark_gives_numbers(words: list[str], tmp_path: Path) -> None:
+    """Every row has the same kind of value in each column as JSON has, and a table is printed of them."""
+    trace = tmp_path / "small.swf.gz"
+    jobs = lublin(100, seed=1, processors=64)
+    columns = {Field.JOB: jobs.ids, Field.SUBMITTED: jobs.submits, Field.RUN: jobs.runs, Field.ALLOCATED: jobs.sizes}
+    write_trace(trace, ["; MaxProcs: 64"], columns)
+    module, *options = [str(trace) if word == "TRACE" else word for word in words]
+    command = [sys.executable, "-m", f"benchmarks.{module}", *options, "--json"]
+    done = subprocess.run(command, cwd=BENCHMARKS.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert rows
+    assert all(isinstance(value, (str, int, float)) for row in rows for value in row.values())
+
+
+def test_the_rows_of_a_benchmark_as_a_table() -> None:
+    """Text stands left, numbers right; other columns have a heading of their own; what is not known is a dash."""
+    rows: list[Row] = [{"": "a", "s": 1234.5}, {"": "long", "s": 0.01234}, {"ms": math.nan}]
+    assert lines_of(rows) == ["           s", "a      1,234", "long  0.0123", "", "ms", " -"]
 
 
 TEST_MODULES = re.compile(r"^\s*(?:from|import)\s+(?:tests\.)?(?:\w+\.)*(?:test_\w+|conftest)\b", re.MULTILINE)
@@ -89,7 +119,7 @@ TEST_MODULES = re.compile(r"^\s*(?:from|import)\s+(?:tests\.)?(?:\w+\.)*(?:test_
 def test_no_benchmark_imports_tests() -> None:
     """What both use is in modules of its own: a benchmark must not change with the tests of something else."""
     texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(BENCHMARKS.glob("*.py"))}
-    assert len(texts) > 20
+    assert len(texts) > 10
     assert [name for name, text in texts.items() if TEST_MODULES.search(text)] == []
-    for line in ("from tests.unit.scheduler.test_adapting import AdaptiveSite", "import tests.conftest"):
+    for line in ("from tests.unit.scheduler.test_queue import record", "import tests.conftest"):
         assert TEST_MODULES.search(line)

@@ -115,10 +115,11 @@ MAY_IMPORT = {
     "koala_wiki": (*_rooms("lrm", "wiki.client", "wiki.codec"), "koala_wiki"),
     EXPERIMENTS: (
         *_rooms("api", "cli", "config", "lrm", "report", "scheduler", "service", "simulation", "sizes"),
+        *_in("python.localsite", "python.site", "tasks.connection", "tasks.server", "vjm.certificate"),
         EXPERIMENTS,
     ),
     STEPPER: (),
-    WORKER: (),
+    WORKER: (CONNECTION,),
 }
 """Of our own modules, a room on the left imports only those on its right. The longest matching name rules."""
 
@@ -126,7 +127,7 @@ IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (*_in("cli", "__main__"), EXPERIMENTS),
     f"{CORE}.sitesetup": _in("sitesetup", "python", "cli"),
     f"{CORE}.api": (*_in("api", "dask", "parsl", "python", "sitesetup", "wiki.sources", "cli"), EXPERIMENTS),
-    f"{CORE}.python": _in("python", "cli", "dask", "parsl"),
+    f"{CORE}.python": (*_in("python", "cli", "dask", "parsl"), EXPERIMENTS),
     f"{CORE}.dask": _in("dask"),
     f"{CORE}.parsl": _in("parsl"),
     "parsl": _in("parsl"),
@@ -380,7 +381,7 @@ def test_rules_name_parts_that_exist(name: str) -> None:
         (f"{CORE}.simulation.replay", "import koala_adapter.cli.run"),
         (f"{CORE}.vjm.center", "from koala_adapter.runners import runner"),
         (f"{CORE}.service.journal", "from koala_adapter.report.page import Heading"),
-        (f"{CORE}.scheduler.placement.policy", "from koala_adapter.scheduler.claiming.claims import retake"),
+        (f"{CORE}.scheduler.placement.policy", "from koala_adapter.scheduler.claiming.claims import reclaim"),
         (f"{CORE}.queueing.maui", "from koala_adapter.scheduler.core import Scheduler"),
         (f"{CORE}.runners.rigid", "if TYPE_CHECKING:\n    from koala_adapter.service.service import Service"),
         (AGENT, "from koala_adapter.errors import KoalaError"),

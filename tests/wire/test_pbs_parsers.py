@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobState, NodeState
-from koala_pbs.jobs import parse_jobs, parse_nodes, parse_requests, read_entries, servers_of
+from koala_pbs.jobs import parse_jobs, parse_nodes, parse_requests, read_entries
 from koala_pbs.queues import parse_queues, parse_server, served
 from koala_pbs.words import COMPLAINTS, submission_error
 
@@ -139,18 +139,16 @@ class TestJobs:
         assert all(isinstance(job.name, str) for path in DOCUMENTS for job in parse_jobs(path.read_text()))
 
     def test_every_state_that_was_recorded_is_known(self) -> None:
-        """In all samples, but for the job that lives on another server."""
-        jobs = [job for path in DOCUMENTS for job in parse_jobs(path.read_text()) if not job.elsewhere]
+        """In all samples."""
+        jobs = [job for path in DOCUMENTS for job in parse_jobs(path.read_text())]
         states = {job.raw_state: job.state for job in jobs}
         assert LrmJobState.UNKNOWN not in states.values()
         assert len(states) > 10
 
-    @pytest.mark.parametrize("letter", ["M", "?"])
-    def test_states_that_are_not_known(self, letter: str) -> None:
-        """Also a job that was moved to another server: nobody here knows what it does there."""
-        text = sample("qstat-one.out").replace('"job_state":\t"R"', f'"job_state":\t"{letter}"')
-        (job,) = parse_jobs(text)
-        assert (job.state, job.raw_state) == (LrmJobState.UNKNOWN, f"{letter} 42")
+    def test_a_state_that_is_not_known(self) -> None:
+        """It is no end."""
+        (job,) = parse_jobs(sample("qstat-one.out").replace('"job_state":\t"R"', '"job_state":\t"?"'))
+        assert (job.state, job.raw_state) == (LrmJobState.UNKNOWN, "? 42")
 
     def test_no_jobs(self) -> None:
         """An object without jobs; that it is no refusal is seen by the exit status."""
@@ -302,20 +300,12 @@ class TestMovedJobs:
     """Two servers, ``vm`` and ``other``, to which a held job was moved by qmove."""
 
     def test_what_its_own_server_says(self) -> None:
-        """M is no end while it lives on the other server; its history says when it has ended there."""
+        """The job is lost to koala, which does not follow it; also when it has ended there."""
         (moved,) = parse_jobs(sample("qstat-x-moved.out"))
-        assert (moved.state, moved.elsewhere) == (LrmJobState.UNKNOWN, "workq@other")
-        assert moved.reason == 'Job has been moved to "workq@other"'
+        assert (moved.state, moved.end) == (LrmJobState.ENDED, EndReason.LOST)
+        assert moved.reason == "PBS has moved it to workq@other; koala does not follow jobs to other servers"
         (ended,) = parse_jobs(sample("qstat-x-moved-finished.out"))
-        assert (ended.state, ended.end, ended.elsewhere) == (LrmJobState.ENDED, None, "")
-        assert ended.reason == 'Job finished at "other"'
-
-    def test_where_the_commands_find_it(self) -> None:
-        """Asked for it by its id, qstat shows what the other server lists."""
-        text = sample("qstat-t-moved.out")
-        assert servers_of(text) == {"other"}
-        (job,) = parse_jobs(text, moved=True)
-        assert (job.state, job.elsewhere, job.user) == (LrmJobState.HELD, "workq@other", "alice")
+        assert (ended.state, ended.end, ended.reason) == (LrmJobState.ENDED, None, 'Job finished at "other"')
 
     def test_a_routing_queue(self) -> None:
         """To which servers it moves jobs."""

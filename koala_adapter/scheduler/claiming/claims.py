@@ -3,7 +3,7 @@
 
 KOALA's incremental claiming policy, ICP (CoreGRID TR-0092), with the virtual jobs of VJM (Xing 2009): placeholders go
 to every chosen cluster, and when all are held the job starts. Only the components whose claim failed are placed again
-(:func:`retake`). A job of higher priority goes first: it is placed before anything is claimed again for another, what
+(:func:`reclaim`). A job of higher priority goes first: it is placed before anything is claimed again for another, what
 is kept for it is not touched, and what becomes free goes to it (``exchange.yield_to_priority``).
 """
 
@@ -28,15 +28,14 @@ from koala_adapter.scheduler.claiming.waiting import (
     would_be_queued,
 )
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, backoff, life
-from koala_adapter.scheduler.placement.policies import note_vain_wait
+from koala_adapter.scheduler.events import BatchAbsent, BatchRejected, BatchSubmitted, BatchUncertain
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed, infeasibility
 from koala_adapter.scheduler.records import BatchRecord, Claim, PlaceholderRecord, TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.claiming.queue import Lane
-    from koala_adapter.scheduler.context import Context, Views
-    from koala_adapter.scheduler.events import BatchSubmitted, BatchUncertain
+    from koala_adapter.scheduler.context import Context, Handlers, JobTimers, PlaceholderTimers, Views
     from koala_adapter.scheduler.placement.policy import PlacedComponent
     from koala_adapter.scheduler.records import JobRecord, State
 
@@ -130,7 +129,7 @@ def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None
     state = context.state
     record = state.jobs[placeholder.job_id]
     if placeholder.held_at is None and placeholder.lrm_id is not None:
-        note_vain_wait(state, placeholder, context.now)
+        state.note_vain_wait(placeholder, context.now)
     if placeholder.stub:
         context.lost_stubs.append(placeholder)
     context.ledger.remove(placeholder)
@@ -151,7 +150,7 @@ def start_life(context: Context, record: JobRecord) -> None:
         context.timetable.for_job(record, TimerKind.LIFE, context.now + life(record, context.state.parameters))
 
 
-def setback(context: Context, record: JobRecord, reason: str, *, pause: bool = True) -> None:
+def claim_failed(context: Context, record: JobRecord, reason: str, *, pause: bool = True) -> None:
     """Count a claim that came to nothing; claim again later, or give up after the allowed number of tries.
 
     Several losses before the next attempt count once.
@@ -159,13 +158,13 @@ def setback(context: Context, record: JobRecord, reason: str, *, pause: bool = T
     if record.state is not JobState.CLAIMING:
         return
     record.last_trouble = reason
-    if record.retake_at is None:
-        record.setbacks += 1
+    if record.reclaim_at is None:
+        record.failed_claims += 1
         record.tries += 1
         if tries_used_up(context, record):
             return
         seconds = backoff(record, context.state.parameters) if pause else 0.0
-        context.timetable.for_job(record, TimerKind.RETAKE, context.now + seconds)
+        context.timetable.for_job(record, TimerKind.RECLAIM, context.now + seconds)
     if all(not claim.placeholders for claim in record.claims):
         _requeue(context, record)
 
@@ -173,7 +172,7 @@ def setback(context: Context, record: JobRecord, reason: str, *, pause: bool = T
 def _requeue(context: Context, record: JobRecord) -> None:
     """Put a job that holds and awaits nothing back into the placement queue, to be seen again after its pause."""
     context.ledger.move_job(record, JobState.WAITING)
-    at = context.now if record.retake_at is None else record.retake_at
+    at = context.now if record.reclaim_at is None else record.reclaim_at
     record.timers.clear()
     for claim in record.claims:
         claim.cluster, claim.processors = None, 0
@@ -205,7 +204,7 @@ def note_missing(context: Context, placeholder: PlaceholderRecord, trouble: str)
         cluster.paused_until = context.now + state.parameters.pause
         cluster.pause_reason = f"{cluster.missing_in_a_row} placeholders in a row started but never reported"
         context.timetable.for_cluster(cluster, cluster.paused_until)
-    setback(context, state.jobs[placeholder.job_id], trouble)
+    claim_failed(context, state.jobs[placeholder.job_id], trouble)
     context.effects.add(
         ReadPlaceholderOutput(cluster=placeholder.cluster, placeholder=placeholder.id, job_id=placeholder.job_id)
     )
@@ -249,7 +248,7 @@ def kept_timer(context: Context, placeholder: PlaceholderRecord) -> None:
     claim.placeholders, claim.cluster, claim.processors = [], None, 0
     for one in useless:
         end_placeholder(context, one)
-    setback(context, record, f"{placeholder.cluster}: {reason}", pause=False)
+    claim_failed(context, record, f"{placeholder.cluster}: {reason}", pause=False)
 
 
 def join_pieces(record: JobRecord, claims: list[Claim]) -> None:
@@ -280,7 +279,7 @@ def join_pieces(record: JobRecord, claims: list[Claim]) -> None:
 
 
 def batch_submitted(context: Context, event: BatchSubmitted) -> None:
-    """Note the LRM's ids; cancel what was given up while nobody knew them."""
+    """Note the LRM's ids; cancel what was given up before they were known."""
     batch = context.state.batches.get(event.batch)
     if batch is None or batch.lrm_ids is not None:
         return
@@ -295,19 +294,21 @@ def batch_submitted(context: Context, event: BatchSubmitted) -> None:
 
 
 def batch_uncertain(context: Context, event: BatchUncertain) -> None:
-    """Note that nobody knows what became of a submission; whoever drives us looks for it."""
+    """Note that the outcome of a submission is unknown; the driver looks for it by its key."""
     batch = context.state.batches.get(event.batch)
     if batch is not None and batch.lrm_ids is None:
         batch.uncertain = event.reason
 
 
-def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool, pauses: bool = False) -> None:
+def batch_failed(context: Context, event: BatchRejected | BatchAbsent) -> None:
     """Forget the placeholders of a submission that is not there, and claim others.
 
     What was taken before, or has shown itself since, is there whatever is said now: a late or repeated message.
-    ``pauses``: nothing else is placed on its cluster for as long as a job pauses.
+    Of an absent one that ``pauses``, nothing else is placed on its cluster for as long as a job pauses.
     """
-    batch = context.state.batches.get(key)
+    rejected, reason = isinstance(event, BatchRejected), event.reason
+    pauses = isinstance(event, BatchAbsent) and event.pauses
+    batch = context.state.batches.get(event.batch)
     if batch is None or batch.lrm_ids is not None:
         return
     if pauses and (cluster := context.state.clusters.get(batch.cluster)) is not None:
@@ -320,7 +321,7 @@ def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool
     if not gone:
         return
     if not rejected:
-        context.never_arrived.add(key)
+        context.never_arrived.add(event.batch)
     record = context.state.jobs[gone[0].job_id]
     missed = {placeholder.id for placeholder in gone}
     claim = next((one for one in record.claims if missed.intersection(one.placeholders)), None)
@@ -329,11 +330,11 @@ def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool
     record.unclaim(missed)
     for placeholder in gone:
         forget_placeholder(context, placeholder)
-    if record.state is not JobState.CLAIMING or claim is None:  # what was given up meanwhile, nobody misses
+    if record.state is not JobState.CLAIMING or claim is None:  # what was given up meanwhile is not missed
         return
     if rejected and not _exclude(context, record, claim, batch, reason):
         return
-    setback(context, record, f"{batch.cluster}: {reason}", pause=not (rejected or pauses))
+    claim_failed(context, record, f"{batch.cluster}: {reason}", pause=not (rejected or pauses))
 
 
 def _exclude(context: Context, record: JobRecord, claim: Claim, batch: BatchRecord, reason: str) -> bool:
@@ -359,9 +360,9 @@ def _exclude_from_growth(
 
     Unless its owner asks for that.
     """
-    for claim in record.claims:
-        if claim.change is not None and missed.intersection(claim.change.stubs):
-            claim.excluded[cluster] = reason
+    for part in (part for change in record.changes.values() for part in change.parts):
+        if missed.intersection(part.stubs):
+            record.claims[part.claim].excluded[cluster] = reason
     context.roster.update(record)
 
 
@@ -384,10 +385,10 @@ def scan_queue(context: Context, *, above: int | None = None) -> None:
     guarded, kept = state.guarded, dict(state.kept_room)
     guard_position = None if guarded is None else position_of(state.jobs[guarded])
     unseen = bool(awaited_looks(state, context.now))
-    hopeless: set[Lane] = set()
+    passed_over: set[Lane] = set()
 
     def may_fit(lane: Lane) -> bool:
-        return lane not in hopeless and capacity.may_hold(lane)
+        return lane not in passed_over and capacity.may_hold(lane)
 
     for position, job_id in context.queue.scan(may_fit, most=capacity.total):
         record = state.jobs[job_id]
@@ -404,7 +405,7 @@ def scan_queue(context: Context, *, above: int | None = None) -> None:
             claim_placement(context, record, result)
             capacity.refresh({placed.cluster for placed in result.components})
         else:
-            hopeless.add(context.queue.lane_of(record))
+            passed_over.add(context.queue.lane_of(record))
 
 
 def _waits(context: Context, record: JobRecord, placed: Placed, capacity: Capacity) -> bool:
@@ -415,7 +416,7 @@ def _waits(context: Context, record: JobRecord, placed: Placed, capacity: Capaci
 def claim_placement(context: Context, record: JobRecord, placed: Placed) -> None:
     """Submit placeholders for every component of a placement."""
     context.ledger.move_job(record, JobState.CLAIMING)
-    record.retake_with_room = False
+    record.reclaim_with_room = False
     record.last_trouble = ""
     _fill(context, record, list(record.claims), placed.components)
 
@@ -441,15 +442,15 @@ def _submit(context: Context, record: JobRecord, claim: Claim, cluster_name: Clu
     claim.placeholders += submit_batch(context, record, claim.component, cluster_name, claim.missing, seconds)
 
 
-def retake(context: Context, record: JobRecord, *, early: bool = False) -> None:
+def reclaim(context: Context, record: JobRecord, *, early: bool = False) -> None:
     """Claim again what a job is missing, incrementally (ICP): the components whose claim failed, all of them or none.
 
     A component that still has placeholders in a queue stays on its cluster; one that has none may move. Waiting jobs
-    of higher priority are placed first. ``early``: its pause is not over, so that it is no setback if this fails.
+    of higher priority are placed first. ``early``: the pause is not over, so that a failure is not counted.
     """
     scan_queue(context, above=record.job.priority)
-    due = record.timers.pop(TimerKind.RETAKE, None)
-    record.retake_with_room = False
+    due = record.timers.pop(TimerKind.RECLAIM, None)
+    record.reclaim_with_room = False
     join_pieces(record, [claim for claim in record.claims if not claim.placeholders])
     short = [claim for claim in record.claims if claim.missing > 0 or claim.cluster is None]
     homeless = [claim for claim in short if not claim.placeholders]
@@ -469,10 +470,10 @@ def retake(context: Context, record: JobRecord, *, early: bool = False) -> None:
         else:
             placed = result.components
     if trouble is not None and early and due is not None:
-        record.timers[TimerKind.RETAKE], record.retake_with_room = due, True
+        record.timers[TimerKind.RECLAIM], record.reclaim_with_room = due, True
         return
     if trouble is not None:
-        setback(context, record, trouble)
+        claim_failed(context, record, trouble)
         return
     _fill(context, record, homeless, placed)
     for claim in settled:
@@ -515,8 +516,8 @@ def check_complete(context: Context, record: JobRecord) -> None:
     if any(not placeholder.held for placeholder in placeholders):
         return
     if any(claim.cluster is None or claim.missing for claim in record.claims):
-        if record.retake_at is not None:
-            retake(context, record, early=True)
+        if record.reclaim_at is not None:
+            reclaim(context, record, early=True)
         return
     short = [p for p in placeholders if not p.lasts(context.now, record.job.walltime)]
     if short:
@@ -530,7 +531,7 @@ def _drain(context: Context, record: JobRecord, short: list[PlaceholderRecord]) 
     record.unclaim({placeholder.id for placeholder in short})
     for placeholder in short:
         end_placeholder(context, placeholder)
-    setback(context, record, f"{len(short)} held processors had less walltime left than the job needs")
+    claim_failed(context, record, f"{len(short)} held processors had less walltime left than the job needs")
 
 
 def _launch(context: Context, record: JobRecord) -> None:
@@ -560,3 +561,17 @@ def _launch(context: Context, record: JobRecord) -> None:
     record.ranks = tuple(ranks)
     context.timetable.for_job(record, TimerKind.WALLTIME, context.now + record.job.walltime)
     context.effects.add(LaunchJob(job_id=record.job.id, ranks=record.ranks))
+
+
+HANDLERS: Handlers = {
+    BatchSubmitted: batch_submitted,
+    BatchRejected: batch_failed,
+    BatchAbsent: batch_failed,
+    BatchUncertain: batch_uncertain,
+}
+JOB_TIMERS: JobTimers = {TimerKind.RECLAIM: reclaim}
+PLACEHOLDER_TIMERS: PlaceholderTimers = {
+    TimerKind.REGISTRATION: registration_timer,
+    TimerKind.KEPT: kept_timer,
+    TimerKind.ENDING: ending_timer,
+}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.claiming.claims import check_complete, end_placeholder, setback
+from koala_adapter.scheduler.claiming.claims import check_complete, claim_failed, end_placeholder
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER, position_of
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.context import grace
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.claiming.queue import Lane
-    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.context import Context, JobTimers
     from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord
 
     Free = dict[ClusterName, list[PlaceholderRecord]]
@@ -139,7 +139,7 @@ def life_timer(context: Context, record: JobRecord) -> None:
     """Take a deadlock for granted when the missing placeholders have not come within the life cycle, and break it.
 
     What is held is exchanged or handed back. What still waits in an LRM's queue keeps its place, since it blocks
-    nobody.
+    no other job.
     """
     if _extended(context, record):
         return
@@ -153,16 +153,18 @@ def life_timer(context: Context, record: JobRecord) -> None:
     for placeholder in back:
         end_placeholder(context, placeholder)
     record.hand_backs += 1
-    record.timers.pop(TimerKind.RETAKE, None)  # a pause that began before must not end with taking back at once
-    record.retake_with_room = False
+    record.timers.pop(TimerKind.RECLAIM, None)  # a pause that began before must not end with taking back at once
+    record.reclaim_with_room = False
     waiting = sorted({p.cluster for p in context.state.placeholders_of(record)})
     missing = f", still waiting on {', '.join(waiting)}" if waiting else ""
     taken = f" ({len(over) - len(back)} of them to waiting jobs)" if len(back) < len(over) else ""
-    setback(context, record, f"{len(over)} held processors were handed back after their life cycle{taken}{missing}")
+    claim_failed(
+        context, record, f"{len(over)} held processors were handed back after their life cycle{taken}{missing}"
+    )
 
 
 def _extended(context: Context, record: JobRecord) -> bool:
-    """Put the end of a life off, once, when placeholders start just now: somebody else has given way."""
+    """Put the end of a life off, once, when placeholders start just now: another job has given way."""
     more = grace(context.state.parameters)
     if record.life_extended or more <= 0.0:
         return False
@@ -201,7 +203,7 @@ def yield_to_priority(context: Context, placeholder: PlaceholderRecord) -> None:
 def reassign_to_claiming(
     context: Context, giver: JobRecord, spares: list[PlaceholderRecord]
 ) -> list[PlaceholderRecord]:
-    """Give what a completed job held to jobs of its user that start with it; return what nobody took.
+    """Give what a completed job held to jobs of its user that start with it; return the rest.
 
     The takers' pending placeholders are ended: the giver needs no processors any more.
     """
@@ -218,7 +220,7 @@ def reassign_to_claiming(
 
 
 def _reorganized(context: Context, giver: JobRecord, over: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
-    """Exchange placeholders whose life is over, and return those that nobody took."""
+    """Exchange placeholders whose life is over, and return the rest."""
     left = {placeholder.id: placeholder for placeholder in over if placeholder.held}
     unfit = [placeholder for placeholder in over if not placeholder.held]
     takers: dict[str, int] = {}
@@ -327,3 +329,6 @@ def _replace_in_claims(record: JobRecord, old: PlaceholderId, new: PlaceholderId
         if old in claim.placeholders:
             claim.placeholders[claim.placeholders.index(old)] = new
             return
+
+
+JOB_TIMERS: JobTimers = {TimerKind.LIFE: life_timer}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.claiming.queue import Lane, Need, PlacementQueue
-    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.context import Context, JobTimers
     from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult
     from koala_adapter.scheduler.records import ClusterRecord, JobRecord, State
 
@@ -333,3 +333,6 @@ def tries_used_up(context: Context, record: JobRecord) -> bool:
     detail = f"not placed in {tries} (the limit is {limit}); last: {record.last_trouble or 'no room'}"
     context.outcomes.append((record, outcome_without_code(JobState.NOT_PLACED, EndReason.NOT_PLACED, detail)))
     return True
+
+
+JOB_TIMERS: JobTimers = {TimerKind.BACKOFF: enqueue}

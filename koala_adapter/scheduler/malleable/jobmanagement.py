@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from koala_adapter.scheduler.claiming.claims import scan_queue
 from koala_adapter.scheduler.claiming.waiting import waits_for_looks
 from koala_adapter.scheduler.context import closed_reason
-from koala_adapter.scheduler.malleable.changes import withdraw
+from koala_adapter.scheduler.malleable.changes import Changes
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.requests import keep_promises
 from koala_adapter.scheduler.malleable.steps import (
-    asked_in_vain,
     continue_step,
     free_for_growing,
     in_one_step,
     lacking_for_others,
     others_lack,
     policy_of,
+    shrinking_is_fruitless,
     start_step,
 )
 from koala_adapter.scheduler.parameters import Approach
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.malleable.policies import RunningJobs
-    from koala_adapter.scheduler.records import Change, ClusterRecord, JobRecord
+    from koala_adapter.scheduler.records import ClusterRecord, JobRecord
 
 
 # -- Where to shrink for the head of the queue ---------------------------------------------------------------
@@ -93,17 +93,12 @@ def yield_to_others(context: Context, cluster: ClusterRecord) -> None:
         return
     for member in list(context.roster.on(cluster.name)):
         record = context.state.jobs[member.job_id]
-        change = record.claims[member.claim].change
-        if change is not None and _waits_in_queue(context, change):
-            withdraw(context, record, member.claim, "jobs of others wait for them")
-
-
-def _waits_in_queue(context: Context, change: Change) -> bool:
-    """Tell whether stubs of a growth wait for which no running job has been shrunk."""
-    if change.phase is not ChangePhase.GATHERING or change.shrunk_others:
-        return False
-    stubs = (context.state.placeholders.get(id_) for id_ in change.stubs)
-    return any(stub is not None and stub.waiting for stub in stubs)
+        found = record.part_on(member.claim)
+        if found is None or found[0].phase is not ChangePhase.GATHERING or found[0].shrunk_others:
+            continue
+        stubs = (context.state.placeholders.get(id_) for id_ in found[1].stubs)
+        if any(stub is not None and stub.waiting for stub in stubs):
+            Changes(context, record).give_up(found[0], "jobs of others wait for them")
 
 
 # -- The decisions, on counts of processors ------------------------------------------------------------------
@@ -144,8 +139,11 @@ class ShrunkFor(Enum):
     """For jobs of others that wait there."""
 
 
-class CountedSites(Protocol[C]):
-    """The clusters at one point in time, with what runs on them and what waits for them."""
+class DecidedClusters(Protocol[C]):
+    """The clusters at one point in time, with what runs on them and what waits for them.
+
+    Methods that answer here by themselves are about what cannot happen where applications answer at once.
+    """
 
     @property
     def approach(self) -> Approach:
@@ -175,17 +173,21 @@ class CountedSites(Protocol[C]):
     def ending(self, cluster: C) -> int:
         """Return the processors that were given up and are not free yet."""
 
-    def just_seen(self, cluster: C) -> bool:
+    def just_seen(self, cluster: C) -> bool:  # noqa: ARG002 - for those that override it
         """Tell whether the cluster has just been polled. Then nothing is waited for, or it might be for ever."""
+        return False
 
-    def in_reach(self, cluster: C) -> bool:
+    def in_reach(self, cluster: C) -> bool:  # noqa: ARG002 - for those that override it
         """Tell whether anything can be submitted to a cluster at present."""
+        return True
 
-    def changing(self, cluster: C) -> bool:
+    def changing(self, cluster: C) -> bool:  # noqa: ARG002 - for those that override it
         """Tell whether running jobs of a cluster are being asked to change."""
+        return False
 
-    def promised(self, cluster: C) -> bool:
+    def promised(self, cluster: C) -> bool:  # noqa: ARG002 - for those that override it
         """Tell whether running jobs have been promised what comes free on a cluster."""
+        return False
 
     def paused(self, cluster: C, direction: Direction) -> bool:
         """Tell whether the last step in a direction was in vain, and it is too early for another."""
@@ -195,6 +197,7 @@ class CountedSites(Protocol[C]):
 
     def short_of_processors(self) -> Iterable[tuple[C, int, ShrunkFor]]:
         """Yield clusters whose batch system makes jobs wait, how many processors these lack, and whose they are."""
+        return ()
 
     def jobs_wait(self) -> bool:
         """Tell whether jobs wait in the placement queue for which running ones could be shrunk."""
@@ -218,7 +221,7 @@ class CountedSites(Protocol[C]):
 class JobManagement(Generic[C]):
     """Takes the decisions, for sites that know the counts and carry decisions out."""
 
-    def __init__(self, sites: CountedSites[C]) -> None:
+    def __init__(self, sites: DecidedClusters[C]) -> None:
         """Decide for these sites."""
         self._sites = sites
 
@@ -250,7 +253,7 @@ class JobManagement(Generic[C]):
     # ---- growing --------------------------------------------------------------------------------------------------
 
     def _offer(self, cluster: C, *, thorough: bool) -> bool:
-        """Offer the free processors of a cluster to its running jobs, unless nobody wanted them a moment ago.
+        """Offer the free processors of a cluster to its running jobs, unless all jobs declined them a moment ago.
 
         Return True when that is done or will be, as soon as what is on its way out is free: applications can make more
         of several processors at once.
@@ -339,7 +342,7 @@ class JobManagement(Generic[C]):
 # for it.
 
 
-class RecordedSites:
+class SchedulerClusters:
     """The clusters of the scheduler's state, while one event is handled."""
 
     def __init__(self, context: Context) -> None:
@@ -351,7 +354,7 @@ class RecordedSites:
 
     @property
     def approach(self) -> Approach:
-        """See :class:`CountedSites`, also for all that follows."""
+        """Job management approach of the site."""
         return self._state.parameters.approach
 
     def decision_wanted(self) -> bool:
@@ -369,7 +372,7 @@ class RecordedSites:
         return self._context.roster.on(cluster.name)
 
     def free(self, cluster: ClusterRecord) -> int:
-        """Return what a new claim would get at once, as far as the last poll tells, and nobody else waits for."""
+        """Return what a new claim would get at once, as far as the last poll tells, and no other job waits for."""
         return free_for_growing(self._context, cluster)
 
     def room(self, cluster: ClusterRecord) -> int:
@@ -399,16 +402,16 @@ class RecordedSites:
         return bool(cluster.promises)
 
     def paused(self, cluster: ClusterRecord, direction: Direction) -> bool:
-        """Tell whether a pause is not over: after a vain step, after lost processors, after jobs were levelled."""
+        """Tell whether a pause is not over: after a fruitless step, after lost processors, after jobs were balanced."""
         now = self._context.now
         if direction is Direction.SHRINK:
             paused = cluster.no_shrink_before is not None and now < cluster.no_shrink_before
-            return paused or asked_in_vain(self._context, cluster)
+            return paused or shrinking_is_fruitless(self._context, cluster)
         if cluster.no_growth_before is not None and now < cluster.no_growth_before:
             return True
-        if cluster.levelled_until is None or len(self.running(cluster)) != cluster.levelled:
+        if cluster.balanced_until is None or len(self.running(cluster)) != cluster.balanced:
             return False
-        return now < cluster.levelled_until
+        return now < cluster.balanced_until
 
     def rebalances(self, cluster: ClusterRecord) -> bool:
         """Tell whether the policy of the cluster does."""
@@ -417,7 +420,7 @@ class RecordedSites:
     def jobs_wait(self) -> bool:
         """Tell whether there is a head of the queue, and there are jobs that could be shrunk for it.
 
-        None is while the head may find idle processors on a cluster that nobody has looked at yet.
+        None is while the head may find idle processors on a cluster that has not been polled yet.
         """
         if not len(self._context.queue) or not len(self._context.roster):
             return False

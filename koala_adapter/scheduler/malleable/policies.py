@@ -271,7 +271,7 @@ class Step:
     rounds: int = 0
     """Rounds of messages that were sent."""
     thorough: bool = False
-    """Go on with growing until nobody takes more, also where the policy itself would leave it at less."""
+    """Go on with growing until no job takes more, also where the policy itself would leave it at less."""
     last: Order | None = None
     """Order of the job that was asked last."""
     unwilling: Annotated[set[Order], PlainSerializer(sorted)] = field(default_factory=set)
@@ -367,7 +367,7 @@ class Equipartition(MalleabilityPolicy):
 
     A grow step makes sizes that no bound holds differ by 1 at most (the least recently started jobs have the one more).
     For that it may shrink some jobs; they are asked first, in a round of their own. A shrink step brings the largest
-    jobs down to one level, and nobody grows.
+    jobs down to one level, and no job grows.
     """
 
     name = "equipartition"

@@ -13,7 +13,7 @@ from koala_adapter.errors import PolicyAnswerError
 from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, RequestProcessors
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
 from koala_adapter.scheduler.malleable.policies import Direction, Step
-from koala_adapter.scheduler.records import Change, ChangePhase, ClusterStep, OthersJob
+from koala_adapter.scheduler.records import Change, ChangePhase, ClusterStep, ForeignJob, Part
 from koala_adapter.scheduler.states import order_of
 
 if TYPE_CHECKING:
@@ -48,13 +48,18 @@ def pause(context: Context, cluster: ClusterRecord, direction: Direction, second
     context.timetable.for_cluster(cluster, until)
 
 
+def pause_growth(context: Context, cluster: ClusterRecord) -> None:
+    """Offer nothing on a cluster for a while: what was to be had there was not."""
+    pause(context, cluster, Direction.GROW, context.state.parameters.backoff)
+
+
 def growth_paused(context: Context, cluster: ClusterRecord) -> bool:
     """Tell whether the pause after processors for growing could not be had is not over."""
     return cluster.no_growth_before is not None and context.now < cluster.no_growth_before
 
 
 def jobs_have_grown(context: Context, cluster: ClusterRecord) -> None:
-    """Ask nobody to shrink for a while."""
+    """Ask no job to shrink for a while."""
     pause(context, cluster, Direction.SHRINK, context.state.parameters.shrink_pause)
 
 
@@ -63,25 +68,25 @@ def jobs_have_shrunk(context: Context, cluster: ClusterRecord) -> None:
     pause(context, cluster, Direction.GROW, context.state.parameters.grow_pause)
 
 
-def shrunk_in_vain(context: Context, cluster: ClusterRecord) -> None:
-    """Ask nobody to shrink for a while; after some vain steps, twice as long each time that nothing has changed.
+def shrunk_fruitlessly(context: Context, cluster: ClusterRecord) -> None:
+    """Ask no job to shrink for a while; after some fruitless steps, twice as long each time that nothing has changed.
 
     A policy may ask jobs that cannot give anything, as EGS does (CoreGRID TR-0092); others may have their reasons.
     """
     parameters, sizes = context.state.parameters, _sizes(context, cluster)
-    cluster.vain_shrinks = cluster.vain_shrinks + 1 if sizes == cluster.vain_sizes else 1
-    cluster.vain_sizes = sizes
+    cluster.fruitless_shrinks = cluster.fruitless_shrinks + 1 if sizes == cluster.fruitless_sizes else 1
+    cluster.fruitless_sizes = sizes
     seconds = max(SHORTEST_PAUSE, parameters.scan_interval)
     pause(context, cluster, Direction.SHRINK, seconds)
-    doublings = min(MOST_DOUBLINGS, max(0, cluster.vain_shrinks - PATIENCE))
-    cluster.vain_until = context.now + min(seconds * 2**doublings, max(seconds, parameters.longest_backoff))
-    context.timetable.for_cluster(cluster, cluster.vain_until)
+    doublings = min(MOST_DOUBLINGS, max(0, cluster.fruitless_shrinks - PATIENCE))
+    cluster.fruitless_until = context.now + min(seconds * 2**doublings, max(seconds, parameters.longest_backoff))
+    context.timetable.for_cluster(cluster, cluster.fruitless_until)
 
 
-def asked_in_vain(context: Context, cluster: ClusterRecord) -> bool:
+def shrinking_is_fruitless(context: Context, cluster: ClusterRecord) -> bool:
     """Tell whether nothing has changed since running jobs gave nothing, and it is too early to ask them again."""
-    until = cluster.vain_until
-    return until is not None and context.now < until and _sizes(context, cluster) == cluster.vain_sizes
+    until = cluster.fruitless_until
+    return until is not None and context.now < until and _sizes(context, cluster) == cluster.fruitless_sizes
 
 
 def _sizes(context: Context, cluster: ClusterRecord) -> list[int]:
@@ -110,35 +115,35 @@ def others_seen(context: Context, cluster: ClusterRecord, wanted: Iterable[int])
 
     They have no names here. Of several of the same size, those that were there first are taken to have left first.
     """
-    known: dict[int, list[OthersJob]] = {}
+    known: dict[int, list[ForeignJob]] = {}
     for job in cluster.others_waiting:
         known.setdefault(job.processors, []).append(job)
     sizes = list(wanted)
     for size, jobs in known.items():
         del jobs[: max(0, len(jobs) - sizes.count(size))]
-    found = [known[size].pop(0) if known.get(size) else OthersJob(size) for size in sizes]
+    found = [known[size].pop(0) if known.get(size) else ForeignJob(size) for size in sizes]
     for job in found:
-        _doubt(context, cluster, job)
+        _note_blocked(context, cluster, job)
     cluster.others_waiting = found
 
 
-def _doubt(context: Context, cluster: ClusterRecord, job: OthersJob) -> None:
+def _note_blocked(context: Context, cluster: ClusterRecord, job: ForeignJob) -> None:
     """Begin, or end, to doubt that a job waits for processors."""
     parameters, now = context.state.parameters, context.now
-    since = job.doubted_at
+    since = job.blocked_from
     fits = job.processors <= cluster.idle
     if since is not None and (now >= since + parameters.longest_backoff or (now < since and not fits)):
-        job.doubted_at = None
-    if fits and job.doubted_at is None:
-        job.doubted_at = now + parameters.backoff
-        context.timetable.for_cluster(cluster, job.doubted_at)
+        job.blocked_from = None
+    if fits and job.blocked_from is None:
+        job.blocked_from = now + parameters.backoff
+        context.timetable.for_cluster(cluster, job.blocked_from)
 
 
 def lacking_for_others(context: Context, cluster: ClusterRecord) -> int:
     """Return by how many processors jobs of a cluster are to be shrunk for others that wait; 0 or less: by none.
 
     A batch system is asked for its jobs, then for its nodes. Those that it starts between the two on what ours have
-    left are seen both to wait and to occupy it. So nobody is asked for more before the next poll.
+    left are seen both to wait and to occupy it. So no job is asked for more before the next poll.
     """
     if not cluster.others_waiting or cluster.ours_left:
         return 0
@@ -178,7 +183,7 @@ def _wanted(context: Context, cluster: ClusterRecord, most: int) -> int:
         return 0
     parameters, total = context.state.parameters, 0
     for job in cluster.others_waiting:
-        since = job.doubted_at
+        since = job.blocked_from
         doubted = since is not None and since <= context.now < since + parameters.longest_backoff
         if not doubted and total + job.processors <= most:
             total += job.processors
@@ -205,8 +210,8 @@ def wanted_again(context: Context, record: JobRecord, component: str) -> None:
 
 def promised_on(context: Context, cluster: ClusterRecord) -> int:
     """Return how many processors are kept for all promises of a cluster."""
-    claims = (context.state.jobs[one.job_id].claims[one.claim] for one in cluster.promises)
-    return sum(claim.change.processors for claim in claims if claim.change is not None)
+    changes = (context.state.jobs[one.job_id].changes.get(one.change) for one in cluster.promises)
+    return sum(change.parts[0].processors for change in changes if change is not None)
 
 
 def policy_of(context: Context, cluster: ClusterRecord) -> MalleabilityPolicy:
@@ -243,8 +248,8 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
     grows = step.direction is Direction.GROW
     if grows and step.rounds:
         if policy.rebalances and cluster.promises:
-            # What some have given up belongs to those who insist first. Waiting for it here would keep them waiting for
-            # as long as their batch system does not say that it is free.
+            # What some have given up belongs first to those that insist. Waiting for it here would keep them waiting
+            # for as long as their batch system does not say that it is free.
             cluster.step, context.scan_wanted = None, True
             return
         if policy.rebalances and cluster.ending:
@@ -261,13 +266,13 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
         _note_unwanted(context, cluster, current)
         if policy.rebalances and step.rounds:
             # What one application declines leaves the others unequal, which would begin it all again at this instant.
-            cluster.levelled_until = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
-            cluster.levelled = len(context.roster.on(cluster.parameters.name))
-            context.timetable.for_cluster(cluster, cluster.levelled_until)
+            cluster.balanced_until = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
+            cluster.balanced = len(context.roster.on(cluster.parameters.name))
+            context.timetable.for_cluster(cluster, cluster.balanced_until)
     elif step.remaining > 0 and step.remaining >= current.value:  # what helped a little is worth another step
-        shrunk_in_vain(context, cluster)
+        shrunk_fruitlessly(context, cluster)
     else:
-        cluster.vain_shrinks, cluster.vain_until = 0, None
+        cluster.fruitless_shrinks, cluster.fruitless_until = 0, None
         jobs_have_shrunk(context, cluster)
 
 
@@ -280,15 +285,16 @@ def _note_unwanted(context: Context, cluster: ClusterRecord, over: ClusterStep) 
         pause(context, cluster, Direction.GROW, max(SHORTEST_PAUSE, context.state.parameters.scan_interval))
 
 
-def settle(context: Context, record: JobRecord, number: int, change: Change, accepted: int) -> None:
-    """Tell a step what became of a message: by how many processors (signed) the job grows or has shrunk."""
-    cluster = cluster_of(context, record, number)
+def settle(context: Context, record: JobRecord, change: Change, accepted: int) -> None:
+    """Tell a step what became of its message: by how many processors (signed) the job grows or has shrunk."""
+    part = change.parts[0]
+    cluster = cluster_of(context, record, part.claim)
     current = cluster.step
     if not change.in_step or current is None:
         return
     change.in_step = False
     current.awaited -= 1
-    current.step.answered(order_of(record, number), change.processors, accepted)
+    current.step.answered(order_of(record, part.claim), part.processors, accepted)
     continue_step(context, cluster)
 
 
@@ -297,10 +303,11 @@ def abandon_after(context: Context, record: JobRecord, change: Change, seconds: 
     context.timetable.for_change(record, change, context.now + max(SHORTEST_PAUSE, seconds))
 
 
-def new_change(context: Context, processors: int, phase: ChangePhase) -> Change:
-    """Return a change with a number of its own."""
+def new_change(context: Context, record: JobRecord, parts: list[Part], reason: str) -> Change:
+    """Return a change with a number of its own, which is in no record yet."""
     context.state.changes_made += 1
-    return Change(number=context.state.changes_made, processors=processors, phase=phase)
+    component = record.claims[parts[0].claim].component
+    return Change(number=context.state.changes_made, component=component, parts=parts, reason=reason)
 
 
 def _messages(
@@ -320,29 +327,31 @@ def _messages(
 
 def _ask(context: Context, member: RunningClaim, amount: int, reason: str) -> None:
     record = context.state.jobs[member.job_id]
-    change = new_change(context, amount, ChangePhase.ASKED)
-    change.in_step, change.reason = True, reason
-    ask(context, record, member.claim, change)
+    change = new_change(context, record, [Part(member.claim, amount)], reason)
+    change.in_step = True
+    ask(context, record, change)
 
 
-def ask(context: Context, record: JobRecord, number: int, change: Change) -> None:
-    """Offer processors to a claim of a job, or ask for some of its, and wait for the answer as long as is allowed."""
-    claim = record.claims[number]
-    context.ledger.begin_change(claim, change, ChangePhase.ASKED)
+def ask(context: Context, record: JobRecord, change: Change) -> None:
+    """Offer processors to a job on one cluster, or ask for some of its, and wait for the answer as long as allowed."""
+    (part,) = change.parts
+    context.ledger.move_change(record, change, ChangePhase.ASKED)
     abandon_after(context, record, change, context.state.parameters.answer_timeout)
-    kind = OfferProcessors if change.processors > 0 else RequestProcessors
+    kind = OfferProcessors if part.processors > 0 else RequestProcessors
     context.effects.add(
         kind(
             job_id=record.job.id,
-            component=claim.component,
-            cluster=cluster_of(context, record, number).parameters.name,
+            component=change.component,
+            cluster=cluster_of(context, record, part.claim).name,
             number=change.number,
-            processors=abs(change.processors),
+            processors=abs(part.processors),
         )
     )
     context.roster.update(record)
 
 
-def free_on(context: Context, cluster: ClusterRecord) -> int:
-    """Return the processors that a running job would get at once on a cluster."""
-    return cluster.available if closed_reason(cluster, context.now) is None else 0
+def free_on(context: Context, cluster: ClusterRecord, *, kept: int = 0) -> int:
+    """Return the processors that a running job would get at once on a cluster. ``kept``: for it, or for later ones."""
+    if closed_reason(cluster, context.now) is not None:
+        return 0
+    return max(0, min(cluster.room, cluster.load_free) + kept)

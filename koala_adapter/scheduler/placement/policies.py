@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
+from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.placement.policy import (
     Budget,
     PlacementPolicy,
@@ -22,14 +23,12 @@ from koala_adapter.scheduler.placement.policy import (
     refused,
     sized,
 )
-from koala_adapter.scheduler.records import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.model import ClusterName, InputFile
     from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult, Preference
-    from koala_adapter.scheduler.records import ClusterRecord, PlaceholderRecord, State
 
     Views = Mapping[ClusterName, ClusterView]
 
@@ -47,7 +46,7 @@ class WorstFit(PlacementPolicy):
     name = "worst-fit"
 
     def place(self, requests: Sequence[ComponentRequest], views: Views) -> PlacementResult:
-        """See :meth:`PlacementPolicy.place`."""
+        """Place all components or none."""
         order = sorted(requests, key=lambda r: (r.component.cluster is None, -r.component.minimum))
         clusters = _greedy(order, views, self.preference(views)) or _searched(requests, views)
         if clusters is None:
@@ -103,7 +102,7 @@ class CloseToFiles(WorstFit):
     name = "close-to-files"
 
     def preference(self, views: Mapping[ClusterName, ClusterView]) -> Preference:
-        """See :meth:`WorstFit.preference`: the nearer the better; of two unknown distances, the less to move."""
+        """Prefer the nearest cluster; of two at unknown distances, that to which less must be moved."""
 
         def nearness(request: ComponentRequest, view: ClusterView) -> tuple[float, ...]:
             missing = [file for file in request.component.input_files if not holds(view, file.source)]
@@ -152,7 +151,7 @@ class ClusterMinimization(PlacementPolicy):
     name = "cluster-minimization"
 
     def place(self, requests: Sequence[ComponentRequest], views: Views) -> PlacementResult:
-        """See :meth:`PlacementPolicy.place`."""
+        """Place all components or none."""
         if not self.splits:
             requests = [replace(one, splittable=False) if one.splittable else one for one in requests]
         opened = [view for view in views.values() if view.closed is None]
@@ -233,9 +232,6 @@ def _poured(
 # included, shows in the waits. The log of a cluster is part of the scheduler's state and is written by the events that
 # report a placeholder as held or as gone, so it is journaled with them.
 
-REMEMBERED = 20
-"""Submissions that a cluster's waiting history holds: what was earlier says little of the load now."""
-
 
 class WaitingHistory(PlacementPolicy):
     """The set of clusters with the least expected co-allocation time, which is the longest wait expected among them.
@@ -251,8 +247,12 @@ class WaitingHistory(PlacementPolicy):
         """``cost``: seconds of wait that are accepted to use one cluster less."""
         self._cost = max(0.0, cost)
 
+    def set_by(self, parameters: Parameters) -> PlacementPolicy:
+        """Return the policy with the cost of a cluster that a site has set."""
+        return WaitingHistory(parameters.cluster_cost)
+
     def place(self, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> PlacementResult:
-        """See :meth:`PlacementPolicy.place`.
+        """Place all components or none.
 
         Within clusters that wait no longer than some bound, the fewest that hold the job are the best; so each bound
         that there can be is tried, from the shortest on, until waiting longer cannot pay.
@@ -277,36 +277,14 @@ class WaitingHistory(PlacementPolicy):
         return max(waits[name] for name in used) + self._cost * (len(used) - 1)
 
 
-def expected_wait(cluster: ClusterRecord, state: State, now: float) -> float | None:
-    """Return the seconds that new placeholders will probably wait on a cluster: the mean of those before.
-
-    What waits there now has waited long enough already to count, once it exceeds that. None: nothing is known.
-    """
-    known = [wait.seconds for wait in cluster.waits]
-    oldest = next((state.batches[key].submitted_at for key in cluster.pending if key in state.batches), None)
-    mean = sum(known) / len(known) if known else None
-    if oldest is None:
-        return mean
-    return max(mean or 0.0, now - oldest)
-
-
-def note_wait(state: State, placeholder: PlaceholderRecord, now: float) -> None:
-    """Write into the waiting history that a placeholder got its processor.
-
-    A submission is one entry: a parallel job waits for the last of its processors.
-    """
-    waits = state.clusters[placeholder.cluster].waits
-    seconds = max(0.0, now - placeholder.submitted_at)
-    for wait in reversed(waits):
-        if wait.batch == placeholder.id.batch:
-            wait.seconds = max(wait.seconds, seconds)
-            return
-    waits.append(Wait(batch=placeholder.id.batch, seconds=seconds))
-    del waits[:-REMEMBERED]
-
-
-def note_vain_wait(state: State, placeholder: PlaceholderRecord, now: float) -> None:
-    """Write into the history that a placeholder ended without a processor, when it had waited longer than others do."""
-    known = [wait.seconds for wait in state.clusters[placeholder.cluster].waits]
-    if now - placeholder.submitted_at > (sum(known) / len(known) if known else 0.0):
-        note_wait(state, placeholder, now)
+PLACEMENT_POLICIES: Mapping[str, PlacementPolicy] = {
+    policy.name: policy
+    for policy in (
+        WorstFit(),
+        CloseToFiles(),
+        ClusterMinimization(),
+        FlexibleClusterMinimization(),
+        WaitingHistory(Parameters().cluster_cost),
+    )
+}
+"""Koala's own policies, under the names that job files and site files use; each as it is where a site says nothing."""

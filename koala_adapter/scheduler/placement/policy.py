@@ -19,6 +19,8 @@ from koala_adapter.model import ClusterName, Component
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from koala_adapter.scheduler.parameters import Parameters
+
 
 # -- Exact packing, where the greedy placement finds none ----------------------------------------------------
 # Fitting components into clusters is bin packing, so the search is bounded; beyond the bound the answer is "not known".
@@ -272,6 +274,10 @@ class PlacementPolicy(ABC):
     name: str
     splits: bool = False
     """Whether it may split flexible components over several clusters."""
+
+    def set_by(self, parameters: Parameters) -> PlacementPolicy:  # noqa: ARG002 - most policies have no settings
+        """Return the policy with the settings that a site has made for it."""
+        return self
 
     @abstractmethod
     def place(self, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> PlacementResult:

@@ -165,7 +165,7 @@ class Adaptations:
                 self.negotiations.restore(record, self._party(runner))
             self._flush(record, runner)  # who may go on hears so before the next offer
             self.negotiations.follow(record, self._party(runner))
-        elif any(claim.change is not None for claim in record.claims):
+        elif record.changes:
             self.negotiations.follow(record, self._party(runner))  # what could not be said when the change began
         else:
             return  # nothing has happened to it: most jobs, each time one of them is looked after

@@ -45,24 +45,20 @@ from koala_adapter.negotiation.serviceside.template import (
     withdrawn,
 )
 from koala_adapter.runners.adaptive import able_to_leave
-from koala_adapter.runners.workers import dispensable_growths, other_changes, without_dispensable
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.malleable.changes import parts_of
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.scheduler.states import bounds
-from koala_adapter.sizes import OWN_SIZES, AnySize, SizeRules
+from koala_adapter.sizes import OWN_SIZES, SizeRules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from koala_adapter.model import JobId
     from koala_adapter.negotiation.serviceside.endpoint import Event
     from koala_adapter.runners.adaptive import AdaptiveRunner
-    from koala_adapter.runners.workers import Amount
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.records import Change, Claim, JobRecord
     from koala_adapter.service.records import KeptNegotiation, Message
-    from koala_adapter.sizes import Decision
 
 
 # -- How far a kept negotiation came (pure) ------------------------------------------------------------------
@@ -195,9 +191,6 @@ class Party(Protocol):
     def size(self, component: str) -> int:
         """Return the processors that a component has."""
 
-    def pending(self, claim: Claim, change: Change) -> int:
-        """Return by how many processors an agreed change of a claim may alter that size, below 0: it gives them up."""
-
     def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
         """Return how many processors a claim can give up at most."""
 
@@ -232,12 +225,6 @@ class AdaptiveParty:
     def size(self, component: str) -> int:
         """See Party."""
         return len(self.runner.memberships[component].members)
-
-    def pending(self, claim: Claim, change: Change) -> int:
-        """See Party."""
-        if change.phase is ChangePhase.TAKING:
-            return len(change.ranks)
-        return 0 if change.made else _agreed(claim, change)
 
     def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
         """See Party."""
@@ -279,10 +266,6 @@ class WorkersParty:
         """See Party."""
         return sum(claim.processors for claim in self.record.claims if claim.component == component)
 
-    def pending(self, claim: Claim, change: Change) -> int:
-        """See Party."""
-        return _agreed(claim, change)
-
     def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
         """See Party."""
         return max(0, claim.processors - bounds(record, claim)[0])
@@ -295,10 +278,6 @@ class WorkersParty:
     def carries_out(self, change: Change) -> bool:
         """See Party."""
         return change.phase in {ChangePhase.TAKING, ChangePhase.RELEASING}
-
-
-def _agreed(claim: Claim, change: Change) -> int:
-    return 0 if change.phase is ChangePhase.ASKED else claim.coming - claim.leaving
 
 
 # -- Changes of size in the scheduler's records, as templates (pure) -----------------------------------------
@@ -326,8 +305,6 @@ class FirstOffer(NamedTuple):
     why_none: str
     trouble: str
     """What is wrong with the rule that was to decide."""
-    in_the_way: tuple[int, ...] = ()
-    """Numbers of growths elsewhere without which more can be asked back."""
 
 
 def offer_of(
@@ -336,23 +313,11 @@ def offer_of(
     """Return the offer, or the request, that a change begins with, or why nothing can be taken, or given up, here."""
     grows, wanted = change.processors > 0, change.processors
     if grows:
-        together = sum(part.change.processors for part in parts_of(record, change)) - change.processors
-        wanted = min(wanted, bounds(record, claim)[1] - claim.processors + together)
+        wanted = min(wanted, bounds(record, claim)[1] - claim.processors)
         if wanted < 1:
             return FirstOffer(None, _NO_MORE_WANTED, "")
     one = record.job.component(claim.component)
-
-    def decided(pending: Amount) -> Decision:
-        others = other_changes(record, claim, pending)
-        elsewhere = others if grows else [change for change in others if change > 0]
-        size = party.size(one.name)
-        return rules.decide(one.sizes, size, wanted, one.minimum, one.maximum, pending=elsewhere)
-
-    decision = decided(party.pending)
-    if not grows and decision.processors < -change.processors:
-        growths = dispensable_growths(record, claim)
-        if growths and decided(without_dispensable(record, party.pending)).processors > decision.processors:
-            return FirstOffer(None, _NO_SIZE, decision.trouble, growths)
+    decision = rules.decide(one.sizes, party.size(one.name), wanted, one.minimum, one.maximum)
     most = decision.processors if grows else party.able_to_leave(record, claim)
     quantity = min(decision.processors, most)
     if quantity < 1:
@@ -380,15 +345,8 @@ def offer_of(
     return FirstOffer(template, "", decision.trouble)
 
 
-def depends_on_answer(record: JobRecord, claim: Claim, change: Change, asked: Collection[int]) -> bool:
-    """Tell whether what can be offered depends on what has been asked elsewhere; ``asked``: numbers of such changes."""
-    others = (one.change for one in record.claims if one.component == claim.component and one.change is not change)
-    unanswered = any(one is not None and one.phase is ChangePhase.ASKED and one.number in asked for one in others)
-    return unanswered and change.processors > 0 and record.job.component(claim.component).sizes != AnySize.name
-
-
 def restored(
-    record: JobRecord, claim: Claim, change: Change, host: str, kept: KeptNegotiation | None, *, carried_out: bool
+    claim: Claim, change: Change, host: str, kept: KeptNegotiation | None, *, carried_out: bool
 ) -> tuple[Template, State] | None:
     """Return what koala said last in the negotiation of a change, and its state; None: it begins anew."""
     if change.phase is ChangePhase.ASKED:
@@ -397,7 +355,7 @@ def restored(
             return acceptance, State.ACCEPTING
         if not change.countered:
             return None
-    template = _restored_template(record, claim, change, host, templates_of(kept))
+    template = _restored_template(claim, change, host, templates_of(kept))
     # Who was accepted by koala as it asked has the last word, and may have said it.
     settled = not change.agreement or change.countered or carried_out or is_committed(kept)
     state = {ChangePhase.ASKED: State.OFFERED, ChangePhase.PROMISED: State.ASKED}.get(
@@ -406,16 +364,14 @@ def restored(
     return {State.AGREED: committed(template), State.ACCEPTING: accepted(template)}.get(state, template), state
 
 
-def _restored_template(
-    record: JobRecord, claim: Claim, change: Change, host: str, said: Sequence[Template] = ()
-) -> Template:
+def _restored_template(claim: Claim, change: Change, host: str, said: Sequence[Template] = ()) -> Template:
     """Return what stands in the negotiation of a change: as much as the records tell, of what was said to be about.
 
     ``said``: all that is known to have been said in it, in order. What the peer understands to stand has all resources
     that were in its first template, also those that were declined.
     """
     own = bool(change.agreement)
-    quantity = _quantity_of(record, change)
+    quantity = _quantity_of(change)
     standing = [one for one in said if one.status in _STANDING and one.quantity(CPU)]
     if not standing:
         return _recorded_template(claim, change, host, quantity)
@@ -444,13 +400,12 @@ def _restored_template(
 _STANDING = frozenset({Status.NEGOTIATION, Status.ACCEPTED, Status.COMMITTED})
 
 
-def _quantity_of(record: JobRecord, change: Change) -> int:
+def _quantity_of(change: Change) -> int:
     """Return how many processors stand in the negotiation of a change."""
     if change.phase is ChangePhase.PROMISED:
         return change.wish
     asked = change.phase is ChangePhase.ASKED
-    parts = [part.change for part in parts_of(record, change)]
-    return max(1, sum(abs(one.processors) if asked else one.accepted for one in parts))
+    return max(1, abs(change.processors) if asked else change.accepted)
 
 
 def _recorded_template(claim: Claim, change: Change, host: str, quantity: int) -> Template:
@@ -640,7 +595,7 @@ class Negotiations:
             standing = endpoint.standing(agreement.key)
             if standing is None or endpoint.state(agreement.key) is not State.ACCEPTED:
                 return
-            comes = sum(part.change.accepted for part in parts_of(record, change))
+            comes = change.accepted
             if change.processors > 0 and not change.agreement and comes < standing.quantity(CPU):
                 reason = f"only {comes} can be had any more"  # to which it has not agreed: it is offered anew
                 endpoint.send(withdrawn(standing, reason), self._clock())
@@ -657,15 +612,15 @@ class Negotiations:
         return agreement
 
     def _offer(self, record: JobRecord, party: Party, claim: Claim, change: Change) -> None:
-        first, asked = party.speaker(claim.component), self._agreements[record.job.id]
-        if first is None or not party.ready(claim.component) or depends_on_answer(record, claim, change, asked):
-            return  # it is said when all have come, and that is answered
+        first = party.speaker(claim.component)
+        if first is None or not party.ready(claim.component):
+            return  # it is said when all have come
         rules, within = self._rules, self._answer_within
-        template, why_none, trouble, in_the_way = offer_of(
+        template, why_none, trouble = offer_of(
             record, party, claim, change, host_of(record, first), rules=rules, answer_within=within
         )
         if template is None:
-            self._decline(record.job.id, change.number, why_none, trouble=trouble, in_the_way=in_the_way)
+            self._decline(record.job.id, change.number, why_none, trouble=trouble)
             return
         endpoint = self._endpoint(record.job.id, first)
         if endpoint.state(template.key) is not State.NEW:
@@ -834,7 +789,7 @@ class Negotiations:
             if final is not None and final.status is not Status.CONSUMED and not party.carries_out(change):
                 had_ended.append((change, final))
                 continue
-            found = restored(record, claim, change, host_of(record, rank), kept, carried_out=party.carries_out(change))
+            found = restored(claim, change, host_of(record, rank), kept, carried_out=party.carries_out(change))
             if found is None:
                 self._offered_before[record.job.id].add(change.number)
                 continue  # it is offered again
@@ -896,11 +851,10 @@ class Negotiations:
         *,
         lapsed: bool = False,
         trouble: str = "",
-        in_the_way: tuple[int, ...] = (),
     ) -> None:
         answer = ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=0, reason=why)
         trouble = trouble or self._trouble_with(job_id, number)
-        self._report(replace(answer, lapsed=lapsed, trouble=trouble, in_the_way=in_the_way))
+        self._report(replace(answer, lapsed=lapsed, trouble=trouble))
 
     def _trouble_with(self, job_id: JobId, number: int) -> str:
         agreement = self._agreements[job_id].get(number)
@@ -922,6 +876,6 @@ def _loss(lost: int, of: int) -> str:
 
 
 def _changes(record: JobRecord, party: Party) -> Iterator[tuple[Claim, Change]]:
-    for claim in record.claims:
-        if claim.change is not None and party.negotiates(claim.component):
-            yield claim, claim.change
+    for change in record.changes.values():
+        if party.negotiates(change.component):
+            yield record.claims[change.parts[0].claim], change

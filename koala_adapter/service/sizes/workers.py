@@ -7,7 +7,6 @@ say is under way is resumed: an answer is repeated, and workers that have not en
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,13 +17,7 @@ from koala_adapter.host.containment import contained
 from koala_adapter.model import RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.runners.runner import process_ends_at
-from koala_adapter.runners.workers import (
-    GrowOffer,
-    ShrinkRequest,
-    dispensable_growths,
-    other_changes,
-    without_dispensable,
-)
+from koala_adapter.runners.workers import GrowOffer, ShrinkRequest
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.records import ChangePhase
@@ -39,8 +32,6 @@ if TYPE_CHECKING:
     from koala_adapter.runners.workers import Order, WorkersRunner
     from koala_adapter.scheduler.records import Change, Claim, JobRecord, State
 
-
-_ASKED = ChangePhase.ASKED
 
 log = structlog.get_logger()
 
@@ -91,8 +82,7 @@ class WorkersResizing:
         decision = Decision(0)
         if found is not None:
             runner, record, claim = found
-            decision = runner.accepted(_offer(runner, record, claim, action.processors), self._rules)
-            runner.answers[action.number] = decision.processors
+            decision = runner.accepted(_offer(record, claim, action.processors), self._rules)
         self._answer(action.job_id, action.number, decision)
 
     def request(self, action: act.RequestProcessors) -> None:
@@ -103,29 +93,13 @@ class WorkersResizing:
             return
         runner, record, claim = found
         runner.departed(record.departed)
-        request = _request(runner, record, claim, action.processors)
+        request = _request(record, claim, action.processors)
         decision = runner.accepted(request, self._rules)
-        in_the_way = self._in_the_way(runner, record, claim, request, decision)
-        if in_the_way:
-            self._answer(action.job_id, action.number, Decision(0), in_the_way)
-            return
         if not decision.processors and not decision.trouble and request.minimum < request.size:
             decision = Decision(0, _no_size_is_left(record, request))
-        runner.answers[action.number] = -decision.processors
         # Told first: a worker that ends at once must be known to have been asked.
         self._answer(action.job_id, action.number, decision)
         self._retire(runner, request, decision.processors)
-
-    def _in_the_way(
-        self, runner: WorkersRunner, record: JobRecord, claim: Claim, request: ShrinkRequest, decision: Decision
-    ) -> tuple[int, ...]:
-        """Return the growths without which more of what is wanted back can be given; none: it makes no difference."""
-        growths = dispensable_growths(record, claim)
-        if not growths or decision.processors >= request.processors:
-            return ()
-        _, coming = _size(runner, record, claim, handed_back=True)
-        alone = runner.accepted(replace(request, coming=coming), self._rules)
-        return growths if alone.processors > decision.processors else ()
 
     def take(self, action: act.TakeProcessors) -> None:
         """Start the processes of new ranks."""
@@ -147,41 +121,39 @@ class WorkersResizing:
         for record in list(self._state().jobs.values()):
             if record.state is JobState.RUNNING and record.job.has_workers:
                 with contained("resuming a change of size", job=record.job.id):
-                    for claim in record.claims:
-                        self._resume(record, claim)
+                    for change in list(record.changes.values()):
+                        self._resume(record, change)
 
-    def _resume(self, record: JobRecord, claim: Claim) -> None:
-        change, cluster = claim.change, claim.cluster
-        if change is None or cluster is None:
+    def _resume(self, record: JobRecord, change: Change) -> None:
+        part = change.parts[0]
+        if change.phase is not ChangePhase.ASKED:
+            self._carry_on(record, change)
             return
-        if change.phase is ChangePhase.ASKED and change.agreement:
+        if change.agreement:
             return  # it is for the program to answer that has asked
-        if change.phase is ChangePhase.ASKED:
-            kind = act.OfferProcessors if change.processors > 0 else act.RequestProcessors
-            action = kind(
-                job_id=record.job.id,
-                component=claim.component,
-                cluster=cluster,
-                number=change.number,
-                processors=abs(change.processors),
-            )
-            if isinstance(action, act.OfferProcessors):
-                self.offer(action)
-            else:
-                self.request(action)
+        kind = act.OfferProcessors if part.processors > 0 else act.RequestProcessors
+        action = kind(
+            job_id=record.job.id,
+            component=change.component,
+            cluster=_cluster_of(record.claims[part.claim]),
+            number=change.number,
+            processors=abs(part.processors),
+        )
+        if isinstance(action, act.OfferProcessors):
+            self.offer(action)
         else:
-            self._carry_on(record, claim)
+            self.request(action)
 
     def carry_on(self, record: JobRecord) -> None:
         """Have the workers of a job leave that it has agreed to give up; nobody is asked twice."""
-        for claim in record.claims:
-            self._carry_on(record, claim)
+        for change in list(record.changes.values()):
+            self._carry_on(record, change)
 
-    def _carry_on(self, record: JobRecord, claim: Claim) -> None:
-        change, runner = claim.change, self._applications.workers(record)
-        if change is not None and change.phase is ChangePhase.RELEASING and runner is not None:
+    def _carry_on(self, record: JobRecord, change: Change) -> None:
+        runner = self._applications.workers(record)
+        if change.phase is ChangePhase.RELEASING and runner is not None:
             left = change.accepted - change.done
-            self._retire(runner, _request(runner, record, claim, left), left)
+            self._retire(runner, _request(record, record.claims[change.parts[0].claim], left), left)
 
     def handled(self, touched: Iterable[JobId]) -> None:
         """The scheduler has handled an event that touched these jobs: their workers may be others than before."""
@@ -266,31 +238,29 @@ class WorkersResizing:
         claims = [one for one in record.claims if (one.component, one.cluster) == (component, cluster)]
         return (runner, record, claims[0]) if claims else None
 
-    def _answer(self, job_id: JobId, number: int, decision: Decision, in_the_way: tuple[int, ...] = ()) -> None:
+    def _answer(self, job_id: JobId, number: int, decision: Decision) -> None:
         accepted, trouble = decision.processors, decision.trouble
         if trouble:
             log.warning("a job does not change as it is asked to", job=job_id, problem=trouble)
-        answer = ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=accepted, trouble=trouble)
-        self._report(replace(answer, in_the_way=in_the_way))
+        self._report(
+            ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=accepted, trouble=trouble)
+        )
 
 
-def _offer(runner: WorkersRunner, record: JobRecord, claim: Claim, processors: int) -> GrowOffer:
+def _offer(record: JobRecord, claim: Claim, processors: int) -> GrowOffer:
     component = record.job.component(claim.component)
-    size, coming = _size(runner, record, claim)
     return GrowOffer(
         component=claim.component,
         cluster=_cluster_of(claim),
         processors=max(0, min(processors, bounds(record, claim)[1] - claim.processors)),
-        size=size,
+        size=_size(record, claim),
         minimum=component.minimum,
         maximum=component.maximum,
-        coming=coming,
     )
 
 
-def _request(runner: WorkersRunner, record: JobRecord, claim: Claim, processors: int) -> ShrinkRequest:
-    component = record.job.component(claim.component)
-    size, coming = _size(runner, record, claim)
+def _request(record: JobRecord, claim: Claim, processors: int) -> ShrinkRequest:
+    component, size = record.job.component(claim.component), _size(record, claim)
     spare = max(0, claim.processors - bounds(record, claim)[0])
     return ShrinkRequest(
         component=claim.component,
@@ -299,38 +269,18 @@ def _request(runner: WorkersRunner, record: JobRecord, claim: Claim, processors:
         size=size,
         minimum=max(component.minimum, size - spare),
         maximum=component.maximum,
-        coming=coming,
     )
 
 
-def _size(
-    runner: WorkersRunner, record: JobRecord, claim: Claim, *, handed_back: bool = False
-) -> tuple[int, tuple[int, ...]]:
-    """Return the size of a component without what leaves it on other clusters, and the growths that may come there.
-
-    ``handed_back``: without those that can be handed back.
-    """
-    asked = {one.change.number for one in record.claims if one.change is not None and one.change.phase is _ASKED}
-    # What is no longer asked is in the records, however it was taken.
-    for number in runner.answers.keys() - asked:
-        del runner.answers[number]
-
-    def amount(other: Claim, change: Change) -> int:
-        if change.phase is _ASKED and not change.agreement:
-            return runner.answers.get(change.number, 0)
-        return other.coming - other.leaving
-
-    others = other_changes(record, claim, without_dispensable(record, amount) if handed_back else amount)
-    size = sum(one.processors for one in record.claims if one.component == claim.component)
-    return size + sum(one for one in others if one < 0), tuple(one for one in others if one > 0)
+def _size(record: JobRecord, claim: Claim) -> int:
+    return sum(one.processors for one in record.claims if one.component == claim.component)
 
 
 def _no_size_is_left(record: JobRecord, request: ShrinkRequest) -> str:
     left = max(request.minimum, request.size - request.processors)
-    others = f", or {left + sum(request.coming)} with what it is about to get" if request.coming else ""
     sizes = record.job.component(request.component).sizes
     asked = f"{request.processors} back on {request.cluster}"
-    return f'asked for {asked}, {request.component} gives none: it cannot have {left}{others} (sizes = "{sizes}")'
+    return f'asked for {asked}, {request.component} gives none: it cannot have {left} (sizes = "{sizes}")'
 
 
 def _cluster_of(claim: Claim) -> ClusterName:

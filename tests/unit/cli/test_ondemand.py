@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 LATE = """\
 import sys, types
 
-def recorded(*_, **__):
-    import structlog
-    structlog.get_logger().info("a thing that is logged")
-    sys.exit(0)
+class WithoutService:
+    def __init__(self, *_):
+        import structlog
+        structlog.get_logger().info("a thing that is logged")
+        sys.exit(0)
 
-name = "koala_adapter.api.offline"
+name = "koala_adapter.python.withoutservice"
 sys.modules[name] = types.ModuleType(name)
-sys.modules[name].recorded = recorded
+sys.modules[name].WithoutService = WithoutService
 from koala_adapter.cli.koala import koala
 """
 """A program in whose ``koala status`` what reads the journal logs a line, and is not imported before."""

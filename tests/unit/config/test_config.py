@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from koala_adapter.config.fields import PLACEMENTS
 from koala_adapter.config.sitefile import (
     ClusterConfig,
     ControlCenterConfig,
@@ -308,12 +307,6 @@ def test_shortest_poll_interval_fits_the_bound(per_minute: int) -> None:
         for _ in range(2):
             assert window.wait(poll * interval + 1e-6 * poll) == 0.0
             window.record(poll * interval + 1e-6 * poll)
-
-
-def test_placement_policies_of_files_are_those_of_the_scheduler() -> None:
-    """A policy that a file may name exists, and one that exists may be named."""
-    policies = pytest.importorskip("koala_adapter.scheduler.knownpolicies")
-    assert set(PLACEMENTS) == set(policies.POLICIES)
 
 
 @pytest.mark.parametrize("model", [ControlCenterConfig, SchedulerConfig, ClusterConfig, SiteConfig])

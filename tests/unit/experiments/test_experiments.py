@@ -20,6 +20,7 @@ from koala_adapter.report.figures import Figure, Series, check_matplotlib, draw,
 from koala_adapter.report.page import Finding, Heading, Result, Table, figure_csv, result_json, shown
 from koala_experiments import placement, vjm
 from koala_experiments.framework import (
+    Comparison,
     Experiment,
     Options,
     Setting,
@@ -377,7 +378,7 @@ def test_figures_without_values_are_drawn(*, y_log: bool) -> None:
 def test_a_selection_in_which_no_job_was_started() -> None:
     """Clusters that are full all the time leave gaps, and no claim is told."""
     nothing = vjm.SelectionOutcome(waits=(), clusters=None, held=None, hand_backs=0, exchanges=0, unfinished=1)
-    found = vjm.selection_result({variant: [nothing] for variant in vjm.SELECTION_VARIANTS}, ())
+    found = vjm.selection_result(Comparison({variant: [nothing] for variant in vjm.SELECTION_VARIANTS}), ())
     assert {one.holds for one in found.findings} == {None}
     assert {row[1] for row in found.tables[0].rows} == {None}
     assert "nan" not in "".join(figure_csv(figure) for figure in found.figures)
@@ -386,7 +387,7 @@ def test_a_selection_in_which_no_job_was_started() -> None:
 def test_placement_on_clusters_that_are_full() -> None:
     """Where no job was run nothing is told of waits; what is known of all runs is."""
     nothing = placement.Outcome(None, None, None, None, None, spread=0.0, moved=None)
-    found = placement.comparison({policy: [nothing] for policy in placement.POLICIES}, ())
+    found = placement.comparison(Comparison({policy: [nothing] for policy in placement.POLICIES}), ())
     assert {one.holds for one in found.findings} == {None}
     assert list(found.tables[0].rows[0][1:]) == [None] * 6 + [0.0]
     assert "nan" not in "".join(figure_csv(figure) for figure in found.figures)

@@ -24,29 +24,6 @@ if TYPE_CHECKING:
     from koala_experiments.malleable import KoalaWorkload
 
 
-class Journaled(LiveWorld):
-    """The real scheduler in virtual time, with the journal that a service would keep."""
-
-    def __init__(self, *given: object) -> None:
-        """See LiveWorld."""
-        self.journal: list[ev.Event] = []
-        super().__init__(*given)  # type: ignore[arg-type]
-
-    def settle(self) -> None:
-        """Note the events in the order in which the scheduler handles them."""
-        handle = self.scheduler.handle
-
-        def noted(event: ev.Event) -> object:
-            self.journal.append(event)
-            return handle(event)
-
-        self.scheduler.handle = noted  # type: ignore[method-assign, assignment]
-        try:
-            super().settle()
-        finally:
-            del self.scheduler.handle
-
-
 def named(journal: list[ev.Event], jobs: dict[str, SimulatedJob]) -> list[ev.Event]:
     """Return a journal in which jobs have the names under which live ones are submitted."""
     return [
@@ -59,10 +36,10 @@ def named(journal: list[ev.Event], jobs: dict[str, SimulatedJob]) -> list[ev.Eve
 def test_the_journal_tells_what_the_simulator_says(workload: KoalaWorkload) -> None:
     """Start, end, mean and largest size of each of 40 jobs; and how many messages there were."""
     jobs = koala_workload(workload, 0, jobs=40, poisson=True)
-    world = Journaled(DAS3, jobs, Approach.PWA, "fpsma")
+    world = LiveWorld(DAS3, jobs, Approach.PWA, "fpsma")
     world.run()
     record = JournalRecord({name_of(one): one for one in jobs})
-    record.read(named(world.journal, {str(one.number): one for one in jobs}))
+    record.read(named(world.service.journal, {str(one.number): one for one in jobs}))
     found = record.outcome(1.0)
     expected = simulate(DAS3, jobs, Settings(approach=Approach.PWA, malleability="fpsma"))
     assert record.failed == []
@@ -85,9 +62,9 @@ def test_the_journal_tells_what_the_simulator_says(workload: KoalaWorkload) -> N
 def test_times_go_by_the_pace() -> None:
     """A journal of a tenth of the time, at ten seconds per second, tells the same."""
     jobs = koala_workload(WM_HIGH, 0, jobs=5)
-    world = Journaled(DAS3, jobs, Approach.PWA, "fpsma")
+    world = LiveWorld(DAS3, jobs, Approach.PWA, "fpsma")
     world.run()
-    journal = named(world.journal, {str(one.number): one for one in jobs})
+    journal = named(world.service.journal, {str(one.number): one for one in jobs})
     outcomes = []
     for events, pace in ((journal, 1.0), ([replace(one, time=one.time / 10.0) for one in journal], 10.0)):
         record = JournalRecord({name_of(one): one for one in jobs})
@@ -101,7 +78,7 @@ def test_a_live_job_is_what_was_simulated(tmp_path: Path) -> None:
     """FT becomes workers that take powers of two; a rigid job keeps its two processes."""
     jobs = koala_workload(WMR_HIGH, 0, jobs=20)
     for one in jobs:
-        made = live_job(one, address="127.0.0.1", port=1, key=tmp_path / "authkey", user="me")
+        made = live_job(one, address="127.0.0.1", port=1, files=[tmp_path / "worker.py"], user="me")
         (worker,) = made.components
         if one.malleable:
             assert (made.kind, made.runner) == (JobKind.MALLEABLE, RunnerName.WORKERS)

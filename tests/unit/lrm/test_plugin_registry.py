@@ -218,9 +218,9 @@ async def test_defaults_do_no_harm() -> None:
     assert await lrm.confirm_starts([JOB]) == {}
     with pytest.raises(LrmUnsupportedError, match="Bare cannot release"):
         await lrm.give_back([JOB])
-    assert await lrm.moved([JOB]) == await lrm.held_by_hook() == ()
+    assert await lrm.held_by_hook() == ()
     harmless = {"start", "close", "check", "check_outside", "undo_start", "confirm_start", "confirm_starts"}
     await lrm.look_for_obstacle()
     assert lrm.submission_obstacle == lrm.submission_way == ""
-    harmless |= {"moved", "held_by_hook", "give_back", "look_for_obstacle"}
+    harmless |= {"held_by_hook", "give_back", "look_for_obstacle"}
     assert optional - harmless == set(CALLS)

@@ -15,7 +15,7 @@ from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobOutcome, JobState
 from koala_adapter.parsl import KoalaProvider, block_state
-from koala_adapter.python.site import local_site_text
+from koala_adapter.python.localsite import local_site_text
 from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:

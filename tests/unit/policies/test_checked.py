@@ -20,7 +20,7 @@ from koala_adapter.outcome import JobState
 from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement
 from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, RequestProcessors, SubmitPlaceholders
 from koala_adapter.scheduler.explain import explain
-from koala_adapter.scheduler.knownpolicies import POLICIES, Policies
+from koala_adapter.scheduler.knownpolicies import Policies
 from koala_adapter.scheduler.malleable.policies import (
     MALLEABILITY_POLICIES,
     Direction,
@@ -29,6 +29,7 @@ from koala_adapter.scheduler.malleable.policies import (
     carry_out,
 )
 from koala_adapter.scheduler.parameters import Parameters
+from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
 from koala_adapter.scheduler.placement.policy import (
     Infeasible,
     Insufficient,
@@ -160,13 +161,13 @@ def test_a_job_whose_policy_never_answers_well_is_given_up_after_its_tries() -> 
     assert "raises ZeroDivisionError: boom" in outcome.detail
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(PLACEMENT_POLICIES))
 @given(view_sets(), all_requests())
 def test_own_placements_would_pass(policy: str, views: Views, requests: list[ComponentRequest]) -> None:
     """Nothing is refused that koala's own policies answer."""
-    if not POLICIES[policy].splits:
+    if not PLACEMENT_POLICIES[policy].splits:
         requests = [replace(one, splittable=False) for one in requests]
-    CheckedPlacement(POLICIES[policy], DESCRIBED).place(requests, views)
+    CheckedPlacement(PLACEMENT_POLICIES[policy], DESCRIBED).place(requests, views)
 
 
 # ---- malleability ---------------------------------------------------------------------------------------------------

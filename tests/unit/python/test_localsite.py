@@ -10,7 +10,7 @@ import pytest
 
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.lrm import load_plugins
-from koala_adapter.python.site import local_site_text
+from koala_adapter.python.localsite import local_site_text
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.platform import ClusterModel
 from koala_experiments.liveruns import site_text
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SITES: dict[str, Callable[[Path], str]] = {
     "local_site": lambda directory: local_site_text(directory, {"alpha": 2}, {"approach": "pwa"}),
-    "experiment": lambda directory: site_text([ClusterModel(name="a", nodes=2)], Approach.PRA, "fpsma", str(directory)),
+    "experiment": lambda directory: site_text([ClusterModel(name="a", nodes=2)], Approach.PRA, "fpsma", directory),
 }
 
 

@@ -196,7 +196,6 @@ def test_a_new_runner_reads_the_file_and_goes_on() -> None:
 @pytest.mark.parametrize(
     ("status", "end"),
     [
-        (0, WELL),
         (3, TaskEnd(reason=EndReason.EXITED, exit_code=3)),
         (137, TaskEnd(reason=EndReason.SIGNALLED, signal=9)),
         (192, TaskEnd(reason=EndReason.SIGNALLED, signal=64)),
@@ -307,7 +306,7 @@ def test_a_spawned_rank_has_ended_when_its_proxy_has(*, proxy_first: bool) -> No
         assert said(runner, text, "koala: rank 2 ended with 0")[1] == (ended(2),)
     else:
         assert said(runner, text, "koala: rank 2 ended with 0")[1] == ()
-        assert runner.ended("7:2", WELL, NOW) == (ended(2),)
+        assert runner.ended("7:2", WELL, NOW) == [ended(2)]
 
 
 def test_a_spawned_rank_that_ends_badly_is_believed_at_once() -> None:
@@ -318,11 +317,20 @@ def test_a_spawned_rank_that_ends_badly_is_believed_at_once() -> None:
     )
 
 
-def test_spawned_ranks_have_ended_when_mpiexec_has() -> None:
-    """Whether their agents have told of their proxies by then or not; of who has said nothing nothing is known."""
-    runner, text = spawning()
-    said(runner, text, "koala: rank 0 ended with 0", "koala: rank 2 ended with 0")
-    assert list(runner.ended("7:launcher", WELL, NOW)) == [ended(0), ended(2), ended(None)]
+def test_mpiexec_has_ended_when_the_output_of_ranks_is_kept() -> None:
+    """A rank that has ended well is over with its proxy: an agent that is killed before still has its output."""
+    runner, text = mpi(), PROXIES
+    printed(runner, PROXIES)
+    text, events = said(runner, text, "koala: rank 0 ended with 0", "koala: rank 1 ended with 0")
+    assert events == ()
+    assert runner.ended("7:0", WELL, NOW) == [ended(0)]
+    assert runner.ended("7:launcher", WELL, NOW) == ()
+    assert runner.ended("7:2", WELL, NOW) == ()  # nothing is known of its program
+    assert runner.ended("7:1", WELL, NOW) == [ended(1), ended(None)]
+
+
+def test_mpiexec_that_ends_badly_has_ended_at_once() -> None:
+    """Nothing is awaited of ranks then."""
     failed = TaskEnd(reason=EndReason.EXITED, exit_code=255)
     runner, text = spawning()
     said(runner, text, "koala: rank 2 ended with 0")

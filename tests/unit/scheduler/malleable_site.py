@@ -170,7 +170,7 @@ class AdaptiveSite(MalleableSite):
 
     def change(self, id_: str = "1") -> Change:
         """Return the change that is under way."""
-        (found,) = (one.change for one in self.record(id_).claims if one.change is not None)
+        (found,) = self.record(id_).changes.values()
         return found
 
     def reach(self, *leaving: int, id_: str = "1", number: int | None = None) -> list[Action]:

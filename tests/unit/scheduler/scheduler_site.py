@@ -36,7 +36,7 @@ from koala_adapter.scheduler.states import bounds
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
+    from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord
 
 STATE = TypeAdapter(State)
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
@@ -117,38 +117,45 @@ def recount_changes(state: State) -> None:
     for id_, record in state.jobs.items():
         for claim in record.claims:
             if record.state is JobState.RUNNING and record.job.kind is JobKind.MALLEABLE:
-                minimum, maximum = bounds(record, claim)
-                component_ = record.job.component(claim.component)
-                if record.job.has_workers:  # they may end by themselves
-                    minimum = 0
-                elif component_.flexible:
-                    # By the bounds of one claim the others get all that they are offered, which can be too much.
-                    minimum = 0
-                    total = sum(one.processors for one in record.claims if one.component == claim.component)
-                    assert component_.minimum <= total <= component_.maximum, f"job {id_}: out of bounds"
-                if minimum == 0 or claim.component in record.sizes_wanted:
-                    maximum = component_.maximum  # it may have more than is wanted now
-                lost = claim.processors - len(claim.placeholders)  # after their ranks had ended
-                assert 0 <= lost <= len(record.ends), f"job {id_}: size"
-                assert minimum <= claim.processors <= maximum, f"job {id_}: out of bounds"
+                check_bounds(record, claim)
             stubs.update(claim.places)
             gathering[claim.cluster] += len(claim.places)
             assert not claim.places or record.state is JobState.RUNNING, f"job {id_}: waits for more after its end"
-            change = claim.change
-            if change is None:
-                continue
+        for number, change in record.changes.items():
             assert record.state is JobState.RUNNING, f"job {id_}: changes"
+            assert number == change.number, f"job {id_}: a change has another number"
+            assert change.phase not in {ChangePhase.NEW, ChangePhase.OVER}, f"job {id_}: no change that is under way"
             stubs.update(change.stubs)
-            awaited[claim.cluster] += change.in_step
-            gathering[claim.cluster] += change.accepted if change.phase is ChangePhase.GATHERING else 0
-            if change.phase is ChangePhase.PROMISED or (change.phase is ChangePhase.ASKED and change.processors > 0):
-                offered[claim.cluster] += change.processors
+            awaited[record.claims[change.parts[0].claim].cluster] += change.in_step
+            for part in change.parts:
+                cluster_name = record.claims[part.claim].cluster
+                gathering[cluster_name] += part.accepted if change.phase is ChangePhase.GATHERING else 0
+                if change.phase is ChangePhase.PROMISED or (change.phase is ChangePhase.ASKED and part.processors > 0):
+                    offered[cluster_name] += part.processors
     assert {p.id for p in state.placeholders.values() if p.stub} == stubs, "stubs"
     for name, cluster in state.clusters.items():
         assert cluster.ending == ending[name], f"{name}: ending"
         assert cluster.offered == offered[name], f"{name}: offered"
         assert cluster.gathering == gathering[name], f"{name}: gathering"
         assert (0 if cluster.step is None else cluster.step.awaited) == awaited[name], f"{name}: awaited"
+
+
+def check_bounds(record: JobRecord, claim: Claim) -> None:
+    """Compare the size of a claim of a running malleable job with its bounds."""
+    minimum, maximum = bounds(record, claim)
+    component_ = record.job.component(claim.component)
+    if record.job.has_workers:  # they may end by themselves
+        minimum = 0
+    elif component_.flexible:
+        # By the bounds of one claim the others get all that they are offered, which can be too much.
+        minimum = 0
+        total = sum(one.processors for one in record.claims if one.component == claim.component)
+        assert component_.minimum <= total <= component_.maximum, f"job {record.job.id}: out of bounds"
+    if minimum == 0 or claim.component in record.sizes_wanted:
+        maximum = component_.maximum  # it may have more than is wanted now
+    lost = claim.processors - len(claim.placeholders)  # after their ranks had ended
+    assert 0 <= lost <= len(record.ends), f"job {record.job.id}: size"
+    assert minimum <= claim.processors <= maximum, f"job {record.job.id}: out of bounds"
 
 
 class Site:

@@ -58,17 +58,6 @@ def on_hold(site: Site, holder: HoldOwner | None, reason: str, count: int = 3) -
     site.post(ev.HoldsSeen(time=site.now, cluster=B, holds=holds))
 
 
-def test_moved_to_another_batch_system() -> None:
-    """Whoever looks for it in the queue that it was submitted to is told where it went, until it is back."""
-    site = claiming()
-    (first, second, _) = [p.id for p in site.claimed("1") if p.cluster == B]
-    moves = tuple(ev.Move(placeholder=id_, elsewhere="workq@other") for id_ in (first, second))
-    site.post(ev.MovesSeen(time=site.now, cluster=B, moves=moves))
-    assert "waits for 3 in the queue of b (idle there: 0; 2 moved to workq@other)" in said(site)
-    site.post(ev.MovesSeen(time=site.now, cluster=B))
-    assert "waits for 3 in the queue of b (idle there: 0)" in said(site)
-
-
 @pytest.mark.parametrize(
     ("holder", "reason", "who"),
     [

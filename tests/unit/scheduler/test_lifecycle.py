@@ -156,8 +156,8 @@ def test_pauses_grow_to_a_bound(first: float, longest: float) -> None:
     record = JobRecord(job=job("1", 1), claims=[])
     parameters = Parameters(backoff=first, longest_backoff=longest)
     pauses = []
-    for setbacks in range(1, 40):
-        record.setbacks = setbacks
+    for failed_claims in range(1, 40):
+        record.failed_claims = failed_claims
         pauses.append(backoff(record, parameters))
     for number, pause in enumerate(pauses):
         assert pause >= 1.0
@@ -165,22 +165,22 @@ def test_pauses_grow_to_a_bound(first: float, longest: float) -> None:
         assert min(longest / 2, first * 2**number) <= pause <= max(1.0, min(longest, 2 * first * 2**number))
 
 
-@pytest.mark.parametrize("setbacks", [1, 3, 30])
-def test_jobs_and_instances_do_not_move_in_step(setbacks: int) -> None:
+@pytest.mark.parametrize("failed_claims", [1, 3, 30])
+def test_jobs_and_instances_do_not_move_in_step(failed_claims: int) -> None:
     """Two jobs with the same history pause for different times, in one instance or two; at the longest pause, too."""
     pauses = set()
     for name in "abcdefgh":
         for instance in ("k", "l"):
-            record = JobRecord(job=job(name, 1), claims=[], setbacks=setbacks)
+            record = JobRecord(job=job(name, 1), claims=[], failed_claims=failed_claims)
             pauses.add(backoff(record, Parameters(instance=instance, backoff=60.0, longest_backoff=3600.0)))
     assert len(pauses) == 16
 
 
 def test_lives_are_gaps_apart() -> None:
-    """Two instances draw lives that are equal or far apart, and those that were equal differ after some setbacks."""
+    """Two instances draw lives that are equal or far apart, and those that were equal differ after failed claims."""
     names = [f"{number:08x}" for number in range(40)]
     for longest, gap in ((12.0, 3.9), (120.0, 26.0), (900.0, 60.0)):
-        lives = [[_life(name, longest, setbacks) for setbacks in range(16)] for name in names]
+        lives = [[_life(name, longest, failed_claims) for failed_claims in range(16)] for name in names]
         distinct = sorted({one for row in lives for one in row})
         assert distinct[0] >= longest / 5
         assert distinct[-1] + grace(Parameters(placeholder_life=longest)) == longest
@@ -188,8 +188,8 @@ def test_lives_are_gaps_apart() -> None:
         assert all(one != other for one, other in itertools.combinations(lives, 2))
 
 
-def _life(instance: str, longest: float, setbacks: int) -> float:
-    record = JobRecord(job=job("1", 1), claims=[], setbacks=setbacks)
+def _life(instance: str, longest: float, failed_claims: int) -> float:
+    record = JobRecord(job=job("1", 1), claims=[], failed_claims=failed_claims)
     return life(record, Parameters(instance=instance, placeholder_life=longest))
 
 
@@ -237,24 +237,24 @@ def test_a_placeholder_that_has_been_starting_for_long_does_not_lengthen_a_life(
     assert len(set(ends(site.pass_time((site.record("1").life_ends_at or 0.0) - site.now)))) == 4
 
 
-def test_an_early_retake_without_room_is_no_setback() -> None:
+def test_an_early_retake_without_room_is_no_claim_failed() -> None:
     """What was handed back is still counted when the rest comes: it is claimed again when it is gone, without delay."""
     site = Site({"a": 2, "b": 2}, LIFE)
     site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
     site.take_all()
     site.hold_all("1", "a")
     site.pass_time(100.0)
-    assert (site.record("1").setbacks, site.record("1").hand_backs) == (1, 1)
-    due = site.record("1").retake_at
+    assert (site.record("1").failed_claims, site.record("1").hand_backs) == (1, 1)
+    due = site.record("1").reclaim_at
     assert submissions(site.hold_all("1", "b")) == {}
-    assert (site.record("1").setbacks, site.record("1").retake_at) == (1, due)
+    assert (site.record("1").failed_claims, site.record("1").reclaim_at) == (1, due)
     before = len(site.actions)
     site.end_ending()
     assert submissions(site.actions[before:]) == {"a": 2}
 
 
 def test_tries_run_out_while_claiming() -> None:
-    """After the allowed number of setbacks the job is given up, all of it, with the last reason."""
+    """After the allowed number of failed claims the job is given up, all of it, with the last reason."""
     site = Site({"a": 4}, Parameters(maximum_tries=3, backoff=10.0))
     site.submit(job("1", 2))
     for _ in range(3):
@@ -297,7 +297,7 @@ def test_last_try_is_a_try() -> None:
 
 
 def test_scans_in_the_queue_count_when_the_job_is_placed_in_between() -> None:
-    """Tries in the queue and setbacks while claiming add up."""
+    """Tries in the queue and failed claims add up."""
     site = Site({"a": 4}, Parameters(scan_interval=15.0, backoff=10.0))
     site.submit(job("other", 4))
     site.submit(job("1", 2))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koala_adapter.scheduler.malleable.jobmanagement import Shrinkable, cluster_to_shrink
 from koala_adapter.scheduler.malleable.policies import (
     MALLEABILITY_POLICIES,
     Direction,
@@ -20,10 +21,12 @@ from koala_adapter.scheduler.malleable.policies import (
     equal_sizes,
     levelled_sizes,
 )
+from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.sizes import AcceptanceRule, AnySize, PowerOfTwo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
 
 GROW, SHRINK = Direction.GROW, Direction.SHRINK
 Bounds = tuple[int, int, int]
@@ -364,3 +367,22 @@ def test_running_jobs_agree_with_a_plain_list(moves: list[tuple[int, int, int]])
         assert running.growable == [job for job in idle if job.size < 9]
         assert running.shrinkable == [job for job in idle if job.size > 1]
         assert (running.growth, running.spare) == (sum(9 - j.size for j in idle), sum(j.size - 1 for j in idle))
+
+
+# -- Who comes first under PRA and PWA, and where room is made, on counts ------------------------------------
+
+
+def test_who_comes_first() -> None:
+    """PRA prefers the running, PWA the waiting and alone shrinks for them; without an approach nobody is touched."""
+    assert [a for a in Approach if a.running_first] == [Approach.PRA]
+    assert [a for a in Approach if a.shrinks_for_waiting] == [Approach.PWA]
+
+
+def test_room_is_made_where_least_is_taken() -> None:
+    """For 8 processors, B has most free of those where it is enough; A has more spare, C more free but too little."""
+    clusters = [("a", Shrinkable(2, 20)), ("b", Shrinkable(4, 4)), ("c", Shrinkable(5, 2))]
+    assert cluster_to_shrink(8, clusters) == ("b", 4)
+    assert cluster_to_shrink(9, clusters) == ("a", 7)
+    assert cluster_to_shrink(23, clusters) is None
+    assert cluster_to_shrink(5, clusters) == ("c", 0)
+    assert cluster_to_shrink(1, []) is None

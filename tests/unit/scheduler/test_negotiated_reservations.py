@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from koala_adapter.model import JobId, RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.actions import GrantProcessors, TakeProcessors, WithdrawOffer
-from koala_adapter.scheduler.malleable.changes import parts_of
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from koala_adapter.scheduler.records import ChangePhase
 from tests.unit.scheduler.malleable_site import AdaptiveSite, malleable, part
@@ -64,15 +63,11 @@ class Negotiators:
     def answer(self, id_: str, count: int) -> None:
         """An application takes all or a part of what it is offered, or nothing; koala can then keep its word."""
         for _, change in list(self.changes(id_)):
-            if change.lead:
-                continue  # it is answered with the other parts of it
             if change.phase is ChangePhase.ASKED and change.processors > 0:
-                parts = parts_of(self.site.record(id_), change)
-                taken = min(count, sum(one.change.processors for one in parts))
+                taken = min(count, change.processors)
                 actions = self.site.answer_number(change.number, taken, id_)
-                left = {id(one) for _, one in self.changes(id_)}
-                stubs = sum(len(one.change.stubs) for one in parts if id(one.change) in left)
-                assert stubs == taken, "what was promised is gathered at once"
+                gathered = [one for _, one in self.changes(id_) if one is change]
+                assert sum(len(one.stubs) for one in gathered) == taken, "what was promised is gathered at once"
                 assert sum(submissions(actions).values()) >= taken
                 assert not of_kind(WithdrawOffer, actions)
             elif change.phase is ChangePhase.ASKED:
@@ -86,11 +81,7 @@ class Negotiators:
             self.site.take(one)
         for id_ in IDS:
             for claim, change in list(self.changes(id_)):
-                if (
-                    not change.lead
-                    and change.phase in {ChangePhase.TAKING, ChangePhase.RELEASING}
-                    and not change.adaptation
-                ):
+                if change.phase in {ChangePhase.TAKING, ChangePhase.RELEASING} and not change.adaptation:
                     self.move(id_, claim, change)
         self.site.end_ending()
         self.poll()
@@ -140,29 +131,24 @@ class Negotiators:
     # ---- what must be so --------------------------------------------------------------------------------------------
 
     def changes(self, id_: str) -> Iterator[tuple[Claim, Change]]:
-        """Yield the changes of a job that are under way."""
+        """Yield the changes of a job that are under way, each with the claim where it began."""
         record: JobRecord | None = self.site.state.jobs.get(JobId(id_))
-        for claim in () if record is None else record.claims:
-            if claim.change is not None:
-                yield claim, claim.change
+        if record is not None:
+            for change in list(record.changes.values()):
+                yield record.claims[change.parts[0].claim], change
 
     def check(self) -> None:
-        """The sum of what is reserved never exceeds what is free, of processors and of places in a queue.
-
-        The parts of a growth are in the same phase at any moment.
-        """
-        for id_ in IDS:
-            for _, growth in self.changes(id_):
-                assert len({one.change.phase for one in parts_of(self.site.record(id_), growth)}) == 1
+        """The sum of what is reserved never exceeds what is free, of processors and of places in a queue."""
         for name, count in SIZES.items():
             cluster = self.site.state.clusters[A if name == "a" else B]
             reserved = sum(
-                change.processors
+                part.processors
                 for record in self.site.state.jobs.values()
-                for claim in record.claims
-                if (change := claim.change) is not None and claim.cluster == name
-                if (change.phase is ChangePhase.ASKED and change.processors > 0)
-                or (change.phase is ChangePhase.PROMISED and change.lead)  # kept while others make room elsewhere
+                for change in record.changes.values()
+                for number, part in enumerate(change.parts)
+                if record.claims[part.claim].cluster == name
+                if (change.phase is ChangePhase.ASKED and part.processors > 0)
+                or (change.phase is ChangePhase.PROMISED and number)  # kept while others make room elsewhere
             )
             assert reserved + cluster.managed <= count - THRESHOLD, f"{name}: promised twice"
             assert reserved + cluster.queued <= cluster.parameters.placeholders_in_flight, (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName
-from koala_adapter.scheduler.knownpolicies import POLICIES
+from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
 from koala_adapter.scheduler.placement.policy import (
     ClusterView,
     ComponentRequest,
@@ -70,7 +70,7 @@ def request(
 
 def place(views: Views, *requests: ComponentRequest) -> PlacementResult:
     """Return what worst fit says."""
-    return POLICIES["worst-fit"].place(requests, views)
+    return PLACEMENT_POLICIES["worst-fit"].place(requests, views)
 
 
 def placed(views: Views, *requests: ComponentRequest) -> dict[str, tuple[str, int]]:

@@ -55,8 +55,8 @@ def test_what_its_record_does_not_keep_is_passed_over() -> None:
     """A cancelled timer, one of a record that is gone, and a pause that was made longer."""
     site = waiting_site()
     timetable, cluster = site.scheduler.timetable, site.state.clusters[A]
-    timetable.for_job(site.record("1"), TimerKind.RETAKE, site.now + 1.0)
-    del site.record("1").timers[TimerKind.RETAKE]
+    timetable.for_job(site.record("1"), TimerKind.RECLAIM, site.now + 1.0)
+    del site.record("1").timers[TimerKind.RECLAIM]
     first = site.claimed("1")[0]
     timetable.for_placeholder(first, TimerKind.SILENCE, site.now + 2.0)
     site.scheduler.ledger.remove(first)

@@ -39,8 +39,6 @@ class ScriptedLrm(Lrm):
         self.all_jobs: tuple[LrmJob, ...] = ()
         self.ended: tuple[LrmJob, ...] = ()
         """What accounting knows."""
-        self.elsewhere: tuple[LrmJob, ...] = ()
-        """What was moved to another LRM; listed once it was asked for."""
         self.polls = 0
         self.order: list[str] = []
         self.prefixes: set[str] = set()
@@ -95,12 +93,6 @@ class ScriptedLrm(Lrm):
     async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
         """See Lrm."""
         return tuple(one for one in self.ended if one.id in ids)
-
-    async def moved(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
-        """See Lrm."""
-        self._answer("moved")
-        self.all_jobs += tuple(one for one in self.elsewhere if one.id in ids and one not in self.all_jobs)
-        return tuple(one for one in self.elsewhere if one.id in ids)
 
     async def queues(self) -> tuple[Queue, ...]:
         """See Lrm."""

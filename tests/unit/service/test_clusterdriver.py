@@ -186,36 +186,6 @@ async def test_accounting_of_a_stranger_says_nothing_of_ours(accounted: str) -> 
     assert first.reason is (EndReason.LOST if accounted == "mallory" else EndReason.MEMORY)
 
 
-@pytest.mark.parametrize("answers", [True, False])
-async def test_what_was_moved_to_another_lrm_is_not_lost(*, answers: bool) -> None:
-    """Nor while the LRM does not say whether it was; the one that is gone indeed is lost when it says so."""
-    driven = Driven()
-    driven.site.take_all()
-    driven.site.now += 1
-    first, second = [p.lrm_id or LrmJobId("") for p in driven.site.claimed("1")]
-    driven.lrm.elsewhere = (
-        LrmJob(
-            id=first, name=KEY, state=LrmJobState.UNKNOWN, user="alice", processors=1, array_index=1,
-            elsewhere="workq@other",
-        ),
-    )  # fmt: skip
-    if not answers:
-        driven.lrm.errors["moved"] = LrmUnavailableError("the other one does not answer")
-    async with driven.running():
-        if not answers:
-            await driven.until(lambda: driven.lrm.order.count("moved") > 1)
-            assert not any(isinstance(event, ev.PlaceholderEnded) for event in driven.heard)
-            driven.lrm.errors["moved"] = None
-        await driven.heard_of(ev.MovesSeen)
-        await driven.heard_of(ev.PlaceholderEnded)
-        polls = driven.lrm.polls
-        await driven.until(lambda: driven.lrm.polls >= polls + 3)
-    ended = [event.placeholder.index for event in driven.heard if isinstance(event, ev.PlaceholderEnded)]
-    assert set(ended) == {2}
-    assert second not in {job.id for job in driven.lrm.all_jobs}
-    assert [event.moves[0].elsewhere for event in driven.heard if isinstance(event, ev.MovesSeen)] == ["workq@other"]
-
-
 async def test_suspensions_are_told_once() -> None:
     """Which placeholders are suspended, and that none is any more."""
     driven = Driven()

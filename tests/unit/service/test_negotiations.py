@@ -136,7 +136,7 @@ class Stage:
     @property
     def phase(self) -> ChangePhase | None:
         """Of the change that is under way."""
-        change = self.site.record("1").claims[0].change
+        change = self.site.record("1").change_on(0)
         return None if change is None else change.phase
 
 
@@ -525,8 +525,9 @@ def test_a_wish_for_fewer_than_it_can_use_is_not_offered() -> None:
 
 def parts(stage: Stage) -> list[tuple[str | None, ChangePhase, int]]:
     """Return what is under way on each cluster."""
-    claims = stage.site.record("1").claims
-    return [(one.cluster, one.change.phase, one.change.accepted) for one in claims if one.change is not None]
+    record = stage.site.record("1")
+    found = [(change, part) for change in record.changes.values() for part in change.parts]
+    return [(record.claims[part.claim].cluster, change.phase, part.accepted) for change, part in found]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -545,11 +546,11 @@ def test_a_wish_over_two_clusters_is_one_agreement(restarted: bool) -> None:  # 
         stage.start()
     stage.site.hold_stubs()
     stage.go_on()
-    stage.site.reach(number=stage.site.record("1").claims[0].change.number)  # type: ignore[union-attr]
+    stage.site.reach(number=stage.site.change().number)
     stage.go_on()
     if restarted:
         stage.start()
-    stage.site.made(number=stage.site.record("1").claims[0].change.number)  # type: ignore[union-attr]
+    stage.site.made(number=stage.site.change().number)
     stage.go_on()
     assert [one.kind for one in stage.heard].count("consumed") == 1
     assert stage.heard[-1].kind == "consumed"
@@ -565,8 +566,7 @@ def test_processors_that_go_on_two_clusters_are_reported_when_all_have_gone(rest
     stage.say(nt.committed(stage.latest()))
     stage.site.hold_stubs()
     stage.go_on()
-    grown = stage.site.record("1").claims[0].change
-    assert grown is not None
+    grown = stage.site.change()
     stage.site.reach(number=grown.number)
     stage.go_on()
     stage.site.made(number=grown.number)
@@ -580,7 +580,7 @@ def test_processors_that_go_on_two_clusters_are_reported_when_all_have_gone(rest
     assert parts(stage) == [("a", ChangePhase.RELEASING, 2), ("b", ChangePhase.RELEASING, 3)]
     heard = len(stage.heard)
     for number, leaving in enumerate([(3, 4), (5, 6, 7)]):
-        change = stage.site.record("1").claims[number].change
+        change = stage.site.record("1").change_on(number)
         assert change is not None
         stage.site.reach(*leaving, number=change.number)
         stage.go_on()

@@ -143,15 +143,16 @@ async def test_a_client_sends_again_what_was_not_answered(
     wanted, losses = job("0", component("x", 1)), list[bytes]()
     async with anyio.create_task_group() as tasks:
         server = await tasks.start(host, served.site, served.plugins, served.directory)
-        await tasks.start(lose_answers, tmp_path, served, losses)
-        if asynchronous:
-            id_ = await AsyncClient(tmp_path).submit(wanted)
-        else:
-            id_ = await to_thread.run_sync(partial(Client(tmp_path).submit, wanted))
+        async with anyio.create_task_group() as between:
+            await between.start(lose_answers, tmp_path, served, losses)
+            if asynchronous:
+                id_ = await AsyncClient(tmp_path).submit(wanted)
+            else:
+                id_ = await to_thread.run_sync(partial(Client(tmp_path).submit, wanted))
+            between.cancel_scope.cancel()
         assert [protocol.decode_reply(one).result["job_id"] for one in losses] == [id_, id_]
         assert [one.id for one in await to_thread.run_sync(Client(served.directory).jobs)] == [id_]
         server.stop_wanted.set()
-        tasks.cancel_scope.cancel()
 
 
 async def test_who_cannot_know_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

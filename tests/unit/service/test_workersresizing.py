@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers on several clusters: offers and requests at the same moment lead to sizes that they can have."""
+"""Workers on several clusters: offers and requests lead to sizes that they can have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.service.sizes.workers import WorkersResizing
-from koala_adapter.sizes import rule_named
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable
 from tests.unit.scheduler.scheduler_site import component, job, of_kind
 
@@ -113,14 +112,25 @@ class Scene:
             self.site.post(ev.BatchRejected(time=self.site.now, batch=batch, reason="no"))
 
 
-@pytest.mark.parametrize("sizes", ["power-of-two", "multiple-of-4"])
-def test_offers_on_two_clusters_at_the_same_moment_are_judged_together(sizes: str) -> None:
-    """One worker that is offered three here and three there takes three of them, and not six."""
-    scene = Scene({"a": 5, "b": 3}, sizes, approach=Approach.PWA)
-    assert [one.processors for one in of_kind(OfferProcessors, scene.actions)] == [3, 3]
-    assert scene.ask(scene.actions) == [3, 0]
+def offered(actions: Sequence[Action]) -> list[tuple[str, int]]:
+    """Return on which clusters how many processors are offered."""
+    return [(one.cluster, one.processors) for one in of_kind(OfferProcessors, list(actions))]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_cannot_have_any_size_grows_on_one_cluster_at_a_time(lost: bool) -> None:  # noqa: FBT001
+    """One worker that could have three more here and four there takes three, and four when it has the three."""
+    scene = Scene({"a": 5, "b": 4}, "multiple-of-4", approach=Approach.PWA)
+    assert offered(scene.actions) == [("a", 3)]
+    assert scene.ask(scene.actions) == [3]
+    before = len(scene.site.actions)
+    if lost:
+        scene.lose("a")
     scene.gather()
-    assert scene.size == 4
+    assert offered(scene.site.actions[before:]) == [("b", 4)]
+    assert scene.ask(scene.site.actions[before:]) == [3 if lost else 4]
+    scene.gather()
+    assert scene.size == (4 if lost else 8)
 
 
 def test_what_has_any_size_takes_all_at_the_same_moment() -> None:
@@ -131,127 +141,40 @@ def test_what_has_any_size_takes_all_at_the_same_moment() -> None:
     assert scene.size == 7
 
 
-@pytest.mark.parametrize(("sizes", "answers"), [("power-of-two", [4, 0]), ("multiple-of-4", [4, 4])])
-@pytest.mark.parametrize("lost", ["", "a"])
-def test_what_is_taken_is_usable_also_when_the_other_growth_comes_to_nothing(
-    sizes: str, answers: list[int], lost: str
-) -> None:
-    """Four workers that may get four elsewhere must be able to use what they take now on top of four and of eight."""
-    scene = Scene({"a": 9, "b": 4}, sizes, minimum=4, approach=Approach.PWA)
-    assert scene.ask(scene.actions) == answers
-    scene.lose(lost)
-    scene.gather()
-    assert scene.size == (4 if lost else 8) + answers[1]
-    assert rule_named(sizes).largest(scene.size) == scene.size
-
-
-def test_what_was_declined_for_another_growth_is_offered_again_after_it() -> None:
-    """One worker takes three of one cluster first, and then the four of the other."""
-    scene = Scene({"a": 5, "b": 4}, "multiple-of-4", approach=Approach.PWA)
-    assert scene.ask(scene.actions) == [3, 0]
-    before = len(scene.site.actions)
-    scene.gather()
-    assert scene.ask(scene.site.actions[before:]) == [4]
-    scene.gather()
-    assert scene.size == 8
-
-
 def test_what_is_wanted_back_leaves_a_usable_size_or_is_not_given() -> None:
-    """Four powers of two, one of them here: neither three nor, without others elsewhere, two can be left by it."""
+    """Of four, which are two here and two there, one is wanted on each cluster: no power of two is left by it here."""
     scene = Scene({"a": 2, "b": 3}, "power-of-two", approach=Approach.PWA)
-    assert scene.ask(scene.actions) == [1, 0]
+    for grown in (2, 4):
+        assert sum(scene.ask(scene.actions)) == grown // 2
+        before = len(scene.site.actions)
+        scene.gather()
+        assert scene.size == grown
+        scene.actions = scene.site.actions[before:]
     before = len(scene.site.actions)
-    scene.gather()
-    assert scene.ask(scene.site.actions[before:]) == [2]
-    scene.gather()
-    assert scene.size == 4
-    before = len(scene.site.actions)
-    here, there = component("x", 1, cluster="a"), component("y", 1, cluster="b")
-    scene.site.submit(job("2", here, there))
-    asked = [(one.cluster, one.processors) for one in of_kind(RequestProcessors, scene.site.actions[before:])]
-    assert asked == [("a", 1), ("b", 1)]
-    assert scene.ask(scene.site.actions[before:]) == [0, 2]
-    scene.site.release("1", 2, "w")
-    assert scene.size == 2
+    scene.site.submit(job("2", component("x", 1, cluster="a"), component("y", 1, cluster="b")))
+    asked = of_kind(RequestProcessors, scene.site.actions[before:])
+    assert [(one.cluster, one.processors) for one in asked] == [("a", 1)], "on one cluster at a time"
+    assert scene.ask(asked) == [0]
     told = scene.site.record("1").last_trouble
     assert told == 'asked for 1 back on a, w gives none: it cannot have 3 (sizes = "power-of-two")'
 
 
-def gathering_four(sizes: str, maximum: int = 8) -> Scene:
-    """Return four workers on one cluster for which four are gathered on another."""
-    scene = Scene({"a": 5, "b": 4}, sizes, maximum=maximum, approach=Approach.PWA)
-    assert scene.ask(scene.actions) == [3, 0]
+def test_what_is_wanted_back_waits_for_what_is_gathered_elsewhere() -> None:
+    """The rule is asked about the size that the workers will have."""
+    scene = Scene({"a": 5, "b": 4}, "power-of-two", maximum=8, approach=Approach.PWA)
+    assert scene.ask(scene.actions) == [3]
     before = len(scene.site.actions)
     scene.gather()
     assert scene.ask(scene.site.actions[before:]) == [4]
-    return scene
-
-
-def wanted_back(scene: Scene) -> list[Action]:
-    """Submit a job that needs a processor of the four; return what the scheduler wants by then."""
     before = len(scene.site.actions)
     scene.site.submit(job("2", component("x", 1, cluster="a")))
-    return scene.site.actions[before:]
-
-
-def test_what_is_wanted_back_is_given_in_place_of_what_is_gathered_elsewhere() -> None:
-    """Neither three nor two are a power of two with four more; two alone are. The waiting job comes first."""
-    scene = gathering_four("power-of-two")
-    wanted = wanted_back(scene)
-    before = len(scene.site.actions)
-    assert scene.ask(wanted) == [0]
-    assert scene.site.stubs() == []
-    assert scene.site.record("1").last_trouble == "4 more processors on b: with them, too few can be given back on a"
-    again = scene.site.actions[before:]
-    assert [(one.cluster, one.processors) for one in of_kind(RequestProcessors, again)] == [("a", 1)]
-    assert scene.ask(again) == [2]
-    scene.site.release("1", 2, "w")
-    assert scene.size == 2
-
-
-def test_what_is_gathered_elsewhere_is_kept_where_enough_can_be_given_beside_it() -> None:
-    """Two and six are multiples of two."""
-    scene = gathering_four("multiple-of-2")
-    assert scene.ask(wanted_back(scene)) == [2]
-    assert len(scene.site.stubs()) == 4
-    scene.site.release("1", 2, "w")
+    assert of_kind(RequestProcessors, scene.site.actions[before:]) == []
     scene.gather()
-    assert scene.size == 6
-
-
-def test_what_is_taken_in_already_is_not_handed_back() -> None:
-    """It answers by what it has with that, and is asked again when that is over."""
-    scene = gathering_four("power-of-two")
-    wanted = wanted_back(scene)
-    taken = of_kind(TakeProcessors, scene.site.hold_stubs())
-    assert scene.ask(wanted) == [4]
-    for one in taken:
-        scene.site.take(one)
+    asked = of_kind(RequestProcessors, scene.site.actions[before:])
+    assert [(one.cluster, one.processors) for one in asked] == [("a", 1)]
+    assert scene.ask(asked) == [4]
     scene.site.release("1", 4, "w")
     assert scene.size == 4
-
-
-def test_what_is_taken_in_before_the_answer_is_handled_is_not_handed_back() -> None:
-    """The answer could be given while a snapshot was written: it was about other sizes, and nothing comes of it."""
-    scene = gathering_four("power-of-two")
-    (wanted,) = of_kind(RequestProcessors, wanted_back(scene))
-    scene.resizing.request(wanted)
-    (answer,) = scene.said
-    taken = of_kind(TakeProcessors, scene.site.hold_stubs())
-    assert of_kind(RequestProcessors, scene.site.post(answer)) == []
-    for one in taken:
-        scene.site.take(one)
-    assert scene.size == 8
-
-
-def test_an_answer_that_is_told_twice_hands_back_once() -> None:
-    """The second one is to a message that nobody waits for any more."""
-    scene = gathering_four("power-of-two")
-    (wanted,) = of_kind(RequestProcessors, wanted_back(scene))
-    scene.resizing.request(wanted)
-    (answer,) = scene.said
-    assert len(of_kind(RequestProcessors, scene.site.post(answer))) == 1
-    assert scene.site.post(answer) == []
 
 
 def signalled(scene: Scene) -> list[tuple[str, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -293,7 +294,8 @@ def test_room_is_made_once_and_not_grown_into() -> None:
 def test_room_is_not_made_for_local_users() -> None:
     """Where a local job waits, it would get what comes free: nobody is shrunk, and it goes first."""
     world = Multicluster(platform(8), jobs(0.0, 5.0), Settings())
-    world._activities[0].local_users(iter([LocalUse(submitted_at=1.0, processors=8, run=50.0)]))
+    use = LocalUse(submitted_at=1.0, processors=8, run=50.0)
+    world.engine.at(1.0, partial(world.members[0].local_job, use))
     outcome = world.run()
     assert outcome.shrink_messages == 0
     assert times(outcome) == [(0.0, 12.5), (62.5, 75.0)]
@@ -393,24 +395,25 @@ class Watched(Multicluster):
         self.last: dict[int, tuple[Run, float, int, bool]] = {}
         super().__init__(where, workload, chosen)
 
-    def _instant(self, now: float) -> None:
+    def instant(self, now: float) -> None:
+        """Let an instant happen, then look at the world."""
         for number, (one, since, size, standing) in self.last.items():
             seconds = now - max(since, one.since)
             if not standing and seconds > 0:
                 self.done[number] = self.done.get(number, 0.0) + seconds * size * one.speed / 100.0
-        super()._instant(now)
-        self.last = {n: (one, max(now, one.since), one.size, bool(one.standing)) for n, one in self._live.items()}
-        for cluster in self.clusters:
-            held = sum(one.held.get(cluster, 0) for one in self._live.values())
+        super().instant(now)
+        self.last = {n: (one, max(now, one.since), one.size, bool(one.standing)) for n, one in self.runs.items()}
+        for cluster in self.members:
+            held = sum(one.held.get(cluster, 0) for one in self.runs.values())
             assert held == cluster.managed <= cluster.capacity
             assert cluster.idle >= 0
-            assert cluster.making_room == -sum(part.pending for part in cluster.running if part.pending < 0)
+            assert cluster.shrinking == -sum(part.pending for part in cluster.running if part.pending < 0)
             for part in cluster.running:
                 assert part.minimum <= part.size <= part.maximum
                 assert part.run.held[cluster] >= part.minimum
             assert cluster.running.growth == sum(p.maximum - p.size for p in cluster.running if not p.busy)
             assert cluster.running.spare == sum(p.size - p.minimum for p in cluster.running if not p.busy)
-            assert self._frees[cluster.index] == cluster.free
+            assert self.placing.frees[cluster.index] == cluster.free
 
 
 random_jobs = st.lists(
@@ -473,7 +476,7 @@ def test_processors_and_work_are_conserved(
     outcome = world.run()
     assert len(outcome.jobs) == len(workload)
     assert world.done == pytest.approx(dict.fromkeys(range(len(workload)), 1.0))
-    assert all(cluster.managed == 0 and len(cluster.running) == 0 for cluster in world.clusters)
+    assert all(cluster.managed == 0 and len(cluster.running) == 0 for cluster in world.members)
     if approach == "none":
         assert outcome.grow_messages == outcome.shrink_messages == 0
     if approach == "pra" and malleability != "equipartition":

@@ -1,190 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real scheduler and the count-level simulator on the same malleable workload: the same starts, sizes and ends.
 
-The real :class:`Scheduler` is driven here in virtual time with a world that answers at once, placeholder by
-placeholder; the simulator knows only counts. Execution is worked out on this side by
-:class:`ApplicationRun`, on the other by the simulator's own accounts.
+The real :class:`Scheduler` is driven here on simulated batch systems that answer at once, placeholder by placeholder;
+the simulator knows only counts. Each works out the execution of applications by itself.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.model import (
-    Component,
-    EndReason,
-    Job,
-    JobId,
-    JobKind,
-    LrmJobId,
-    PlaceholderId,
-    TaskEnd,
-)
-from koala_adapter.scheduler import Scheduler
-from koala_adapter.scheduler import actions as act
-from koala_adapter.scheduler import events as ev
+from koala_adapter.model import Component, Job, JobId, JobKind
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
 from koala_adapter.simulation.applications import Application, Interpolated, SimulatedJob
 from koala_adapter.simulation.multicluster import Multicluster, Settings
+from koala_adapter.simulation.placeholders import BatchSystem, Delays, SimulatedService
 from koala_adapter.simulation.platform import DAS3, ClusterModel, Platform
+from koala_adapter.simulation.world import Engine
 from koala_adapter.sizes import AnySize
 from koala_experiments.malleable import INITIAL, WM, WM_HIGH, WMR_HIGH, koala_workload
 from tests.unit.scheduler.scheduler_site import recount
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from koala_adapter.scheduler.actions import Action
     from koala_experiments.malleable import KoalaWorkload
 
-WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 LONG = 10_000_000
 """Seconds of walltime: never reached."""
-ORDER: dict[type[ev.Event], int] = {ev.RankEnded: 0, ev.PlaceholderEnded: 0, ev.RankStarted: 2}
-"""Which events of an instant go first: what frees processors; and last: what lets a job or a change be through.
-
-In the simulator an instant has no inside. Real events come one by one, in an order of which the scheduler cannot know
-how long it will go on; this is the order that comes nearest.
-"""
 History = dict[str, list[tuple[float, str, int]]]
 """Of each job: when it had how many processors where; 0 at its end. Only what lasts beyond the instant."""
 
 
-class ApplicationRun:
-    """One run of an application: the share of its work that is done is the integral of 1 / execution time."""
-
-    def __init__(self, times: Sequence[float], size: int, now: float) -> None:
-        """Start on ``size`` processors; ``times`` is what :meth:`Application.times` returns."""
-        self._times = times
-        self.size = size
-        self._done = 0.0
-        self._since = now
-
-    def resize(self, size: int, now: float) -> None:
-        """Go on with another number of processors."""
-        self._done += (now - self._since) / self._times[self.size]
-        self._since, self.size = now, size
-
-    @property
-    def ends_at(self) -> float:
-        """When the work will be done, if the size stays as it is."""
-        return self._since + (1.0 - self._done) * self._times[self.size]
+AT_ONCE = Delays(submit=0.0, agent=(0.0, 0.0), message=0.0, release=0.0, poll=1e9)
+"""Clusters, agents and applications answer at once, and clusters are looked at in the beginning alone."""
 
 
 class LiveWorld:
-    """The real scheduler with clusters, agents and applications that answer at once."""
+    """The real scheduler on simulated batch systems, with the sizes of the jobs noted after every instant."""
 
     def __init__(self, platform: Platform, workload: list[SimulatedJob], approach: Approach, policy: str) -> None:
         """Nothing has been submitted yet."""
-        self.now = 0.0
-        self.jobs = {str(one.number): one for one in workload}
-        self.progress: dict[str, ApplicationRun] = {}
+        self.jobs = {JobId(str(one.number)): one for one in workload}
+        self.engine = Engine()
         self.history: History = {}
-        self.ahead = deque(workload)
-        self.scheduler = Scheduler()
-        self.coming: list[tuple[int, int, ev.Event]] = []
-        self.posted = 0
-        parameters = Parameters(approach=approach, malleability_policy=policy, maximum_tries=10**9, reuse=False)
-        clusters = tuple(ClusterParameters(name=one.cluster, threshold=one.threshold) for one in platform.clusters)
-        self.post(ev.Configured(time=0.0, parameters=parameters, clusters=clusters))
-        for one in platform.clusters:
-            size = one.processors
-            self.post(ev.ClusterPolled(time=0.0, cluster=one.cluster, processors=size, idle=size, ours=0))
+        self.service = SimulatedService(
+            self.engine,
+            [BatchSystem(self.engine, one.cluster, one.processors) for one in platform.clusters],
+            Parameters(approach=approach, malleability_policy=policy, maximum_tries=10**9, reuse=False),
+            [ClusterParameters(name=one.cluster, threshold=one.threshold) for one in platform.clusters],
+            program_of=lambda record: self.jobs[record.job.id].application,
+            delays=AT_ONCE,
+        )
+        for one in workload:
+            self.engine.at(one.submitted_at, partial(self.service.submit, live_job(one)))
 
     def run(self) -> History:
         """Let everything happen; return what became of the jobs."""
-        while self.ahead or self.progress:
-            ends = {id_: one.ends_at for id_, one in self.progress.items()}
-            wakeup = self.scheduler.next_wakeup
-            times = [*ends.values(), *([self.ahead[0].submitted_at] if self.ahead else [])]
-            self.now = min([*times, *([wakeup] if wakeup is not None else [])])
-            for id_ in [id_ for id_, at in ends.items() if at <= self.now]:
-                del self.progress[id_]
-                for rank in self.scheduler.job(id_).ranks:
-                    self.enter(ev.RankEnded(time=self.now, job_id=JobId(id_), rank=rank.rank, end=WELL))
-            while self.ahead and self.ahead[0].submitted_at <= self.now:
-                self.enter(ev.JobSubmitted(time=self.now, job=live_job(self.ahead.popleft())))
-            if wakeup is not None and wakeup <= self.now:
-                self.enter(ev.TimeReached(time=self.now))
-            self.settle()
-            self._note()
+        steps = 0
+        while len(self.service.jobs) < len(self.jobs) or self.service.unfinished:
+            self.engine.step()
+            steps += 1
+            assert steps < 20_000, f"no end of what happens at {self.engine.now}"
+            if self.engine.next_time != self.engine.now:
+                steps = 0
+                recount(self.service.state)
+                self._note()
+        self._note()
         return self.history
 
-    def post(self, event: ev.Event) -> None:
-        """Give the scheduler an event, and all that follows from it at this instant."""
-        self.enter(event)
-        self.settle()
-
-    def enter(self, event: ev.Event) -> None:
-        """Have an event happen at this instant: after those that go before it, and those of its kind that are there."""
-        self.posted += 1
-        heapq.heappush(self.coming, (ORDER.get(type(event), 1), self.posted, event))
-
-    def settle(self) -> None:
-        """Let all events of this instant happen, with all that follows from them."""
-        before = self.posted
-        while self.coming:
-            assert self.posted - before < 20_000, f"no end of what happens at {self.now}"
-            for action in self.scheduler.handle(heapq.heappop(self.coming)[2]):
-                for event in self._done(action):
-                    self.enter(event)
-        recount(self.scheduler.state)
-
-    def _done(self, action: Action) -> list[ev.Event]:
-        """Return what comes of an action at once."""
-        now = self.now
-        match action:
-            case act.SubmitPlaceholders():
-                return self._submitted(action)
-            case act.EndPlaceholders():
-                ended = action.placeholders
-                return [ev.PlaceholderEnded(time=now, placeholder=one, reason=EndReason.EXITED) for one in ended]
-            case act.LaunchJob() | act.TakeProcessors():
-                return self._taken(action)
-            case act.OfferProcessors():
-                accepted = self.jobs[action.job_id].application.answer(self.size(action.job_id), action.processors)
-                return [ev.OfferAnswered(time=now, job_id=action.job_id, number=action.number, accepted=accepted)]
-            case act.RequestProcessors():
-                return self._released(action)
-        return []
-
-    def _submitted(self, action: act.SubmitPlaceholders) -> list[ev.Event]:
-        ids = [PlaceholderId(batch=action.batch, index=number) for number in range(1, action.count + 1)]
-        known = ev.BatchSubmitted(time=self.now, batch=action.batch, lrm_ids=tuple(LrmJobId(str(id_)) for id_ in ids))
-        held = [
-            ev.PlaceholderHeld(time=self.now, placeholder=id_, host=str(id_), address="", ends_at=None) for id_ in ids
-        ]
-        return [known, *held]
-
-    def _taken(self, action: act.LaunchJob | act.TakeProcessors) -> list[ev.Event]:
-        id_, count = action.job_id, len(action.ranks)
-        if isinstance(action, act.LaunchJob):
-            self.progress[id_] = ApplicationRun(self.jobs[id_].application.times(), count, self.now)
-        else:
-            self.progress[id_].resize(self.progress[id_].size + count, self.now)
-        return [ev.RankStarted(time=self.now, job_id=id_, rank=rank.rank) for rank in action.ranks]
-
-    def _released(self, action: act.RequestProcessors) -> list[ev.Event]:
-        id_ = action.job_id
-        accepted = -self.jobs[id_].application.answer(self.size(id_), -action.processors)
-        given = tuple(self.scheduler.job(id_).claims[0].placeholders[-accepted:]) if accepted else ()
-        self.progress[id_].resize(self.progress[id_].size - accepted, self.now)
-        answered = ev.OfferAnswered(time=self.now, job_id=id_, number=action.number, accepted=accepted)
-        return [answered, ev.ProcessorsReleased(time=self.now, job_id=id_, placeholders=given)]
-
-    def size(self, id_: str) -> int:
-        """Return the processors of a job's only component."""
-        return self.scheduler.job(id_).claims[0].processors
-
     def _note(self) -> None:
-        for id_ in self.jobs:
-            if id_ in self.scheduler.state.jobs:
-                claim = self.scheduler.job(id_).claims[0]
-                note(self.history, id_, self.now, str(claim.cluster), self.size(id_) if id_ in self.progress else 0)
+        for id_ in self.service.jobs:
+            record = self.service.state.jobs[id_]
+            size = record.claims[0].processors if record.state in {JobState.LAUNCHING, JobState.RUNNING} else 0
+            note(self.history, id_, self.engine.now, str(record.claims[0].cluster), size)
 
 
 def note(history: History, id_: str, now: float, cluster: str, size: int) -> None:
@@ -217,9 +107,10 @@ class Counted(Multicluster):
 
     history: History
 
-    def _instant(self, now: float) -> None:
-        super()._instant(now)
-        for run in list(self._live.values()):
+    def instant(self, now: float) -> None:
+        """Let an instant happen, then look at the world."""
+        super().instant(now)
+        for run in list(self.runs.values()):
             ((cluster, size),) = run.held.items()
             note(self.history, str(run.job.number), now, str(cluster.name), size)
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.queueing.backfill import POLICIES
-from koala_adapter.simulation import replay as platform_replay
 from koala_adapter.simulation.metrics import job_metrics, summarized, used_processors
 from koala_adapter.simulation.models import make_model
 from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel, Failures
-from koala_adapter.simulation.replay import NEVER, Policy, Replay, Site, replay
+from koala_adapter.simulation.replay import NEVER, PlatformReplay, Policy, Replay, Site, replay
 from koala_adapter.simulation.world import LocalUse, Outage
 from tests.unit.simulation.workloads import make
 
@@ -47,7 +46,7 @@ def played(work: Workload, *clusters: Site, policy: str = "easy", seed: int = 0)
 def uses(monkeypatch: pytest.MonkeyPatch) -> list[LocalUse]:
     """Give the jobs of the local users, to be filled in, in place of those that chance would send."""
     found: list[LocalUse] = []
-    monkeypatch.setattr(platform_replay, "local_users", lambda *_: iter(found))
+    monkeypatch.setattr("koala_adapter.simulation.world.local_users", lambda *_: iter(found))
     return found
 
 
@@ -60,7 +59,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[Outage]:
         yield from found
         yield Outage(begins_at=1e9, ends_at=2e9, node=0)
 
-    monkeypatch.setattr(platform_replay, "outages", coming)
+    monkeypatch.setattr("koala_adapter.simulation.world.outages", coming)
     return found
 
 
@@ -182,10 +181,10 @@ def test_a_local_users_job_that_is_given_up_is_forgotten(failing: list[Outage], 
     work = make((0, 1, 0.5), (1, 1, 5))
     cluster = site(1, failures=FAILING, local_users=LOAD)
     fcfs = Policy(name="fcfs")
-    running = platform_replay.PlatformReplay(work, [cluster], [fcfs.scheduler(1)], ["", ""], 0)
+    running = PlatformReplay(work, [cluster], [fcfs.scheduler(1)], ["", ""], 0)
     assert running.play(lambda _: True, 100)
     assert (running.counters["given_up"], running.starts) == (1, [0, 209])
-    assert running._local_runs == {}
+    assert running.clusters[0]._local_runs == {}
 
 
 def test_a_failure_costs_no_look_at_all_nodes(failing: list[Outage]) -> None:

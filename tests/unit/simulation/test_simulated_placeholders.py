@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from koala_adapter.simulation.placeholders import (
     BatchSystem,
     Delays,
     QueuedJob,
+    Rigid,
     SimulatedService,
     local_job,
     run_to_end,
@@ -74,7 +76,8 @@ def test_walltime_ends_a_job_and_a_failed_node_takes_it() -> None:
         system.submit(QueuedJob("u", 1, walltime, lambda _: None, lambda _, reason: ends.append(reason)))
     engine.run(until=60.0)
     assert ends == [EndReason.WALLTIME]
-    system.fail(1, 100.0)
+    system.node_fails(1)
+    engine.after(100.0, lambda: system.node_returns(1))
     assert (ends[1:], system.idle) == ([EndReason.NODE_LOST], 1)
     engine.run(until=200.0)
     assert system.idle == 2
@@ -124,7 +127,7 @@ def world(seed: int = 0, *, delays: Delays | None = None, run: float = 100.0) ->
         systems,
         Parameters(placeholder_life=300.0),
         [ClusterParameters(name=A), ClusterParameters(name=B)],
-        run_seconds=lambda _: run,
+        program_of=lambda _: Rigid(run),
         seed=seed,
         delays=delays,
     )
@@ -188,11 +191,12 @@ def test_same_seed_same_journal() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_jobs_survive_failing_nodes_and_silent_agents(seed: int) -> None:
     """With processors that fail and agents that are never heard of, every job ends and nothing is left behind."""
-    engine, service = world(seed, delays=Delays(mute=0.1))
+    engine, service = world(seed, delays=Delays(silent_share=0.1))
     for number in range(8):
         service.submit(job(str(number), 2, 1, at=engine.now))
         for system in service.systems.values():
-            engine.after(30.0 * number, lambda system=system, place=number % 4: system.fail(place, 200.0))  # type: ignore[misc]
+            engine.after(30.0 * number, partial(system.node_fails, number % 4))
+            engine.after(30.0 * number + 200.0, partial(system.node_returns, number % 4))
     assert run_to_end(engine, [service], until=200_000.0)
     states = {one.outcome.state for one in service.jobs.values() if one.outcome is not None}
     assert states <= {JobState.COMPLETED, JobState.LOST}

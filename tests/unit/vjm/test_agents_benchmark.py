@@ -17,7 +17,7 @@ from koala_adapter.vjm.certificate import load_or_create, server_context
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "agents.py"
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def listener() -> Iterator[socket.socket]:
 def client(listener: socket.socket, limit: int) -> subprocess.Popen[str]:
     """Start a process that simulates one agent."""
     port = str(listener.getsockname()[1])
-    command = [sys.executable, str(BENCHMARK), "--role", "client", "--port", port, "--indices", "1:2"]
+    command = [sys.executable, "-m", "benchmarks.agents", "client", "--port", port, "--indices", "1:2"]
     return subprocess.Popen(
-        [*command, "--limit", str(limit)], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*command, "--limit", str(limit)], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
 
 

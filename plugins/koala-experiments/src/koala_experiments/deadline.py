@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.report.figures import Figure, Series
+from koala_adapter.report.figures import Figure
 from koala_adapter.report.page import Finding, Result, Table
 from koala_experiments.bricks import (
     HOUR,
@@ -28,10 +28,10 @@ from koala_experiments.bricks import (
     make_grid,
     mean_cost,
 )
-from koala_experiments.framework import Estimate, Experiment, Options, Setting, difference, estimate
+from koala_experiments.framework import Comparison, Experiment, Measure, Options, Setting, difference, estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 
 # -- Schedulers and simulations ------------------------------------------------------------------------------
@@ -105,26 +105,24 @@ def simulate(case: Case) -> Outcome:
     return Outcome(failure_rate(records), mean_cost(records), len(records))
 
 
-class Outcomes:
-    """All outcomes by load and variant, each a list over the seeds."""
+FAILURES = Measure[Outcome]("failure rate", lambda one: one.failure_rate)
+COSTS = Measure[Outcome]("mean cost", lambda one: one.cost)
 
-    def __init__(self, cases: Sequence[Case], outcomes: Sequence[Outcome]) -> None:
-        """Sort them in; both sequences go together."""
-        self._found: dict[tuple[str, Variant], list[Outcome]] = {}
-        for case, outcome in zip(cases, outcomes, strict=True):
-            self._found.setdefault((case.load, case.variant), []).append(outcome)
+
+class Outcomes(Comparison[tuple[str, Variant], Outcome]):
+    """All outcomes by load and variant."""
 
     def failures(self, load: str, variant: Variant) -> list[float]:
         """Return the failure rate for each seed."""
-        return [one.failure_rate for one in self._found[load, variant]]
+        return self.values((load, variant), FAILURES)
 
     def costs(self, load: str, variant: Variant) -> list[float]:
         """Return the mean cost for each seed."""
-        return [one.cost for one in self._found[load, variant]]
+        return self.values((load, variant), COSTS)
 
     def calls(self, load: str) -> int:
         """Return the number of calls of all seeds together."""
-        return sum(one.calls for one in self._found[load, Variant(None)])
+        return sum(one.calls for one in self.outcomes[load, Variant(None)])
 
 
 # -- The experiment ------------------------------------------------------------------------------------------
@@ -139,13 +137,12 @@ def run(options: Options) -> Result:
     factor = _range(options.settings["deadline-factor"])
     interval = _positive(options.settings["monitor-interval"])
     duration = HOUR * int(options.settings["hours"])
-    cases = [
-        Case(load, seed, variant, factor, interval, duration)
-        for load in LOADS
-        for seed in options.all_seeds
-        for variant in VARIANTS
-    ]
-    outcomes = Outcomes(cases, options.map(simulate, cases))
+    found = options.compare(
+        simulate,
+        [(load, variant) for load in LOADS for variant in VARIANTS],
+        lambda one, seed: Case(one[0], seed, one[1], factor, interval, duration),
+    )
+    outcomes = Outcomes(found.outcomes)
     return Result(
         findings=(
             _load_finding(outcomes),
@@ -257,18 +254,8 @@ def _mean(values: Sequence[float]) -> float:
     return estimate(values).mean
 
 
-def _series(label: str, estimates: Sequence[Estimate], *, scale: float = 1.0, x: Sequence[float] = ()) -> Series:
-    return Series(
-        label=label,
-        x=x,
-        y=[scale * one.mean for one in estimates],
-        low=[scale * one.low for one in estimates],
-        high=[scale * one.high for one in estimates],
-    )
-
-
 def _by_load(
-    name: str, title: str, y_label: str, values: Callable[[str, Variant], list[float]], scale: float
+    outcomes: Outcomes, name: str, title: str, y_label: str, measure: Measure[Outcome], *, scale: float = 1.0
 ) -> Figure:
     return Figure(
         name=name,
@@ -278,7 +265,7 @@ def _by_load(
         y_label=y_label,
         categories=[_policy(opt) for opt in POLICIES],
         series=[
-            _series(f"{load} load", [estimate(values(load, Variant(opt))) for opt in POLICIES], scale=scale)
+            outcomes.series(f"{load} load", measure, [(load, Variant(opt)) for opt in POLICIES], scale=scale)
             for load in LOADS
         ],
         caption="Without load correction or fallback. Bars: 95 % confidence intervals over the grids.",
@@ -287,16 +274,13 @@ def _by_load(
 
 def _figures(outcomes: Outcomes) -> list[Figure]:
     figures = [
-        _by_load("failure-rate", "Failure rate", "calls past their deadline (%)", outcomes.failures, 100),
-        _by_load("cost", "Mean resource cost", "performance of the server used (Mop/s)", outcomes.costs, 1),
+        _by_load(outcomes, "failure-rate", "Failure rate", "calls past their deadline (%)", FAILURES, scale=100),
+        _by_load(outcomes, "cost", "Mean resource cost", "performance of the server used (Mop/s)", COSTS),
     ]
     for load in LOADS:
         series = [
-            _series(
-                _policy(opt),
-                [estimate(outcomes.failures(load, Variant(opt, number))) for number in FALLBACKS],
-                scale=100,
-                x=FALLBACKS,
+            outcomes.series(
+                _policy(opt), FAILURES, [(load, Variant(opt, number)) for number in FALLBACKS], scale=100, x=FALLBACKS
             )
             for opt in POLICIES
         ]
@@ -323,11 +307,7 @@ def _figures(outcomes: Outcomes) -> list[Figure]:
             y_label="calls past their deadline (%)",
             categories=[_policy(opt) for opt in POLICIES],
             series=[
-                _series(
-                    label,
-                    [estimate(outcomes.failures("high", Variant(opt, 0, correction))) for opt in POLICIES],
-                    scale=100,
-                )
+                outcomes.series(label, FAILURES, [("high", Variant(opt, 0, correction)) for opt in POLICIES], scale=100)
                 for correction, label in corrections.items()
             ],
         )

@@ -19,25 +19,22 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, nan
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from koala_adapter.errors import SimulationError
 from koala_adapter.lrm.contract import installed_entry_points
-from koala_adapter.report.page import (
-    Heading,
-    Result,
-    write_result,
-)
+from koala_adapter.report.figures import Series
+from koala_adapter.report.page import Heading, Result, write_result
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.parallel import ProgressListener, in_parallel, silent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from importlib import metadata
     from pathlib import Path
 
@@ -46,6 +43,12 @@ if TYPE_CHECKING:
 
 
 ENTRY_POINT_GROUP = "koala_adapter.experiments"
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+V = TypeVar("V")
+O = TypeVar("O")  # noqa: E741 - of a simulation
 
 
 # -- Means with confidence intervals -------------------------------------------------------------------------
@@ -102,15 +105,86 @@ def mean_of(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def known_pairs(first: Sequence[float | None], second: Sequence[float | None]) -> list[tuple[float, float]]:
-    """Return the pairs in which both values are known."""
-    pairs = zip(first, second, strict=True)
-    return [(one, other) for one, other in pairs if one is not None and other is not None]
-
-
 def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
     """Return ``first - second`` of pairs that share a seed: what both have in common cancels out."""
     return estimate([a - b for a, b in zip(first, second, strict=True)])
+
+
+# -- Variants compared ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)  # with slots, Python 3.11 cannot make one of a given type
+class Measure(Generic[O]):
+    """Something that is compared between variants."""
+
+    name: str
+    of: Callable[[O], float | None]
+    """Returns it of an outcome; None where the outcome has none."""
+    digits: int = 0
+    """Behind the point, where it is written."""
+
+    def over(self, unit: float) -> Measure[O]:
+        """Return it in another unit."""
+        return replace(self, of=lambda one: None if (value := self.of(one)) is None else value / unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """A measure of two variants in the repetitions in which both have it."""
+
+    before: float
+    """Mean of the first variant."""
+    after: float
+    gain: Estimate
+    """By how much it is less under the second variant."""
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the gain is there beyond chance; None when the interval holds 0."""
+        return True if self.gain.low > 0 else False if self.gain.high < 0 else None
+
+    @property
+    def cannot(self) -> str:
+        """What is said where chance may have made the gain."""
+        return "; the interval holds 0, so these repetitions cannot tell" if self.holds is None else ""
+
+
+class Comparison(Generic[V, O]):
+    """Outcomes by variant, one for each seed: those of one seed have met the same conditions."""
+
+    def __init__(self, outcomes: Mapping[V, Sequence[O]]) -> None:
+        self.outcomes = outcomes
+
+    def values(self, variant: V, measure: Measure[O]) -> list[float]:
+        """Return a measure for each repetition that has it."""
+        return [value for one in self.outcomes[variant] if (value := measure.of(one)) is not None]
+
+    def mean(self, variant: V, measure: Measure[O]) -> float | None:
+        """Return the mean of a measure; None where no repetition has it."""
+        return mean_of(self.values(variant, measure))
+
+    def paired(self, measure: Measure[O], first: V, second: V) -> Paired | None:
+        """Return how far a measure is less under the second variant; None: in no repetition do both have it."""
+        both = zip(map(measure.of, self.outcomes[first]), map(measure.of, self.outcomes[second]), strict=True)
+        pairs = [(one, other) for one, other in both if one is not None and other is not None]
+        if not pairs:
+            return None
+        before, after = [one for one, _ in pairs], [other for _, other in pairs]
+        return Paired(fmean(before), fmean(after), difference(before, after))
+
+    def series(
+        self,
+        label: str,
+        measure: Measure[O],
+        variants: Iterable[V] | None = None,
+        *,
+        scale: float = 1.0,
+        x: Sequence[float] = (),
+    ) -> Series:
+        """Return the means of variants (all of them) with their confidence intervals, as a figure shows them."""
+        found = [estimate_of(self.values(one, measure)) for one in (self.outcomes if variants is None else variants)]
+        y, low, high = ([scale * getattr(one, end) for one in found] for end in ("mean", "low", "high"))
+        return Series(label=label, x=x, y=y, low=low, high=high)
 
 
 # -- Live negotiations and live workloads --------------------------------------------------------------------
@@ -294,9 +368,6 @@ class RunsLive(Protocol):
 
 # -- Experiments ---------------------------------------------------------------------------------------------
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 ALSO = "also"
 """Name of the setting :data:`ALSO_POLICIES`."""
 
@@ -334,6 +405,15 @@ class Options:
     def all_seeds(self) -> range:
         """The seed of each repetition."""
         return range(self.seed, self.seed + self.seeds)
+
+    def compare(
+        self, function: Callable[[T], R], variants: Sequence[V], case: Callable[[V, int], T]
+    ) -> Comparison[V, R]:
+        """Return what comes of each variant for each seed; ``case``: what a variant and a seed are simulated from."""
+        variants = list(variants)
+        found = self.map(function, [case(variant, seed) for variant in variants for seed in self.all_seeds])
+        many = len(self.all_seeds)
+        return Comparison({one: found[at * many : (at + 1) * many] for at, one in enumerate(variants)})
 
     def map(self, function: Callable[[T], R], items: Sequence[T], *, what: str = "simulations") -> list[R]:
         """Return the results in the order of the items, computed in parallel; see `in_parallel` for what is needed."""

@@ -7,24 +7,21 @@ journal tells of the jobs, the simulation of the same, and the live run itself.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import secrets
 import shutil
-import socket
-import struct
-import threading
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from math import ceil
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from anyio.from_thread import start_blocking_portal
 from rich.console import Console
 
 from koala_adapter.api.offline import end_daemons, read_record, temporary_directory
@@ -32,11 +29,11 @@ from koala_adapter.api.statedirectory import ownership
 from koala_adapter.cli.innerservice import inner_service, temporary_site
 from koala_adapter.cli.session import Session
 from koala_adapter.cli.terminal import Interrupts
-from koala_adapter.config.tomlfile import toml_text
 from koala_adapter.errors import KoalaError, SimulationError
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import Component, InputFile, Job, JobId, JobKind, Retirement, RunnerName
 from koala_adapter.outcome import JobState
+from koala_adapter.python.localsite import local_site_text
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
@@ -46,6 +43,8 @@ from koala_adapter.simulation.applications import JobResult, Outcome, ft, gadget
 from koala_adapter.simulation.multicluster import Settings, simulate
 from koala_adapter.simulation.platform import DAS3, ClusterModel, Platform
 from koala_adapter.sizes import PowerOfTwo
+from koala_adapter.tasks.server import CONNECTION_FILE, TOKEN_BYTES, PullServer, listening_socket, node_files
+from koala_adapter.vjm.certificate import load_or_create
 from koala_experiments.framework import LiveOutcome
 from koala_experiments.malleable import WORKLOADS, koala_workload
 
@@ -57,8 +56,9 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.parameters import Approach
-    from koala_adapter.scheduler.records import Claim, JobRecord
+    from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.simulation.applications import SimulatedJob
+    from koala_adapter.tasks.server import Puller
     from koala_experiments.framework import LiveRun
 
 
@@ -123,7 +123,7 @@ class Bag:
 # -- Jobs ----------------------------------------------------------------------------------------------------
 # Jobs of a simulated workload as live ones: head elsewhere, workers that take units of work from it.
 
-WORKER = Path(__file__).with_name("worker.py")
+WORKER, CONTACT = "worker.py", "contact"
 UNIT = 0.25
 """Seconds, at most, that a unit of work takes at a job's first size."""
 WALLTIME = 24 * 3600
@@ -142,17 +142,17 @@ def bag_of(job: SimulatedJob, pace: float) -> Bag:
     return Bag(times, UNIT, at=job.initial)
 
 
-def live_job(job: SimulatedJob, *, address: str, port: int, key: Path, user: str) -> Job:
-    """Return a job whose workers find their bag at an address; ``key``: file with what they prove themselves by."""
+def live_job(job: SimulatedJob, *, address: str, port: int, files: Sequence[Path], user: str) -> Job:
+    """Return a job whose workers find their bag at an address; ``files``: what they need for that."""
     application = job.application
     low, high = (application.minimum, application.maximum) if job.malleable else (job.initial, job.initial)
     worker = Component(
         name="worker",
-        command=("python3", WORKER.name, address, str(port), name_of(job)),
+        command=("python3", WORKER, address, str(port), name_of(job)),
         minimum=low,
         maximum=high,
         initial=job.initial if job.malleable else None,
-        input_files=tuple(InputFile(source=str(path), target=path.name) for path in (WORKER, key)),
+        input_files=tuple(InputFile(source=str(path), target=path.name) for path in files),
         sizes="power-of-two" if isinstance(application.acceptance, PowerOfTwo) else "any",
         retirement=Retirement(grace=GRACE),
     )
@@ -174,205 +174,124 @@ def live_job(job: SimulatedJob, *, address: str, port: int, key: Path, user: str
 
 ASK_AGAIN = 0.05
 """Seconds after which a worker for which there was nothing to do asks again."""
-LONGEST_LINE = 100
-BACKLOG = 512
-MOST_UNPROVEN = 64
-"""Connections that have not proved themselves; beyond it the oldest of them is closed."""
-PROVE_WITHIN = 10
-"""Seconds for which a connection that has not proved itself is waited for."""
-NOBODY_TALKS = (OSError, EOFError, AuthenticationError, ValueError, KeyError)
-"""What comes of a peer that goes away, proves nothing, or says what no worker says."""
+OVER = -1.0
+"""Seconds of a unit that says that there are no more."""
+LONGEST_FRAME = 100
 
 
-class BagServer:
-    """Serves bags by their names, a thread for each worker, and for a bounded number of peers that are none."""
+@dataclass(slots=True)
+class _Worker:
+    name: str
+    """Of its bag."""
+    number: int
 
-    def __init__(self, address: str) -> None:
-        """Listen on an address of this host, on a free port."""
-        self.key = secrets.token_bytes(32)
-        """What workers must have to be believed."""
-        self._listener = socket.create_server((address, 0), backlog=BACKLOG)
+
+class BagBoard:
+    """Bags by their names, as a task server asks for work."""
+
+    def __init__(self, token: bytes) -> None:
+        """``token``: what workers must have to be believed."""
+        self.bags: dict[str, Bag] = {}
         self.joined_at: dict[tuple[str, int], float] = {}
         """When, by the time of day, the worker of each bag and rank was ready to work for the first time."""
         self.emptied_at: dict[str, float] = {}
         """When the work of each bag was done."""
-        self._bags: dict[str, Bag] = {}
-        self._changed = threading.Condition()
-        self._closed = False
+        self.server = PullServer(self, token, largest_frame=LONGEST_FRAME)
         self._numbers = count(1)
-        self._connections: set[socket.socket] = set()
-        self._unproven: dict[socket.socket, None] = {}
-        """Those that have not shown the key, the oldest first."""
 
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return int(self._listener.getsockname()[1])
+    def came(self, puller: Puller) -> None:
+        """Wait for the name of its bag, and its rank."""
 
-    def put(self, bags: Mapping[str, Bag]) -> None:
-        """Have further bags served."""
-        with self._changed:
-            self._bags.update(bags)
-
-    def serve(self) -> None:
-        """Accept workers until it is closed."""
-        threads: list[threading.Thread] = []
-        while True:
-            try:
-                connected, _ = self._listener.accept()
-            except OSError:
-                break
-            self._make_room()
-            with self._changed:
-                self._unproven[connected] = None
-            threads = [one for one in threads if one.is_alive()]
-            thread = threading.Thread(target=self._talk, args=(connected,), daemon=True)
-            threads.append(thread)
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def _make_room(self) -> None:
-        """Close the oldest connections without a proof, when there are too many; return when they are gone."""
-        with self._changed:
-            for connected in list(self._unproven)[: len(self._unproven) + 1 - MOST_UNPROVEN]:
-                with suppress(OSError):
-                    connected.shutdown(socket.SHUT_RDWR)
-            self._changed.wait_for(lambda: len(self._unproven) < MOST_UNPROVEN, timeout=PROVE_WITHIN)
-
-    def close(self) -> None:
-        """Talk to nobody any more."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            for connected in self._connections:
-                with suppress(OSError):
-                    connected.shutdown(socket.SHUT_RDWR)
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _talk(self, connected: socket.socket) -> None:
+    def heard(self, puller: Puller, frame: bytes) -> None:
+        """Take note of who a worker is, or what it has done of its unit; one that leaves gets no other."""
+        word, _, number = frame.decode(errors="replace").partition(" ")
+        worker = puller.work
         try:
-            with connected, suppress(*NOBODY_TALKS):
-                with self._changed:
-                    if self._closed:
-                        return
-                    self._connections.add(connected)
-                with Connection(connected.dup().detach()) as worker:
-                    self._prove(connected, worker)
-                    self._serve_worker(worker)
-        finally:
-            with self._changed:
-                self._connections.discard(connected)
-                self._unproven.pop(connected, None)
-                self._changed.notify_all()
-
-    def _prove(self, connected: socket.socket, worker: Connection) -> None:
-        """Have a peer show the key. Raises one of NOBODY_TALKS when it does not, or not in time."""
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", PROVE_WITHIN, 0))
-        deliver_challenge(worker, self.key)
-        answer_challenge(worker, self.key)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
-        with self._changed:
-            self._unproven.pop(connected, None)
-            self._changed.notify_all()
-
-    def _serve_worker(self, worker: Connection) -> None:
-        name, _, rank = worker.recv_bytes(LONGEST_LINE).decode().partition(" ")
-        bag = self._bags[name]
-        self.joined_at.setdefault((name, int(rank)), time.time())
-        self._hand_out(worker, bag)
-        if bag.empty:
-            self.emptied_at.setdefault(name, time.time())
-
-    def _hand_out(self, worker: Connection, bag: Bag) -> None:
-        number = next(self._numbers)
-        with self._changed:
-            bag.join(number)
-        try:
-            while True:
-                seconds = self._next(number, bag)
-                worker.send_bytes(f"{seconds:.6f}".encode())
-                if seconds < 0:
-                    return
-                word, _, part = worker.recv_bytes(LONGEST_LINE).decode().partition(" ")
-                with self._changed:
-                    bag.done(number, float(part))
-                    self._changed.notify_all()
+            if not isinstance(worker, _Worker):
+                self.joined_at.setdefault((word, int(number)), time.time())
+                puller.work = worker = _Worker(word, next(self._numbers))
+                self.bags[word].join(worker.number)
+            else:
+                self.bags[worker.name].done(worker.number, float(number))
                 if word != "done":
                     return
-        finally:
-            with self._changed:
-                bag.leave(number)
-                self._changed.notify_all()
+        except (KeyError, ValueError):  # it says what no worker says
+            puller.writer.transport.abort()
+            return
+        self.server.free(puller)
 
-    def _next(self, number: int, bag: Bag) -> float:
-        """Return the seconds of the next unit; a moment when others have it all; -1 when there is no more."""
-        with self._changed:
-            seconds = bag.take(number)
-            if seconds is not None:
-                return seconds
-            return -1.0 if bag.empty or self._closed else ASK_AGAIN
+    def gone(self, puller: Puller) -> None:
+        """Put what a worker had back into its bag."""
+        worker = puller.work
+        if isinstance(worker, _Worker) and worker.name in self.bags:
+            self.bags[worker.name].leave(worker.number)
+            self._over(worker.name)
+
+    def work_for(self, puller: Puller) -> bytes:
+        """Return the seconds of the next unit; a moment when others have it all; OVER when there is no more."""
+        seconds: float | None = OVER
+        if isinstance(worker := puller.work, _Worker):
+            bag = self.bags[worker.name]
+            seconds = bag.take(worker.number)
+            if seconds is None:
+                seconds = OVER if self._over(worker.name) else ASK_AGAIN
+        return f"{seconds:.6f}".encode()
+
+    def _over(self, name: str) -> bool:
+        """Tell whether all work of a bag is done, and note when that was."""
+        if self.bags[name].empty:
+            self.emptied_at.setdefault(name, time.time())
+        return name in self.emptied_at
+
+
+class BagServer:
+    """Serves bags by their names, in a thread of its own, with what their workers need to find it."""
+
+    def __init__(self, address: str, directory: Path) -> None:
+        """``address``: of this host. ``directory``: for the certificate and the files of workers."""
+        self._certificate = load_or_create(directory)
+        self._listening = listening_socket(address)
+        self.port = int(self._listening.getsockname()[1])
+        token = secrets.token_bytes(TOKEN_BYTES)
+        self.board = BagBoard(token)
+        contact = f"{self._certificate.fingerprint} {token.hex()}".encode()
+        self.files = [directory / name for name in (WORKER, CONNECTION_FILE, CONTACT)]
+        """What a worker needs: its program, the connection, and what it proves itself by."""
+        texts = {**node_files("koala_experiments", "worker", WORKER), CONTACT: contact}
+        for path in self.files:
+            path.touch(mode=0o600)
+            path.write_bytes(texts[path.name])
+
+    async def begin(self) -> None:
+        """Accept workers from now on."""
+        self.board.server.listen(self._listening, self._certificate, asyncio.get_running_loop())
 
 
 @contextmanager
-def bag_server(address: str) -> Iterator[BagServer]:
+def bag_server(address: str, directory: Path) -> Iterator[BagServer]:
     """Run a server during the block."""
-    server = BagServer(address)
-    thread = threading.Thread(target=server.serve)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.close()
-        thread.join()
+    with start_blocking_portal() as portal:
+        server = BagServer(address, directory)
+        portal.call(server.begin)
+        try:
+            yield server
+        finally:
+            portal.call(server.board.server.close)
 
 
 # -- Site file of local clusters -----------------------------------------------------------------------------
 # The clusters are started for one experiment.
 
-SITE = """\
-[control_center]
-listen = "127.0.0.1"
-lease = 120
-heartbeat = 10
-
-[scheduler]
-scan_interval = 0.5
-approach = "{approach}"
-malleability = "{malleability}"
-launch_margin = 20
-placeholder_life = 60
-backoff = 1
-reuse = false
-maximum_tries = 1000000
-"""
-CLUSTER = """
-[[clusters]]
-name = "{name}"
-plugin = "local"
-poll_interval = 0.3
-requests_per_minute = 3000
-threshold = {threshold}
-output_directory = {directory}
-settings = {{ processors = {processors}, idle_seconds = 60 }}
-"""
+SCHEDULER = {"placeholder_life": 60, "backoff": 1, "reuse": False, "maximum_tries": 1_000_000}
+"""Placeholders are not handed from job to job, as in the simulator, and nothing is given up for long."""
+CLUSTER = {"poll_interval": 0.3, "requests_per_minute": 3000}
 
 
-def site_text(clusters: Sequence[ClusterModel], approach: Approach, malleability: str, directory: str) -> str:
-    """Return a site file. ``directory``: for what placeholders print.
-
-    Placeholders are not handed from job to job, as in the simulator, and nothing is given up for long.
-    """
-    head = SITE.format(approach=approach.value, malleability=malleability)
-    tables = [
-        CLUSTER.format(
-            name=one.name, processors=one.processors, threshold=one.threshold, directory=toml_text(directory)
-        )
-        for one in clusters
-    ]
-    return head + "".join(tables)
+def site_text(clusters: Sequence[ClusterModel], approach: Approach, malleability: str, directory: Path) -> str:
+    """Return a site file. ``directory``: for what placeholders print."""
+    processors = {one.name: one.processors for one in clusters}
+    scheduler = {**SCHEDULER, "approach": approach.value, "malleability": malleability}
+    return local_site_text(directory, processors, scheduler, CLUSTER)
 
 
 # -- Record of a live run ------------------------------------------------------------------------------------
@@ -534,14 +453,10 @@ def _words(record: JobRecord) -> str:
 
 def _size(record: JobRecord) -> int:
     """Return the processors of a job once what it has agreed to is done."""
-    return sum(claim.processors + _agreed(claim) for claim in record.claims)
-
-
-def _agreed(claim: Claim) -> int:
-    change = claim.change
-    if change is not None and change.phase is ChangePhase.GATHERING:
-        return change.accepted
-    return -claim.leaving if change is not None and change.phase is ChangePhase.RELEASING else 0
+    changes = record.changes.values()
+    more = sum(change.accepted for change in changes if change.phase is ChangePhase.GATHERING)
+    less = sum(change.accepted - change.done for change in changes if change.phase is ChangePhase.RELEASING)
+    return sum(claim.processors for claim in record.claims) + more - less
 
 
 def _scaled(begin: float, pace: float) -> Callable[[float], float]:
@@ -647,8 +562,8 @@ def carried_out(run: LiveRun, work: Callable[[RunningService], None]) -> LiveOut
     with Interrupts() as interrupts, _site(run, interrupts) as session:
         session.progress = Console(file=io.StringIO())  # how far the experiment is shown moves on the terminal already
         with (
-            bag_server(session.site.control_center.listen) as bags,
             ownership(session.directory, "koala experiment"),
+            bag_server(session.site.control_center.listen, session.directory / "bags") as bags,
             inner_service(session, interrupts, snapshot_interval=NEVER),
         ):
             clusters = _clusters(run, session)
@@ -659,7 +574,7 @@ def carried_out(run: LiveRun, work: Callable[[RunningService], None]) -> LiveOut
                 with interrupts.deferred():
                     running.cancel()
                 raise
-        return _outcome(run, session.directory, clusters, bags)
+        return _outcome(run, session.directory, clusters, bags.board)
 
 
 @contextmanager
@@ -696,7 +611,7 @@ def remove_session(session: Session) -> None:
 
 
 def _local(run: LiveRun, directory: Path) -> Mapping[str, str]:
-    return {"site.toml": site_text(run.clusters, run.approach, run.malleability, str(directory))}
+    return {"site.toml": site_text(run.clusters, run.approach, run.malleability, directory)}
 
 
 def _clusters(run: LiveRun, session: Session) -> Sequence[ClusterModel]:
@@ -727,15 +642,12 @@ class RunningService:
 
     def submit(self, job: SimulatedJob, bag: Bag) -> str:
         """Submit a job whose work is in a bag; return its id."""
-        key = self.session.directory / "authkey"
-        key.touch(mode=0o600)
-        key.write_bytes(self.bags.key)
-        self.bags.put({name_of(job): bag})
+        self.bags.board.bags[name_of(job)] = bag
         live = live_job(
             job,
             address=self.session.site.control_center.node_address,
             port=self.bags.port,
-            key=key,
+            files=self.bags.files,
             user=login_name(),
         )
         self.submitted.append(self.session.client.submit(live))
@@ -772,7 +684,7 @@ def _by_the_clock(running: RunningService, ended: Callable[[int], None]) -> None
     running.follow(ended, until=None)
 
 
-def _outcome(run: LiveRun, directory: Path, clusters: Sequence[ClusterModel], bags: BagServer) -> LiveOutcome:
+def _outcome(run: LiveRun, directory: Path, clusters: Sequence[ClusterModel], bags: BagBoard) -> LiveOutcome:
     record = JournalRecord({name_of(job): job for job in run.jobs})
     with closing(Journal(directory / "journal.sqlite", read_only=True)) as journal:
         record.read(event for _, event in journal.recover()[1])

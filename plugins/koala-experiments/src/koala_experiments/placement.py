@@ -15,31 +15,29 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind
-from koala_adapter.report.figures import Figure, Series
+from koala_adapter.report.figures import Figure
 from koala_adapter.report.page import Cell, Finding, Result, Table
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.placement.policies import holds, transfer_seconds
 from koala_adapter.scheduler.placement.policy import ClusterView
-from koala_adapter.simulation.placeholders import SimulatedService, run_to_end, with_local_users
+from koala_adapter.simulation.placeholders import Rigid, SimulatedService, run_to_end, with_local_users
 from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
 from koala_adapter.simulation.world import Engine
 from koala_experiments.framework import (
     ALSO_POLICIES,
+    Comparison,
     Experiment,
+    Measure,
     Options,
     Setting,
-    difference,
-    estimate_of,
-    known_pairs,
     mean_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from koala_adapter.scheduler.records import JobRecord
-    from koala_experiments.framework import Estimate
 
 
 # -- Jobs with input files -----------------------------------------------------------------------------------
@@ -224,17 +222,17 @@ def simulate(case: Case) -> Outcome:
     works = workload(case.seed, jobs=case.jobs, interval=case.interval, start=WARM_UP)
     staging = Staging(site)
 
-    def seconds(record: JobRecord) -> float:
+    def program(record: JobRecord) -> Rigid:
         run = works[int(record.job.id)].run
         clusters = {claim.cluster for claim in record.claims}
-        return staging.seconds(record) + run * (1 + case.slowdown * (len(clusters) - 1))
+        return Rigid(staging.seconds(record) + run * (1 + case.slowdown * (len(clusters) - 1)))
 
     service = SimulatedService(
         engine,
         systems,
         Parameters(maximum_tries=1_000_000, finished_kept=case.jobs),
         site,
-        run_seconds=seconds,
+        program_of=program,
         seed=case.seed,
         policies=case.policies,
     )
@@ -267,29 +265,19 @@ def _outcome(service: SimulatedService, works: Sequence[StagedJob], staging: Sta
 
 # ---- what came out --------------------------------------------------------------------------------------------------
 
-Outcomes = dict[str, list[Outcome]]
+Outcomes = Comparison[str, Outcome]
 
 
 def run(options: Options) -> Result:
     """Run all policies for all seeds."""
     settings = options.settings
-    policies = (*POLICIES, *options.also(options.policies.placement_names, POLICIES))
-    cases = [
-        Case(
-            policy,
-            seed,
-            int(settings["jobs"]),
-            float(settings["interval"]),
-            float(settings["local"]),
-            float(settings["slowdown"]),
-            options.policies,
-        )
-        for policy in policies
-        for seed in options.all_seeds
-    ]
-    outcomes: Outcomes = {policy: [] for policy in policies}
-    for case, outcome in zip(cases, options.map(simulate, cases), strict=True):
-        outcomes[case.policy].append(outcome)
+    jobs = int(settings["jobs"])
+    interval, local, slowdown = (float(settings[name]) for name in ("interval", "local", "slowdown"))
+    outcomes = options.compare(
+        simulate,
+        (*POLICIES, *options.also(options.policies.placement_names, POLICIES)),
+        lambda policy, seed: Case(policy, seed, jobs, interval, local, slowdown, options.policies),
+    )
     return comparison(outcomes, _notes(options))
 
 
@@ -298,48 +286,28 @@ def comparison(outcomes: Outcomes, notes: Sequence[str]) -> Result:
     return Result(findings=_findings(outcomes), figures=_figures(outcomes), tables=(_table(outcomes),), notes=notes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Measure:
-    """Something that is compared between policies."""
-
-    name: str
-    value: Callable[[Outcome], float | None]
-    digits: int = 0
-
-    def of(self, found: Sequence[Outcome]) -> list[float]:
-        """Return it for each repetition that has it."""
-        return [value for one in found if (value := self.value(one)) is not None]
-
-    def pairs(self, first: Sequence[Outcome], second: Sequence[Outcome]) -> list[tuple[float, float]]:
-        """Return it for each repetition in which both have it."""
-        return known_pairs([self.value(one) for one in first], [self.value(one) for one in second])
-
-
-WAIT = _Measure("wait (s)", lambda one: one.wait)
-WAIT_LARGE = _Measure("wait of the largest jobs (s)", lambda one: one.wait_large)
-TRANSFER = _Measure("transfer of input files (s)", lambda one: one.transfer)
-RESPONSE = _Measure("response (s)", lambda one: one.response)
-USED = _Measure("clusters of a job", lambda one: one.clusters, 2)
-MOVED = _Measure("moved (GiB)", lambda one: one.moved, 2)
-SPREAD = _Measure("spread of utilization", lambda one: one.spread, 3)
+WAIT = Measure[Outcome]("wait (s)", lambda one: one.wait)
+WAIT_LARGE = Measure[Outcome]("wait of the largest jobs (s)", lambda one: one.wait_large)
+TRANSFER = Measure[Outcome]("transfer of input files (s)", lambda one: one.transfer)
+RESPONSE = Measure[Outcome]("response (s)", lambda one: one.response)
+USED = Measure[Outcome]("clusters of a job", lambda one: one.clusters, 2)
+MOVED = Measure[Outcome]("moved (GiB)", lambda one: one.moved, 2)
+SPREAD = Measure[Outcome]("spread of utilization", lambda one: one.spread, 3)
 MEASURES = (WAIT, WAIT_LARGE, TRANSFER, RESPONSE, USED, MOVED, SPREAD)
 
 
 def _findings(outcomes: Outcomes) -> list[Finding]:
-    def less(claim: str, measure: _Measure, smaller: str, larger: str) -> Finding:
-        pairs = measure.pairs(outcomes[smaller], outcomes[larger])
-        if not pairs:
+    def less(claim: str, measure: Measure[Outcome], smaller: str, larger: str) -> Finding:
+        found, digits = outcomes.paired(measure, larger, smaller), measure.digits
+        if found is None:
             return Finding(claim=claim, outcome=f"mean {measure.name}: in no run is there such a job", holds=None)
-        first, second = [one for one, _ in pairs], [other for _, other in pairs]
-        gap, digits = difference(second, first), measure.digits
-        change = -100 * gap.mean / fmean(second) if fmean(second) else 0.0
-        cannot = "; the interval holds 0, so these repetitions cannot tell" if _sign(gap) is None else ""
+        change = -100 * found.gain.mean / found.before if found.before else 0.0
         return Finding(
             claim=claim,
-            outcome=f"mean {measure.name}: {SHORT[smaller]} {fmean(first):.{digits}f}, {SHORT[larger]} "
-            f"{fmean(second):.{digits}f}; difference {gap.mean:.{digits}f} ± {gap.half_width:.{digits}f} "
-            f"(95 %, the same jobs){cannot}",
-            holds=_sign(gap),
+            outcome=f"mean {measure.name}: {SHORT[smaller]} {found.after:.{digits}f}, {SHORT[larger]} "
+            f"{found.before:.{digits}f}; difference {found.gain.mean:.{digits}f} ± "
+            f"{found.gain.half_width:.{digits}f} (95 %, the same jobs){found.cannot}",
+            holds=found.holds,
             margin=f"{change:+.0f} %",
         )
 
@@ -358,27 +326,17 @@ def _findings(outcomes: Outcomes) -> list[Finding]:
     ]
 
 
-def _sign(gap: Estimate) -> bool | None:
-    return True if gap.low > 0 else False if gap.high < 0 else None
-
-
 def _bars(
-    outcomes: Outcomes, name: str, title: str, label: str, measures: Mapping[str, _Measure], *, unit: float = 1
+    outcomes: Outcomes, name: str, title: str, label: str, measures: Mapping[str, Measure[Outcome]], *, unit: float = 1
 ) -> Figure:
-    series = []
-    for what, measure in measures.items():
-        values = [[value / unit for value in measure.of(found)] for found in outcomes.values()]
-        found = [estimate_of(some) for some in values]
-        ends = [one.low for one in found], [one.high for one in found]
-        series.append(Series(label=what, y=[one.mean for one in found], low=ends[0], high=ends[1]))
     return Figure(
         name=name,
         title=title,
         x_label="placement policy",
         y_label=label,
-        series=series,
+        series=[outcomes.series(what, measure.over(unit)) for what, measure in measures.items()],
         kind="bars",
-        categories=[SHORT.get(policy, policy) for policy in outcomes],
+        categories=[SHORT.get(policy, policy) for policy in outcomes.outcomes],
         caption="Means over the repetitions with 95 % confidence intervals.",
     )
 
@@ -408,7 +366,7 @@ def _figures(outcomes: Outcomes) -> list[Figure]:
 
 def _table(outcomes: Outcomes) -> Table:
     rows: list[list[Cell]] = [
-        [policy, *(mean_of(measure.of(found)) for measure in MEASURES)] for policy, found in outcomes.items()
+        [policy, *(outcomes.mean(policy, measure) for measure in MEASURES)] for policy in outcomes.outcomes
     ]
     return Table(
         name="policies",

@@ -192,7 +192,7 @@ def _session(approach: Approach, site: str, interrupts: Interrupts) -> Iterator[
 
 def _local(approach: Approach, directory: Path) -> Mapping[str, str]:
     eight = ClusterModel(name="local", nodes=ALL)
-    return {"site.toml": site_text([eight], approach, "egs-repeated", str(directory))}
+    return {"site.toml": site_text([eight], approach, "egs-repeated", directory)}
 
 
 def fitted(site: SiteConfig, found: Sequence[ClusterReport], initial: int) -> tuple[SiteConfig, Places]:

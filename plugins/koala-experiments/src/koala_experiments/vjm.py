@@ -18,9 +18,10 @@ from koala_adapter.report.figures import Figure, Series
 from koala_adapter.report.page import Cell, Finding, Result, Table
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.simulation.placeholders import (
+    Allocation,
     BatchSystem,
-    Occupation,
     QueuedJob,
+    Rigid,
     SimulatedService,
     run_to_end,
     with_local_users,
@@ -28,20 +29,17 @@ from koala_adapter.simulation.placeholders import (
 from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
 from koala_adapter.simulation.world import FIRST, Engine
 from koala_experiments.framework import (
+    Comparison,
     Experiment,
+    Measure,
     Options,
     Setting,
-    difference,
     estimate,
-    estimate_of,
-    known_pairs,
     mean_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from koala_experiments.framework import Estimate
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 # -- vjm-deadlock --------------------------------------------------------------------------------------------
@@ -105,7 +103,7 @@ def simulate_deadlock(case: DeadlockCase) -> DeadlockOutcome:
         BatchSystem(engine, B, NODES, priorities={"user2": 1}),
     ]
     for system in systems:
-        system.occupations = []
+        system.allocations = []
     return _direct(case, engine, systems) if case.variant == DIRECT else _virtual(case, engine, systems)
 
 
@@ -169,7 +167,7 @@ def _virtual(case: DeadlockCase, engine: Engine, systems: Sequence[BatchSystem])
             systems,
             Parameters(instance=user, placeholder_life=life),
             clusters,
-            run_seconds=lambda _record: case.run,
+            program_of=lambda _record: Rigid(case.run),
             user=user,
             seed=case.seed,
         )
@@ -214,10 +212,10 @@ def _deadlock_bars(systems: Sequence[BatchSystem], services: Sequence[SimulatedS
     }
     for number, system in enumerate(systems):
         still = [
-            Occupation(place=place, who=job.user, begins_at=job.started_at or 0.0, ends_at=begin + HORIZON)
+            Allocation(place=place, who=job.user, begins_at=job.started_at or 0.0, ends_at=begin + HORIZON)
             for place, job in system.running.items()
         ]
-        for one in [*(system.occupations or ()), *still]:
+        for one in [*(system.allocations or ()), *still]:
             node = number * NODES + one.place
             launched, ended = spans[one.who]
             middle = min(max(launched, one.begins_at), one.ends_at)
@@ -232,12 +230,9 @@ def _deadlock_bars(systems: Sequence[BatchSystem], services: Sequence[SimulatedS
 def run_deadlock(options: Options) -> Result:
     """Run all variants for all seeds."""
     run_seconds, life = float(options.settings["run"]), float(options.settings["life"])
-    cases = [
-        DeadlockCase(variant, seed, run_seconds, life) for variant in DEADLOCK_VARIANTS for seed in options.all_seeds
-    ]
-    outcomes: dict[str, list[DeadlockOutcome]] = {variant: [] for variant in DEADLOCK_VARIANTS}
-    for case, outcome in zip(cases, options.map(simulate_deadlock, cases), strict=True):
-        outcomes[case.variant].append(outcome)
+    outcomes = options.compare(
+        simulate_deadlock, DEADLOCK_VARIANTS, lambda variant, seed: DeadlockCase(variant, seed, run_seconds, life)
+    ).outcomes
     return Result(
         findings=_deadlock_findings(outcomes, run_seconds),
         figures=[_timeline(name, outcomes[name][0]) for name in (DIRECT, VIRTUAL)] + [_starts(outcomes[VIRTUAL])],
@@ -262,7 +257,7 @@ def _never(outcomes: Sequence[DeadlockOutcome]) -> int:
     return sum(start is None for one in outcomes for start in one.launched)
 
 
-def _deadlock_findings(outcomes: dict[str, list[DeadlockOutcome]], run_seconds: float) -> list[Finding]:
+def _deadlock_findings(outcomes: Mapping[str, Sequence[DeadlockOutcome]], run_seconds: float) -> list[Finding]:
     jobs = 2 * len(outcomes[DIRECT])
     virtual = [one for one in outcomes[VIRTUAL] if None not in one.finished]
     apart = [sorted(start for start in one.launched if start is not None) for one in virtual]
@@ -339,7 +334,7 @@ def _starts(outcomes: Sequence[DeadlockOutcome]) -> Figure:
     )
 
 
-def _deadlock_table(outcomes: dict[str, list[DeadlockOutcome]]) -> Table:
+def _deadlock_table(outcomes: Mapping[str, Sequence[DeadlockOutcome]]) -> Table:
     rows: list[list[Cell]] = []
     for variant, found in outcomes.items():
         starts = [sorted(t for t in one.launched if t is not None) for one in found if None not in one.launched]
@@ -441,7 +436,7 @@ def simulate_selection(case: SelectionCase) -> SelectionOutcome:
             maximum_tries=1_000_000,
         ),
         [ClusterParameters(name=system.name) for system in systems],
-        run_seconds=lambda record: runs[record.job.id],
+        program_of=lambda record: Rigid(runs[record.job.id]),
         seed=case.seed,
     )
     at = WARM_UP
@@ -488,21 +483,22 @@ def _outcome(service: SimulatedService, runs: dict[JobId, float]) -> SelectionOu
 
 # ---- what came out --------------------------------------------------------------------------------------------------
 
-Outcomes = dict[tuple[str, str], list[SelectionOutcome]]
+Outcomes = Comparison[tuple[str, str], SelectionOutcome]
+WAIT = Measure[SelectionOutcome]("co-allocation time", lambda one: mean_of(one.waits))
+HELD = Measure[SelectionOutcome]("held idle per used", lambda one: one.held)
+USED_CLUSTERS = Measure[SelectionOutcome]("clusters per job", lambda one: one.clusters)
+NEVER_BOTH = "in no repetition were jobs started under both"
 
 
 def run_selection(options: Options) -> Result:
     """Run all variants for all seeds."""
     jobs, life = int(options.settings["jobs"]), float(options.settings["life"])
     interval, load = float(options.settings["interval"]), float(options.settings["load"])
-    cases = [
-        SelectionCase(policy, mode, seed, jobs, interval, life, load)
-        for policy, mode in SELECTION_VARIANTS
-        for seed in options.all_seeds
-    ]
-    outcomes: Outcomes = {variant: [] for variant in SELECTION_VARIANTS}
-    for case, outcome in zip(cases, options.map(simulate_selection, cases), strict=True):
-        outcomes[case.policy, case.mode].append(outcome)
+    outcomes = options.compare(
+        simulate_selection,
+        SELECTION_VARIANTS,
+        lambda variant, seed: SelectionCase(*variant, seed, jobs, interval, life, load),
+    )
     return selection_result(outcomes, _notes(options))
 
 
@@ -516,25 +512,34 @@ def selection_result(outcomes: Outcomes, notes: Sequence[str]) -> Result:
     )
 
 
-def _mean_waits(found: Sequence[SelectionOutcome]) -> list[float | None]:
-    return [mean_of(one.waits) for one in found]
-
-
-def _held(found: Sequence[SelectionOutcome]) -> list[float | None]:
-    return [one.held for one in found]
-
-
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
 def _selection_findings(outcomes: Outcomes) -> list[Finding]:
     def compared(claim: str, before: tuple[str, str], after: tuple[str, str]) -> Finding:
-        pairs = known_pairs(_mean_waits(outcomes[before]), _mean_waits(outcomes[after]))
-        if not pairs:
+        found = outcomes.paired(WAIT, before, after)
+        if found is None:
             return Finding(claim=claim, outcome=NEVER_BOTH, holds=None)
-        first, second = [one for one, _ in pairs], [other for _, other in pairs]
-        return _gain(claim, difference(first, second), fmean(first))
+        gain, base = found.gain, found.before
+        change = f"{abs(100 * gain.mean / base):.0f} % {'shorter' if gain.mean >= 0 else 'longer'}" if base else ""
+        return Finding(
+            claim=claim,
+            outcome=f"{base:.0f} s on average became {base - gain.mean:.0f} s, a gain of {gain.mean:.0f} ± "
+            f"{gain.half_width:.0f} s (95 %, the same jobs and local users){found.cannot}",
+            holds=found.holds,
+            margin=change,
+        )
+
+    def waste(policy: str) -> Finding:
+        claim = f"Reorganization wastes less of what is held ({policy}, {STARTING})."
+        found = outcomes.paired(HELD, (policy, OFF), (policy, STARTING))
+        if found is None:
+            return Finding(claim=claim, outcome=NEVER_BOTH, holds=None)
+        gain, base = found.gain, found.before
+        return Finding(
+            claim=claim,
+            outcome=f"processor-seconds held idle for each one used: {base:.2f} without, {base - gain.mean:.2f} with "
+            f"reorganization; difference {gain.mean:.3f} ± {gain.half_width:.3f} (95 %){found.cannot}",
+            holds=found.holds,
+            margin=f"{abs(100 * gain.mean / base):.0f} % {'less' if gain.mean >= 0 else 'more'}" if base else "",
+        )
 
     selection = "Selection by waiting history shortens the co-allocation time, compared with"
     findings = [
@@ -554,56 +559,14 @@ def _selection_findings(outcomes: Outcomes) -> list[Finding]:
         )
         for policy in PLACEMENTS
     ]
-    findings += [_waste(policy, STARTING, outcomes[policy, OFF], outcomes[policy, STARTING]) for policy in PLACEMENTS]
-    return findings
-
-
-NEVER_BOTH = "in no repetition were jobs started under both"
-
-
-def _waste(
-    policy: str, mode: str, without: Sequence[SelectionOutcome], reorganized: Sequence[SelectionOutcome]
-) -> Finding:
-    claim = f"Reorganization wastes less of what is held ({policy}, {mode})."
-    pairs = known_pairs(_held(without), _held(reorganized))
-    if not pairs:
-        return Finding(claim=claim, outcome=NEVER_BOTH, holds=None)
-    first, second = [one for one, _ in pairs], [other for _, other in pairs]
-    gain, base = difference(first, second), fmean(first)
-    return Finding(
-        claim=claim,
-        outcome=f"processor-seconds held idle for each one used: {base:.2f} without, {base - gain.mean:.2f} with "
-        f"reorganization; difference {gain.mean:.3f} ± {gain.half_width:.3f} (95 %){_cannot(gain)}",
-        holds=_sign(gain),
-        margin=f"{abs(100 * gain.mean / base):.0f} % {'less' if gain.mean >= 0 else 'more'}" if base else "",
-    )
-
-
-def _sign(gain: Estimate) -> bool | None:
-    """Return whether a gain is there beyond chance: None when the interval holds 0."""
-    return True if gain.low > 0 else False if gain.high < 0 else None
-
-
-def _cannot(gain: Estimate) -> str:
-    return "; the interval holds 0, so these repetitions cannot tell" if _sign(gain) is None else ""
-
-
-def _gain(claim: str, gain: Estimate, base: float) -> Finding:
-    change = f"{abs(100 * gain.mean / base):.0f} % {'shorter' if gain.mean >= 0 else 'longer'}" if base else ""
-    return Finding(
-        claim=claim,
-        outcome=f"{base:.0f} s on average became {base - gain.mean:.0f} s, a gain of {gain.mean:.0f} ± "
-        f"{gain.half_width:.0f} s (95 %, the same jobs and local users){_cannot(gain)}",
-        holds=_sign(gain),
-        margin=change,
-    )
+    return findings + [waste(policy) for policy in PLACEMENTS]
 
 
 def _distribution(outcomes: Outcomes) -> Figure:
     series = []
     for policy in PLACEMENTS:
         for mode in (OFF, STARTING):
-            waits = sorted(max(1.0, wait) for one in outcomes[policy, mode] for wait in one.waits)
+            waits = sorted(max(1.0, wait) for one in outcomes.outcomes[policy, mode] for wait in one.waits)
             shares = [(number + 1) / len(waits) for number in range(len(waits))]
             series.append(Series(label=f"{policy}{', exchanges' if mode == STARTING else ''}", x=waits, y=shares))
     return Figure(
@@ -618,13 +581,8 @@ def _distribution(outcomes: Outcomes) -> Figure:
     )
 
 
-def _selection_bars(outcomes: Outcomes, values: Callable[[Sequence[SelectionOutcome]], list[float]]) -> list[Series]:
-    series = []
-    for mode in MODES:
-        found = [estimate_of(values(outcomes[policy, mode])) for policy in PLACEMENTS]
-        ends = [one.low for one in found], [one.high for one in found]
-        series.append(Series(label=mode, y=[one.mean for one in found], low=ends[0], high=ends[1]))
-    return series
+def _selection_bars(outcomes: Outcomes, measure: Measure[SelectionOutcome]) -> list[Series]:
+    return [outcomes.series(mode, measure, [(policy, mode) for policy in PLACEMENTS]) for mode in MODES]
 
 
 def _means(outcomes: Outcomes) -> Figure:
@@ -633,7 +591,7 @@ def _means(outcomes: Outcomes) -> Figure:
         title="Mean co-allocation time, with 95 % confidence intervals",
         x_label="placement policy",
         y_label="mean co-allocation time (min)",
-        series=_selection_bars(outcomes, lambda found: [wait / 60 for wait in _known(_mean_waits(found))]),
+        series=_selection_bars(outcomes, WAIT.over(60)),
         kind="bars",
         categories=PLACEMENTS,
         caption="The intervals are wide because the load differs between repetitions; the findings compare pairs.",
@@ -646,7 +604,7 @@ def _idle(outcomes: Outcomes) -> Figure:
         title="Processors held without use, with 95 % confidence intervals",
         x_label="placement policy",
         y_label="processor-seconds held idle per one used",
-        series=_selection_bars(outcomes, lambda found: _known(_held(found))),
+        series=_selection_bars(outcomes, HELD),
         kind="bars",
         categories=PLACEMENTS,
     )
@@ -654,7 +612,7 @@ def _idle(outcomes: Outcomes) -> Figure:
 
 def _selection_table(outcomes: Outcomes) -> Table:
     rows: list[list[Cell]] = []
-    for (policy, mode), found in outcomes.items():
+    for (policy, mode), found in outcomes.outcomes.items():
         waits = [wait for one in found for wait in one.waits]
         rows.append(
             [
@@ -662,8 +620,8 @@ def _selection_table(outcomes: Outcomes) -> Table:
                 mean_of(waits),
                 median(waits) if waits else None,
                 sorted(waits)[int(0.95 * len(waits))] if waits else None,
-                mean_of(_known([one.clusters for one in found])),
-                mean_of(_known(_held(found))),
+                outcomes.mean((policy, mode), USED_CLUSTERS),
+                outcomes.mean((policy, mode), HELD),
                 fmean(one.hand_backs for one in found),
                 fmean(one.exchanges for one in found),
                 sum(one.unfinished for one in found),

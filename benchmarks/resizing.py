@@ -1,0 +1,619 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of size: how soon workers come and go, whose processor time that is, and how long MPI programs stand still.
+
+python -m benchmarks.resizing latency [--sizes 1,16] [--repeat 3] [--ways sbatch,dask,parsl] [--poll 15]
+python -m benchmarks.resizing cost [--size 16] [--repeat 3] [--ways sbatch,parsl]
+python -m benchmarks.resizing standstill [--changes 5] [--bodies 2000] [--rest 2]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.common import DEADLINE, PYTHONPATH, Row, in_turns, main, medians, slurm_site, until
+from koala_adapter.api.client import Client
+from koala_adapter.api.statedirectory import start_in_background
+from koala_adapter.config.jobfile import load_job_text
+from koala_adapter.lrm.commands import login_name
+from koala_adapter.model import JobId
+from tests.mpi_by_hand import Mpich, of_system, of_wheel
+from tests.real.systems import SlurmCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+# -- How soon workers come and go ----------------------------------------------------------------------------
+# The other ways are arrays by sbatch and scancel, dask-jobqueue's SLURMCluster, and Parsl's SlurmProvider; koala runs
+# the same worker programs each time, as a job with ``runner = "workers"`` that its owner resizes.
+
+LARGEST = 32
+"""Processors of the cluster."""
+MEMORY = "400MB"
+
+
+def latency(
+    *,
+    sizes: tuple[int, ...] = (1, 16),
+    repeat: int = 3,
+    ways: tuple[str, ...] = ("sbatch", "dask", "parsl"),
+    poll: float = 15.0,
+    requests: int = 60,
+) -> list[Row]:
+    """How soon workers come and go under koala, and by other ways on the same Slurm: seconds, and koala's over theirs.
+
+    A pool of one worker becomes one of 1 + N, and of one again. *grow*: from the wish until all N new workers compute,
+    N processors being idle. *freed*: the same from the moment in which a local user's job gives up the processors that
+    are waited for. *shrink*: from the wish until Slurm has the N processors back.
+
+    Needs the Debian packages slurmctld, slurmd and slurm-client, root, and dask-jobqueue and parsl from PyPI.
+    """
+    rows: list[Row] = []
+    with pools_on_slurm(ways, poll, requests) as (cluster, service, made):
+        for name, way in made:
+            for size in sizes:
+                kinds = {kind: partial(times_of, cluster, make, way, size) for kind, make in kinds_of(service, way)}
+                theirs, ours = (medians(turns) for turns in in_turns(kinds, repeat).values())
+                row: dict[str, str | float] = {"way": name, "N": size}
+                for phase in theirs:
+                    row |= {f"{phase}, theirs": theirs[phase], "koala's " + phase: ours[phase]}
+                    row[f"{phase}, ratio"] = ours[phase] / theirs[phase]
+                rows.append(row)
+    return rows
+
+
+@contextlib.contextmanager
+def pools_on_slurm(
+    ways: Sequence[str], poll: float, requests: int
+) -> Iterator[tuple[SlurmCluster, Service, Iterator[tuple[str, Way]]]]:
+    """Have a Slurm, a service of koala on it, and the ways, each for its turn."""
+    with SlurmCluster("bench", nodes=4, cpus=8) as cluster, tempfile.TemporaryDirectory() as name:
+        os.environ["SLURM_CONF"] = str(cluster.conf)
+
+        def made() -> Iterator[tuple[str, Way]]:
+            for way in ways:
+                with WAYS[way](Path(name)) as one:
+                    yield way, one
+
+        with Service(Path(name), cluster.conf, poll=poll, requests=requests) as service:
+            yield cluster, service, made()
+
+
+def kinds_of(service: Service, way: Way) -> Iterator[tuple[str, Callable[[], Pool]]]:
+    """Yield the framework's own pool, and koala's with the same workers."""
+    yield "theirs", way.theirs
+    yield "koala", partial(KoalaPool, service, way)
+
+
+def times_of(cluster: SlurmCluster, make: Callable[[], Pool], way: Way, size: int) -> dict[str, float]:
+    """Return the times of one pool of its own."""
+    with make() as pool:
+        pool.scale(1)
+        way.wait(1)
+        pool.wait_until_idle(size)
+        begun = time.monotonic()
+        pool.scale(1 + size)
+        way.wait(1 + size)
+        grow = time.monotonic() - begun
+        begun = time.monotonic()
+        pool.scale(1)
+        until("one worker", lambda: running(cluster) <= 1)
+        shrink = time.monotonic() - begun
+        way.wait(1)
+        local = cluster.submit("#!/bin/sh\nexec sleep 900\n", f"--array=1-{LARGEST - 1}", "--output=/dev/null")
+        until("a full cluster", lambda: running(cluster) >= LARGEST)
+        pool.wait_until_busy()
+        pool.scale(1 + size)
+        time.sleep(1.0)  # the wish is known everywhere
+        begun = time.monotonic()
+        cluster.run("scancel", local)
+        way.wait(1 + size)
+        freed = time.monotonic() - begun
+    until("an idle cluster", lambda: running(cluster) == 0)
+    return {"grow": grow, "freed": freed, "shrink": shrink}
+
+
+def running(cluster: SlurmCluster) -> int:
+    """Return how many processors are in use, or on nodes that Slurm gives to nobody while it cleans up after a job."""
+    idle = int(cluster.run("sinfo", "--noheader", "--format=%C").split("/")[1])
+    return LARGEST - idle + len(cluster.squeue("--states=COMPLETING", form="%i"))
+
+
+# -- Whose processor time it is ------------------------------------------------------------------------------
+# Seconds say little on a machine that others use; processor time says what there is to be saved. It is that of all
+# processes below this one, living and dead; batch systems' daemons are made children of this process.
+
+PR_SET_CHILD_SUBREAPER = 36
+TICK = os.sysconf("SC_CLK_TCK")
+SETTLE = 4.0
+"""Seconds; what agents put off is done by then."""
+NAMES = (("-I\0-S\0-B", "agents"), ("\0serve\0", "service"), ("process_worker_pool", "workers"))
+"""What shows in a command line, and whose it is."""
+OURS, ENDED = "this benchmark", "what had ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """Processor seconds of a process so far."""
+
+    parent: int
+    name: str
+    itself: float
+    children: float
+    """Of those that were waited for, in hundredths."""
+
+
+def cost(*, size: int = 16, repeat: int = 3, ways: tuple[str, ...] = ("sbatch", "parsl")) -> list[Row]:
+    """What processor time growing and shrinking take, and whose it is, by other ways and by koala on the same Slurm.
+
+    *grow*: from the wish until all N new workers compute. *settle*: the seconds after it. *shrink*: from the wish until
+    Slurm has the N processors back, and a second more. Needs what ``latency`` needs, and Linux.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    rows: list[Row] = []
+    with pools_on_slurm(ways, 15, 60) as (cluster, service, made):
+        for name, way in made:
+            kinds = {kind: partial(parts_of, cluster, make, way, size) for kind, make in kinds_of(service, way)}
+            for kind, turns in in_turns(kinds, repeat).items():
+                for phase in turns[0]:
+                    parts = medians([turn[phase] for turn in turns])
+                    shown = {part: seconds for part, seconds in parts.items() if seconds >= TICK**-1}
+                    whose = [*shown.items(), ("all", sum(parts.values()))]
+                    rows += [{"way": name, "": kind, "phase": phase, "whose": who, "s": s} for who, s in whose]
+    return rows
+
+
+def parts_of(cluster: SlurmCluster, make: Callable[[], Pool], way: Way, size: int) -> dict[str, dict[str, float]]:
+    """Return what each phase took, by part."""
+    with make() as pool:
+        pool.scale(1)
+        way.wait(1)
+        pool.wait_until_idle(size)
+        time.sleep(SETTLE)
+        snapshots = [processes()]
+        pool.scale(1 + size)
+        way.wait(1 + size)
+        snapshots.append(processes())
+        time.sleep(SETTLE)
+        snapshots.append(processes())
+        pool.scale(1)
+        until("one worker", lambda: running(cluster) <= 1)
+        way.wait(1)
+        time.sleep(1.0)
+        snapshots.append(processes())
+    until("an idle cluster", lambda: running(cluster) == 0)
+    pairs = pairwise(snapshots)
+    return {phase: difference(*pair) for phase, pair in zip(("grow", "settle", "shrink"), pairs, strict=True)}
+
+
+def difference(before: Mapping[int, Used], after: Mapping[int, Used]) -> dict[str, float]:
+    """Return processor seconds by part; of what ended in between, less what it had used before."""
+    parts: dict[str, float] = defaultdict(float)
+    for pid, used in after.items():
+        former = before.get(pid)
+        if used.name != OURS:
+            parts[used.name] += used.itself - (former.itself if former else 0.0)
+        parts[ENDED] += used.children - (former.children if former else 0.0)
+    for pid in before.keys() - after.keys():
+        parts[ENDED] -= before[pid].itself + before[pid].children
+    return parts
+
+
+def processes() -> dict[int, Used]:
+    """Return this process and all below it."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    every = {pid: used for pid in pids if (used := used_by(pid))}
+    return {pid: used for pid, used in every.items() if os.getpid() in line_of(pid, every)}
+
+
+def line_of(pid: int, every: Mapping[int, Used]) -> Iterator[int]:
+    """Yield a process, its parent, and so on."""
+    while pid in every:
+        yield pid
+        pid = every[pid].parent
+
+
+def used_by(pid: int) -> Used | None:
+    """Return what a process has used; None when it is gone."""
+    place = Path(f"/proc/{pid}")
+    with contextlib.suppress(OSError):
+        fields = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        user, system, children_user, children_system = (int(field) / TICK for field in fields[11:15])
+        threads = sum(int((thread / "schedstat").read_text().split()[0]) for thread in (place / "task").iterdir())
+        command = (place / "cmdline").read_text(errors="replace")
+        name = next((name for sign, name in NAMES if sign in command), (place / "comm").read_text().strip())
+        return Used(
+            parent=int(fields[1]),
+            name=OURS if pid == os.getpid() else name,
+            itself=max(user + system, threads / 1e9),  # the latter is finer, and without threads that have ended
+            children=children_user + children_system,
+        )
+    return None
+
+
+# -- Pools of workers ----------------------------------------------------------------------------------------
+
+
+class Pool(contextlib.ExitStack, ABC):
+    """Workers; at its end they are told to go."""
+
+    @abstractmethod
+    def scale(self, workers: int) -> None:
+        """Wish for a number of workers; return at once."""
+
+    def wait_until_idle(self, processors: int) -> None:
+        """Wait until who decides knows of so many idle processors; others let Slurm decide."""
+
+    def wait_until_busy(self) -> None:
+        """Wait until who decides knows that no processor is idle."""
+
+
+class Way(contextlib.ExitStack, ABC):
+    """A kind of worker, and how its framework gets them from Slurm."""
+
+    def __init__(self, directory: Path) -> None:
+        """``directory``: for whatever is written."""
+        super().__init__()
+        self.directory = directory
+
+    @abstractmethod
+    def theirs(self) -> Pool:
+        """Return an empty pool of the framework's own."""
+
+    @abstractmethod
+    def command(self) -> Sequence[str]:
+        """Return the command of a worker, for koala."""
+
+    @abstractmethod
+    def wait(self, workers: int) -> None:
+        """Wait until so many workers compute, no more and no fewer."""
+
+
+class Bare(Way):
+    """Shell scripts that say that they have begun, by sbatch and scancel."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._begun = directory / "begun"
+        self._begun.mkdir(exist_ok=True)
+
+    @property
+    def script(self) -> str:
+        """What a worker does: its file is there while it computes."""
+        return f'f={self._begun}/$$; trap "rm $f; exit 0" TERM; : > $f; while :; do sleep 1 & wait; done'
+
+    def theirs(self) -> Pool:
+        return BarePool(self.script, self._begun)
+
+    def command(self) -> Sequence[str]:
+        return ["sh", "-c", self.script]
+
+    def wait(self, workers: int) -> None:
+        until(f"{workers} scripts", lambda: sum(1 for _ in os.scandir(self._begun)) == workers)
+
+
+class BarePool(Pool):
+    """Array jobs: one task, and all further ones."""
+
+    def __init__(self, script: str, begun: Path) -> None:
+        """``script``: of a worker; ``begun``: where workers leave files, which those that are killed leave for good."""
+        super().__init__()
+        self._script = script
+        self._begun = begun
+        self._sbatch, self._scancel = (shutil.which(name) or name for name in ("sbatch", "scancel"))
+        self._jobs: list[str] = []
+        self.callback(self._end)
+
+    def scale(self, workers: int) -> None:
+        if workers == 1 and self._jobs:
+            subprocess.run([self._scancel, self._jobs.pop()], check=True)
+            return
+        count = workers - len(self._jobs)
+        script = f"#!/bin/sh\n{self._script}\n"
+        command = [self._sbatch, "--parsable", f"--array=1-{count}", "--output=/dev/null", "--chdir=/tmp", "--time=30"]
+        done = subprocess.run(command, input=script, capture_output=True, text=True, check=True)
+        self._jobs.append(done.stdout.strip())
+
+    def _end(self) -> None:
+        subprocess.run([self._scancel, *self._jobs], check=True)
+
+
+class Dask(Way):
+    """Workers of Dask, by dask-jobqueue."""
+
+    def __init__(self, directory: Path) -> None:
+        """Import it only now: who does not compare with it need not have it."""
+        super().__init__(directory)
+        self._cluster: Any = None
+
+    def theirs(self) -> Pool:
+        cluster = untyped("dask_jobqueue").SLURMCluster(
+            cores=1,
+            processes=1,
+            memory=MEMORY,
+            walltime="00:30:00",
+            interface="lo",
+            death_timeout=DEADLINE,
+            python=sys.executable,
+            log_directory=str(self.directory / "dask-logs"),
+            local_directory=str(self.directory / "dask"),
+            scheduler_options={"dashboard_address": ":0"},
+        )
+        self._cluster = cluster
+        return DaskPool(cluster)
+
+    def command(self) -> Sequence[str]:
+        self._cluster = untyped("distributed").LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=":0")
+        self.callback(self._cluster.close)
+        worker = ["-m", "distributed.cli.dask_worker", self._cluster.scheduler_address, "--nthreads", "1"]
+        options = ["--memory-limit", MEMORY, "--death-timeout", str(DEADLINE), "--interface", "lo", "--no-dashboard"]
+        options += ["--no-nanny", "--preload", untyped("koala_adapter.dask.leave").__file__]
+        return [sys.executable, *worker, *options, "--local-directory", str(self.directory / "dask")]
+
+    def wait(self, workers: int) -> None:
+        with untyped("distributed").Client(self._cluster, set_as_default=False) as client:
+            until(f"{workers} workers", lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == workers)
+            if len(client.run(os.getpid)) != workers:
+                raise SystemExit("a worker does not compute")
+
+
+class DaskPool(Pool):
+    """A cluster of dask-jobqueue."""
+
+    def __init__(self, cluster: Any) -> None:  # noqa: ANN401 - it has no types
+        """``cluster``: without workers yet."""
+        super().__init__()
+        self._cluster = cluster
+        self.callback(cluster.close)
+
+    def scale(self, workers: int) -> None:
+        self._cluster.scale(workers)
+
+
+class Parsl(Way):
+    """Workers of a HighThroughputExecutor, each a block of SlurmProvider."""
+
+    def __init__(self, directory: Path) -> None:
+        """Import it only now: who does not compare with it need not have it."""
+        super().__init__(directory)
+        self._executor: Any = None
+
+    def _begin(self, provider: Any) -> Any:  # noqa: ANN401 - Parsl's, of several classes
+        import parsl  # noqa: PLC0415 - see above
+        from parsl.executors import HighThroughputExecutor  # noqa: PLC0415
+        from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD  # noqa: PLC0415
+
+        pool = f"{sys.executable} -m parsl.executors.high_throughput.process_worker_pool"
+        self._executor = HighThroughputExecutor(
+            address="127.0.0.1",
+            provider=provider,
+            encrypted=False,
+            max_workers_per_node=1,
+            heartbeat_period=2,  # whoever was killed is noticed soon
+            heartbeat_threshold=8,
+            launch_cmd=DEFAULT_LAUNCH_CMD.replace("process_worker_pool.py", pool, 1),
+            interchange_launch_cmd=[sys.executable, "-m", "parsl.executors.high_throughput.interchange"],
+        )
+        parsl.clear()
+        config = parsl.Config(
+            executors=[self._executor],
+            run_dir=str(self.directory / "runinfo"),
+            strategy="none",
+            initialize_logging=False,
+        )
+        return parsl.load(config)
+
+    def theirs(self) -> Pool:
+        from parsl.launchers import SimpleLauncher  # noqa: PLC0415 - see above
+        from parsl.providers import SlurmProvider  # noqa: PLC0415
+
+        provider = SlurmProvider(
+            init_blocks=0, max_blocks=LARGEST, exclusive=False, walltime="00:30:00", launcher=SimpleLauncher()
+        )
+        kernel = self._begin(provider)
+        return ParslPool(self._executor, kernel)
+
+    def command(self) -> Sequence[str]:
+        kernel = self._begin(untyped("parsl.providers").LocalProvider(init_blocks=0, max_blocks=0))
+        self.callback(kernel.cleanup)
+        return ["/bin/bash", "-c", f"exec {self._executor.launch_cmd.format(block_id='koala')}"]
+
+    def wait(self, workers: int) -> None:
+
+        def active() -> int:
+            return sum(bool(one["active"]) for one in self._executor.connected_managers())
+
+        until(f"{workers} managers", lambda: active() == workers)
+        futures = [self._executor.submit(os.getpid, {}) for _ in range(workers)]
+        for one in futures:
+            one.result(DEADLINE)
+
+
+class ParslPool(Pool):
+    """The blocks of an executor."""
+
+    def __init__(self, executor: Any, kernel: Any) -> None:  # noqa: ANN401 - Parsl's
+        """``executor``: without blocks yet."""
+        super().__init__()
+        self._executor = executor
+        self._blocks = 0
+        self.callback(kernel.cleanup)
+
+    def scale(self, workers: int) -> None:
+        if workers > self._blocks:
+            self._executor.scale_out_facade(workers - self._blocks)
+        else:
+            self._executor.scale_in_facade(self._blocks - workers)
+        self._blocks = workers
+
+
+class Service(contextlib.ExitStack):
+    """A service of koala on the cluster, with what a site file has when it says nothing."""
+
+    def __init__(self, directory: Path, conf: Path, *, poll: float, requests: int) -> None:
+        """``poll``: seconds between two looks at the cluster. ``requests``: the bound on requests per minute."""
+        super().__init__()
+        head = '[scheduler]\napproach = "none"\n'
+        site = slurm_site(directory, conf, head=head, poll_interval=poll, requests_per_minute=requests)
+        self.client = Client(directory / "state")
+        os.environ["PYTHONPATH"] = PYTHONPATH
+        start_in_background(site, directory / "state")
+        self.callback(self.client.stop)
+        self.client.wait_until_seen(DEADLINE)
+
+
+class KoalaPool(Pool):
+    """A malleable job of workers alone, resized by its owner."""
+
+    def __init__(self, service: Service, way: Way) -> None:
+        """Nothing is submitted before the first worker is wished for."""
+        super().__init__()
+        self._client = service.client
+        self._way = way
+        self._job = ""
+        self.callback(self._end)
+
+    def scale(self, workers: int) -> None:
+        if self._job:
+            self._client.resize(self._job, workers)
+            return
+        text = (
+            'kind = "malleable"\nrunner = "workers"\nwalltime = "30m"\n[[components]]\n'
+            f"command = {json.dumps(list(self._way.command()))}\nminimum = 1\nmaximum = {LARGEST}\n"
+        )
+        job = load_job_text(text, directory=Path("/"), job_id=JobId("0"), user=login_name(), submitted_at=0.0)
+        self._job = self._client.submit(job)
+
+    def wait_until_idle(self, processors: int) -> None:
+        until("idle processors", lambda: (self._client.clusters()[0].available or 0) >= processors)
+
+    def wait_until_busy(self) -> None:
+        until("busy processors", lambda: self._client.clusters()[0].available == 0)
+
+    def _end(self) -> None:
+        self._client.cancel(self._job)
+        until("the end of the job", lambda: self._client.job(self._job).over)
+
+
+WAYS: Mapping[str, type[Way]] = {"sbatch": Bare, "dask": Dask, "parsl": Parsl}
+
+
+def untyped(module: str) -> Any:  # noqa: ANN401 - that is what it is for
+    """Import a module that has no types, or need not be here, when it is used."""
+    return importlib.import_module(module)
+
+
+# -- MPI programs --------------------------------------------------------------------------------------------
+
+SMALL, LARGE = 2, 4
+TOLD = re.compile(r"resize: (stands|goes on) at ([0-9.]+)")
+STEPS = "100000000"
+"""More than there is time for: the program ends when it is told to."""
+
+
+def standstill(*, changes: int = 5, bodies: int = 2000, rest: float = 2.0) -> list[Row]:
+    """For how long an MPI program stands still when its size changes, and what share of its run that is.
+
+    n-body (100 B of state a body) and FT of class W (16 MiB of state) run under koala on a local cluster, by both
+    methods where an MPICH for it is there. Their owner has them grow from 2 to 4 processes and shrink again, time after
+    time. The program stands still from when its first process reaches the point at which all stop until it goes on
+    behind it; the share is that of all changes in the time from the first to the last.
+
+    Needs MPICH of the system, or that of the PyPI package mpich, and a C compiler.
+    """
+    rows: list[Row] = []
+    for mpich in (of_wheel(), of_system()):
+        if mpich is not None:
+            with tempfile.TemporaryDirectory() as name:
+                rows += programs_with(Path(name), mpich, changes, bodies, rest)
+    return rows
+
+
+def programs_with(directory: Path, mpich: Mpich, changes: int, bodies: int, rest: float) -> list[Row]:
+    """Return the rows of one MPICH."""
+    method = "spawn" if mpich.spawns else "restart"
+    site = directory / "site.toml"
+    site.write_text(
+        '[control_center]\nlisten = "127.0.0.1"\n[scheduler]\napproach = "none"\n'
+        f'[[clusters]]\nname = "bench"\nplugin = "local"\nmpi_resize = "{method}"\n'
+        f"[clusters.settings]\nprocessors = {LARGE}\n"
+    )
+    client = Client(directory / "state")
+    start_in_background(site, directory / "state")
+    programs = {"nbody": [str(bodies), STEPS, "0"], "ft": ["W", STEPS, "0"]}
+    try:
+        client.wait_until_seen(DEADLINE)
+        return [changed(directory, client, mpich, name, words, changes, rest) for name, words in programs.items()]
+    finally:
+        client.stop()
+
+
+def changed(  # noqa: PLR0917 - what is measured, with what
+    directory: Path, client: Client, mpich: Mpich, name: str, words: Sequence[str], changes: int, rest: float
+) -> Row:
+    """Return the row of one program."""
+    stop = directory / f"{name}.stop"
+    command = [str(mpich.compile(name, directory)), *words, str(stop)]
+    environment = {"PATH": f"{mpich.commands}:/usr/bin:/bin", "RESIZE_TIMES": "1"}
+    text = (
+        'kind = "malleable"\nrunner = "adaptive"\nlauncher = "mpi"\nwalltime = "30m"\n'
+        f'working_directory = "{directory}"\n[environment]\n'
+        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in environment.items())
+        + f'[[components]]\nname = "program"\ncommand = {json.dumps(command)}\nminimum = {SMALL}\nmaximum = {LARGE}\n'
+    )
+    job = client.submit(
+        load_job_text(text, directory=directory, job_id=JobId("0"), user=login_name(), submitted_at=time.time())
+    )
+    told = directory / "state" / "jobs" / job / "program" / "0.err"
+    until("the launch", lambda: client.job(job).launched_at is not None)
+    for number in range(2 * changes):
+        if client.job(job).outcome is not None:
+            raise SystemExit(f"{name} ended too soon: {client.job(job).outcome}\n{told.read_text()}")
+        client.resize(job, SMALL if number % 2 else LARGE)
+        until("a change", lambda number=number: len(stands(told)) > number or client.job(job).outcome is not None)  # type: ignore[misc]
+        time.sleep(rest)
+    stop.touch()
+    until("the end of the job", lambda: client.job(job).over)
+    stood = stands(told)
+    lengths = [end - begin for begin, end in stood]
+    if min(lengths) < 0:
+        raise SystemExit(f"this cannot be:\n{told.read_text()}")
+    whole = stood[-1][1] - stood[0][0]
+    return {
+        "program": name,
+        "method": "spawn" if mpich.spawns else "restart",
+        "2 to 4, s": statistics.median(lengths[::2]),
+        "4 to 2, s": statistics.median(lengths[1::2]),
+        "changes": len(stood),
+        "one in, s": statistics.mean(later[0] - earlier[0] for earlier, later in pairwise(stood)),
+        "share": sum(lengths) / whole,
+    }
+
+
+def stands(path: Path) -> list[tuple[float, float]]:
+    """Return from when to when the program stood still, as far as it has told."""
+    found = TOLD.findall(path.read_text()) if path.exists() else []
+    begins = [float(when) for what, when in found if what == "stands"]
+    ends = [float(when) for what, when in found if what == "goes on"]
+    return list(zip(begins, ends, strict=False))
+
+
+if __name__ == "__main__":
+    main(latency, cost, standstill)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Temporary sites inside this machine, for trials, tests and demonstrations; all of it is removed at the end."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from anyio.from_thread import start_blocking_portal
+
+from koala_adapter.api.offline import ENDING, cancel_all, end_daemons, everywhere, temporary_directory
+from koala_adapter.api.statedirectory import ended_within
+from koala_adapter.config.tomlfile import toml_of
+from koala_adapter.errors import KoalaError
+from koala_adapter.python.site import Site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+
+@contextmanager
+def local_site(clusters: Sequence[str] = ("alpha", "beta"), *, processors: int = 4) -> Iterator[Site]:
+    """Have clusters of ``processors`` processors each, inside this machine, with a service of their own.
+
+    They are batch systems with queues, only small. At the end of the block jobs that are left are waited for, or
+    cancelled if it ends with an exception, and everything is removed.
+
+    >>> with local_site(["alpha"], processors=2) as site:
+    ...     [(cluster.name, cluster.processors) for cluster in site.clusters()]
+    [('alpha', 2)]
+    """
+    directory = temporary_directory("koala-")
+    try:
+        file, state = directory / "site.toml", directory / "state"
+        state.mkdir(mode=0o700)
+        file.write_text(local_site_text(directory, dict.fromkeys(clusters, processors)), encoding="utf-8")
+        site = Site.load(file, state=state)
+        try:
+            with site:
+                yield site
+        finally:
+            _end_all(site, state)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def local_site_text(
+    directory: Path,
+    clusters: Mapping[str, int],
+    scheduler: Mapping[str, str | float] | None = None,
+    cluster: Mapping[str, float] | None = None,
+) -> str:
+    """Return a site file of clusters inside this machine.
+
+    ``directory``: for what placeholders print. ``clusters``: the processors of each, by name. ``scheduler`` and
+    ``cluster``: settings of these tables beside, or in place of, the usual ones.
+    """
+    tables = [
+        {
+            "name": name,
+            "plugin": "local",
+            "poll_interval": 0.5,
+            "requests_per_minute": 600,
+            "output_directory": str(directory),
+            **(cluster or {}),
+            "settings": {"processors": processors, "idle_seconds": 60},
+        }
+        for name, processors in clusters.items()
+    ]
+    return toml_of(
+        {
+            "control_center": {"listen": "127.0.0.1", "lease": 60, "heartbeat": 1},
+            "scheduler": {"scan_interval": 0.5, "launch_margin": 20, "placeholder_life": 300, **(scheduler or {})},
+            "clusters": tables,
+        }
+    )
+
+
+def _end_all(site: Site, state: Path) -> None:
+    """End what the block has left: a service that another one of its programs began, jobs, and the clusters."""
+    pid = site.client.pid()
+    if pid is not None:
+        with suppress(KoalaError):
+            site.client.stop()
+            ended_within(pid, ENDING)
+    with start_blocking_portal() as portal:
+        portal.call(everywhere, site.config, site.plugins, site.directory, cancel_all)
+    end_daemons(state)
