@@ -34,6 +34,7 @@ from koala_drmaa import PLUGIN
 from koala_drmaa.lrm import DrmaaLrm, DrmaaSettings
 from tests.fakes.gridengine.cell import FakeCell
 from tests.fakes.gridengine.engine import QUEUE
+from tests.undertest import started_plugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -59,8 +60,6 @@ def settings_of(cell: FakeCell, delivery: ScriptDelivery = ScriptDelivery.PRIVAT
         processors=SLOTS,
         environment=cell.helper_variables,
         native_specification="-b n" if delivery is ScriptDelivery.COPIED else "-shell n",
-        walltime_specification="-l h_rt={walltime}",
-        queue_specification="-q {queue}",
         script_delivery=delivery,
         request_timeout=PATIENT,
     )
@@ -74,15 +73,11 @@ class TestDrmaaOnFake(LrmConformance):
         self, cell: FakeCell, tmp_path: Path, request: pytest.FixtureRequest
     ) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the fake library, with either way of delivering scripts."""
-        settings, context = settings_of(cell, request.param), new_context(tmp_path)
-        lrm = PLUGIN.factory(context, settings)
-        await lrm.start()
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        settings = settings_of(cell, request.param)
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
             processors=SLOTS,
             unknown_id=LrmJobId("999999.1"),
             real=False,
@@ -91,8 +86,8 @@ class TestDrmaaOnFake(LrmConformance):
             start_lrm=cell.start,
             patience=120,
             walltime_precision=120,
-        )
-        await lrm.close()
+        ) as under:
+            yield under
 
     async def test_script_file_is_private(self, trial: Trial) -> None:
         """The file that holds the script can be read by nobody else, and neither can its directory."""

@@ -9,10 +9,11 @@ import pytest
 
 from koala_adapter.lrm.drmaa.libraries import PBS, SLURM
 from koala_adapter.model import LrmJobId, LrmJobState
-from koala_adapter.testing import LrmConformance, LrmUnderTest, new_context
+from koala_adapter.testing import LrmConformance, LrmUnderTest
 from koala_drmaa import PLUGIN
 from koala_drmaa.lrm import DrmaaSettings
 from tests.fakes.gridengine.cell import FakeCell
+from tests.undertest import started_plugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -45,15 +46,10 @@ class OddLibraryConformance(LrmConformance):
     async def under_test(self, cell: FakeCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin with the options that it knows for the library."""
         settings = DrmaaSettings(processors=SLOTS, environment=cell.variables_of(self.kind), request_timeout=60)
-        context = new_context(tmp_path)
-        lrm = PLUGIN.factory(context, settings)
-        await lrm.start()
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
             processors=SLOTS,
             unknown_id=LrmJobId(self.unknown),
             real=False,
@@ -62,10 +58,10 @@ class OddLibraryConformance(LrmConformance):
             start_lrm=cell.start,
             patience=120,
             walltime_precision=120,
-        )
-        left = [job.id for job in await lrm.jobs() if job.state is not LrmJobState.ENDED]
-        await lrm.cancel(left)
-        await lrm.close()
+        ) as under:
+            yield under
+            left = [job.id for job in await under.lrm.jobs() if job.state is not LrmJobState.ENDED]
+            await under.lrm.cancel(left)
 
     async def test_what_crashes_or_lies_is_not_offered(self, trial: Trial) -> None:
         """Suspending, with either; ids are the library's own."""

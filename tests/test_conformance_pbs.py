@@ -11,9 +11,10 @@ import pytest
 
 from koala_adapter.errors import LrmRejectedError
 from koala_adapter.model import LrmJobId, LrmJobState
-from koala_adapter.testing import LrmConformance, LrmUnderTest, new_context
+from koala_adapter.testing import LrmConformance, LrmUnderTest
 from koala_pbs import PLUGIN, PbsSettings
 from tests.fakes.pbs import FakePbs
+from tests.undertest import started_plugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -69,9 +70,6 @@ class FakeConformance(LrmConformance):
         settings = PbsSettings(
             conf=fake.conf, bin_directory=fake.bin_directory, operator=self.operator, command_timeout=40
         )
-        context = new_context(tmp_path)
-        lrm = PLUGIN.factory(context, settings)
-        await lrm.start()
 
         async def stop() -> None:
             fake.stop_server()
@@ -79,12 +77,10 @@ class FakeConformance(LrmConformance):
         async def start() -> None:
             fake.start_server()
 
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
             processors=fake.processors,
             unknown_id=LrmJobId("999999[1].vm"),
             real=False,
@@ -94,8 +90,8 @@ class FakeConformance(LrmConformance):
             start_lrm=start,
             patience=120,
             walltime_precision=120,
-        )
-        await lrm.close()
+        ) as under:
+            yield under
 
 
 class TestAsUser(FakeConformance):

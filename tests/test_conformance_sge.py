@@ -11,6 +11,7 @@ from koala_adapter.model import LrmJobId, LrmJobState, NodeState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, new_context
 from koala_sge import PLUGIN, SgeSettings
 from tests.fakes.gridengine.cell import FakeCell
+from tests.undertest import started_plugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -47,15 +48,10 @@ class TestSgeOnFake(LrmConformance):
     async def under_test(self, cell: FakeCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the fake cell."""
         settings = settings_of(cell)
-        context = new_context(tmp_path)
-        lrm = PLUGIN.factory(context, settings)
-        await lrm.start()
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
             processors=SLOTS,
             unknown_id=LrmJobId("999999.1"),
             real=False,
@@ -65,8 +61,8 @@ class TestSgeOnFake(LrmConformance):
             start_lrm=cell.start,
             patience=120,
             walltime_precision=120,
-        )
-        await lrm.close()
+        ) as under:
+            yield under
 
     async def test_closed_queue(self, trial: Trial, cell: FakeCell) -> None:
         """A disabled queue has no idle processors, and the queue is not up."""

@@ -10,9 +10,10 @@ import anyio
 import pytest
 
 from koala_adapter.model import LrmJobId
-from koala_adapter.testing import LrmConformance, LrmUnderTest, new_context
+from koala_adapter.testing import LrmConformance, LrmUnderTest
 from koala_slurm import PLUGIN, SlurmSettings
 from tests.fakes.slurm import PYSLURM, FakeSlurm
+from tests.undertest import started_plugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -68,9 +69,6 @@ class TestFakeSlurm(LrmConformance):
             access="pyslurm" if library else "commands",
             command_timeout=40,
         )
-        context = new_context(tmp_path)
-        lrm = PLUGIN.factory(context, settings)
-        await lrm.start()
 
         async def stop() -> None:
             fake.stop_controller()
@@ -78,16 +76,10 @@ class TestFakeSlurm(LrmConformance):
         async def start() -> None:
             fake.start_controller()
 
-        if library:
-            # Then changes of single jobs go through it, too.
-            await lrm.jobs()
-            assert "by pyslurm" in [result.found for result in await lrm.check()][-1]
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
             processors=fake.processors,
             unknown_id=LrmJobId("999999_1"),
             real=False,
@@ -96,6 +88,10 @@ class TestFakeSlurm(LrmConformance):
             stop_lrm=stop,
             start_lrm=start,
             patience=120,
-        )
-        await lrm.close()
+        ) as under:
+            if library:
+                # Then changes of single jobs go through it, too.
+                await under.lrm.jobs()
+                assert "by pyslurm" in [result.found for result in await under.lrm.check()][-1]
+            yield under
         await anyio.to_thread.run_sync(fake.close)

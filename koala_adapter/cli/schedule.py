@@ -30,7 +30,7 @@ from koala_adapter.errors import ConfigurationError, JournalError, LrmUnsupporte
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.metrics import watch_commands
 from koala_adapter.host.process import stop_on_signal, under_supervision
-from koala_adapter.lrm.starts import PATIENCE, LrmStarts, Patience, Starter, StartLog, Starts
+from koala_adapter.lrm.starts import PATIENCE, Patience, Starter, StartLog, Starts
 from koala_adapter.ordering.asking import (
     EVERYBODY,
     SOCKET_NAME,
@@ -595,7 +595,7 @@ async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: OrderScreen, path:
     starts = Starts(plan.patience, pins=record.pins)
     mirror = Mirror(plan.make_scheduler, plan.rules, starts)
     screen.meter.read_queue(partial(overview, mirror))
-    starter = Starter(LrmStarts(lrm), starts, record, clock=watcher.clock.now)
+    starter = Starter(lrm, starts, record, clock=watcher.clock.now)
     try:
 
         def tell(happened: Sequence[JobEvent]) -> None:

@@ -15,6 +15,7 @@ import subprocess
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -24,7 +25,7 @@ from koala_adapter.lrm.rate import SharedWindow
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import ByteReceiveStream
@@ -113,7 +114,7 @@ class _Request:
 
 
 def _unobserved(_name: str, _seconds: float, _failure: str) -> None:
-    """Nobody wants to know."""
+    """Do nothing with what an observer is told."""
 
 
 class CommandRunner:
@@ -322,20 +323,25 @@ class ComplaintTable:
         message = f"{self.system}: {action} failed: {text or SILENT}"
         return otherwise(message) if found is None else found.kind(message, hint=found.hint)
 
-    def cancel_error(self, result: CommandResult, *, gone: Collection[str] = ()) -> LrmError | None:
+    def cancel_error(self, result: CommandResult, *, gone: Collection[str] = (), marked: str = "") -> LrmError | None:
         """Return the worst error among what is said of each job; None when all are cancelled or were gone.
 
-        ``gone``: further texts (in lower case) that say so. No answer is worse than a refusal: after it nothing is
-        known.
+        ``gone``: further texts (in lower case) that say so. ``marked``: text that complaints have and no other line
+        has; empty: there is none.
         """
         lines = [line.strip() for line in result.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
         if result.returncode and not lines:
             return self.error("", action="cancellation")
-        told = [line for line in lines if not any(text in line.lower() for text in gone)]
-        errors = [self.error(line, action="cancellation") for line in told if result.returncode or self.find(line)]
-        serious = [error for error in errors if not isinstance(error, LrmNotFoundError)]
-        unanswered = (error for error in serious if isinstance(error, LrmUnavailableError))
-        return next(unanswered, serious[0]) if serious else None
+        told = [line for line in lines if marked in line.lower() and not any(text in line.lower() for text in gone)]
+        certain = bool(marked or result.returncode)
+        errors = [self.error(line, action="cancellation") for line in told if certain or self.find(line)]
+        return worst(error for error in errors if not isinstance(error, LrmNotFoundError))
+
+
+def worst(errors: Iterable[LrmError]) -> LrmError | None:
+    """Return the error to raise of several: no answer is worse than a refusal, because nothing is known after it."""
+    found = list(errors)
+    return next((error for error in found if isinstance(error, LrmUnavailableError)), found[0] if found else None)
 
 
 class CommandSystem:
@@ -453,3 +459,11 @@ def portions(arguments: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
     """Yield arguments in portions that fit one command line, or that the command can take."""
     for start in range(0, len(arguments), size):
         yield tuple(arguments[start : start + size])
+
+
+def ranges(numbers: Iterable[int]) -> Iterator[str]:
+    """Yield numbers as the fewest ranges, in order: ``1-4``, ``7``."""
+    ordered = sorted(numbers)
+    for _, run in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0]):
+        found = [number for _, number in run]
+        yield str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}"

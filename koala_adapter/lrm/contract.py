@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from pydantic import BaseModel
 
-from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnsupportedError, PluginError
+from koala_adapter.errors import LrmError, LrmUnsupportedError, PluginError
 from koala_adapter.lrm.commands import child_environment
 from koala_adapter.model import ClusterName, HoldOwner, LrmJobState
 
@@ -162,13 +162,13 @@ class Capabilities:
     pin: bool = False
     """``start_on`` can have a held job start on chosen nodes."""
     pin_several: bool = True
-    """... on several nodes at once, with a number of processors on each."""
+    """``start_on`` can do so on several nodes at once, with a number of processors on each."""
     pin_elements: bool = True
-    """... several elements of one job array at the same time."""
+    """``start_on`` can do so with several elements of one job array at the same time."""
     tells_holders: bool = True
     """The listing tells whose hold a job is in; where it does not, all show as their users'."""
     tells_own_holders: bool = False
-    """That of our own jobs (``jobs`` with a prefix of their names) tells it, although that of all jobs does not."""
+    """``jobs`` with a prefix tells whose hold our own jobs are in, although the listing of all jobs does not."""
     suspend: bool = False
     requeue: bool = False
     signal: bool = False
@@ -208,7 +208,7 @@ class Submission:
         return self.output_pattern(str(index))
 
     def output_pattern(self, index: str) -> str:
-        """Return the same with any word in the place of the index, such as the LRM's own for it (``%a``)."""
+        """Return the file for stdout and stderr with any word in place of the index, such as the LRM's own (``%a``)."""
         if self.output_directory is None:
             return NOWHERE
         return f"{self.output_directory.rstrip('/')}/{self.key}.{index}.out"
@@ -273,7 +273,7 @@ class Lrm(ABC):
     requests_per_poll: int
     """LRM requests that one ``nodes`` plus one ``jobs`` of our own jobs cost at most: part of the overload contract."""
     requests_per_listing: int = 0
-    """... that one ``nodes`` plus one ``jobs`` of all users cost at most, whatever waits; 0: no more than a poll."""
+    """LRM requests that one ``nodes`` plus one ``jobs`` of all users cost at most; 0: no more than a poll."""
 
     @property
     def submission_way(self) -> str:
@@ -365,13 +365,13 @@ class Lrm(ABC):
         self._unsupported("start_on", (job, *nodes))
 
     async def confirm_start(self, job: LrmJobId) -> None:  # noqa: B027 - most have nothing to do
-        """Hear that a job was seen to run after ``start_on``: whatever was reserved for its start is given back.
+        """Confirm that a job runs after ``start_on``: whatever was reserved for its start is given back.
 
         Where the LRM can, the job is made to come back in hold, should it be queued again.
         """
 
     async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
-        """Hear the same of several jobs; return what went wrong, by job. In one request where the LRM can."""
+        """Confirm several starts, in one request where the LRM can; return what went wrong, by job."""
         errors: dict[LrmJobId, LrmError] = {}
         for job in jobs:
             try:
@@ -399,7 +399,7 @@ class Lrm(ABC):
         )
 
     async def give_back(self, ids: Sequence[LrmJobId]) -> None:
-        """Take that hold, and no other, from jobs, so that the LRM's own scheduler starts them. Needs ``hold``.
+        """Take the hold of `held_by_hook`, and no other: the LRM's own scheduler starts the jobs. Needs ``hold``.
 
         May be asked again of jobs that have none any more.
         """
@@ -589,76 +589,3 @@ def _capability_problem(capabilities: object) -> str | None:
             "unknown would be submitted again"
         )
     return None
-
-
-# -- Checks of starting from outside -------------------------------------------------------------------------
-
-
-class OutsideChecks(ABC):
-    """One run of `Lrm.check_outside` with a job that would not run for days if it were not held."""
-
-    scheduler: str
-    """Where jobs go that do not come in held: ``Slurm's own scheduler``."""
-    held_for_us: str
-    """In words, of a job that is in the right hold."""
-    held_otherwise: str
-    """What is said of a job in another hold, behind whose that is."""
-
-    async def run(self) -> tuple[CheckResult, ...]:
-        """Return whether jobs come in held, who may start them, and whether we are one of those."""
-        try:
-            return (await self.rights(), *await self._trial())
-        except LrmError as error:
-            remedy = error.hint or "see `koala docs wiki`"
-            return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
-
-    async def _trial(self) -> tuple[CheckResult, ...]:
-        try:
-            job = await self.submit()
-        except LrmRejectedError as error:
-            found = f"an ordinary submission is refused: {error.message}"
-            return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy=error.hint),)
-        try:
-            held = self._held(await self.seen(job))
-            error_ = await self.release(job)
-            found = "yes" if error_ is None else error_.message
-            subject = "we may start them"
-            return held, CheckResult(subject=subject, ok=error_ is None, found=found, remedy=self.remedy_of_release())
-        finally:
-            await self.cancel(job)
-
-    def _held(self, seen: LrmJob | None) -> CheckResult:
-        held = seen is not None and seen.state is LrmJobState.HELD
-        ok = held and seen is not None and seen.hold is HoldOwner.OPERATOR
-        found = self.held_for_us if ok else f"no, they go to {self.scheduler}"
-        if seen is not None and held and not ok:
-            found = f"held, but as by {seen.hold or 'nobody'}, {self.held_otherwise}"
-        return CheckResult(subject="jobs come in held", ok=ok, found=found, remedy=self.remedy_of_hold())
-
-    @abstractmethod
-    async def rights(self) -> CheckResult:
-        """Return who starts jobs, and whether we are one of those. Raises LrmError, as do the methods that follow."""
-
-    @abstractmethod
-    async def submit(self) -> LrmJobId:
-        """Submit the job as an ordinary user does. Raises LrmRejectedError with a remedy when that is refused."""
-
-    @abstractmethod
-    async def seen(self, job: LrmJobId) -> LrmJob | None:
-        """Return the job as it is listed; None when it is not."""
-
-    @abstractmethod
-    async def release(self, job: LrmJobId) -> LrmError | None:
-        """Release the job; return why that is refused."""
-
-    @abstractmethod
-    async def cancel(self, job: LrmJobId) -> None:
-        """Cancel the job."""
-
-    @abstractmethod
-    def remedy_of_hold(self) -> str:
-        """Return what to do when jobs do not come in held for us."""
-
-    @abstractmethod
-    def remedy_of_release(self) -> str:
-        """Return what to do when we may not release them."""

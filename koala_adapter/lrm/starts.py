@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from koala_adapter.lrm import Lrm
     from koala_adapter.model import LrmJob, Node
 
 
@@ -500,43 +499,19 @@ log = structlog.get_logger()
 
 
 class StartingSystem(Protocol):
-    """What of a batch system is needed for starts. All raise LrmError; see the methods of Lrm."""
+    """What starts need of a batch system: an Lrm has it. All methods raise LrmError."""
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Have a held job start on these nodes; return when that is accepted."""
 
     async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
-        """Hear that jobs were seen to run; return those of which that is to be told again, or was refused, and why."""
+        """Confirm that jobs run; return those of which that is to be told again, or was refused, and why."""
 
     async def undo_start(self, job: LrmJobId) -> None:
         """Hold a job that did not start, or waits again, and free it from its nodes."""
 
-    async def requeue(self, job: LrmJobId) -> None:
-        """Stop a job that was confirmed, and queue it again, in hold."""
-
-
-class LrmStarts:
-    """The starts of one LRM."""
-
-    def __init__(self, lrm: Lrm) -> None:
-        """``lrm`` is started by its owner."""
-        self._lrm = lrm
-
-    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
-        """See StartingSystem."""
-        await self._lrm.start_on(job, nodes)
-
-    async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
-        """See StartingSystem."""
-        return await self._lrm.confirm_starts(jobs)
-
-    async def undo_start(self, job: LrmJobId) -> None:
-        """See StartingSystem."""
-        await self._lrm.undo_start(job)
-
-    async def requeue(self, job: LrmJobId) -> None:
-        """See StartingSystem."""
-        await self._lrm.requeue([job])
+    async def requeue(self, ids: Sequence[LrmJobId]) -> None:
+        """Stop jobs that were confirmed, and queue them again, in hold."""
 
 
 class Starter:
@@ -649,7 +624,7 @@ class Starter:
         if attempt is not None and attempt.elsewhere:
             log.warning("a job is sent back", job=job_id, reason=attempt.elsewhere)
             try:
-                await self._system.requeue(job_id)
+                await self._system.requeue([job_id])
             except LrmError as error:
                 if self._to_be_told_again(job_id, error):
                     return

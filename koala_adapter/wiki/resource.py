@@ -59,7 +59,7 @@ from koala_adapter.wiki.reporting import ACTIVE, WAITING, ReportingRules
 from koala_adapter.wiki.starts import FreshInventory, JobStarts, estimate_start, require_active, require_job
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from koala_adapter.lrm.starts import StartLog
@@ -374,12 +374,12 @@ class Verbs:
     async def _change(
         self,
         request: SuspendJob | ResumeJob | RequeueJob,
-        change: Callable[[LrmJobId], Awaitable[None]],
+        change: Callable[[Sequence[LrmJobId]], Awaitable[None]],
         seen: frozenset[LrmJobState],
     ) -> str:
         """Have a job's state changed, and return once it shows, or after half of the time that an answer may take."""
         with refusing():
-            await change(LrmJobId(request.job))
+            await change([LrmJobId(request.job)])
             self._readings.invalidate()
             with anyio.move_on_after(self._options.reply_within / 2):
                 await self._see(request.job, seen)

@@ -93,17 +93,17 @@ class Source(ABC):
         """Take note that started jobs run: they come back in hold should they be queued again; return errors."""
         return {}
 
-    async def suspend(self, job: LrmJobId) -> None:
-        """Stop the processes of a running job for now."""
-        self._cannot("suspend jobs", job)
+    async def suspend(self, ids: Sequence[LrmJobId]) -> None:
+        """Stop the processes of running jobs for now."""
+        self._cannot("suspend jobs", ids[0])
 
-    async def resume(self, job: LrmJobId) -> None:
-        """Let a suspended job go on."""
-        self._cannot("resume jobs", job)
+    async def resume(self, ids: Sequence[LrmJobId]) -> None:
+        """Let suspended jobs go on."""
+        self._cannot("resume jobs", ids[0])
 
-    async def requeue(self, job: LrmJobId) -> None:
-        """Stop a running job and queue it again, held."""
-        self._cannot("queue a running job again", job)
+    async def requeue(self, ids: Sequence[LrmJobId]) -> None:
+        """Stop running jobs and queue them again, held."""
+        self._cannot("queue a running job again", ids[0])
 
     async def signal(self, job: LrmJobId, number: int) -> None:
         """Send a signal to a running job."""
@@ -161,23 +161,23 @@ class LrmSource(Source):
         """Take note that started jobs run: they come back in hold should they be queued again; return errors."""
         return await self._lrm.confirm_starts(jobs)
 
-    async def suspend(self, job: LrmJobId) -> None:
-        """Stop the processes of a running job."""
-        await self._lrm.suspend([job])
+    async def suspend(self, ids: Sequence[LrmJobId]) -> None:
+        """Stop the processes of running jobs."""
+        await self._lrm.suspend(ids)
 
-    async def resume(self, job: LrmJobId) -> None:
-        """Let a suspended job go on."""
-        await self._lrm.resume([job])
+    async def resume(self, ids: Sequence[LrmJobId]) -> None:
+        """Let suspended jobs go on."""
+        await self._lrm.resume(ids)
 
-    async def requeue(self, job: LrmJobId) -> None:
-        """Stop a running job; held before, it is held when it is queued again, and not started by its LRM."""
+    async def requeue(self, ids: Sequence[LrmJobId]) -> None:
+        """Stop running jobs; held before, they are held when they are queued again, and not started by their LRM."""
         if not self.capabilities.requeue:
-            self._cannot("queue a running job again", job)
+            self._cannot("queue a running job again", ids[0])
         if self.capabilities.hold:
             # An LRM that cannot hold a running job starts it again by itself.
             with suppress(LrmRejectedError):
-                await self._lrm.hold([job])
-        await self._lrm.requeue([job])
+                await self._lrm.hold(ids)
+        await self._lrm.requeue(ids)
 
     async def signal(self, job: LrmJobId, number: int) -> None:
         """Send a signal to a running job."""

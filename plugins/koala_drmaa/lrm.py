@@ -7,13 +7,12 @@ number of processors that the site file gives, of which only our own jobs count 
 
 from __future__ import annotations
 
-import string
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from koala_adapter.errors import LrmRejectedError, LrmUnsupportedError
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 # -- Settings ------------------------------------------------------------------------------------------------
 # The ``[clusters.settings]`` table of a cluster whose plugin is ``drmaa``.
 
-FIELDS = frozenset({"walltime", "walltime_minutes", "queue", "memory_mib"})
-
 
 class DrmaaSettings(BaseModel):
     """Settings of one cluster that is reached through DRMAA 1.0 alone."""
@@ -62,26 +59,10 @@ class DrmaaSettings(BaseModel):
         description="Options of the batch system for every placeholder, such as '-r n'; by default those that keep it "
         "from being started twice.",
     )
-    walltime_specification: str | None = Field(
-        default=None,
-        description="Native option that asks for the walltime, by default that of the library: "
-        "'-l h_rt={walltime}' (seconds) for Grid Engine, '--time=0:{walltime_minutes}' for Slurm, "
-        "'-l walltime={walltime}' for PBS.",
-    )
-    queue_specification: str | None = Field(
-        default=None,
-        description="Native option that names a queue, such as '-q {queue}' or '--partition={queue}'; by default that "
-        "of the library.",
-    )
-    memory_specification: str | None = Field(
-        default=None,
-        description="Native option that asks for memory, such as '-l h_vmem={memory_mib}M'; by default that of the "
-        "library, empty to ask for none.",
-    )
-    submission: Literal["auto", "bulk", "single"] = Field(
+    submission: Literal["auto", "single"] = Field(
         default="auto",
-        description="How several placeholders are submitted: as one 'bulk', or each as a 'single' job with KOALA_INDEX "
-        "in its environment; 'auto': as the library does it rightly.",
+        description="How several placeholders are submitted: 'auto', as one bulk where the library does it rightly; "
+        "'single', each as a job of its own with KOALA_INDEX in its environment.",
     )
     script_delivery: ScriptDelivery = Field(
         default=ScriptDelivery.PRIVATE,
@@ -93,83 +74,34 @@ class DrmaaSettings(BaseModel):
         description="Where scripts are kept (mode 0700), seen by the nodes under the same path, in a folder for "
         "each cluster and state directory; default: in the state directory.",
     )
-    array_index_variable: str | None = Field(
-        default=None, description="Variable in which a job of a bulk finds its index; by default that of the library."
-    )
-    job_id_variable: str | None = Field(
-        default=None, description="Variable in which a job finds its id; by default that of the library."
-    )
     request_timeout: float = Field(
         default=20.0, gt=0, description="Seconds after which a call into the library counts as hung."
     )
 
-    @field_validator("walltime_specification", "queue_specification", "memory_specification")
-    @classmethod
-    def _known_fields(cls, value: str | None) -> str | None:
-        """Refuse unknown fields of a template when the site file is read."""
-        for _, name, _, _ in string.Formatter().parse(value or ""):
-            if name is not None and name not in FIELDS:
-                message = f"unknown field {{{name}}}; known are {', '.join(sorted(FIELDS))}"
-                raise ValueError(message)
-        return value
-
 
 # -- Native options ------------------------------------------------------------------------------------------
-# How a submission is asked for through a library, and where its placeholders find their numbers. What the settings of a
-# cluster leave open is as the library has it.
-
-ELEMENTS_JOB = {"SLURM_JOB_ID": "SLURM_ARRAY_JOB_ID"}
-"""Where an element of a bulk finds the id that its own begins with, if not where a job finds its own."""
 
 
-def is_bulk(settings: DrmaaSettings, library: Library) -> bool:
-    """Tell whether several placeholders go as one bulk."""
-    return library.bulk if settings.submission == "auto" else settings.submission == "bulk"
-
-
-def index_variable(settings: DrmaaSettings, library: Library) -> str:
-    """Return where a placeholder finds its number."""
-    if not is_bulk(settings, library):
-        return INDEX_VARIABLE
-    return settings.array_index_variable or library.index_variable or INDEX_VARIABLE
-
-
-def job_id_variable(settings: DrmaaSettings, library: Library) -> str:
-    """Return where a placeholder finds its id, or the beginning of it."""
-    if settings.job_id_variable is not None:
-        return settings.job_id_variable
-    own = library.job_id_variable
-    return ELEMENTS_JOB.get(own, own) if is_bulk(settings, library) else own
+def index_variable(settings: DrmaaSettings, library: Library) -> str | None:
+    """Return where a placeholder of a bulk finds its number; None where each placeholder is a job of its own."""
+    return library.index_variable if library.bulk and settings.submission == "auto" else None
 
 
 def native_options(settings: DrmaaSettings, submission: Submission, library: Library) -> tuple[str, ...]:
-    """Return native options as the settings, or else the library, spell them.
-
-    Raises LrmRejectedError for a queue that cannot be expressed.
-    """
+    """Return native options as the library takes them. Raises LrmRejectedError for a queue that cannot be expressed."""
+    queue = submission.queue or settings.queue or ""
+    if queue and not library.queue:
+        message = f"queue {queue!r} cannot be asked for: it is not known how this library takes one"
+        raise LrmRejectedError(message, hint="name the queue in native_specification")
     values = {
         "walltime": str(submission.walltime),
         "walltime_minutes": str(-(-submission.walltime // 60)),
-        "queue": submission.queue or settings.queue or "",
-        "memory_mib": str(submission.memory_mib or ""),
+        "queue": queue,
+        "memory_mib": str(submission.memory_mib),
     }
-    options = [
-        *(library.native if settings.native_specification is None else (settings.native_specification,)),
-        _chosen(settings.walltime_specification, library.walltime).format_map(values),
-    ]
-    if values["queue"]:
-        specification = _chosen(settings.queue_specification, library.queue)
-        if not specification:
-            message = f"queue {values['queue']!r} cannot be asked for: no queue_specification"
-            raise LrmRejectedError(message, hint="set queue_specification in the cluster's settings")
-        options.append(specification.format_map(values))
-    if submission.memory_mib is not None:
-        options.append(_chosen(settings.memory_specification, library.memory).format_map(values))
-    return tuple(option for option in options if option)
-
-
-def _chosen(given: str | None, usual: str) -> str:
-    return usual if given is None else given
+    asked = (library.walltime, library.queue if queue else "", library.memory if submission.memory_mib else "")
+    own = library.native if settings.native_specification is None else (settings.native_specification,)
+    return tuple(option for option in (*own, *(one.format_map(values) for one in asked)) if option)
 
 
 # -- States and ends of jobs ---------------------------------------------------------------------------------
@@ -268,7 +200,6 @@ class DrmaaLrm(Lrm):
     requests_per_poll = 2
 
     def __init__(self, context: ClusterContext, settings: DrmaaSettings) -> None:
-        """Nothing is started yet."""
         self._context = context
         self._settings = settings
         self._user = context.user or login_name()
@@ -286,8 +217,8 @@ class DrmaaLrm(Lrm):
     def _adopt_library(self) -> None:
         """Say what the library can do; which it is is known for certain when it has been loaded."""
         library = self.client.library
-        self.array_index_variable = index_variable(self._settings, library)
-        self.job_id_variable = job_id_variable(self._settings, library)
+        self.array_index_variable = index_variable(self._settings, library) or INDEX_VARIABLE
+        self.job_id_variable = library.job_id_variable
         self.capabilities = replace(CAPABILITIES, hold=library.hold, suspend=library.suspend)
 
     async def start(self) -> None:
@@ -296,11 +227,9 @@ class DrmaaLrm(Lrm):
         self._adopt_library()
 
     async def close(self) -> None:
-        """End the helper."""
         await self._transport.close()
 
     async def version(self) -> str:
-        """Return what the library says about itself."""
         opened = await self.client.open()
         self._adopt_library()
         return version_of(opened)
@@ -347,7 +276,6 @@ class DrmaaLrm(Lrm):
     # -- submission ----------------------------------------------------------------------------------------------
 
     def render(self, submission: Submission) -> RenderedSubmission:
-        """Return calls and attributes of the DRMAA requests."""
         return self._transport.render(submission, self._native(submission), index_variable=self._own_index())
 
     async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
@@ -357,10 +285,9 @@ class DrmaaLrm(Lrm):
         return await self._transport.submit(submission, self._native(submission), index_variable=self._own_index())
 
     def _own_index(self) -> str | None:
-        return None if is_bulk(self._settings, self.client.library) else self.array_index_variable
+        return INDEX_VARIABLE if index_variable(self._settings, self.client.library) is None else None
 
     def forget(self, key: BatchKey) -> None:
-        """Delete the script: it is not read any more."""
         self._transport.forget(key)
 
     def _native(self, submission: Submission) -> tuple[str, ...]:
@@ -378,20 +305,16 @@ class DrmaaLrm(Lrm):
         raise_for(await self.client.control(ControlAction.TERMINATE, known, urgent=True), gone_is_fine=True)
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
-        """Hold queued jobs."""
         raise_for(await self.client.control(ControlAction.HOLD, ids))
 
     async def release(self, ids: Sequence[LrmJobId]) -> None:
-        """Release held jobs."""
         raise_for(await self.client.control(ControlAction.RELEASE, ids))
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
-        """Suspend running jobs."""
         self._need_suspend("suspend", ids)
         raise_for(await self.client.control(ControlAction.SUSPEND, ids))
 
     async def resume(self, ids: Sequence[LrmJobId]) -> None:
-        """Resume suspended jobs."""
         self._need_suspend("resume", ids)
         raise_for(await self.client.control(ControlAction.RESUME, ids))
 
@@ -409,13 +332,12 @@ class DrmaaLrm(Lrm):
         return (library, *((self._abilities(),) if library.ok else ()), scripts)
 
     def _abilities(self) -> CheckResult:
-        library, single = self.client.library, not is_bulk(self._settings, self.client.library)
-        way = f"one job for each, with {INDEX_VARIABLE}" if single else f"a bulk, with {self.array_index_variable}"
+        library = self.client.library
+        variable = index_variable(self._settings, library)
+        way = f"one job for each, with {INDEX_VARIABLE}" if variable is None else f"a bulk, with {variable}"
         missing = "" if library.suspend else "; jobs cannot be suspended"
         found = f"{library.name} ({library.system}): several placeholders go as {way}{missing}"
-        wrong = not single and not library.bulk
-        remedy = f"leave submission = 'bulk' out: {library.confused}" if wrong else ""
-        return CheckResult(subject="abilities", ok=not wrong, found=found, remedy=remedy)
+        return CheckResult(subject="abilities", ok=True, found=found)
 
 
 PLUGIN = PluginDefinition(

@@ -243,7 +243,6 @@ class LocalLrm(Lrm):
     requests_per_poll = 2
 
     def __init__(self, context: ClusterContext, settings: LocalSettings) -> None:
-        """Nothing runs before `start`."""
         self._context = context
         self._layout = settings.layout
         self._user = context.user or login_name()
@@ -257,7 +256,6 @@ class LocalLrm(Lrm):
         await self._daemon.ask("configure", {"layout": self._layout.to_json()})
 
     async def version(self) -> str:
-        """Return the daemon's version."""
         answer = await self._daemon.ask("version")
         return f"local {answer.text('version')}"
 
@@ -282,7 +280,6 @@ class LocalLrm(Lrm):
         return tuple(oldest_first(JobRecord.from_json(job).to_lrm_job() for job in answer.objects("jobs")))
 
     async def queues(self) -> tuple[Queue, ...]:
-        """Return the one queue."""
         nodes = await self.nodes()
         return (
             Queue(
@@ -313,11 +310,9 @@ class LocalLrm(Lrm):
             await self._daemon.ask("cancel", {"ids": [*ids]}, urgent=True)
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
-        """Put queued jobs in hold."""
         await self._daemon.ask("hold", {"ids": [*ids]})
 
     async def release(self, ids: Sequence[LrmJobId]) -> None:
-        """Release held jobs."""
         await self._daemon.ask("release", {"ids": [*ids]})
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
@@ -333,7 +328,6 @@ class LocalLrm(Lrm):
         await self._daemon.ask("resume", {"ids": [*ids]})
 
     async def requeue(self, ids: Sequence[LrmJobId]) -> None:
-        """End running jobs and queue them again."""
         await self._daemon.ask("requeue", {"ids": [*ids]})
 
     async def signal(self, ids: Sequence[LrmJobId], signal: int) -> None:
@@ -341,7 +335,6 @@ class LocalLrm(Lrm):
         await self._daemon.ask("signal", {"ids": [*ids], "signal": signal})
 
     async def modify(self, job: LrmJobId, *, walltime: int) -> None:
-        """Change the walltime of a job."""
         await self._daemon.ask("modify", {"id": job, "walltime": walltime})
 
     async def check(self) -> tuple[CheckResult, ...]:

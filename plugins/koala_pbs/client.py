@@ -121,7 +121,6 @@ class PbsCommands(CommandSystem):
     """The commands of one server, run within its bounds of rate and time. All methods raise LrmError."""
 
     def __init__(self, runner: CommandRunner, settings: PbsSettings) -> None:
-        """Nothing is run yet."""
         super().__init__(
             runner,
             COMPLAINTS,
@@ -134,7 +133,7 @@ class PbsCommands(CommandSystem):
         """As they were listed last."""
 
     def changing_error(self, result: CommandResult, *, action: str) -> LrmError | None:
-        """See CommandSystem; some of Torque's commands tell by their exit status alone that they know no such job."""
+        """Return the error of a change: some commands of Torque say by their exit status alone that there is no job."""
         if result.returncode == UNKNOWN_JOB_STATUS and not result.complaint:
             return self.complaints.error("unknown job id", action=action)
         return super().changing_error(result, action=action)

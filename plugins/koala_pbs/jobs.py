@@ -314,12 +314,12 @@ class Assignment:
 
     @property
     def destination(self) -> str:
-        """The same for ``qrun -H``."""
+        """Return chunks and vnodes as ``qrun -H`` takes them."""
         return "+".join(chunk.taken_from(vnode) for chunk, vnode in self.pairs)
 
     @property
     def hosts(self) -> str:
-        """The same for Torque's ``qrun -H``: ``n1:ppn=2+n2:ppn=1``."""
+        """Return hosts and processors as Torque's ``qrun -H`` takes them: ``n1:ppn=2+n2:ppn=1``."""
         return "+".join(f"{node}:ppn={count}" for node, count in self.processors.items())
 
     @property

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from koala_adapter.errors import LrmRejectedError
 from koala_adapter.lrm import Discovery, FoundCluster, LeftOut, readable_text
+from koala_adapter.lrm.commandplugin import AbsolutePath, Word
 from koala_adapter.lrm.drmaa.choice import SubmissionSettings
 from koala_pbs.jobs import read_entries
 from koala_pbs.torque import read_torque
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from koala_adapter.lrm import Surroundings
     from koala_pbs.jobs import Reader
@@ -89,22 +90,6 @@ def require_release(dialect: Dialect, version: str) -> None:
 
 # -- Settings ------------------------------------------------------------------------------------------------
 # What a site file may say about a PBS server in its ``[clusters.settings]`` table.
-
-
-def _absolute(path: Path) -> Path:
-    if not path.is_absolute():
-        raise ValueError("must be an absolute path")
-    return path
-
-
-def _one_word(text: str) -> str:
-    if not text or not text.isprintable() or any(character.isspace() for character in text) or text.startswith("-"):
-        raise ValueError("must be one word without blanks or control characters")
-    return text
-
-
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-Word = Annotated[str, AfterValidator(_one_word)]
 
 
 class PbsSettings(SubmissionSettings):

@@ -5,22 +5,17 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnreachableError
-from koala_adapter.lrm import CheckResult
-from koala_adapter.lrm.commands import only_id
-from koala_adapter.lrm.contract import OutsideChecks
-from koala_adapter.model import LrmJobId, LrmJobState
+from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnreachableError
+from koala_adapter.model import LrmJobState
 from koala_pbs import client
 from koala_pbs.jobs import assign, shape_of, tied_place
-from koala_pbs.settings import TORQUE
-from koala_pbs.words import BEING_DELETED, SUBMITTED, array_index, array_of, hold_owner, submission_error
+from koala_pbs.words import array_index, array_of, hold_owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +23,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import LrmJob
     from koala_pbs.client import PbsCommands
-    from koala_pbs.settings import PbsSettings
 
 
 # -- Notes of tied jobs --------------------------------------------------------------------------------------
@@ -38,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiedNote:
-    """One note."""
+    """What one job asked for before it was tied."""
 
     job: str
     select: str
@@ -121,7 +115,7 @@ class Starting(Protocol):
         """Have a held job start on these vnodes; return when that is accepted."""
 
     async def confirm(self, job: str) -> None:
-        """Hear that a job was seen to run."""
+        """Take note that a job was seen to run."""
 
     async def undo_start(self, job: str) -> None:
         """Hold a job that did not start, or waits again, and untie it from its vnodes."""
@@ -148,7 +142,7 @@ class ByScheduler:
         self._notes = notes
 
     async def start_on(self, job: str, nodes: Sequence[str]) -> None:
-        """See Starting. Elements of arrays cannot be altered, and so not be started so."""
+        """Tie a job and release it. Elements of arrays cannot be altered, and so not be started so."""
         seen, (select, place, holds) = await _look(self._commands, job)
         if array_index(job) is not None:
             message = f"{job} is an element of an array, which PBS can alter and release only as a whole"
@@ -169,11 +163,10 @@ class ByScheduler:
             raise
 
     async def confirm(self, job: str) -> None:
-        """See Starting: it is held while it runs."""
+        """Hold the job while it runs."""
         await self._hold(job)
 
     async def undo_start(self, job: str) -> None:
-        """See Starting."""
         note = self._notes.notes.get(job)
         try:
             await self._hold(job)
@@ -188,7 +181,7 @@ class ByScheduler:
             self._notes.remove(job)
 
     def as_asked(self, jobs: Iterable[LrmJob]) -> tuple[LrmJob, ...]:
-        """See Starting; notes of jobs that are over are dropped."""
+        """Return jobs that wait as their users asked for them; drop the notes of jobs that are over."""
         jobs = tuple(jobs)
         if not self._notes.notes:
             return jobs
@@ -220,12 +213,10 @@ class ByOperator:
     """Starts jobs by qrun; one at a time, so that the look at what is free is still true."""
 
     def __init__(self, commands: PbsCommands) -> None:
-        """Nothing is run yet."""
         self._commands = commands
         self._one_at_a_time = anyio.Lock()
 
     async def start_on(self, job: str, nodes: Sequence[str]) -> None:
-        """See Starting."""
         seen, (select, _, _) = await _look(self._commands, job)
         if seen.state not in WAITING:
             raise LrmRejectedError(f"job {job} is {seen.state}, and does not wait")
@@ -244,10 +235,10 @@ class ByOperator:
                 raise LrmRejectedError(f"job {job} wants {count} processors of {name}, where {idle[name]} are idle")
 
     async def confirm(self, job: str) -> None:
-        """See Starting: the job still has the hold that it was in."""
+        """Do nothing: the job still has the hold that it was in."""
 
     async def undo_start(self, job: str) -> None:
-        """See Starting: nothing ties it, and it is held unless somebody has released it meanwhile."""
+        """Hold the job, unless it is held still; nothing ties it."""
         try:
             seen, _ = await _look(self._commands, job)
             if seen.state is LrmJobState.QUEUED:
@@ -257,89 +248,4 @@ class ByOperator:
             return
 
     def as_asked(self, jobs: Iterable[LrmJob]) -> tuple[LrmJob, ...]:
-        """See Starting: nothing is tied."""
         return tuple(jobs)
-
-
-# -- Checks of starting from outside -------------------------------------------------------------------------
-# ``koala check --outside`` of a PBS server: whether ordinary jobs come in held for us, and we may start them.
-
-WEEK = 7 * 86_400
-SUBMIT_BY_HAND = (
-    "submit such a job by hand (echo true | qsub) as the user that koala runs as, and mend what it complains about"
-)
-SCRIPT = b"#!/bin/sh\nexit 0\n"
-
-
-class PbsOutsideChecks(OutsideChecks):
-    """One run of the checks."""
-
-    scheduler = "PBS's own scheduler"
-    held_for_us = "yes, in an operator's hold"
-    held_otherwise = "whom koala leaves the release to"
-
-    def __init__(self, commands: PbsCommands, settings: PbsSettings, *, user: str, uid: int) -> None:
-        """``user`` and ``uid``: who we are for PBS."""
-        self._commands = commands
-        self._settings = settings
-        self._user = user
-        self._uid = uid
-
-    async def rights(self) -> CheckResult:
-        """See OutsideChecks."""
-        config = await self._commands.server()
-        subject = "who starts jobs"
-        if self._settings.operator:
-            found = f"koala, as {self._user}, by qrun; managers are {config.managers or 'root of the server'}"
-            ok = config.may_operate(user=self._user, uid=self._uid) is not False
-            remedy = f"qmgr -c 'set server operators += {self._user}@*'"
-            return CheckResult(subject=subject, ok=ok, found=found, remedy=remedy)
-        found = "PBS's scheduler, when koala has tied and released them"
-        if not config.scheduling:
-            remedy = "qmgr -c 'set server scheduling=True', or set operator = true in the settings of this cluster"
-            return CheckResult(subject=subject, ok=False, found=f"{found}; it is off", remedy=remedy)
-        return CheckResult(subject=subject, ok=True, found=found)
-
-    @property
-    def _small(self) -> tuple[str, ...]:
-        if self._commands.dialect is TORQUE:
-            return ("-l", "nodes=1:ppn=1")
-        return ("-f", "-l", "select=1:ncpus=1")
-
-    async def submit(self) -> LrmJobId:
-        """See OutsideChecks."""
-        # For next week, so that it never runs if nobody holds it.
-        begin = time.strftime("%Y%m%d%H%M", time.localtime(time.time() + WEEK))
-        options = (*self._small, "-N", "koala-check", "-l", "walltime=60", "-o", "/dev/null")
-        result = await self._commands.run(("qsub", *options, "-j", "oe", "-a", begin), stdin=SCRIPT)
-        if result.returncode:
-            error = submission_error(result)
-            raise LrmRejectedError(error.message, hint=error.hint or SUBMIT_BY_HAND)
-        return LrmJobId(only_id(result.text, SUBMITTED))
-
-    async def seen(self, job: LrmJobId) -> LrmJob | None:
-        """See OutsideChecks."""
-        listed, _ = await self._commands.job(job)
-        return next((one for one in listed if one.id == job), None)
-
-    async def release(self, job: LrmJobId) -> LrmError | None:
-        """See OutsideChecks."""
-        if self._commands.dialect is TORQUE:
-            # It refuses to release what is not held.
-            await self._commands.run(client.hold([job], "o"))
-        result = await self._commands.run(client.release([job], "o"))
-        return self._commands.changing_error(result, action="releasing a job")
-
-    async def cancel(self, job: LrmJobId) -> None:
-        """See OutsideChecks."""
-        await self._commands.cancel(client.cancel(job), gone=BEING_DELETED)
-
-    def remedy_of_hold(self) -> str:
-        """See OutsideChecks."""
-        if self._commands.dialect is TORQUE:
-            return "Torque has no hook for it: an operator must hold jobs when they have come in (qhold -h o)"
-        return "import what `koala conf pbs_queuejob.py` prints as a queuejob hook: its first lines say how"
-
-    def remedy_of_release(self) -> str:
-        """See OutsideChecks."""
-        return f"qmgr -c 'set server operators += {self._user}@*'"

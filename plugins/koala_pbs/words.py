@@ -12,7 +12,7 @@ from time import strptime
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
-from koala_adapter.lrm.commands import ComplaintTable, complaints
+from koala_adapter.lrm.commands import ComplaintTable, complaints, ranges
 from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
 
 if TYPE_CHECKING:
@@ -147,18 +147,7 @@ def compacted(jobs: Iterable[str], *, whole: Iterable[str] = ()) -> Iterator[str
         if f"{number}[]{server}" in arrays:
             yield f"{number}[]{server}"
         else:
-            yield from (f"{number}[{text}]{server}" for text in _ranges(sorted(elements)))
-
-
-def _ranges(numbers: list[int]) -> Iterator[str]:
-    first = previous = numbers[0]
-    for number in (*numbers[1:], None):
-        if number is not None and number == previous + 1:
-            previous = number
-            continue
-        yield str(first) if first == previous else f"{first}-{previous}"
-        if number is not None:
-            first = previous = number
+            yield from (f"{number}[{text}]{server}" for text in ranges(elements))
 
 
 # -- States and ends -----------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Held jobs of Grid Engine for an outside scheduler: their wishes, contexts, command lines, holds.
+"""Requests to Grid Engine, and its held jobs for an outside scheduler: their wishes, contexts and holds.
 
-The listing of qstat tells neither where a held job may run nor whether its own user holds it. The command lines are
-those of all requests to Grid Engine.
+The listing of qstat tells neither where a held job may run nor whether its own user holds it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
 from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
-from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
 from koala_adapter.model import LrmJobState
 from koala_sge.explained import ANY_QUEUE, QUEUES, ExplainedJob, JobContext, parse_explained
 from koala_sge.listing import has_access_lists, listed_jobs, parse_limits, seconds_of, text_of
@@ -24,11 +22,8 @@ if TYPE_CHECKING:
 
     from lxml.etree import _Element
 
-    from koala_adapter.lrm import Submission
-    from koala_adapter.lrm.drmaa.protocol import Template
     from koala_adapter.model import LrmJob, LrmJobId
     from koala_sge.listing import GridEngineCommands
-    from koala_sge.settings import SgeSettings
 
 
 # -- What jobs ask of queue instances ------------------------------------------------------------------------
@@ -114,103 +109,51 @@ def instances_on(node: str, instances: Collection[str], *, by_queue: bool) -> tu
 
 
 # -- Command lines -------------------------------------------------------------------------------------------
-# qsub options of a submission, and the command lines of all other requests.
 
 LARGEST_EXPLANATION = 200
 """Jobs asked for in one request for all about them."""
-LARGEST_ACCOUNTING_REQUEST = 20
-"""Arrays asked for in one history request: qacct reads the whole file for each."""
-
-
-def native_options(settings: SgeSettings, submission: Submission) -> tuple[str, ...]:
-    """Return the qsub options of a submission, each as one text, before the site's changes."""
-    private = settings.script_delivery is ScriptDelivery.PRIVATE
-    queue = submission.queue or settings.queue
-    options = [
-        # -shell n: start /bin/sh on our file, not the user's login shell that starts it.
-        *(("-b y", "-shell n") if private else ("-b n", "-S /bin/sh")),
-        # A placeholder that starts twice would show up as a stranger.
-        "-r n",
-        f"-l h_rt={submission.walltime}",
-    ]
-    if submission.memory_mib is not None:
-        options.append(f"-l {settings.memory_resource}={submission.memory_mib}M")
-    if queue:
-        options.append(f"-q {queue}")
-    if settings.native_specification:
-        options.append(settings.native_specification)
-    return tuple(options)
-
-
-def qsub(settings: SgeSettings, template: Template, count: int) -> tuple[str, ...]:
-    """Return the command line that submits an array, and prints its id alone."""
-    return (
-        settings.command("qsub"),
-        "-terse",
-        "-N",
-        template.name,
-        "-t",
-        f"1-{count}",
-        "-wd",
-        template.working_directory,
-        "-o",
-        template.output_path.replace("{index}", "$TASK_ID"),
-        "-j",
-        "y",
-        *(("-h",) if template.held else ()),
-        *template.native_specification.split(),
-        template.remote_command,
-        *template.arguments,
-    )
-
 
 UNFINISHED = ("-s", "prs")
 """Jobs that wait, run or are suspended, whatever a file of defaults asks for."""
 SINGLY = ("-g", "d")
 """Each task by itself: in place of another ``-g`` in a file of defaults, such as one that lists queues only."""
 
+LIST_SLOTS = ("qstat", "-xml", "-g", "t", "-r", *UNFINISHED, "-u", "*")
+"""All jobs of all users, with a row for each slot of a parallel job."""
+LIST_NODES = ("qhost", "-xml", "-q", "-F", "slots")
+"""All hosts with their queues and the slots that the hosts have left."""
+LIST_QUEUES = ("qstat", "-xml", "-g", "c")
+"""All cluster queues with their slots."""
+SHOW_QUEUES = ("qconf", "-sq", "*")
+"""Configuration of all cluster queues."""
+SHOW_CONFIGURATION = ("qconf", "-sconf")
+SHOW_VERSION = ("qstat", "-help")
+"""Usage, whose first line is the version; does not ask the qmaster."""
+TRIGGER_SCHEDULER = ("qconf", "-tsm")
+"""Run the scheduler now; a refusal is printed with exit code 0 (seen with 8.1.9)."""
 
-def list_jobs(settings: SgeSettings, *, singly: bool = False) -> tuple[str, ...]:
+
+def list_jobs(*, singly: bool = False) -> tuple[str, ...]:
     """All jobs of all users, with whole names and requested walltimes. ``singly``: each waiting task in a row."""
-    return (settings.command("qstat"), "-xml", "-r", *UNFINISHED, *(SINGLY if singly else ()), "-u", "*")
+    return ("qstat", "-xml", "-r", *UNFINISHED, *(SINGLY if singly else ()), "-u", "*")
 
 
-def list_held(settings: SgeSettings, user: str, kind: str, *, singly: bool = False) -> tuple[str, ...]:
+def list_held(user: str, kind: str, *, singly: bool = False) -> tuple[str, ...]:
     """Return the request for a user's jobs, or all users' (``*``), in hold of a kind.
 
     It is ``u`` of the user, ``o`` of an operator, ``s`` of the system (a manager).
     """
-    return (settings.command("qstat"), "-xml", *(SINGLY if singly else ()), "-u", user, "-s", f"h{kind}")
+    return ("qstat", "-xml", *(SINGLY if singly else ()), "-u", user, "-s", f"h{kind}")
 
 
-def list_slots(settings: SgeSettings) -> tuple[str, ...]:
-    """All jobs of all users, with a row for each slot of a parallel job."""
-    return (settings.command("qstat"), "-xml", "-g", "t", "-r", *UNFINISHED, "-u", "*")
-
-
-def list_nodes(settings: SgeSettings) -> tuple[str, ...]:
-    """All hosts with their queues and the slots that the hosts have left."""
-    return (settings.command("qhost"), "-xml", "-q", "-F", "slots")
-
-
-def list_queues(settings: SgeSettings) -> tuple[str, ...]:
-    """All cluster queues with their slots."""
-    return (settings.command("qstat"), "-xml", "-g", "c")
-
-
-def show_queues(settings: SgeSettings) -> tuple[str, ...]:
-    """Configuration of all cluster queues."""
-    return (settings.command("qconf"), "-sq", "*")
-
-
-def explain_jobs(settings: SgeSettings, numbers: Iterable[str]) -> tuple[str, ...]:
+def explain_jobs(numbers: Iterable[str]) -> tuple[str, ...]:
     """All about these jobs, with their contexts and the reasons of error states."""
-    return (settings.command("qstat"), "-xml", "-j", ",".join(numbers))
+    return ("qstat", "-xml", "-j", ",".join(numbers))
 
 
-def verify(settings: SgeSettings, number: str) -> tuple[str, ...]:
+def verify(number: str) -> tuple[str, ...]:
     """Ask whether a job could run if nothing else did (qalter(1), -w); nothing is changed."""
-    return (settings.command("qalter"), "-w", "v", number)
+    return ("qalter", "-w", "v", number)
 
 
 _VERDICT = re.compile(r"^verification: no suitable queues", re.MULTILINE)
@@ -225,17 +168,7 @@ def why_never(said: str) -> str:
     return "no suitable queues" if first.startswith("verification:") else _OF_JOB.sub("", first)
 
 
-def give_back(settings: SgeSettings, numbers: Iterable[str]) -> tuple[str, ...]:
-    """Take the hold of users from these jobs, which is the only one that a submission verifier can set."""
-    return (settings.command("qrls"), *numbers)
-
-
-def account(settings: SgeSettings, number: str) -> tuple[str, ...]:
-    """Ends of all tasks of one job."""
-    return (settings.command("qacct"), "-j", number)
-
-
-def select_instances(settings: SgeSettings, wishes: Wishes, queues: Sequence[str]) -> tuple[str, ...]:
+def select_instances(wishes: Wishes, queues: Sequence[str]) -> tuple[str, ...]:
     """Queue instances, in these queues, that have what a job asks for; whether they are free now does not matter."""
     given = (
         ("-l", ",".join(f"{name}={value}" for name, value in wishes.resources)),
@@ -243,33 +176,17 @@ def select_instances(settings: SgeSettings, wishes: Wishes, queues: Sequence[str
         ("-q", ",".join(queues)),
         ("-U", wishes.user),
     )
-    return (settings.command("qselect"), *(word for pair in given if pair[1] for word in pair))
+    return ("qselect", *(word for pair in given if pair[1] for word in pair))
 
 
-def pin(settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "") -> tuple[str, ...]:
+def pin(number: str, queues: Sequence[str], *, context: str = "") -> tuple[str, ...]:
     """Let a job start in these queue instances only. Works on whole jobs, not on tasks. ``context`` is added to its."""
-    return (settings.command("qalter"), "-q", ",".join(queues), *(("-ac", context) if context else ()), number)
+    return ("qalter", "-q", ",".join(queues), *(("-ac", context) if context else ()), number)
 
 
-def pin_and_release(settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "") -> tuple[str, ...]:
-    """Do that, and take the hold of its user from a job that is no array, in the same request."""
-    *pinned, _ = pin(settings, number, queues, context=context)
-    return (*pinned, "-h", "U", number)
-
-
-def unpin(settings: SgeSettings, number: str, queues: Sequence[str]) -> tuple[str, ...]:
+def unpin(number: str, queues: Sequence[str]) -> tuple[str, ...]:
     """Let a job start in the queues that it had asked for, and forget that it was pinned."""
-    return (settings.command("qalter"), "-q", ",".join(queues) or ANY_QUEUE, "-dc", QUEUES, number)
-
-
-def trigger_scheduler(settings: SgeSettings) -> tuple[str, ...]:
-    """Run the scheduler now; a refusal is printed with exit code 0 (seen with 8.1.9)."""
-    return (settings.command("qconf"), "-tsm")
-
-
-def show_version(settings: SgeSettings) -> tuple[str, ...]:
-    """Usage, whose first line is the version; does not ask the qmaster."""
-    return (settings.command("qstat"), "-help")
+    return ("qalter", "-q", ",".join(queues) or ANY_QUEUE, "-dc", QUEUES, number)
 
 
 def job_number(id_: LrmJobId) -> str:
@@ -326,11 +243,10 @@ NOT_ASKED_YET = "it is being asked where it may run"
 class HeldJobs:
     """What is known of the jobs in hold of one cell."""
 
-    def __init__(self, commands: GridEngineCommands, settings: SgeSettings) -> None:
-        """Nothing is asked yet."""
+    def __init__(self, commands: GridEngineCommands, *, by_queue: bool) -> None:
+        """``by_queue``: nodes are queue instances, not hosts."""
         self._commands = commands
-        self._settings = settings
-        self._by_queue = settings.nodes == "queue-instances"
+        self._by_queue = by_queue
         self._explained: dict[str, ExplainedJob] = {}
         """What is told of each job, by its number."""
         self._contexts: dict[str, JobContext] = {}
@@ -389,7 +305,7 @@ class HeldJobs:
     async def context(self, job: LrmJobId) -> JobContext:
         """Return the context of a job as it is now. Raises LrmError, also when Grid Engine does not tell it."""
         number = job_number(job)
-        explained = parse_explained(await self._commands.document(explain_jobs(self._settings, [number])))
+        explained = parse_explained(await self._commands.document(explain_jobs([number])))
         if number not in explained:
             message = f"Grid Engine does not know job {job} any more"
             raise LrmNotFoundError(message, hint="it has ended, or never was")
@@ -405,7 +321,7 @@ class HeldJobs:
         if not asked:
             return
         try:
-            explained = parse_explained(await self._commands.document(explain_jobs(self._settings, asked)))
+            explained = parse_explained(await self._commands.document(explain_jobs(asked)))
         except LrmUnavailableError:
             # It is asked again with the next listing; until then those in hold are not started.
             return
@@ -415,7 +331,7 @@ class HeldJobs:
     async def _ask_queues(self) -> None:
         now = time.monotonic()
         if self._queues_asked_at is None or now > self._queues_asked_at + SELECTIONS_KEPT:
-            shown = await self._commands.run(show_queues(self._settings))
+            shown = await self._commands.run(SHOW_QUEUES)
             if not shown.stderr.strip():
                 self._limits = parse_limits(shown.text, names=("h_rt",))
                 self._of_users = has_access_lists(shown.text)
@@ -443,7 +359,7 @@ class HeldJobs:
         found: list[frozenset[str]] = []
         # The first task of a parallel job is on the same node as all others: a start is on one node.
         for queues in (wishes.queues, wishes.master_queues) if wishes.master_queues else (wishes.queues,):
-            result = await self._commands.run(select_instances(self._settings, wishes, queues))
+            result = await self._commands.run(select_instances(wishes, queues))
             # What the cell does not know, nothing has.
             if result.stderr.strip() and kind_of_text(result.complaint) is FailureKind.UNAVAILABLE:
                 return None

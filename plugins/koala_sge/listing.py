@@ -645,11 +645,16 @@ COMPLAINTS = ComplaintTable(
 
 
 class GridEngineCommands(CommandSystem):
-    """The commands of one cell; which directory they are in is in the requests already."""
+    """The commands of one cell."""
 
     def __init__(self, runner: CommandRunner, settings: SgeSettings) -> None:
-        """Nothing is run yet."""
-        super().__init__(runner, COMPLAINTS, environment=settings.variables(), timeout=settings.request_timeout)
+        super().__init__(
+            runner,
+            COMPLAINTS,
+            directory=settings.bin_directory,
+            environment=settings.variables(),
+            timeout=settings.request_timeout,
+        )
 
     async def document(self, command: Sequence[str]) -> bytes:
         """Return what a listing command printed. Raises what its complaint means when it printed nothing."""

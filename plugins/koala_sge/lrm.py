@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugin ``sge``: checks, and the LRM of one Grid Engine cell.
+"""Plugin ``sge``: the LRM of one Grid Engine cell.
 
 Grid Engine's own commands do what is read; DRMAA, or commands where there is no library, what changes jobs. Status is
 never taken from an exit code: qstat -xml of an unknown job and a refused qconf -tsm both exit with 0.
@@ -7,22 +7,25 @@ never taken from an exit code: qstat -xml of an unknown job and a refused qconf 
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
-from koala_adapter.lrm import Capabilities, CheckResult, Lrm, RenderedSubmission
-from koala_adapter.lrm.commands import login_name, portions
+from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm import Capabilities, RenderedSubmission
+from koala_adapter.lrm.commandplugin import CommandPlugin
+from koala_adapter.lrm.commands import portions
 from koala_adapter.lrm.contract import oldest_first
+from koala_adapter.lrm.drmaa.choice import Submitter
 from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of, kind_of_text
 from koala_adapter.lrm.drmaa.protocol import ControlAction
-from koala_adapter.lrm.drmaa.transport import apply_directives, raise_for
+from koala_adapter.lrm.drmaa.scripts import check_scripts
+from koala_adapter.lrm.drmaa.transport import apply_directives, job_template, raise_for
 from koala_adapter.model import HoldOwner, LrmJobState
 from koala_sge import heldjobs
-from koala_sge.defaults import check_defaults, groups_arrays, require_whole_listings
+from koala_sge.checks import SgeChecks, check_outside
+from koala_sge.defaults import groups_arrays, require_whole_listings
 from koala_sge.explained import ExplainedJob, JobContext, noted, parse_explained
 from koala_sge.heldjobs import HeldJobs, possibly_hook_holds, without_users
 from koala_sge.listing import (
@@ -35,180 +38,15 @@ from koala_sge.listing import (
     parse_queues,
     with_layout,
 )
-from koala_sge.settings import smallest_user
-from koala_sge.submission import SgeSubmissions
+from koala_sge.submission import CHANGES, native_options, parse_refusals, parse_submitted, qsub_command
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from koala_adapter.lrm import ClusterContext, Submission
-    from koala_adapter.lrm.commands import CommandResult
-    from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
+    from koala_adapter.lrm import CheckResult, ClusterContext, Submission
+    from koala_adapter.lrm.drmaa.protocol import Refusal
+    from koala_adapter.model import LrmJob, LrmJobId, Node, Queue
     from koala_sge.settings import SgeSettings
-
-    Run = Callable[[Sequence[str]], Awaitable[CommandResult]]
-
-
-# -- Checks --------------------------------------------------------------------------------------------------
-# ``koala check`` of a Grid Engine cell: each thing that can be wrong, and what to do about it.
-
-
-async def run_checks(
-    lrm: Lrm, commands: GridEngineCommands, submissions: SgeSubmissions, settings: SgeSettings
-) -> tuple[CheckResult, ...]:
-    """Check from the outside in, so that the first complaint is the one to mend first.
-
-    Without a qmaster the rest is left out.
-    """
-    results = [_root(settings), check_defaults(settings), await _commands(lrm, settings)]
-    try:
-        results.append(await _nodes(lrm, settings))
-    except LrmUnavailableError as error:
-        # Each further question would wait for the qmaster until its time-out.
-        return (*results, _no_nodes(error))
-    results.append(await _queue(lrm, settings))
-    return (*results, *await submissions.check(), await check_user(commands, settings))
-
-
-async def check_user(commands: GridEngineCommands, settings: SgeSettings) -> CheckResult:
-    """Check that Grid Engine takes jobs of this user at all: Debian's takes none of root."""
-    subject, user = "user", os.geteuid()
-    try:
-        least = smallest_user((await commands.run((settings.command("qconf"), "-sconf"))).text)
-    except LrmError as error:
-        return CheckResult(subject=subject, ok=False, found=error.message, remedy=error.hint)
-    found = f"jobs of users with an id of {least} or more are taken (min_uid), yours is {user}"
-    remedy = "use koala as an ordinary user, or lower min_uid (qconf -mconf)"
-    return CheckResult(subject=subject, ok=user >= least, found=found, remedy=remedy)
-
-
-def _root(settings: SgeSettings) -> CheckResult:
-    common = settings.root / settings.cell / "common"
-    subject = f"cell {settings.cell} in {settings.root}"
-    if not (common / "act_qmaster").is_file():
-        return CheckResult(
-            subject=subject,
-            ok=False,
-            found=f"no {common}/act_qmaster",
-            remedy="correct root and cell (SGE_ROOT, SGE_CELL)",
-        )
-    return CheckResult(subject=subject, ok=True, found=str(common))
-
-
-async def _commands(lrm: Lrm, settings: SgeSettings) -> CheckResult:
-    subject = f"command {settings.command('qstat')}"
-    try:
-        return CheckResult(subject=subject, ok=True, found=await lrm.version())
-    except LrmError as error:
-        remedy = "install gridengine-client, or set bin_directory"
-        return CheckResult(subject=subject, ok=False, found=error.message, remedy=remedy)
-
-
-def _no_nodes(error: LrmError) -> CheckResult:
-    remedy = "start sge_qmaster, correct qmaster_port, or make this a submit host (qconf -as HOST)"
-    return CheckResult(subject="qmaster", ok=False, found=error.message, remedy=remedy)
-
-
-async def _nodes(lrm: Lrm, settings: SgeSettings) -> CheckResult:
-    """Raises LrmUnavailableError when the qmaster does not answer."""
-    subject = "qmaster"
-    try:
-        nodes = await lrm.nodes()
-    except LrmUnavailableError:
-        raise
-    except LrmError as error:
-        return _no_nodes(error)
-    slots = sum(node.processors for node in nodes)
-    if not slots:
-        where = f"queue {settings.queue}" if settings.queue else "any batch queue"
-        return CheckResult(
-            subject=subject, ok=False, found=f"answers, but there are no slots in {where}", remedy="correct queue"
-        )
-    idle = sum(node.processors_idle for node in nodes)
-    counted = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
-    return CheckResult(subject=subject, ok=True, found=f"answers: {counted}, {slots} slots, {idle} idle")
-
-
-async def _queue(lrm: Lrm, settings: SgeSettings) -> CheckResult:
-    subject = f"queue {settings.queue}" if settings.queue else "queues"
-    try:
-        queues = await lrm.queues()
-    except LrmError as error:
-        remedy = "make this a submit host (qconf -as HOST)"
-        return CheckResult(subject=subject, ok=False, found=error.message, remedy=remedy)
-    names = ", ".join(queue.name for queue in queues)
-    if settings.queue and settings.queue not in {queue.name for queue in queues}:
-        return CheckResult(subject=subject, ok=False, found=f"there are {names}", remedy="correct queue")
-    return CheckResult(subject=subject, ok=True, found=names or "none")
-
-
-# -- Checks of starting from outside -------------------------------------------------------------------------
-# ``koala check --outside`` of a Grid Engine cell: whether ordinary jobs come in held, and we may start them.
-
-_NUMBER = re.compile(r"^([0-9]+)$", re.MULTILINE)
-_ALLOWED = re.compile(r"^jsv_allowed_mod\s+(\S+)", re.MULTILINE)
-_JSV = re.compile(r"^jsv_url\s+(\S+)", re.MULTILINE)
-
-
-async def check_outside(run: Run, settings: SgeSettings, *, user: str) -> tuple[CheckResult, ...]:
-    """Return whether jobs come in held, whether we are a manager, and what would keep us from pinning and starting."""
-    try:
-        return (await _held(run, settings), await _manager(run, settings, user), await _pinning(run, settings))
-    except LrmError as error:
-        remedy = error.hint or "see `koala docs wiki`"
-        return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
-
-
-def submission_remedy(complaint: str) -> str:
-    """Return what to do about an ordinary submission that was refused."""
-    if "minimum" in complaint.lower():
-        return (
-            "Grid Engine takes no jobs of users with so small an id, such as root (min_uid in qconf -sconf, 1000 on "
-            "Debian): run koala as an ordinary user that is made a manager (qconf -am USER)"
-        )
-    return "submit such a job by hand (qsub -b y true) as the user that koala runs as, and mend what it complains about"
-
-
-async def _held(run: Run, settings: SgeSettings) -> CheckResult:
-    subject = "jobs come in held"
-    remedy = "set jsv_url to what `koala conf sge_jsv.sh` prints (qconf -mconf), or put -h into sge_request of the cell"
-    # For the end of the year, so that it never runs if nobody holds it.
-    options = ("-terse", "-a", "12312359", "-N", "koala-check", "-wd", "/", "-o", "/dev/null", "-j", "y", "-b", "y")
-    submitted = await run((settings.command("qsub"), *options, "true"))
-    number = _NUMBER.search(submitted.text)
-    if number is None:
-        found = f"an ordinary submission is refused: {submitted.complaint}"
-        return CheckResult(subject=subject, ok=False, found=found, remedy=submission_remedy(submitted.complaint))
-    try:
-        listing = await run(heldjobs.list_jobs(settings, singly=groups_arrays(settings)))
-        seen = next((job for job in parse_jobs(listing.stdout) if job.id == number[1]), None)
-    finally:
-        await run((settings.command("qdel"), number[1]))
-    ok = seen is not None and seen.state is LrmJobState.HELD
-    found = "yes" if ok else "no, they go to Grid Engine's own scheduler"
-    return CheckResult(subject=subject, ok=ok, found=found, remedy=remedy)
-
-
-async def _manager(run: Run, settings: SgeSettings, user: str) -> CheckResult:
-    managers = (await run((settings.command("qconf"), "-sm"))).text.split()
-    ok = user in managers
-    found = f"we are {user}; managers are {', '.join(managers)}"
-    remedy = f"make it one (qconf -am {user}): others' jobs can be pinned and released by managers only"
-    return CheckResult(subject="rights of a manager", ok=ok, found=found, remedy=remedy)
-
-
-async def _pinning(run: Run, settings: SgeSettings) -> CheckResult:
-    subject, shown = "starting at once", (await run((settings.command("qconf"), "-sconf"))).text
-    jsv, allowed = _JSV.search(shown), _ALLOWED.search(shown)
-    if jsv and jsv[1] != "none" and allowed and "q_hard" not in allowed[1].split(","):
-        remedy = "add q_hard,q_soft to jsv_allowed_mod (qconf -mconf)"
-        return CheckResult(subject=subject, ok=False, found="qalter -q is forbidden by jsv_allowed_mod", remedy=remedy)
-    remedy = "set trigger_scheduler = true in the settings of this cluster: else a start takes a schedule_interval"
-    found = "qconf -tsm after each start" if settings.trigger_scheduler else "only at the next schedule_interval"
-    return CheckResult(subject=subject, ok=settings.trigger_scheduler, found=found, remedy=remedy)
-
-
-# -- The LRM -------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(
     hold=True,
@@ -224,8 +62,10 @@ CAPABILITIES = Capabilities(
 running job keeps the walltime it started with."""
 
 ERROR_LETTER = "E"
-GIVEN_BACK_AT_ONCE = 100
-"""Jobs on one command line."""
+ARGUMENTS_PER_COMMAND = 100
+"""Jobs and tasks on one command line."""
+LARGEST_ACCOUNTING_REQUEST = 20
+"""Arrays asked for in one history request: qacct reads the whole file for each."""
 LISTING_SERVES = 2.0
 """Seconds for which it is believed that a job is in hold: qalter refuses what is gone by then."""
 VERIFIED_AFTER = 30.0
@@ -238,7 +78,7 @@ HOLDERS_KEPT = 60.0
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*", re.ASCII)
 
 
-class SgeLrm(Lrm):
+class SgeLrm(CommandPlugin):
     """One Grid Engine cell."""
 
     capabilities = CAPABILITIES
@@ -253,10 +93,17 @@ class SgeLrm(Lrm):
     HeldJobs asks."""
 
     def __init__(self, context: ClusterContext, settings: SgeSettings) -> None:
-        """Nothing is started yet."""
-        self._context = context
+        submitter = Submitter(
+            settings,
+            context,
+            expected=GRID_ENGINE,
+            variables=settings.variables(),
+            timeout=settings.request_timeout,
+            places=settings.library_places(),
+            delivery=settings.script_delivery,
+        )
+        super().__init__(context, submitter)
         self._settings = settings
-        self._user = context.user or login_name()
         self._commands = GridEngineCommands(context.commands, settings)
         self._error_reasons: Mapping[str, Mapping[int, str]] = {}
         self._by_queue = settings.nodes == "queue-instances"
@@ -269,36 +116,30 @@ class SgeLrm(Lrm):
         self._layouts: Mapping[LrmJobId, tuple[float | None, tuple[tuple[str, int], ...] | None]] = {}
         self._listed: tuple[float, Mapping[LrmJobId, LrmJob]] = (-LISTING_SERVES, {})
         """When the last listing was asked for, and what it showed."""
-        self._held_jobs = HeldJobs(self._commands, settings)
-        self.submissions = SgeSubmissions(context, settings, self._commands)
+        self._held_jobs = HeldJobs(self._commands, by_queue=self._by_queue)
 
-    async def start(self) -> None:
-        """Start the DRMAA helper, where there is one; a qmaster that is out of reach now is tried again later.
+    async def learn(self) -> None:
+        """Raise LrmRejectedError when a file of defaults hides jobs, queues or hosts from qstat or qselect.
 
-        Raises LrmRejectedError when a file of defaults hides jobs, queues or hosts from qstat or qselect.
+        A qmaster that is out of reach now is tried again later.
         """
         require_whole_listings(self._settings)
-        await self.submissions.submitter.start()
-
-    async def close(self) -> None:
-        """End the DRMAA helper, where there is one."""
-        await self.submissions.submitter.close()
 
     async def version(self) -> str:
         """Return the version as qstat tells it, such as ``SGE 8.1.9``."""
-        return await self._commands.first_line(heldjobs.show_version(self._settings))
+        return await self._commands.first_line(heldjobs.SHOW_VERSION)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return the hosts that run batch jobs, with the slots that jobs of all users have."""
-        document = await self._commands.document(heldjobs.list_nodes(self._settings))
+        document = await self._commands.document(heldjobs.LIST_NODES)
         return parse_nodes(document, queue=self._settings.queue, by_queue=self._by_queue)
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs of all users from one listing; a job that ends is gone from it at once."""
         document, everything = await self._listing()
-        self.submissions.submitter.sweep({job.name for job in everything if job.user == self._user})
+        self._submitter.sweep({job.name for job in everything if job.user == self._user})
         jobs = oldest_first(job for job in everything if job.name.startswith(name_prefix))
         if name_prefix:
             return await self._with_reasons(await self._with_verdicts(await self._with_holders(jobs)))
@@ -306,7 +147,7 @@ class SgeLrm(Lrm):
 
     async def _listing(self) -> tuple[bytes, tuple[LrmJob, ...]]:
         asked_at = time.monotonic()
-        document = await self._commands.document(heldjobs.list_jobs(self._settings, singly=self._singly))
+        document = await self._commands.document(heldjobs.list_jobs(singly=self._singly))
         everything = parse_jobs(document, by_queue=self._by_queue)
         self._listed = asked_at, {job.id: job for job in everything}
         return document, everything
@@ -318,9 +159,7 @@ class SgeLrm(Lrm):
         if held and (held != self._held or now > self._held_asked_at + HOLDERS_KEPT):
             found: dict[LrmJobId, HoldOwner] = {}
             for kind, owner in (("o", HoldOwner.OPERATOR), ("s", HoldOwner.SYSTEM)):
-                document = await self._commands.document(
-                    heldjobs.list_held(self._settings, self._user, kind, singly=self._singly)
-                )
+                document = await self._commands.document(heldjobs.list_held(self._user, kind, singly=self._singly))
                 found.update((job.id, owner) for job in parse_jobs(document))
             self._holders, self._held_asked_at = found, now
         self._held = held
@@ -338,7 +177,7 @@ class SgeLrm(Lrm):
         self._verdicts = {number: self._verdicts.get(number, unseen) for number in numbers}
         due = min(self._verdicts, key=lambda number: self._verdicts[number][0], default=None)
         if due is not None and self._verdicts[due][0] <= now:
-            said = await self._commands.run(heldjobs.verify(self._settings, due))
+            said = await self._commands.run(heldjobs.verify(due))
             self._verdicts[due] = (now + VERDICT_KEPT, heldjobs.why_never(said.text))
         return [self._with_verdict(job) for job in jobs]
 
@@ -352,28 +191,26 @@ class SgeLrm(Lrm):
         """Say where the slots of parallel jobs are; asked when one has started."""
         parallel = {job.id: job.started_at for job in jobs if job.layout and job.processors > 1}
         if parallel.items() - {id_: started for id_, (started, _) in self._layouts.items()}.items():
-            document = await self._commands.document(heldjobs.list_slots(self._settings))
+            document = await self._commands.document(heldjobs.LIST_SLOTS)
             found = parse_layouts(document, by_queue=self._by_queue)
             self._layouts = {id_: (started, found.get(id_)) for id_, started in parallel.items()}
         return [with_layout(job, self._layouts.get(job.id, (None, None))[1]) for job in jobs]
 
     async def queues(self) -> tuple[Queue, ...]:
-        """Return the cluster queues."""
-        document = await self._commands.document(heldjobs.list_queues(self._settings))
-        shown = await self._commands.run(heldjobs.show_queues(self._settings))
+        document = await self._commands.document(heldjobs.LIST_QUEUES)
+        shown = await self._commands.run(heldjobs.SHOW_QUEUES)
         return parse_queues(document, parse_limits(shown.text), default=self._settings.queue)
 
-    async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
+    async def accounted(self, ids: Sequence[LrmJobId]) -> Sequence[LrmJob]:
         """Return the ends that accounting knows; it can lag behind by 15 s (accounting_flush_time, sge_conf(5))."""
-        wanted = set(ids)
         found: list[LrmJob] = []
-        for number in list(dict.fromkeys(map(heldjobs.job_number, ids)))[: heldjobs.LARGEST_ACCOUNTING_REQUEST]:
-            result = await self._commands.run(heldjobs.account(self._settings, number))
+        for number in list(dict.fromkeys(map(heldjobs.job_number, ids)))[:LARGEST_ACCOUNTING_REQUEST]:
+            result = await self._commands.run(("qacct", "-j", number))
             jobs = parse_accounting(result.text)
             if not jobs and kind_of_text(result.complaint) is not FailureKind.NOT_FOUND and result.complaint:
                 raise error_of(FailureKind.UNAVAILABLE, f"qacct: {result.complaint}")
-            found.extend(job for job in jobs if job.id in wanted)
-        return tuple(found)
+            found += jobs
+        return found
 
     async def _with_reasons(self, jobs: Sequence[LrmJob]) -> tuple[LrmJob, ...]:
         """Say why jobs of ours are in error state; asked once for each job, because the reason does not change."""
@@ -383,7 +220,7 @@ class SgeLrm(Lrm):
         if missing := broken - self._error_reasons.keys():
             numbers = sorted(missing)[: heldjobs.LARGEST_EXPLANATION]
             try:
-                document = await self._commands.document(heldjobs.explain_jobs(self._settings, numbers))
+                document = await self._commands.document(heldjobs.explain_jobs(numbers))
                 explained = parse_explained(document)
             except LrmUnavailableError:
                 explained = {}  # asked again with the next listing
@@ -402,83 +239,78 @@ class SgeLrm(Lrm):
 
     # -- submission ----------------------------------------------------------------------------------------------
 
-    def render(self, submission: Submission) -> RenderedSubmission:
-        """Return the qsub command, and the DRMAA call that is made in its place where there is a library."""
-        native = self._native(submission)
-        shown = RenderedSubmission(
-            command=heldjobs.qsub(self._settings, self.submissions.template(submission, native), submission.count),
+    def rendered(self, submission: Submission) -> RenderedSubmission:
+        return RenderedSubmission(
+            command=self._commands.argv(self._qsub(submission)),
             script=submission.script,
             environment=tuple(sorted(self._settings.variables().items())),
             note="the script is in the file that is named last",
         )
-        return self.submissions.render(submission, native, shown)
 
-    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
-        """Submit one array. After a crash or a time-out, :meth:`jobs` finds it by its name."""
-        return await self.submissions.submit(submission, self._native(submission))
+    def native(self, submission: Submission) -> tuple[str, ...]:
+        return apply_directives(native_options(self._settings, submission), self._context.directives, GRID_ENGINE)
 
-    def forget(self, key: BatchKey) -> None:
-        """Delete the script: it is not read any more."""
-        self.submissions.submitter.forget(key)
+    def _qsub(self, submission: Submission) -> tuple[str, ...]:
+        script, delivery = self._submitter.scripts.path(submission.key), self._settings.script_delivery
+        template = job_template(submission, script=script, delivery=delivery, native=self.native(submission))
+        return qsub_command(template, submission.count)
 
-    @property
-    def submission_way(self) -> str:
-        """How placeholders are submitted, and why."""
-        return str(self.submissions.submitter.choice)
-
-    @property
-    def submission_obstacle(self) -> str:
-        """What is wrong with the DRMAA library on which the site insists."""
-        return self.submissions.submitter.obstacle
-
-    async def look_for_obstacle(self) -> None:
-        """Try that library again."""
-        await self.submissions.submitter.look_for_obstacle()
-
-    def _native(self, submission: Submission) -> tuple[str, ...]:
-        return apply_directives(
-            heldjobs.native_options(self._settings, submission), self._context.directives, GRID_ENGINE
-        )
+    async def submit_by_command(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        command = self._qsub(submission)
+        with self._submitter.scripts.submitted(submission.key, submission.script, self._settings.script_delivery):
+            result = await self._commands.run(command)
+            if ids := parse_submitted(result.text):
+                return ids
+            raise error_of(kind_of_text(result.complaint), f"qsub: {result.complaint or 'no output'}")
 
     # -- control -------------------------------------------------------------------------------------------------
 
     async def cancel(self, ids: Sequence[LrmJobId]) -> None:
         """Delete jobs, whatever their state. Running ones are gone when their node has reported it, seconds later."""
-        refusals = await self.submissions.control(ControlAction.TERMINATE, ids, urgent=True)
-        raise_for(refusals, gone_is_fine=True)
+        raise_for(await self._control(ControlAction.TERMINATE, ids), gone_is_fine=True)
+
+    async def _control(self, action: ControlAction, ids: Sequence[LrmJobId]) -> tuple[Refusal, ...]:
+        """Apply an action to each job; return those with which it did not work."""
+        urgent = action is ControlAction.TERMINATE
+        if (drmaa := self._submitter.drmaa) is not None:
+            return await drmaa.client.control(action, ids, urgent=urgent)
+        for id_ in ids:
+            heldjobs.job_number(id_)
+        refusals: list[Refusal] = []
+        for part in portions(ids, ARGUMENTS_PER_COMMAND):
+            result = await self._commands.run((*CHANGES[action], *part), urgent=urgent)
+            refusals += parse_refusals(result, action, part)
+        return tuple(refusals)
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
-        """Put jobs in user hold."""
-        raise_for(await self.submissions.control(ControlAction.HOLD, ids))
+        raise_for(await self._control(ControlAction.HOLD, ids))
 
     async def release(self, ids: Sequence[LrmJobId]) -> None:
-        """Release from user hold."""
-        raise_for(await self.submissions.control(ControlAction.RELEASE, ids))
+        raise_for(await self._control(ControlAction.RELEASE, ids))
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs in user hold whose users, by the mark of conf/sge_jsv.sh, do not hold them."""
-        document = await self._commands.document(heldjobs.list_jobs(self._settings, singly=self._singly))
+        document = await self._commands.document(heldjobs.list_jobs(singly=self._singly))
         # The letters of a listing do not tell this hold from an operator's.
-        listed = await self._commands.document(heldjobs.list_held(self._settings, "*", "u", singly=self._singly))
+        listed = await self._commands.document(heldjobs.list_held("*", "u", singly=self._singly))
         held = possibly_hook_holds(parse_jobs(document), {job.id for job in parse_jobs(listed)})
         contexts: dict[str, JobContext] = {}
         for part in portions(sorted({heldjobs.job_number(job.id) for job in held}), heldjobs.LARGEST_EXPLANATION):
-            explained = parse_explained(await self._commands.document(heldjobs.explain_jobs(self._settings, part)))
+            explained = parse_explained(await self._commands.document(heldjobs.explain_jobs(part)))
             contexts |= {number: job.context for number, job in explained.items()}
         return without_users(held, contexts)
 
     async def give_back(self, ids: Sequence[LrmJobId]) -> None:
         """Take the user hold from jobs; from arrays as a whole. Managers may do it with all jobs."""
-        for part in portions(list(dict.fromkeys(map(heldjobs.job_number, ids))), GIVEN_BACK_AT_ONCE):
-            await self._commands.change(heldjobs.give_back(self._settings, part), action="release")
+        for part in portions(list(dict.fromkeys(map(heldjobs.job_number, ids))), ARGUMENTS_PER_COMMAND):
+            await self._commands.change(("qrls", *part), action="release")
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend jobs (SIGSTOP to the whole job)."""
-        raise_for(await self.submissions.control(ControlAction.SUSPEND, ids))
+        raise_for(await self._control(ControlAction.SUSPEND, ids))
 
     async def resume(self, ids: Sequence[LrmJobId]) -> None:
-        """Resume suspended jobs."""
-        raise_for(await self.submissions.control(ControlAction.RESUME, ids))
+        raise_for(await self._control(ControlAction.RESUME, ids))
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Pin a held job or task to a node, with one entry for each of its processors, and release it.
@@ -504,13 +336,14 @@ class SgeLrm(Lrm):
         number, context = heldjobs.job_number(job), noted(self._held_jobs.queues(job))
         self._held_jobs.note_pin(job)
         if held.array_index is None:
-            command = heldjobs.pin_and_release(self._settings, number, where, context=context)
-            await self._commands.change(command, action="start")
+            # Pinned, and released from the hold of its user, in one request.
+            *pinned, _ = heldjobs.pin(number, where, context=context)
+            await self._commands.change((*pinned, "-h", "U", number), action="start")
         else:
-            await self._commands.change(heldjobs.pin(self._settings, number, where, context=context), action="pin")
+            await self._commands.change(heldjobs.pin(number, where, context=context), action="pin")
             await self.release([job])
         if self._settings.trigger_scheduler:
-            await self._commands.change(heldjobs.trigger_scheduler(self._settings), action="trigger")
+            await self._commands.change(heldjobs.TRIGGER_SCHEDULER, action="trigger")
 
     async def confirm_start(self, job: LrmJobId) -> None:
         """Hold a running job: it comes back in hold when it is queued again (``qmod -rj``, exit status 99)."""
@@ -523,7 +356,7 @@ class SgeLrm(Lrm):
         waits = any(seen.id == job and seen.state is LrmJobState.HELD for seen in everything)
         asked = (await self._held_jobs.context(job)).queues if waits else None
         if asked is not None:
-            await self._commands.change(heldjobs.unpin(self._settings, heldjobs.job_number(job), asked), action="unpin")
+            await self._commands.change(heldjobs.unpin(heldjobs.job_number(job), asked), action="unpin")
 
     async def _may_be_pinned(self, job: LrmJobId, processors: int) -> LrmJob:
         """Return a job that may be started on so many processors of a node. Raises LrmError."""
@@ -553,9 +386,15 @@ class SgeLrm(Lrm):
 
     # -- check ---------------------------------------------------------------------------------------------------
 
-    async def check(self) -> tuple[CheckResult, ...]:
-        """Verify commands, qmaster, queue, DRMAA library and the place of scripts."""
-        return await run_checks(self, self._commands, self.submissions, self._settings)
+    def checks(self) -> SgeChecks:
+        return SgeChecks(self, self._commands, self._settings)
+
+    async def check_submission(self) -> tuple[CheckResult, ...]:
+        """Look at the folder of scripts, too: with qsub, the nodes read them as with DRMAA."""
+        found = await super().check_submission()
+        if self._submitter.drmaa is not None:
+            return found
+        return (*found, check_scripts(self._submitter.scripts.directory, self._settings.script_delivery))
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for the year's end that jobs come in held, and that we may start jobs of all users."""

@@ -88,10 +88,6 @@ class SgeSettings(SubmissionSettings):
             variables["SGE_EXECD_PORT"] = str(self.execd_port)
         return variables
 
-    def command(self, name: str) -> str:
-        """Return how a command of Grid Engine is called."""
-        return str(self.bin_directory / name) if self.bin_directory else name
-
     def library_places(self) -> tuple[str, ...]:
         """Return where this installation has its DRMAA library, as patterns of files."""
         return (f"{self.root}/lib/lx-*/libdrmaa.so.1.0", f"{self.root}/lib/lx*/libdrmaa.so*")

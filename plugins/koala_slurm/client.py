@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import LrmRejectedError
 from koala_adapter.lrm.commands import CommandSystem
 from koala_slurm.listing import (
     NODE_COMMAND,
@@ -25,6 +25,7 @@ from koala_slurm.words import COMPLAINTS, checked, minutes, reading_error
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from koala_adapter.errors import LrmError
     from koala_adapter.lrm.commands import CommandResult, CommandRunner
     from koala_adapter.model import LrmJob, Node
     from koala_slurm.listing import ControllerConfig
@@ -95,20 +96,8 @@ def control_error(result: CommandResult, *, action: str) -> LrmError | None:
 
 
 def cancel_error(result: CommandResult) -> LrmError | None:
-    """Return the worst error among what scancel says of each job; None when all are cancelled or were gone.
-
-    No answer is worse than a refusal: after it nothing is known.
-    """
-    lines = [line.strip() for line in result.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-    serious = [line for line in lines if "error" in line.lower() and not any(text in line.lower() for text in _GONE)]
-    errors = [COMPLAINTS.error(line, action="cancellation", otherwise=LrmUnavailableError) for line in serious]
-    errors = [error for error in errors if not isinstance(error, LrmNotFoundError)]
-    unanswered = (error for error in errors if isinstance(error, LrmUnavailableError))
-    if errors:
-        return next(unanswered, errors[0])
-    if result.returncode and not lines:
-        return COMPLAINTS.error("", action="cancellation", otherwise=LrmUnavailableError)
-    return None
+    """Return the worst error among what scancel says of each job; None when all are cancelled or were gone."""
+    return COMPLAINTS.cancel_error(result, gone=_GONE, marked="error")
 
 
 # -- Running the commands ------------------------------------------------------------------------------------
@@ -119,7 +108,6 @@ class SlurmCommands(CommandSystem):
     """The commands of one cluster, run within its bounds of rate and time."""
 
     def __init__(self, runner: CommandRunner, settings: SlurmSettings) -> None:
-        """Nothing is run yet."""
         super().__init__(
             runner,
             COMPLAINTS,
@@ -129,20 +117,20 @@ class SlurmCommands(CommandSystem):
         )
 
     def reading_error(self, result: CommandResult, *, action: str) -> LrmError | None:
-        """See CommandSystem; squeue may also fail with exit status 0."""
+        """Return the error of a listing: squeue may also fail with exit status 0."""
         return reading_error(result, action=action)
 
     def changing_error(self, result: CommandResult, *, action: str) -> LrmError | None:
-        """See CommandSystem; what scontrol says and no complaint is known of, is a refusal."""
+        """Return the error of a change: a complaint of scontrol that is not known is a refusal."""
         return control_error(result, action=action)
 
 
 ASKED_SINGLY = 5
 """Jobs of one listing of all users that scontrol is asked for each by itself."""
 
-LISTING_REQUESTS = 7 + ASKED_SINGLY
+LISTING_REQUESTS = 6 + ASKED_SINGLY
 """At most, of a listing of all users: jobs (by pyslurm, and by squeue what that does not tell), details, partitions,
-licences, generic resources, limits of accounts."""
+licences, generic resources."""
 
 PARTITIONS_KEPT = 300.0
 """Seconds after which partitions are read again: sites change them seldom."""

@@ -151,7 +151,6 @@ class LibraryReader:
     """The jobs of all users; each time only what has changed is sent and read."""
 
     def __init__(self, client: LibraryClient) -> None:
-        """Nothing is known yet."""
         self._client = client
         self._told: dict[int, ToldJob] = {}
         self._order: list[int] = []

@@ -434,8 +434,6 @@ DEFAULT_MAX_ARRAY_SIZE = 1001
 
 _LINE = re.compile(r"^(?P<name>\w[\w()]*)\s*=\s?(?P<value>.*?)\s*$", re.MULTILINE)
 _VERSION = re.compile(r"\b(?P<version>[0-9]{2}\.[0-9]{2}(?:\.[0-9]+)?(?:[.-][0-9a-z]+)*)")
-_LIMITS = frozenset({"limits", "safe", "all"})
-"""Of AccountingStorageEnforce (slurm.conf(5)): with any of them limits hold."""
 _NO_ACCOUNTING = frozenset({"", "(null)", "accounting_storage/none"})
 
 
@@ -456,8 +454,6 @@ class ControllerConfig:
     """Memory is counted, and a job that asks for none gets that of a whole node, unless its partition has a default."""
     has_gres: bool = False
     """There are generic resources for jobs to ask for (GresTypes)."""
-    limits_enforced: bool = False
-    """Jobs are kept within the limits of their associations and QOS."""
 
     @property
     def takes_cores_by_node(self) -> bool:
@@ -492,7 +488,6 @@ def parse_config(output: str) -> ControllerConfig:
         and not any(_is_default(values.get(name, "")) for name in DEFAULT_MEMORY),
         unit=_unit(values.get("SelectType", ""), values.get("SelectTypeParameters", "")),
         has_gres=values.get("GresTypes", "") not in {"", "(null)"},
-        limits_enforced=bool(_LIMITS & set(values.get("AccountingStorageEnforce", "").split(","))),
     )
 
 

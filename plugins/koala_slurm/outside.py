@@ -14,28 +14,22 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError
-from koala_adapter.lrm import CheckResult
+from koala_adapter.errors import LrmError, LrmNotFoundError
 from koala_adapter.lrm.commands import portions
-from koala_adapter.lrm.contract import OutsideChecks
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_slurm import client
 from koala_slurm.limits import (
-    ACCOUNTING_COMMAND,
-    AccountingLimits,
     GresOnNodes,
     PartitionLimits,
     by_number,
     first_served,
     gres_shares,
-    over_limits,
-    parse_accounting_limits,
     parse_gres_on_nodes,
     parse_partition_limits,
     unfulfilled,
     within_limits,
 )
-from koala_slurm.listing import CONFIG_COMMAND, ENVIRONMENT, EVERY_JOB, PARTITION_COMMAND, new_separator, parse_config
+from koala_slurm.listing import ENVIRONMENT, EVERY_JOB, PARTITION_COMMAND, new_separator
 from koala_slurm.requests import (
     DETAILS_COMMAND,
     GRES_COMMAND,
@@ -55,16 +49,16 @@ from koala_slurm.requests import (
     with_details,
     worth_asking,
 )
-from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked, parse_job_id
+from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
     from koala_slurm.library import LibraryAccess, ToldJob
+    from koala_slurm.pinning import StartNotes
     from koala_slurm.requests import Restrictions, StateKey
-    from koala_slurm.starting import StartNotes
 
 
 # -- Jobs of all users ---------------------------------------------------------------------------------------
@@ -72,8 +66,6 @@ if TYPE_CHECKING:
 
 LIMITS_KEPT = 30.0
 """Seconds for which the limits of partitions are believed."""
-ACCOUNTING_SHARE = 20
-"""Times as old as their reading took may the limits of associations and QOS be: of thousands it takes long."""
 NOT_YET_KNOWN = "what it asks for is not known yet: texts of other jobs look like it"
 _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 
@@ -93,11 +85,7 @@ class OutsideReader:
         self._latest: dict[str, LrmJob] = {}
         self._limits: Mapping[str, PartitionLimits] = {}
         self._limits_asked_at: float | None = None
-        self.limits_enforced = False
-        """Slurm keeps jobs within the limits of associations and QOS."""
         self._groups: dict[str, frozenset[str]] = {}
-        self._accounting = AccountingLimits()
-        self._accounting_until: float | None = None
 
     def known(self, job: str) -> tuple[LrmJob, JobDetails] | None:
         """Return a waiting job of the latest listing and its details; None when they are not known."""
@@ -114,15 +102,11 @@ class OutsideReader:
         return [shown.get(job) or self._latest[job] for job in ids]
 
     async def _look(self, ids: Sequence[LrmJobId]) -> list[LrmJob]:
-        separator = new_separator()
-        form = everything_format(separator)
         found: list[LrmJob] = []
         # squeue understands no ranges of elements; an array's number stands for all of them.
         numbers = list(dict.fromkeys(checked(job).partition("_")[0] for job in ids))
         for part in portions(numbers, ARGUMENTS_PER_COMMAND):
-            command = (*EVERY_JOB, f"--jobs={','.join(part)}")
-            shown = await self._commands.read(command, action="looking at jobs", environment=form)
-            found += parse_everything(shown, separator)
+            found += await self._squeue(parse_everything, f"--jobs={','.join(part)}")
         return found
 
     def forget(self, job: str) -> None:
@@ -137,7 +121,7 @@ class OutsideReader:
         """Return all jobs, array elements singly. Raises LrmError."""
         jobs = await self._by_library()
         if jobs is None:
-            jobs = await self._by_commands()
+            jobs = await self._squeue(parse_everything)
         wanting = [job for job in jobs if worth_asking(job)]
         self._latest = {str(job.id): job for job in wanting}
         for key in forgotten(self._known, wanting):
@@ -146,30 +130,30 @@ class OutsideReader:
         if missing:
             await self._ask_details(missing)
         self._drop_notes(jobs)
-        detailed = [self._as_asked(with_details(job, self._known.get(state_key(job)))) for job in jobs]
-        detailed = [
-            replace(job, obstacle=job.obstacle or NOT_YET_KNOWN)
-            if job.state in _WAITING and state_key(job) not in self._known
-            else job
-            for job in detailed
-        ]
-        if any(job.state in _WAITING for job in detailed):
+        groups: Mapping[str, frozenset[str]] = {}
+        if users := {job.user for job in jobs if job.state in _WAITING}:
             await self._ask_limits()
-            groups = await self._groups_of({job.user for job in detailed if job.state in _WAITING})
-            detailed = [
-                within_limits(job, self._limits, qos=self._restrictions(job).qos, groups=groups.get(job.user))
-                if job.state in _WAITING
-                else job
-                for job in detailed
-            ]
-        return tuple(await self._with_obstacles(detailed))
+            groups = await self._groups_of(users)
+        return tuple(await self._with_obstacles([self._described(job, groups) for job in jobs]))
 
-    async def _by_commands(self) -> Sequence[LrmJob]:
+    def _described(self, job: LrmJob, groups: Mapping[str, frozenset[str]]) -> LrmJob:
+        """Return a job as its user asked for it, with what its partitions keep it from. ``groups`` of users."""
+        details = self._known.get(state_key(job))
+        asked = self._as_asked(with_details(job, details))
+        if asked.state not in _WAITING:
+            return asked
+        if state_key(asked) not in self._known:
+            asked = replace(asked, obstacle=asked.obstacle or NOT_YET_KNOWN)
+        qos = self._restrictions(asked).qos
+        return within_limits(asked, self._limits, qos=qos, groups=groups.get(asked.user))
+
+    async def _squeue(self, parse: Callable[[str, str], Sequence[LrmJob]], *narrowed: str) -> Sequence[LrmJob]:
+        """Return what squeue lists of all jobs, or of some."""
         separator = new_separator()
-        output = await self._commands.read(
-            EVERY_JOB, action="listing of jobs", environment=everything_format(separator)
+        shown = await self._commands.read(
+            (*EVERY_JOB, *narrowed), action="listing of jobs", environment=everything_format(separator)
         )
-        return parse_everything(output, separator)
+        return parse(shown, separator)
 
     async def _by_library(self) -> Sequence[LrmJob] | None:
         """Return all jobs by pyslurm, and note the details of those that have changed; None where it is not used."""
@@ -203,7 +187,7 @@ class OutsideReader:
         if not wanted:
             return
         if len(wanted) > ARGUMENTS_PER_COMMAND:
-            shown = await self._by_commands()
+            shown = await self._squeue(parse_everything)
         else:
             try:
                 shown = await self._look([LrmJobId(asked) for asked in wanted])
@@ -234,11 +218,7 @@ class OutsideReader:
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs that the site's hook holds, and those it would hold again. Raises LrmError."""
-        separator = new_separator()
-        output = await self._commands.read(
-            EVERY_JOB, action="listing of jobs", environment=everything_format(separator)
-        )
-        held = parse_held_by_hook(output, separator)
+        held = tuple(await self._squeue(parse_held_by_hook))
         self._latest |= {str(job.id): job for job in held if job.state in _WAITING}
         return held
 
@@ -286,41 +266,7 @@ class OutsideReader:
             obstacle = obstacle or ("no node has free what else it asks for" if possible == () else "")
             blocked = waits.get(job.id) or obstacle
             found.append(replace(job, dependent=bool(waits.get(job.id)), obstacle=blocked, possible_nodes=possible))
-        return await self._within_accounting(found, now) if self.limits_enforced and asked else found
-
-    async def _within_accounting(self, jobs: list[LrmJob], now: float) -> list[LrmJob]:
-        """Say of each waiting job that could start otherwise which limit of its association or QOS forbids it now."""
-        await self._ask_accounting()
-        offered = [
-            job
-            for job in jobs
-            if job.state in _WAITING
-            and not (job.obstacle or job.dependent)
-            and (job.eligible_at is None or job.eligible_at <= now)
-        ]
-        # In this order, so that a start does not find its share gone.
-        offered.sort(key=first_served)
-        over = over_limits(offered, {job.id: self._qos_of(job) for job in offered}, self._accounting)
-        bounded = {job.id: self._accounting.bounding(job, self._qos_of(job)) for job in offered if job.id not in over}
-        held = {job.id: replace(job, obstacle=over[job.id]) for job in offered if job.id in over}
-        return [bounded.get(job.id) or held.get(job.id) or job for job in jobs]
-
-    def _qos_of(self, job: LrmJob) -> tuple[str, ...]:
-        """Return the QOS of a job, after that of its partition, which counts first."""
-        partition = self._limits.get(job.queue)
-        return (*((partition.qos,) if partition and partition.qos else ()), self._restrictions(job).qos)
-
-    async def _ask_accounting(self) -> None:
-        begun = time.monotonic()
-        if self._accounting_until is None or begun > self._accounting_until:
-            # Who may not see them learns of a limit when Slurm does not start a job.
-            with suppress(LrmError):
-                shown = await self._commands.read(
-                    ACCOUNTING_COMMAND, action="limits of associations", environment=ENVIRONMENT
-                )
-                self._accounting = parse_accounting_limits(shown)
-            took = time.monotonic() - begun
-            self._accounting_until = begun + min(LIMITS_KEPT, ACCOUNTING_SHARE * took)
+        return found
 
     def _restrictions(self, job: LrmJob) -> Restrictions:
         return self._known.get(state_key(job), JobDetails()).restrictions
@@ -403,68 +349,3 @@ def _licensed(jobs: Iterable[LrmJob], asked: Mapping[LrmJobId, Restrictions], fr
 def _unlicensed(job: LrmJob, wanted: Restrictions, licensed: Container[str]) -> str:
     names = ", ".join(name for name, _ in wanted.licenses)
     return f"there are too few free licences {names}" if names and job.id not in licensed else ""
-
-
-# -- Checks of starting from outside -------------------------------------------------------------------------
-# ``koala check --outside`` of a Slurm cluster: whether ordinary jobs come in held for us, and we may start them.
-
-TRIAL = ("sbatch", "--parsable", "--job-name=koala-check", "--ntasks=1", "--time=1", "--output=/dev/null", "--chdir=/")
-"""An ordinary submission, but for next week, so that it never runs if nobody holds it."""
-
-SCRIPT = b"#!/bin/sh\nexit 0\n"
-
-
-class SlurmOutsideChecks(OutsideChecks):
-    """One run of the checks."""
-
-    scheduler = "Slurm's own scheduler"
-    held_for_us = "yes, and marked as ours"
-    held_otherwise = "not marked as ours"
-
-    def __init__(self, commands: SlurmCommands, reader: OutsideReader, *, user: str, uid: int) -> None:
-        """``user`` and ``uid``: who we are for Slurm."""
-        self._commands = commands
-        self._reader = reader
-        self._user = user
-        self._uid = uid
-
-    async def rights(self) -> CheckResult:
-        """See OutsideChecks."""
-        config = parse_config(await self._commands.read(CONFIG_COMMAND, action="asking the controller"))
-        ok = config.may_suspend(user=self._user, uid=self._uid)
-        found = f"we are {self._user}; SlurmUser is {config.slurm_user}"
-        remedy = "run as root or SlurmUser; of an Operator named in slurmdbd nothing can be said here"
-        return CheckResult(subject="rights of an operator", ok=ok, found=found, remedy=remedy)
-
-    async def submit(self) -> LrmJobId:
-        """See OutsideChecks."""
-        result = await self._commands.run((*TRIAL, "--begin=now+7days"), stdin=SCRIPT)
-        job = parse_job_id(result.text)
-        if job is None:
-            remedy = "submit such a job by hand (sbatch --wrap=true -n1 -t1), and mend what it complains about"
-            raise LrmRejectedError(result.complaint, hint=remedy)
-        return LrmJobId(job)
-
-    async def seen(self, job: LrmJobId) -> LrmJob | None:
-        """See OutsideChecks."""
-        return next((one for one in await self._reader.jobs() if one.id == job), None)
-
-    async def release(self, job: LrmJobId) -> LrmError | None:
-        """See OutsideChecks."""
-        result = await self._commands.run(client.job_command("release", (job,)))
-        return client.control_error(result, action="releasing a job")
-
-    async def cancel(self, job: LrmJobId) -> None:
-        """See OutsideChecks."""
-        await self._commands.run(client.cancel_command((job,)), urgent=True)
-
-    def remedy_of_hold(self) -> str:
-        """See OutsideChecks."""
-        return (
-            "install what `koala conf job_submit.lua` prints: JobSubmitPlugins=lua in slurm.conf, then scontrol "
-            "reconfigure"
-        )
-
-    def remedy_of_release(self) -> str:
-        """See OutsideChecks."""
-        return f"add the user id {self._uid} to OPERATORS in job_submit.lua"

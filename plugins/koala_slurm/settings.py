@@ -4,36 +4,22 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from koala_adapter.lrm import Discovery, FoundCluster, LeftOut, readable_text
+from koala_adapter.lrm.commandplugin import AbsolutePath, Word
 from koala_adapter.lrm.drmaa.choice import SubmissionSettings
 from koala_slurm.listing import CONFIG_COMMAND, parse_config
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from koala_adapter.lrm import Surroundings
 
 
 # -- Settings ------------------------------------------------------------------------------------------------
-
-
-def _absolute(path: Path) -> Path:
-    if not path.is_absolute():
-        raise ValueError("must be an absolute path")
-    return path
-
-
-def _one_word(text: str) -> str:
-    if not text or not text.isprintable() or any(character.isspace() for character in text):
-        raise ValueError("must be one word without blanks or control characters")
-    return text
-
-
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-Word = Annotated[str, AfterValidator(_one_word)]
 
 
 class SlurmSettings(SubmissionSettings):
@@ -77,15 +63,6 @@ class SlurmSettings(SubmissionSettings):
         gt=0,
         le=40,
         description="Seconds after which a Slurm command that has not answered is ended.",
-    )
-    start_timeout: float = Field(
-        default=15.0,
-        gt=0,
-        le=300,
-        description=(
-            "Without effect, kept for site files that have it: how long a start may take is said to `koala schedule` "
-            "(--patience) and `koala wiki serve` (--reply-within)."
-        ),
     )
 
     @model_validator(mode="after")

@@ -9,11 +9,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
-from koala_adapter.lrm.commands import Complaint, ComplaintTable, complaints
+from koala_adapter.lrm.commands import Complaint, ComplaintTable, complaints, portions, ranges
 from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from koala_adapter.errors import LrmError
     from koala_adapter.lrm.commands import CommandResult
@@ -140,22 +140,9 @@ def compacted(jobs: Iterable[str], sizes: Mapping[str, int] | None = None) -> tu
 
 
 def _arguments(job: str, elements: set[int]) -> Iterator[str]:
-    ranges = list(_ranges(sorted(elements)))
-    for start in range(0, len(ranges), ELEMENTS_PER_ARGUMENT):
-        part = ranges[start : start + ELEMENTS_PER_ARGUMENT]
+    for part in portions(list(ranges(elements)), ELEMENTS_PER_ARGUMENT):
         single = len(part) == 1 and "-" not in part[0]
         yield f"{job}_{part[0]}" if single else f"{job}_[{','.join(part)}]"
-
-
-def _ranges(numbers: Sequence[int]) -> Iterator[str]:
-    first = previous = numbers[0]
-    for number in (*numbers[1:], None):
-        if number is not None and number == previous + 1:
-            previous = number
-            continue
-        yield str(first) if first == previous else f"{first}-{previous}"
-        if number is not None:
-            first = previous = number
 
 
 def turn(job: LrmJob) -> tuple[int, int]:

@@ -329,7 +329,6 @@ class WikiLrm(Lrm):
     requests_per_poll = 3
 
     def __init__(self, context: ClusterContext, settings: WikiSettings) -> None:
-        """Nothing is read before `start`."""
         self.capabilities = CAPABILITIES if settings.dialect is Dialect.WIKI2 else WIKI_CAPABILITIES
         self._commands = context.commands
         self._settings = settings
@@ -372,7 +371,6 @@ class WikiLrm(Lrm):
         return tuple(oldest_first(to_job(record, self._peer.dialect) for record in named))
 
     async def queues(self) -> tuple[Queue, ...]:
-        """Return the queues that the nodes name."""
         return to_queues([to_node(record, {}) for record in await self._node_records()])
 
     def render(self, submission: Submission) -> RenderedSubmission:
@@ -402,12 +400,10 @@ class WikiLrm(Lrm):
         await self._do(StartJob(job=job, tasks=tasks))
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
-        """Suspend running jobs."""
         for id_ in ids:
             await self._do(SuspendJob(job=id_))
 
     async def resume(self, ids: Sequence[LrmJobId]) -> None:
-        """Resume suspended jobs."""
         for id_ in ids:
             await self._do(ResumeJob(job=id_))
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.model import EndReason, LrmJobId, LrmJobState
-from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, new_context
+from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial
 from koala_drmaa import PLUGIN
 from koala_drmaa.lrm import DrmaaSettings
 from tests.real.test_sge_plugin import namesake_job
+from tests.undertest import started_plugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,8 +33,6 @@ def settings_of(cell: GridEngineCell) -> DrmaaSettings:
         processors=SLOTS,
         environment=cell.variables(),
         native_specification="-shell n -r n",
-        walltime_specification="-l h_rt={walltime}",
-        queue_specification="-q {queue}",
     )
 
 
@@ -43,22 +42,18 @@ class TestDrmaa(LrmConformance):
     @pytest.fixture
     async def under_test(self, sge_cell: GridEngineCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the shared cell."""
-        settings, context = settings_of(sge_cell), new_context(tmp_path)
-        lrm = PLUGIN.factory(context, settings)
-        await lrm.start()
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        settings = settings_of(sge_cell)
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
             processors=SLOTS,
             unknown_id=LrmJobId("999999.1"),
             namesake_job=namesake_job(sge_cell),
             patience=90,
             walltime_precision=15,
-        )
-        await lrm.close()
+        ) as under:
+            yield under
 
     async def test_ends_survive_a_restart(self, live_trial: Trial) -> None:
         """What was seen of a job's end is still told by the next session, from the ledger."""

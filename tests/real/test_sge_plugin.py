@@ -19,6 +19,7 @@ from koala_adapter.model import BatchKey, EndReason, LrmJob, LrmJobId, LrmJobSta
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, eventually, new_context
 from koala_sge import PLUGIN, SgeLrm, SgeSettings, lrm
 from tests.real.systems.processes import GRID_ENGINE_PROGRAMS, run_command, wait_until
+from tests.undertest import started_plugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -115,10 +116,6 @@ class TestSge(LrmConformance):
     async def under_test(self, sge_cell: GridEngineCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the shared cell."""
         settings = settings_of(sge_cell).model_copy(update={"submit_by": self.SUBMIT_BY})
-        context = new_context(tmp_path)
-        lrm = PLUGIN.factory(context, settings)
-        await lrm.start()
-
         stopped = False
 
         async def stop() -> None:
@@ -132,12 +129,10 @@ class TestSge(LrmConformance):
                 await anyio.to_thread.run_sync(restart, sge_cell)
             stopped = False
 
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
             processors=SLOTS,
             unknown_id=LrmJobId("999999.1"),
             foreign_job=foreign_job(sge_cell),
@@ -147,8 +142,8 @@ class TestSge(LrmConformance):
             patience=90,
             unavailable_within=180,
             walltime_precision=15,
-        )
-        await lrm.close()
+        ) as under:
+            yield under
 
 
 class TestSgeByCommands(TestSge):
@@ -218,7 +213,7 @@ async def test_fifty_in_one_request(sge: tuple[SgeLrm, Trial]) -> None:
 
 def library_of(lrm: SgeLrm) -> DrmaaClient:
     """Return the client of the DRMAA library through which a plugin submits."""
-    drmaa = lrm.submissions.submitter.drmaa
+    drmaa = lrm._submitter.drmaa
     assert drmaa is not None
     return drmaa.client
 

@@ -11,10 +11,11 @@ import anyio
 import pytest
 
 from koala_adapter.model import LrmJobId, LrmJobState
-from koala_adapter.testing import LrmConformance, LrmUnderTest, new_context
+from koala_adapter.testing import LrmConformance, LrmUnderTest
 from koala_slurm import PLUGIN, SlurmSettings
 from koala_slurm.client import SlurmCommands
 from tests.real.systems.processes import wait_until
+from tests.undertest import started_plugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -82,9 +83,7 @@ class TestSlurm(LrmConformance):
     @pytest.fixture
     async def under_test(self, slurm_a: SlurmCluster, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the shared cluster."""
-        settings, context = SlurmSettings.model_validate(slurm_a.plugin_settings), new_context(tmp_path)
-        lrm = PLUGIN.factory(context, settings)
-        await lrm.start()
+        settings = SlurmSettings.model_validate(slurm_a.plugin_settings)
 
         async def stop() -> None:
             # Killed, it would forget the last seconds, and start jobs a second time.
@@ -95,12 +94,10 @@ class TestSlurm(LrmConformance):
                 await anyio.to_thread.run_sync(slurm_a.start_controller)
             await anyio.to_thread.run_sync(lambda: wait_until(lambda: responding(slurm_a), seconds=90, what="nodes"))
 
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
             processors=slurm_a.cpus * len(slurm_a.nodes),
             unknown_id=LrmJobId("999999_1"),
             foreign_job=foreign_job(slurm_a),
@@ -109,8 +106,8 @@ class TestSlurm(LrmConformance):
             start_lrm=start,
             patience=90,
             unavailable_within=180,
-        )
-        await lrm.close()
+        ) as under:
+            yield under
 
     async def test_requeue(self, live_trial: Trial) -> None:
         """A requeued job is stopped and queued under the same id; Slurm starts it again after two minutes."""

@@ -24,7 +24,7 @@ from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import JobId
 from koala_adapter.scheduler.actions import Action
 from koala_adapter.scheduler.events import EVENT_TYPES
-from koala_slurm.lrm import problem_of
+from koala_slurm.submission import SBATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -199,7 +199,7 @@ def test_directives_can_be_used(piece: Piece) -> None:
     """The plugin accepts the directives that the manual shows."""
     table = tomllib.loads(piece.text)["clusters"]["directives"]
     shown = Directives(add=tuple(table["add"]), drop=tuple(table["drop"]), rename=tuple(table["rename"].items()))
-    assert problem_of(shown) == ""
+    assert SBATCH.problem_of(shown) == ""
 
 
 @pytest.mark.parametrize("piece", places(toml_blocks("components")))

@@ -29,7 +29,7 @@ from koala_slurm.listing import (
     release_of,
 )
 from koala_slurm.requests import MORE_FIELDS, parse_details, parse_everything, parse_one_detailed, with_details
-from koala_slurm.starting import NODES_BUSY, reserved_cores, reserved_order
+from koala_slurm.reserving import NODES_BUSY, reserved_cores, reserved_order
 from koala_slurm.words import parse_job_id, reading_error, submission_error
 
 if TYPE_CHECKING:

@@ -173,7 +173,6 @@ class DrmaaClient(HelperClient["Request", "Result"]):
         ledger: Path | None = None,
         request_timeout: float = 20.0,
     ) -> None:
-        """Nothing is started yet."""
         super().__init__(context, log=LOG_NAME, request_timeout=request_timeout)
         self._launch = launch
         self._open_request = OpenSession(contact=contact, ledger=str(ledger) if ledger else None)

@@ -83,7 +83,7 @@ class System:
         self.runs += 1
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
-        """See StartingSystem."""
+        """Release the job, which runs at once unless the system is busy."""
         self._enter("start")
         assert (job, self._known().state, len(nodes)) == (JOB, LrmJobState.HELD, 6)
         self.reserved = True
@@ -94,7 +94,7 @@ class System:
         self._leave("start")
 
     async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
-        """See StartingSystem."""
+        """Give back what was reserved."""
         self._enter("confirm")
         assert (tuple(jobs), self._known().state) == ((JOB,), LrmJobState.RUNNING)
         self.reserved = False
@@ -102,7 +102,7 @@ class System:
         return {}
 
     async def undo_start(self, job: LrmJobId) -> None:
-        """See StartingSystem."""
+        """Hold the job if it waits."""
         self._enter("take back")
         assert job == JOB
         self.reserved = False
@@ -110,10 +110,10 @@ class System:
             self.job = replace(self._known(), state=LrmJobState.HELD)
         self._leave("take back")
 
-    async def requeue(self, job: LrmJobId) -> None:
-        """See StartingSystem."""
+    async def requeue(self, ids: Sequence[LrmJobId]) -> None:
+        """Queue the job again, in hold."""
         self._enter("requeue")
-        assert (job, self._known().state) == (JOB, LrmJobState.RUNNING)
+        assert (tuple(ids), self._known().state) == ((JOB,), LrmJobState.RUNNING)
         self.job = replace(self._known(), state=LrmJobState.HELD, layout=(), requeues=1, tied=True)
 
 

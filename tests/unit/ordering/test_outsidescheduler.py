@@ -15,7 +15,7 @@ import pytest
 from koala_adapter.errors import JobNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.sockets import reachable
-from koala_adapter.lrm.starts import LrmStarts, Patience, Starter, StartLog, Starts
+from koala_adapter.lrm.starts import Patience, Starter, StartLog, Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.ordering.asking import ExplainServer, ask_explanation, explain, explained_by, overview
 from koala_adapter.ordering.jobs import JobEventKind, Rules
@@ -126,7 +126,7 @@ class Driven:
         self.mirror = Mirror(lambda: make_cluster_scheduler("easy", 0), Rules(), starts)
         watcher = PacedWatcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
         misfit_rules = MisfitRules(overtaking=True, guards=1)
-        starter = Starter(LrmStarts(self.lrm), starts, self.record, clock=watcher.clock.now)
+        starter = Starter(self.lrm, starts, self.record, clock=watcher.clock.now)
         self.driver = OutsideScheduler(
             watcher, self.mirror, misfit_rules, starter, self.record, tell=self.happened.extend
         )

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from koala_adapter.errors import (
     LrmNotFoundError,
@@ -43,8 +42,6 @@ from koala_drmaa.lrm import (
     DrmaaSettings,
     end_of,
     index_variable,
-    is_bulk,
-    job_id_variable,
     jobs_of_batch,
     native_options,
     unknown_key,
@@ -131,19 +128,6 @@ class TestTemplate:
 class TestNativeOptions:
     """Options as the settings spell them."""
 
-    SETTINGS = DrmaaSettings(
-        processors=1,
-        native_specification="-r n",
-        walltime_specification="-l h_rt={walltime},m={walltime_minutes}",
-        queue_specification="-q {queue}",
-        memory_specification="-l h_vmem={memory_mib}M",
-    )
-
-    def test_all(self) -> None:
-        """Walltime, queue and memory are filled in; minutes are rounded up."""
-        options = native_options(self.SETTINGS, submission(queue="long.q", memory=512), SLURM)
-        assert options == ("-r n", "-l h_rt=61,m=2", "-q long.q", "-l h_vmem=512M")
-
     def test_least(self) -> None:
         """What is not asked for is not mentioned."""
         assert native_options(DrmaaSettings(processors=1), submission(memory=5), OTHER) == ()
@@ -164,20 +148,16 @@ class TestNativeOptions:
         """
         assert native_options(DrmaaSettings(processors=1), submission(queue="x", memory=5), library) == expected
 
-    def test_empty_is_nothing(self) -> None:
-        """An empty specification asks for nothing, whatever the library would take."""
-        settings = DrmaaSettings(processors=1, native_specification="", walltime_specification="")
-        assert native_options(settings, submission(), SLURM) == ()
+    def test_the_sites_own_options(self) -> None:
+        """They take the place of those that the library gets for every placeholder."""
+        settings = DrmaaSettings(processors=1, native_specification="-x")
+        assert native_options(settings, submission(), SLURM) == ("-x", "--time=0:2")
+        assert native_options(DrmaaSettings(processors=1, native_specification=""), submission(), OTHER) == ()
 
     def test_queue_that_cannot_be_expressed(self) -> None:
         """A queue without a way to name it is refused instead of being ignored."""
-        with pytest.raises(LrmRejectedError, match=r"queue_specification"):
+        with pytest.raises(LrmRejectedError, match=r"queue 'long.q' cannot be asked for"):
             native_options(DrmaaSettings(processors=1), submission(queue="long.q"), OTHER)
-
-    def test_unknown_field(self) -> None:
-        """A field that nobody fills in is refused when the settings are read, with the known ones."""
-        with pytest.raises(ValidationError, match=r"unknown field \{partition\}; known are memory_mib, queue"):
-            DrmaaSettings(processors=1, queue_specification="--partition={partition}")
 
 
 class TestLibraries:
@@ -203,21 +183,12 @@ class TestLibraries:
     @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
     def test_what_is_not_sure_is_not_stated(self, library: Library) -> None:
         """Only where a bulk's elements know their numbers, and can be told apart, do they go as a bulk."""
-        settings = DrmaaSettings(processors=1)
-        assert is_bulk(settings, library) == (library is GRID_ENGINE)
+        assert library.bulk == (library is GRID_ENGINE)
         assert library.suspend == (library is GRID_ENGINE)
-        assert index_variable(settings, library) == ("SGE_TASK_ID" if library is GRID_ENGINE else "KOALA_INDEX")
-
-    def test_the_site_has_the_last_word(self) -> None:
-        """A site that knows better says so; an element of Slurm finds the beginning of its id elsewhere."""
-        settings = DrmaaSettings(processors=1, submission="bulk")
-        assert (index_variable(settings, SLURM), job_id_variable(settings, SLURM)) == (
-            "SLURM_ARRAY_TASK_ID",
-            "SLURM_ARRAY_JOB_ID",
+        assert index_variable(DrmaaSettings(processors=1), library) == (
+            "SGE_TASK_ID" if library is GRID_ENGINE else None
         )
-        assert job_id_variable(DrmaaSettings(processors=1), SLURM) == "SLURM_JOB_ID"
-        named = DrmaaSettings(processors=1, submission="bulk", array_index_variable="I", job_id_variable="J")
-        assert (index_variable(named, OTHER), job_id_variable(named, OTHER)) == ("I", "J")
+        assert index_variable(DrmaaSettings(processors=1, submission="single"), library) is None
 
 
 class TestComplaints:

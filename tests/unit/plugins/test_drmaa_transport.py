@@ -14,10 +14,10 @@ from koala_adapter.lrm.contract import Directives
 from koala_adapter.lrm.drmaa.choice import one_text
 from koala_adapter.model import BatchKey
 from koala_adapter.testing import new_context
-from koala_pbs import lrm as pbs
+from koala_pbs import submission as pbs
 from koala_pbs.lrm import PbsLrm
 from koala_pbs.settings import PbsSettings
-from koala_slurm import lrm as slurm
+from koala_slurm import submission as slurm
 from koala_slurm.lrm import SlurmLrm
 from koala_slurm.settings import SlurmSettings
 

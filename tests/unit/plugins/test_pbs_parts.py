@@ -18,9 +18,9 @@ from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import BatchKey, EndReason, Node, NodeState
 from koala_pbs import client as control
 from koala_pbs.jobs import assign, parse_exec_vnode, parse_select, tied_place
-from koala_pbs.lrm import pieces, problem_of, qsub_command
 from koala_pbs.queues import QueueConfig, ServerConfig, largest_array, served, walltime_limit
 from koala_pbs.settings import PbsSettings
+from koala_pbs.submission import QSUB, pieces, qsub_command
 from koala_pbs.words import (
     array_index,
     array_of,
@@ -217,7 +217,7 @@ class TestSubmission:
     )
     def test_directives_that_are_refused(self, directives: Directives) -> None:
         """What would make the placeholders impossible to follow, or is no option."""
-        assert problem_of(directives)
+        assert QSUB.problem_of(directives)
         with pytest.raises(LrmRejectedError):
             qsub(directives=directives)
 

@@ -61,9 +61,9 @@ def test_states_and_groupings_are_given(tmp_path: Path) -> None:
     settings = settings_with(tmp_path, "sge_qstat", "-g c")
     assert groups_arrays(settings, home=tmp_path)
     assert not groups_arrays(SgeSettings(root=tmp_path / "other"), home=tmp_path)
-    assert list_jobs(settings)[1:] == ("-xml", "-r", "-s", "prs", "-u", "*")
-    assert list_jobs(settings, singly=True)[1:] == ("-xml", "-r", "-s", "prs", "-g", "d", "-u", "*")
-    assert list_held(settings, "ann", "o", singly=True)[1:] == ("-xml", "-g", "d", "-u", "ann", "-s", "ho")
+    assert list_jobs()[1:] == ("-xml", "-r", "-s", "prs", "-u", "*")
+    assert list_jobs(singly=True)[1:] == ("-xml", "-r", "-s", "prs", "-g", "d", "-u", "*")
+    assert list_held("ann", "o", singly=True)[1:] == ("-xml", "-g", "d", "-u", "ann", "-s", "ho")
 
 
 @pytest.mark.parametrize("name", ["qstat_g_c.xml", "qstat_g_c_two.xml"])

@@ -24,7 +24,8 @@ from koala_adapter.testing import RecordingRunner, eventually, new_context
 from koala_slurm import PLUGIN, SlurmSettings
 from koala_slurm.listing import parse_config
 from koala_slurm.lrm import SlurmLrm
-from koala_slurm.starting import Starting, StartNote
+from koala_slurm.pinning import StartNote
+from koala_slurm.starting import Starting
 from tests.fakes.slurm import FakeSlurm
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from koala_slurm.listing import (
     squeue_command,
 )
 from koala_slurm.outside import OutsideReader
+from koala_slurm.pinning import StartNotes, make_pin, natural_order, pin_commands, unpin_commands
 from koala_slurm.requests import (
     ANY_NODES,
     DETAILS_COMMAND,
@@ -40,17 +41,7 @@ from koala_slurm.requests import (
     parse_one_detailed,
     with_details,
 )
-from koala_slurm.starting import (
-    Reserved,
-    StartNotes,
-    make_pin,
-    natural_order,
-    pin_commands,
-    reserve_command,
-    reserved_cores,
-    reserved_order,
-    unpin_commands,
-)
+from koala_slurm.reserving import Reserved, reserve_command, reserved_cores, reserved_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -3,13 +3,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.model import EndReason, LrmJobState, NodeState
 from koala_slurm.client import cancel_error, control_error
-from koala_slurm.words import END_REASONS, JOB_STATES, job_end, job_state, node_state, reading_error, submission_error
+from koala_slurm.listing import parse_jobs
+from koala_slurm.words import (
+    END_REASONS,
+    JOB_STATES,
+    START_MAY_SHOW,
+    WaitKind,
+    job_end,
+    job_state,
+    node_state,
+    reading_error,
+    submission_error,
+    wait_kind,
+)
+
+SAMPLES = Path(__file__).parents[2] / "wire" / "samples" / "slurm_limits"
 
 
 def result(stderr: str, *, returncode: int = 1, stdout: str = "") -> CommandResult:
@@ -255,3 +271,50 @@ def test_quiet_control_is_done() -> None:
     """A scontrol that says nothing has done it; one that fails says so by its exit status."""
     assert control_error(result("", returncode=0), action="hold") is None
     assert control_error(result("", returncode=1), action="hold") is not None
+
+
+@pytest.mark.parametrize("release", ["22.05.8", "26.05"])
+def test_every_reason_of_slurm_is_known(release: str) -> None:
+    """All words of the libraries of two releases."""
+    words = (SAMPLES / f"wait-reasons-{release}.txt").read_text().split()
+    assert len(words) > 150
+    assert [word for word in words if wait_kind(word) is WaitKind.UNKNOWN] == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("", WaitKind.PROCESSORS),
+        ("None", WaitKind.PROCESSORS),
+        ("Resources", WaitKind.PROCESSORS),
+        ("Cleaning", WaitKind.PASSING),
+        ("AssocGrpCpuLimit", WaitKind.SHARED_LIMIT),
+        ("AssocMaxJobsLimit", WaitKind.SHARED_LIMIT),
+        ("QOSMaxJobsPerUserLimit", WaitKind.SHARED_LIMIT),
+        ("MaxJobsPerAccount", WaitKind.SHARED_LIMIT),
+        ("QOSMaxCpuPerJobLimit", WaitKind.OWN_LIMIT),
+        ("AssocMaxNodePerJobLimit", WaitKind.OWN_LIMIT),
+        ("QOSMinCpuNotSatisfied", WaitKind.OWN_LIMIT),
+        ("(BadConstraints)", WaitKind.OWN_LIMIT),
+        ("ReqNodeNotAvail", WaitKind.PROCESSORS),
+        ("ReqNodeNotAvail, UnavailableNodes:n2", WaitKind.PROCESSORS),
+        ("ReqNodeNotAvail(Unavailable:n2)", WaitKind.PROCESSORS),
+        ("ReqNodeNotAvail, May be reserved for other job", WaitKind.PROCESSORS),
+        ("ReqNodeNotAvail, Reserved for maintenance", WaitKind.SITE),
+        ("MpiPortsBusy", WaitKind.OTHERS),
+        ("MaxCpuRunMinsPerUser", WaitKind.SHARED_LIMIT),
+        ("JobArrayTaskLimit", WaitKind.OTHERS),
+        ("Job's account not permitted to use this partition (aa allows chem not phys)", WaitKind.OWN_LIMIT),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            WaitKind.PROCESSORS,
+        ),
+        ("a word of tomorrow", WaitKind.UNKNOWN),
+    ],
+)
+def test_what_a_reason_means(reason: str, kind: WaitKind) -> None:
+    """A job that was released starts yet, or does not."""
+    assert wait_kind(reason) is kind
+    row = ("7", "ann", "PENDING", "6", "main", "", "1795000000", "N/A", "N/A", "0:0", reason, "job")
+    (job,) = parse_jobs("\x1f".join(row) + "\x1f\n")
+    assert job.blocked == (kind not in START_MAY_SHOW)

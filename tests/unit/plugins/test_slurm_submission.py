@@ -14,8 +14,8 @@ from koala_adapter.errors import LrmRejectedError
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import BatchKey
-from koala_slurm.lrm import dry_run_command, problem_of, sbatch_command
 from koala_slurm.settings import SlurmSettings
+from koala_slurm.submission import SBATCH, dry_run_command, sbatch_command
 from koala_slurm.words import parse_job_id
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def test_rename_keeps_the_value() -> None:
 )
 def test_unusable_directives_are_refused(directives: Directives) -> None:
     """A directive that is malformed, or would make the placeholders impossible to follow, is refused by its text."""
-    problem = problem_of(directives)
+    problem = SBATCH.problem_of(directives)
     assert repr([*directives.add, *directives.drop, *(new for _, new in directives.rename)][-1]) in problem or problem
     with pytest.raises(LrmRejectedError, match="directive"):
         sbatch_command(SUBMISSION, SlurmSettings(), directives)

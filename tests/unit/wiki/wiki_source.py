@@ -130,8 +130,9 @@ class MemorySource(Source):
         held = replace(self.job_list[job], state=LrmJobState.HELD, hold=HoldOwner.OPERATOR, tied=False)
         self.job_list[job] = held
 
-    async def suspend(self, job: LrmJobId) -> None:
+    async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Stop a running job for now."""
+        (job,) = ids
         self.calls.append(("suspend", job))
         self.job_list[job] = replace(self.job_list[job], state=LrmJobState.SUSPENDED)
 

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command lines of qsub(1B), and the changes that a site makes to them.
+
+Placeholders are elements of an array. One alone is an ordinary job, because PBS can hold, release, alter and start an
+element only with its whole array; so are those that come in held, each to be released by itself. It is told its index
+in the variable that PBS sets for elements. Torque's placeholders are all such jobs: it writes the number of an element
+behind its name, by which it would not be found again, and behind its output path, which makes /dev/null-1 of it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from koala_adapter.lrm.commandplugin import SubmissionForm
+from koala_pbs.jobs import INDEX_VARIABLE
+from koala_pbs.settings import TORQUE_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from koala_adapter.lrm import Submission
+    from koala_adapter.lrm.commandplugin import Option
+    from koala_adapter.lrm.contract import Directives
+    from koala_pbs.settings import PbsSettings
+
+# -- Options of qsub -----------------------------------------------------------------------------------------
+
+_FLAG = re.compile(r"-[A-Za-z]")
+_TWO_WORDS = 2
+_HARMFUL_ATTRIBUTES = ("block", "interactive", "array_indices")
+
+
+class QsubForm(SubmissionForm):
+    """Options are flags of one letter, with a value; a site names one by flag (``-r``), or flag and resource."""
+
+    def name(self, word: str) -> str:
+        return word[:2]
+
+    def is_option(self, words: Sequence[str]) -> bool:
+        return re.fullmatch(r"-[A-Za-z].*|--", words[0]) is not None
+
+    def is_one_option(self, words: Sequence[str]) -> bool:
+        return len(words) == 1 or (len(words) == _TWO_WORDS and not words[1].startswith("-"))
+
+    def is_harmful(self, words: Sequence[str]) -> bool:
+        value = words[1] if len(words) == _TWO_WORDS else words[0][2:]
+        return super().is_harmful(words) or (words[0][:2] == "-W" and value.startswith(_HARMFUL_ATTRIBUTES))
+
+    def is_name(self, text: str) -> bool:
+        words = text.split()
+        return 1 <= len(words) <= _TWO_WORDS and _FLAG.fullmatch(words[0]) is not None
+
+    def is_named(self, option: Option, text: str) -> bool:
+        flag, *rest = text.split(maxsplit=1)
+        return option[0] == flag and (not rest or (len(option) > 1 and option[1].partition("=")[0] == rest[0]))
+
+    def renamed(self, option: Option, text: str) -> Option:
+        flag, *resource = text.split(maxsplit=1)
+        value = option[1] if len(option) > 1 else ""
+        if resource:
+            return (flag, f"{resource[0]}={value.partition('=')[2]}")
+        return (flag, value) if value else (flag,)
+
+    def is_path(self, text: str) -> bool:
+        # What stands before a colon is a host for qsub, and ^ begins its own words.
+        return super().is_path(text) and not set(":^,") & set(text)
+
+
+QSUB = QsubForm(
+    system="PBS",
+    # Without -C the script would be read for directives.
+    ours=frozenset({"-N", "-J", "-v", "-C"}),
+    # They make qsub wait, say no id, start no script, start it some day, or export an environment.
+    harmful=frozenset({"-I", "-X", "-z", "-V", "--", "-a"}),
+    in_template=frozenset({"-f", "-C", "-N", "-J", "-v", "-j", "-o", "-h"}),
+    key=re.compile(r"[A-Za-z][A-Za-z0-9._+-]{0,229}", re.ASCII),
+    queue=re.compile(r"[A-Za-z0-9][^\s\x00-\x1f\x7f]*"),
+    no_path="no path for PBS",
+    no_option="is no option: write a flag such as -r, or flag and resource: -l walltime",
+)
+
+# -- Submissions ---------------------------------------------------------------------------------------------
+
+INDEX_IN_PATH = "^array_index^"
+
+
+def pieces(submission: Submission, largest: int) -> tuple[range, ...]:
+    """Return the indices of the placeholders that go together in one request.
+
+    ``largest``: array that is taken. Usually all go in one; where they do not, each piece is a request.
+    """
+    size = 1 if submission.held else max(1, largest)
+    numbers = range(1, submission.count + 1)
+    return tuple(numbers[start : start + size] for start in range(0, submission.count, size))
+
+
+def qsub_command(
+    submission: Submission, settings: PbsSettings, directives: Directives, piece: range
+) -> tuple[str, ...]:
+    """Return the command line that submits some placeholders. Raises LrmRejectedError when it cannot be expressed."""
+    QSUB.require(submission)
+    return ("qsub", *QSUB.arguments(_options(submission, settings, piece), directives))
+
+
+def native_specification(submission: Submission, settings: PbsSettings, directives: Directives) -> str:
+    """Return what pbs-drmaa is asked for beside what a job template says of every system. Raises LrmRejectedError."""
+    QSUB.require(submission)
+    return QSUB.native(_options(submission, settings, range(1, 2)), directives)
+
+
+def obstacle_to_drmaa(settings: PbsSettings, directives: Directives) -> str:
+    """Return why submissions of a cluster cannot go through pbs-drmaa; empty when they can."""
+    if settings.project is not None:
+        return "project cannot be had through DRMAA"
+    return QSUB.obstacle_to_drmaa(directives)
+
+
+def _options(submission: Submission, settings: PbsSettings, piece: range) -> Iterator[Option]:
+    torque = settings.dialect == TORQUE_NAME
+    if not torque:
+        # Without it qsub leaves a process behind that sends later submissions with the environment of this one.
+        yield ("-f",)
+    # Lines that look like directives are obeyed otherwise, wherever they stand in the script.
+    yield ("-C", "")
+    yield ("-N", submission.key)
+    if len(piece) > 1:
+        yield ("-J", f"{piece[0]}-{piece[-1]}")
+        index = INDEX_IN_PATH
+    else:
+        yield ("-v", f"{INDEX_VARIABLE}={piece[0]}")
+        index = str(piece[0])
+    if torque:
+        yield ("-l", "nodes=1:ppn=1")
+        if submission.memory_mib is not None:
+            yield ("-l", f"mem={submission.memory_mib}mb")
+    else:
+        memory = "" if submission.memory_mib is None else f":mem={submission.memory_mib}mb"
+        yield ("-l", f"select=1:ncpus=1{memory}")
+    yield ("-l", f"walltime={submission.walltime}")
+    # A placeholder that starts twice would dial in with a token that has been used. An array must be rerunnable.
+    if len(piece) == 1:
+        yield ("-r", "n")
+    # Not the user's login shell, whatever language that speaks.
+    yield ("-S", "/bin/sh")
+    yield ("-j", "oe")
+    yield ("-o", submission.output_pattern(index))
+    yield ("-m", "n")
+    if submission.queue is not None:
+        yield ("-q", submission.queue)
+    if submission.held:
+        yield ("-h",)
+    if settings.account is not None:
+        yield ("-A", settings.account)
+    if settings.project is not None:
+        yield ("-P", settings.project)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala check`` of a Grid Engine cell, and ``koala check --outside``."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import LrmError
+from koala_adapter.lrm import CheckResult
+from koala_adapter.lrm.commandplugin import Checks, bad, good
+from koala_adapter.model import LrmJobState
+from koala_sge import heldjobs
+from koala_sge.defaults import check_defaults, groups_arrays
+from koala_sge.listing import parse_jobs
+from koala_sge.settings import smallest_user
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from koala_adapter.lrm import Lrm
+    from koala_adapter.lrm.commandplugin import Step
+    from koala_adapter.lrm.commands import CommandResult
+    from koala_sge.listing import GridEngineCommands
+    from koala_sge.settings import SgeSettings
+
+    Run = Callable[[Sequence[str]], Awaitable[CommandResult]]
+
+
+# -- Checks of a cell ----------------------------------------------------------------------------------------
+
+BE_A_SUBMIT_HOST = "make this a submit host (qconf -as HOST)"
+
+
+class SgeChecks(Checks):
+    """What is there and what answers, from the outside in: the first complaint is the one to mend first."""
+
+    decisive = "qmaster"
+    prefer_remedies = True
+
+    def __init__(self, lrm: Lrm, commands: GridEngineCommands, settings: SgeSettings) -> None:
+        """``lrm``: of the cell."""
+        super().__init__(settings.bin_directory)
+        self._lrm = lrm
+        self._commands = commands
+        self._settings = settings
+
+    def steps(self) -> tuple[Step, ...]:
+        return (
+            (self._cell, self._root, ""),
+            ("defaults of commands", self._defaults, ""),
+            (self._qstat, self._version, "install gridengine-client, or set bin_directory"),
+            ("qmaster", self._nodes, f"start sge_qmaster, correct qmaster_port, or {BE_A_SUBMIT_HOST}"),
+            (self._queue_subject, self._queues, BE_A_SUBMIT_HOST),
+            ("user", self._user, ""),
+        )
+
+    @property
+    def _cell(self) -> str:
+        return f"cell {self._settings.cell} in {self._settings.root}"
+
+    @property
+    def _qstat(self) -> str:
+        return f"command {self._commands.argv(('qstat',))[0]}"
+
+    @property
+    def _queue_subject(self) -> str:
+        return f"queue {self._settings.queue}" if self._settings.queue else "queues"
+
+    async def _root(self) -> CheckResult:
+        common = self._settings.root / self._settings.cell / "common"
+        if not (common / "act_qmaster").is_file():
+            return bad(self._cell, f"no {common}/act_qmaster", "correct root and cell (SGE_ROOT, SGE_CELL)")
+        return good(self._cell, str(common))
+
+    async def _defaults(self) -> CheckResult:
+        return check_defaults(self._settings)
+
+    async def _version(self) -> CheckResult:
+        return good(self._qstat, await self._lrm.version())
+
+    async def _nodes(self) -> CheckResult:
+        nodes = await self._lrm.nodes()
+        slots = sum(node.processors for node in nodes)
+        if not slots:
+            where = f"queue {self._settings.queue}" if self._settings.queue else "any batch queue"
+            return bad("qmaster", f"answers, but there are no slots in {where}", "correct queue")
+        idle = sum(node.processors_idle for node in nodes)
+        counted = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+        return good("qmaster", f"answers: {counted}, {slots} slots, {idle} idle")
+
+    async def _queues(self) -> CheckResult:
+        names = [queue.name for queue in await self._lrm.queues()]
+        if self._settings.queue and self._settings.queue not in names:
+            return bad(self._queue_subject, f"there are {', '.join(names)}", "correct queue")
+        return good(self._queue_subject, ", ".join(names) or "none")
+
+    async def _user(self) -> CheckResult:
+        """Check that Grid Engine takes jobs of this user at all: Debian's takes none of root."""
+        user = os.geteuid()
+        least = smallest_user((await self._commands.run(heldjobs.SHOW_CONFIGURATION)).text)
+        found = f"jobs of users with an id of {least} or more are taken (min_uid), yours is {user}"
+        remedy = "use koala as an ordinary user, or lower min_uid (qconf -mconf)"
+        return CheckResult(subject="user", ok=user >= least, found=found, remedy=remedy)
+
+
+# -- Checks of starting from outside -------------------------------------------------------------------------
+# Whether ordinary jobs come in held, and we may start them.
+
+_NUMBER = re.compile(r"^([0-9]+)$", re.MULTILINE)
+_ALLOWED = re.compile(r"^jsv_allowed_mod\s+(\S+)", re.MULTILINE)
+_JSV = re.compile(r"^jsv_url\s+(\S+)", re.MULTILINE)
+
+
+async def check_outside(run: Run, settings: SgeSettings, *, user: str) -> tuple[CheckResult, ...]:
+    """Return whether jobs come in held, whether we are a manager, and what would keep us from pinning and starting."""
+    try:
+        return (await _held(run, settings), await _manager(run, user), await _pinning(run, settings))
+    except LrmError as error:
+        remedy = error.hint or "see `koala docs wiki`"
+        return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
+
+
+def submission_remedy(complaint: str) -> str:
+    """Return what to do about an ordinary submission that was refused."""
+    if "minimum" in complaint.lower():
+        return (
+            "Grid Engine takes no jobs of users with so small an id, such as root (min_uid in qconf -sconf, 1000 on "
+            "Debian): run koala as an ordinary user that is made a manager (qconf -am USER)"
+        )
+    return "submit such a job by hand (qsub -b y true) as the user that koala runs as, and mend what it complains about"
+
+
+async def _held(run: Run, settings: SgeSettings) -> CheckResult:
+    subject = "jobs come in held"
+    remedy = "set jsv_url to what `koala conf sge_jsv.sh` prints (qconf -mconf), or put -h into sge_request of the cell"
+    # For the end of the year, so that it never runs if nobody holds it.
+    options = ("-terse", "-a", "12312359", "-N", "koala-check", "-wd", "/", "-o", "/dev/null", "-j", "y", "-b", "y")
+    submitted = await run(("qsub", *options, "true"))
+    number = _NUMBER.search(submitted.text)
+    if number is None:
+        found = f"an ordinary submission is refused: {submitted.complaint}"
+        return CheckResult(subject=subject, ok=False, found=found, remedy=submission_remedy(submitted.complaint))
+    try:
+        listing = await run(heldjobs.list_jobs(singly=groups_arrays(settings)))
+        seen = next((job for job in parse_jobs(listing.stdout) if job.id == number[1]), None)
+    finally:
+        await run(("qdel", number[1]))
+    ok = seen is not None and seen.state is LrmJobState.HELD
+    found = "yes" if ok else "no, they go to Grid Engine's own scheduler"
+    return CheckResult(subject=subject, ok=ok, found=found, remedy=remedy)
+
+
+async def _manager(run: Run, user: str) -> CheckResult:
+    managers = (await run(("qconf", "-sm"))).text.split()
+    ok = user in managers
+    found = f"we are {user}; managers are {', '.join(managers)}"
+    remedy = f"make it one (qconf -am {user}): others' jobs can be pinned and released by managers only"
+    return CheckResult(subject="rights of a manager", ok=ok, found=found, remedy=remedy)
+
+
+async def _pinning(run: Run, settings: SgeSettings) -> CheckResult:
+    subject, shown = "starting at once", (await run(heldjobs.SHOW_CONFIGURATION)).text
+    jsv, allowed = _JSV.search(shown), _ALLOWED.search(shown)
+    if jsv and jsv[1] != "none" and allowed and "q_hard" not in allowed[1].split(","):
+        remedy = "add q_hard,q_soft to jsv_allowed_mod (qconf -mconf)"
+        return CheckResult(subject=subject, ok=False, found="qalter -q is forbidden by jsv_allowed_mod", remedy=remedy)
+    remedy = "set trigger_scheduler = true in the settings of this cluster: else a start takes a schedule_interval"
+    found = "qconf -tsm after each start" if settings.trigger_scheduler else "only at the next schedule_interval"
+    return CheckResult(subject=subject, ok=settings.trigger_scheduler, found=found, remedy=remedy)

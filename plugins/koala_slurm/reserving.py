@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeping different numbers of cores on several nodes for one job, until it runs: the commands, and doing it.
+
+Slurm's schedulers spread a job as they like; only a reservation gives it so many cores on each node. Until 23.02 one
+request does that, with a number for each node (``CoreCnt=4,2``). From 23.11 on ``CoreCnt`` is one number that Slurm
+spreads over the nodes by itself. So the idle cores that are *not* wanted are reserved first, node by node; then the
+wanted number over all the nodes, which leaves Slurm no choice; then the others are free again.
+"""
+
+from __future__ import annotations
+
+import pwd
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.model import LrmJobState
+from koala_adapter.wire.hostlists import expand
+from koala_slurm.listing import EVERY_JOB, idle_command, new_separator, parse_nodes
+from koala_slurm.pinning import Pin, leave_reservation_command, natural_order
+from koala_slurm.requests import everything_format, parse_everything
+from koala_slurm.words import minutes, waiting_elements
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+
+    from koala_adapter.model import LrmJob
+    from koala_slurm.client import SlurmCommands
+
+TRIES = 3
+"""Cores become idle or busy between a look and a request; then both are repeated so often."""
+
+PAUSE = 0.3
+"""Seconds between two tries."""
+
+NODES_BUSY = "requested nodes are busy"
+"""Slurm's complaint when there are fewer idle cores than were just listed."""
+
+WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.UNKNOWN})
+
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]*", re.ASCII)
+_NODES = re.compile(r"(?:^|\s)Nodes=(\S+)")
+_CORES = re.compile(r"\sNodeName=(?P<nodes>\S+) CoreIDs=(?P<cores>[0-9,-]+)")
+
+
+@dataclass(slots=True)
+class Reserved:
+    """What the starts on one cluster know of each other."""
+
+    natural: bool = False
+    """slurm.conf has its nodes in the order of their names, which need be looked at once."""
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    """One start at a time looks for idle cores and takes them."""
+    promised: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """Cores, by job, that are reserved for its start, which is not over."""
+
+    def on(self, nodes: Iterable[str]) -> list[str]:
+        """Return the jobs for whose starts cores of these nodes are reserved."""
+        wanted = set(nodes)
+        return [job for job, counts in self.promised.items() if wanted & counts.keys()]
+
+    def idle(self, idle: Mapping[str, int], waiting: Container[str]) -> dict[str, int]:
+        """Return which of the idle cores of nodes are not promised to another job; those that run have theirs."""
+        promised = [counts for job, counts in self.promised.items() if job in waiting]
+        taken = {node: sum(counts.get(node, 0) for counts in promised) for node in idle}
+        return {node: max(0, number - taken[node]) for node, number in idle.items()}
+
+
+# ---- commands (pure) ------------------------------------------------------------------------------------------------
+
+
+def reserve_command(
+    name: str, nodes: Sequence[str], cores: Sequence[int], *, user: str, partition: str, walltime: int | None
+) -> tuple[str, ...]:
+    """Return the command line that reserves cores: a number for each node, as slurm.conf orders them, or one for all.
+
+    Raises LrmRejectedError for a user or partition that cannot be written so.
+    """
+    if not (_USER.fullmatch(user) and _USER.fullmatch(partition)):
+        raise LrmRejectedError(f"cannot reserve cores for user {user!r} in partition {partition!r}")
+    return (
+        "scontrol",
+        "create",
+        "reservation",
+        f"ReservationName={name}",
+        "StartTime=now",
+        f"Duration={'infinite' if walltime is None else minutes(walltime) + 5}",
+        f"Users={user}",
+        f"PartitionName={partition}",
+        f"Nodes={','.join(nodes)}",
+        f"CoreCnt={','.join(map(str, cores))}",
+        # If we are killed before we delete it, Slurm does.
+        "Flags=PURGE_COMP=00:00:30",
+    )
+
+
+def unreserve_command(name: str) -> tuple[str, ...]:
+    """Return the command line that deletes a reservation."""
+    return ("scontrol", "delete", f"ReservationName={name}")
+
+
+def show_reservation_command(name: str) -> tuple[str, ...]:
+    """Return the command line that shows a reservation."""
+    return ("scontrol", "--oneliner", "show", "reservation", name)
+
+
+def reserved_order(output: str) -> tuple[str, ...]:
+    """Return the nodes of a reservation in the order in which Slurm read the numbers of cores."""
+    match = _NODES.search(output)
+    return expand(match[1]) if match else ()
+
+
+def reserved_cores(output: str) -> dict[str, int]:
+    """Return how many cores of each node are in a reservation; nothing for text that cannot be read."""
+    found: dict[str, int] = {}
+    for match in _CORES.finditer(output):
+        try:
+            number = len(waiting_elements(match["cores"]))
+        except ValueError:
+            return {}
+        for node in expand(match["nodes"]):
+            found[node] = found.get(node, 0) + number
+    return found
+
+
+# ---- doing it -------------------------------------------------------------------------------------------------------
+
+
+class CoreReservation:
+    """The reservation of one start."""
+
+    def __init__(
+        self,
+        commands: SlurmCommands,
+        pin: Pin,
+        reserved: Reserved,
+        *,
+        numbers_by_node: bool,
+        threads: Mapping[str, int] | None = None,
+    ) -> None:
+        """Nothing is asked yet. ``numbers_by_node``: this Slurm takes a number of cores for each node.
+
+        ``threads``: processors of a core, by node, where they are more than one.
+        """
+        self._commands = commands
+        self._threads = threads or {}
+        self._pin = pin
+        self._reserved = reserved
+        self._numbers_by_node = numbers_by_node
+
+    async def make(self, job: LrmJob) -> None:
+        """Reserve the cores of the pin. Raises LrmError, with nothing reserved."""
+        threads = {node: self._threads.get(node, 1) for node in self._pin.counts}
+        cores = {node: job.cores(count, threads[node]) for node, count in self._pin.counts.items()}
+        self._pin = replace(self._pin, counts=cores)
+        async with self._reserved.lock:
+            try:
+                await (self._make_by_node(job) if self._numbers_by_node else self._make_from_idle(job))
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await self._delete(self._pin.reservation)
+                raise
+            self._reserved.promised[self._pin.job] = self._pin.counts
+
+    async def give_back(self, *, after_kill: bool = False) -> None:
+        """Take the job out of the reservation, if it is in it, and delete that. Raises LrmUnavailableError.
+
+        ``after_kill``: whoever made it was killed, perhaps in the middle of that.
+        """
+        spare = self._spare_names().values() if after_kill and not self._numbers_by_node else ()
+        leave = leave_reservation_command(self._pin)
+        for command in (leave, *map(unreserve_command, (self._pin.reservation, *spare))):
+            with suppress(LrmRejectedError, LrmNotFoundError):  # it is in none, or there is none
+                await self._commands.change(command, action="start_on")
+        self._reserved.promised.pop(self._pin.job, None)
+
+    def distrust_order(self) -> None:
+        """Look at the order of the nodes again next time: a job came to run elsewhere than it should."""
+        self._reserved.natural = False
+
+    async def _make_by_node(self, job: LrmJob) -> None:
+        await self._until_idle(partial(self._try_by_node, job))
+
+    async def _try_by_node(self, job: LrmJob) -> bool:
+        order = natural_order(tuple(self._pin.counts))
+        for _ in range(2):
+            await self._reserve(self._pin.reservation, order, [self._pin.counts[node] for node in order], job)
+            if self._reserved.natural:
+                return True
+            seen = reserved_order(await self._show())
+            if seen == tuple(order):
+                self._reserved.natural = order == natural_order(seen)
+                return True
+            await self._delete(self._pin.reservation)
+            if set(seen) != set(order):
+                break
+            order = seen
+        raise LrmRejectedError(
+            f"cores of {', '.join(order)} could not be reserved in the order of slurm.conf",
+            hint="list the nodes in slurm.conf in the order of their names",
+        )
+
+    async def _make_from_idle(self, job: LrmJob) -> None:
+        await self._until_idle(partial(self._try_from_idle, job))
+
+    async def _until_idle(self, attempt: Callable[[], Awaitable[bool]]) -> None:
+        """Try to reserve a few times: cores of a job that has just ended, or just left its reservation, seem busy."""
+        for _ in range(TRIES):
+            try:
+                if await attempt():
+                    return
+            except LrmUnavailableError as error:
+                if NODES_BUSY not in error.message.lower():
+                    raise
+            await self._delete(self._pin.reservation)
+            await anyio.sleep(PAUSE)
+        message = f"the cores for job {self._pin.job} could not be reserved on {', '.join(self._pin.counts)}"
+        raise LrmUnavailableError(message, hint="the nodes are busy, or in another reservation; the job stays held")
+
+    async def _try_from_idle(self, job: LrmJob) -> bool:
+        counts = self._pin.counts
+        waiting = await self._waiting(self._reserved.on(counts))
+        listed = await self._commands.read(idle_command(tuple(counts)), action="listing of nodes")
+        cores = {node.name: node.processors_idle // self._threads.get(node.name, 1) for node in parse_nodes(listed)}
+        idle = self._reserved.idle(cores, waiting)
+        spare = {node: idle.get(node, 0) - count for node, count in counts.items()}
+        if min(spare.values()) < 0:
+            return False
+        names = {node: name for node, name in self._spare_names().items() if spare[node]}
+        try:
+            for node, name in names.items():
+                await self._reserve(name, [node], [spare[node]], job)
+            await self._reserve(self._pin.reservation, natural_order(tuple(counts)), [self._pin.processors], job)
+        finally:
+            with anyio.CancelScope(shield=True):
+                for name in names.values():
+                    await self._delete(name)
+        return reserved_cores(await self._show()) == counts
+
+    async def _waiting(self, jobs: Sequence[str]) -> set[str]:
+        """Return which of these jobs do not run yet."""
+        if not jobs:
+            return set()
+        separator = new_separator()
+        command = (*EVERY_JOB, f"--jobs={','.join(jobs)}")
+        with suppress(LrmNotFoundError):
+            listed = await self._commands.read(
+                command, action="looking at jobs", environment=everything_format(separator)
+            )
+            return {str(job.id) for job in parse_everything(listed, separator) if job.state in WAITING}
+        return set()
+
+    def _spare_names(self) -> dict[str, str]:
+        return {node: f"koala_spare_{self._pin.job}_{place}" for place, node in enumerate(self._pin.counts)}
+
+    async def _reserve(self, name: str, nodes: Sequence[str], cores: Sequence[int], job: LrmJob) -> None:
+        user, partition = _findable(job.user), job.queue.partition(",")[0]
+        command = reserve_command(name, nodes, cores, user=user, partition=partition, walltime=job.walltime)
+        await self._commands.change(command, action="start_on")
+
+    async def _delete(self, name: str) -> None:
+        with suppress(LrmError):
+            await self._commands.change(unreserve_command(name), action="start_on")
+
+    async def _show(self) -> str:
+        return await self._commands.read(show_reservation_command(self._pin.reservation), action="reservation")
+
+
+def _findable(user: str) -> str:
+    """Return a user as Slurm finds him: 25.11 does not find who is called nobody, but by his number."""
+    if user == "nobody":
+        with suppress(KeyError):
+            return str(pwd.getpwnam(user).pw_uid)
+    return user
