@@ -60,29 +60,6 @@ def settings_of(cluster: SlurmCluster) -> DrmaaSettings:
 @pytest.mark.real
 @pytest.mark.never_required
 @pytest.mark.anyio
-async def test_cancelled_bulk_comes_to_an_end(slurm_a: SlurmCluster, tmp_path: Path) -> None:
-    """A bulk whose waiting elements were cancelled is over, although the library never tells so; ``check`` warns."""
-    settings = settings_of(slurm_a).model_copy(update={"submission": "bulk"})
-    lrm = PLUGIN.factory(new_context(tmp_path), settings)
-    await lrm.start()
-    script = "#!/bin/sh\nexec sleep 300\n"
-    full = await lrm.submit(Submission(key=BatchKey("full"), count=8, script=script, walltime=600))
-    waiting = await lrm.submit(Submission(key=BatchKey("waiting"), count=3, script=script, walltime=600))
-    assert {job.state for job in await lrm.jobs(name_prefix="waiting")} <= {LrmJobState.UNKNOWN, LrmJobState.QUEUED}
-
-    async def over() -> set[LrmJobState]:
-        await lrm.cancel([*full, *waiting])
-        return {job.state for job in await lrm.jobs()}
-
-    await eventually(over, lambda states: states == {LrmJobState.ENDED}, what="all have ended", seconds=60, interval=1)
-    abilities = next(result for result in await lrm.check() if result.subject == "abilities")
-    assert not abilities.ok
-    await lrm.close()
-
-
-@pytest.mark.real
-@pytest.mark.never_required
-@pytest.mark.anyio
 @pytest.mark.nightly
 class TestDrmaaOnSlurm(LrmConformance):
     """The conformance kit; nothing is read by commands."""
