@@ -468,6 +468,7 @@ async def host(  # noqa: PLR0913 - all that a service can be told
                 tasks.start_soon(_stop_when_idle, server, service, idle_limit)
             task_status.started(server)
             await server.stop_wanted.wait()
+            await server.quiet()  # or asyncio would report a read that is both done and cancelled
             tasks.cancel_scope.cancel()
 
 

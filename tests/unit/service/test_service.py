@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 import time
 from contextlib import asynccontextmanager
@@ -21,7 +23,7 @@ from koala_adapter.api.client import Client
 from koala_adapter.api.closedjournal import ClosedJournal, closed_journal
 from koala_adapter.api.offline import clean, recorded
 from koala_adapter.api.server import host
-from koala_adapter.api.statedirectory import JOURNAL_NAME
+from koala_adapter.api.statedirectory import JOURNAL_NAME, socket_path
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.errors import (
@@ -338,6 +340,19 @@ async def test_hosted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
         server.stop_wanted.set()
     shown = CliRunner().invoke(koala, ["--state", str(served.directory), "status"])
     assert "(CancelRequested) was set aside" in " ".join(shown.output.split())
+
+
+async def test_client_that_leaves_as_the_service_ends_costs_no_message(served: Served) -> None:
+    """A read that is done, its client being gone, and cancelled, the service being at its end, would be reported."""
+    reported: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    async with anyio.create_task_group() as tasks:
+        server = await tasks.start(host, served.site, served.plugins, served.directory)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(socket_path(served.directory)))
+            await anyio.wait_all_tasks_blocked()  # the service waits for its first line
+        server.stop_wanted.set()
+    assert not reported
 
 
 async def one_over_of_two(client: Client) -> list[str]:
