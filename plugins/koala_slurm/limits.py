@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, HoldOwner, LrmJobState
-from koala_slurm.requests import gres_rows, gres_taken, nodes_with_gres, not_consumed, parse_gres
+from koala_slurm.requests import gres_rows, nodes_with_gres, not_consumed, parse_gres, take_gres
 from koala_slurm.words import duration, turn
 
 if TYPE_CHECKING:
@@ -258,9 +258,8 @@ def gres_shares(
         for node in share:
             idle[node] = idle.get(node, 0) - _each(job)
             for name, number in asked[job.id].gres:
-                taken = gres_taken(free[node], name, number)
                 for shown in {name, name.partition(":")[0]} - on_nodes.kept:
-                    free[node][shown] = free[node].get(shown, 0) - taken
+                    take_gres(free[node], shown, number)
     return shares
 
 

@@ -238,7 +238,7 @@ def parse_gres(output: str) -> dict[str, dict[str, int]]:
 SHARD = "shard"
 """Parts of GPUs: one with a shard in use is not given as a whole, and one that is has no shards (gres.conf(5))."""
 SHARDS_OF_A_GPU = "shards of a GPU"
-"""Among the counts of a node; no resource has such a name."""
+"""Among the counts of a node; no resource has such a name. Neither have those of :func:`_gpus_with`."""
 _USED_PLACES = re.compile(r"(?P<name>gpu|shard)(?::(?P<type>[^:,(]+))?:(?P<number>[0-9]+)\((?P<places>[^)]*)\)")
 
 
@@ -251,40 +251,67 @@ def _sharing(has: str, used: str) -> dict[str, int]:
     totals = {name: sum(one for key, one in there.items() if key.partition(":")[0] == name) for name in ("gpu", SHARD)}
     each = totals[SHARD] // totals["gpu"] if totals["gpu"] else 0
     whole: dict[str, int] = {}
-    partly: dict[str, int] = {}
-    shards: dict[str, int] = {}
+    partly: dict[str, list[int]] = {}  # of each GPU with shards in use: how many
     for match in _USED_PLACES.finditer(used):
         type_, number, places = match["type"] or "", int(match["number"]), match["places"]
         if match["name"] == "gpu":
             whole[type_] = number
         elif "/" in places.replace("N/A", ""):
-            partly[type_] = sum(not one.strip().startswith("0/") for one in places.split(","))
-            shards[type_] = number
+            in_use = [int(one.partition("/")[0]) for one in places.split(",") if "/" in one]
+            partly[type_] = [one for one in in_use if one]
         else:
-            partly[type_] = number
-            shards[type_] = number * each
+            partly[type_] = [each] * number
     counts = {SHARDS_OF_A_GPU: each, "gpu": 0, SHARD: 0}
     for key, total in there.items():
         name, _, type_ = key.partition(":")
-        taken = sum(whole.values()) if not type_ else whole.get(type_, 0)
-        if name == "gpu":
-            left = total - taken - (sum(partly.values()) if not type_ else partly.get(type_, 0))
-        elif name == SHARD:
-            left = total - taken * each - (sum(shards.values()) if not type_ else shards.get(type_, 0))
-        else:
+        if name not in {"gpu", SHARD}:
             continue
-        counts[key] = max(0, left) + (counts[key] if not type_ else 0)
+        taken = sum(whole.values()) if not type_ else whole.get(type_, 0)
+        shared = [one for of, ones in partly.items() if type_ in {"", of} for one in ones]
+        if name == "gpu":
+            counts[key] = max(0, total - taken - len(shared)) + (counts[key] if not type_ else 0)
+        else:
+            untouched = max(0, total // each - taken - len(shared)) if each else 0
+            free = [each] * untouched + [each - one for one in shared]
+            counts[key] = sum(free) + (counts[key] if not type_ else 0)
+            for left in free:
+                for shown in {key, name}:
+                    counts[_gpus_with(shown, left)] = counts.get(_gpus_with(shown, left), 0) + 1
         if type_:
             counts[name] += counts[key]
     return counts
 
 
-def gres_taken(counts: Mapping[str, int], name: str, number: int) -> int:
-    """Return how many of a resource a job takes from a node: shards are of one GPU, where others may not fit beside."""
+def _gpus_with(shard: str, free: int) -> str:
+    """Return under which name the counts of a node have the number of GPUs that have just so many free shards."""
+    return f"GPUs with {free} free {shard}"
+
+
+def _roomiest_first(counts: Mapping[str, int], shard: str) -> list[int]:
+    """Return the numbers of free shards that any GPU has, the most first."""
     each = counts.get(SHARDS_OF_A_GPU, 0)
-    if name.partition(":")[0] != SHARD or not 0 < number <= each:
-        return number
-    return each // (each // number)
+    return [free for free in range(each, 0, -1) if counts.get(_gpus_with(shard, free), 0) > 0]
+
+
+def has_gres(counts: Mapping[str, int], name: str, number: int) -> bool:
+    """Return whether so many of a resource are free on a node: shards on one GPU, unless none has so many at all."""
+    enough = counts.get(name, 0) >= number
+    if name.partition(":")[0] != SHARD or not 0 < number <= counts.get(SHARDS_OF_A_GPU, 0):
+        return enough
+    return enough and any(free >= number for free in _roomiest_first(counts, name))
+
+
+def take_gres(counts: dict[str, int], name: str, number: int) -> None:
+    """Take so many of a resource away from what is free on a node: shards from the fullest GPU that has room."""
+    counts[name] = counts.get(name, 0) - number
+    if name.partition(":")[0] != SHARD:
+        return
+    while number > 0 and (free := _roomiest_first(counts, name)):
+        place = min((one for one in free if one >= number), default=free[0])
+        taken = min(place, number)
+        number -= taken
+        counts[_gpus_with(name, place)] -= 1
+        counts[_gpus_with(name, place - taken)] = counts.get(_gpus_with(name, place - taken), 0) + 1
 
 
 def gres_rows(output: str) -> list[tuple[str, str, str, str]]:
@@ -301,9 +328,7 @@ def _without_places(text: str) -> str:
 def nodes_with_gres(wanted: Restrictions, free: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
     """Return the nodes that have what a job asks for on each of its nodes free."""
     return tuple(
-        node
-        for node, counts in free.items()
-        if all(counts.get(name, 0) >= gres_taken(counts, name, number) for name, number in wanted.gres)
+        node for node, counts in free.items() if all(has_gres(counts, name, number) for name, number in wanted.gres)
     )
 
 

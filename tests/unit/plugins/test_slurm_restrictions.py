@@ -9,7 +9,7 @@ from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
 from koala_slurm.limits import by_number, unfulfilled
 from koala_slurm.requests import (
     Restrictions,
-    gres_taken,
+    has_gres,
     missing_license,
     nodes_with_gres,
     parse_features,
@@ -17,6 +17,7 @@ from koala_slurm.requests import (
     parse_licenses,
     parse_one_detailed,
     restrictions,
+    take_gres,
 )
 
 NOW = 1_795_000_000.0
@@ -172,9 +173,28 @@ def test_shards_are_parts_of_gpus(has: str, used: str, free: dict[str, int]) -> 
     assert {name: counts[name] for name in free} == free
 
 
-@pytest.mark.parametrize(("number", "taken"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 5)])
-def test_shards_of_one_gpu(number: int, taken: int) -> None:
-    """Three of four leave one that no other such job can have."""
-    counts = parse_gres("n1\x1fgpu:2,shard:8\x1f\x1f0/8/0/8\x1f\n")["n1"]
-    assert gres_taken(counts, "shard", number) == taken
-    assert gres_taken(counts, "gpu", number) == number
+@pytest.mark.parametrize(
+    ("used", "number", "jobs"),
+    [
+        ("", 1, 8),
+        ("", 2, 4),
+        ("", 3, 2),  # each of them leaves one that no other such job can have
+        ("", 4, 2),
+        ("", 5, 1),
+        ("", 8, 1),
+        ("gpu:0(IDX:N/A),shard:6(3/4,3/4)", 1, 2),
+        ("gpu:0(IDX:N/A),shard:6(3/4,3/4)", 2, 0),
+        ("gpu:0(IDX:N/A),shard:3(3/4,0/4)", 2, 2),
+        ("gpu:0(IDX:N/A),shard:2(1/4,1/4)", 3, 2),
+        ("gpu:1(IDX:0),shard:1(0/4,1/4)", 3, 1),
+        ("gpu:0(IDX:N/A),shard:1(IDX:0)", 3, 1),
+    ],
+)
+def test_shards_of_one_gpu(used: str, number: int, jobs: int) -> None:
+    """As many jobs as fit beside each other, when those that run leave less of a GPU than one of them needs."""
+    counts = parse_gres(f"n1\x1fgpu:2,shard:8\x1f{used}\x1f0/8/0/8\x1f\n")["n1"]
+    found = 0
+    while has_gres(counts, "shard", number):
+        take_gres(counts, "shard", number)
+        found += 1
+    assert found == jobs
