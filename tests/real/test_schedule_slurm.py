@@ -368,7 +368,8 @@ def test_a_controller_that_goes_away_costs_time_only(cluster: SlurmCluster, tmp_
         cluster.start_controller()
         scheduling.wait_runs(names)
         scheduling.wait(lambda: not unfinished(cluster), what="nothing left")
-    assert any("answers again" in line for line in scheduling.said())
+        # Later than that when all had been started before the controller was gone.
+        scheduling.wait(lambda: any("answers again" in line for line in scheduling.said()), what="it answers again")
     assert scheduling.traces() == {name: ["run", "end"] for name in names}
 
 
