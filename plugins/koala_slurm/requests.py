@@ -257,8 +257,8 @@ def _sharing(has: str, used: str) -> dict[str, int]:
         if match["name"] == "gpu":
             whole[type_] = number
         elif "/" in places.replace("N/A", ""):
-            in_use = [int(one.partition("/")[0]) for one in places.split(",") if "/" in one]
-            partly[type_] = [one for one in in_use if one]
+            # ``-/4``, since 26.05: of a GPU that is in use as a whole.
+            partly[type_] = [int(one) for one in re.findall(r"([0-9]+)/", places) if int(one)]
         else:
             partly[type_] = [each] * number
     counts = {SHARDS_OF_A_GPU: each, "gpu": 0, SHARD: 0}

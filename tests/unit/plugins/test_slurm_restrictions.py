@@ -164,6 +164,11 @@ def test_licences_and_generic_resources_that_are_free() -> None:
             "gpu:tesla:1(IDX:0),gpu:kepler:0(IDX:N/A),shard:tesla:0(IDX:N/A),shard:kepler:2(IDX:2-3)",
             {"gpu": 1, "gpu:tesla": 1, "gpu:kepler": 0, "shard": 4, "shard:tesla": 4, "shard:kepler": 0},
         ),
+        (
+            "gpu:tesla:2,gpu:kepler:2,shard:tesla:8,shard:kepler:8",
+            "gpu:tesla:2(IDX:0-1),gpu:kepler:0(IDX:N/A),shard:tesla:0(-/4,-/4),shard:kepler:3(3/4,0/4)",
+            {"gpu": 1, "gpu:tesla": 0, "gpu:kepler": 1, "shard": 5, "shard:tesla": 0, "shard:kepler": 5},
+        ),
         ("gpu:tesla:2,shard:8", "gpu:tesla:1(IDX:0),shard:0(IDX:N/A)", {"gpu": 1, "gpu:tesla": 1, "shard": 4}),
     ],
 )
