@@ -162,7 +162,7 @@ def points(*, repeat: int = 15, calls: int = 1_000_000) -> list[Row]:
 
 @contextmanager
 def koala_end(path: Path) -> Iterator[None]:
-    """Listen as an agent does: make whoever joins a member, and say nothing more."""
+    """Accept a connection as an agent does: the process that joins becomes a member, and gets no further message."""
     welcome = frame(note_payload("welcome", rank=0, size=1, members="0@alpha@node@", minimum=1, maximum=9))
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))

@@ -131,7 +131,7 @@ def times_of(cluster: SlurmCluster, make: Callable[[], Pool], way: Way, size: in
 
 
 def running(cluster: SlurmCluster) -> int:
-    """Return how many processors are in use, or on nodes that Slurm gives to nobody while it cleans up after a job."""
+    """Return how many processors are in use, or on nodes in the state COMPLETING, where Slurm starts no job yet."""
     idle = int(cluster.run("sinfo", "--noheader", "--format=%C").split("/")[1])
     return LARGEST - idle + len(cluster.squeue("--states=COMPLETING", form="%i"))
 
@@ -406,7 +406,7 @@ class Parsl(Way):
             provider=provider,
             encrypted=False,
             max_workers_per_node=1,
-            heartbeat_period=2,  # whoever was killed is noticed soon
+            heartbeat_period=2,  # a killed process is noticed within a few seconds
             heartbeat_threshold=8,
             launch_cmd=DEFAULT_LAUNCH_CMD.replace("process_worker_pool.py", pool, 1),
             interchange_launch_cmd=[sys.executable, "-m", "parsl.executors.high_throughput.interchange"],

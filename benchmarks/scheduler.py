@@ -280,7 +280,7 @@ def _poll(site: FullSite, name: ClusterName) -> float:
 
 
 # -- Snapshots -----------------------------------------------------------------------------------------------
-# Measured are the pauses between two moments at which somebody else could be answered: with the whole snapshot written
+# Measured are the pauses between two moments at which another client could be answered: with the whole snapshot written
 # at once, and with one group of records after the other, as the service does it. Events wait until the last one.
 
 EACH = 100

@@ -197,7 +197,7 @@ def executed(given: Measurement) -> float:
 
 
 def by_xargs(given: Measurement) -> dict[str, float]:
-    """Measure ``xargs -P``, on this machine whatever there is: the same processes, and nobody who keeps a record."""
+    """Measure ``xargs -P`` on this machine alone: the same processes, of which no record is kept."""
     numbers = "\n".join(map(str, range(given.commands))).encode()
     begun = time.monotonic()
     argv = ["/usr/bin/xargs", "-P", str(given.workers), "-I", "{}"]

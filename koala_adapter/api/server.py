@@ -187,7 +187,10 @@ class Server:
         return self._service.unfinished
 
     async def quiet(self, patience: float = 1.0) -> None:
-        """Wait until no client is connected, at most ``patience`` seconds."""
+        """Wait until no client is connected, at most ``patience`` seconds; for the end of the service.
+
+        Without it asyncio may report a read as done and cancelled, where a client leaves as the service is cancelled.
+        """
         self._leaving = True
         self._service.settled()  # whoever watches all jobs is told that this is the end
         with anyio.move_on_after(patience):
@@ -468,7 +471,7 @@ async def host(  # noqa: PLR0913 - all that a service can be told
                 tasks.start_soon(_stop_when_idle, server, service, idle_limit)
             task_status.started(server)
             await server.stop_wanted.wait()
-            await server.quiet()  # or asyncio would report a read that is both done and cancelled
+            await server.quiet()
             tasks.cancel_scope.cancel()
 
 

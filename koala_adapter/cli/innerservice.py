@@ -97,7 +97,7 @@ def inner_service(
         finally:
             inner.ended = future.done()
             if not inner.ended:
-                portal.call(server.quiet)  # or asyncio would grumble about a read that is both done and cancelled
+                portal.call(server.quiet)
             future.cancel()
 
 

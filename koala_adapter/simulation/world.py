@@ -206,7 +206,7 @@ def live_beside(
     seed: int,
     begin: float = 0.0,
 ) -> None:
-    """Have local users use a cluster and its nodes fail, from ``begin`` on; None: nobody does, none fails."""
+    """Simulate, from ``begin`` on, local users of a cluster and failures of its nodes; each None: there are none."""
     if load is not None:
         _submit_next(engine, there, local_users(cluster, load, seed), begin)
     if failures is not None:
