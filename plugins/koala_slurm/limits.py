@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, HoldOwner, LrmJobState
-from koala_slurm.requests import gres_rows, nodes_with_gres, not_consumed, parse_gres, take_gres
+from koala_slurm.requests import FreeGres, gres_rows, nodes_with_gres, not_consumed, parse_gres
 from koala_slurm.words import duration, turn
 
 if TYPE_CHECKING:
@@ -219,8 +219,8 @@ def _same_name(job: LrmJob, jobs: Mapping[str, Sequence[LrmJob]]) -> str:
 class GresOnNodes:
     """What nodes have free."""
 
-    free: Mapping[str, Mapping[str, int]]
-    """Of each resource, by name, and by name and type; by node."""
+    free: Mapping[str, FreeGres]
+    """Generic resources, by node."""
     idle: Mapping[str, int]
     """Processors."""
     kept: frozenset[str] = frozenset()
@@ -246,7 +246,7 @@ def gres_shares(
     jobs: Sequence[LrmJob], asked: Mapping[LrmJobId, Restrictions], on_nodes: GresOnNodes
 ) -> dict[LrmJobId, tuple[str, ...]]:
     """Return the nodes on which each of these waiting jobs may run; none when others have what it asks for."""
-    free = {node: dict(counts) for node, counts in on_nodes.free.items()}
+    free = dict(on_nodes.free)
     idle = dict(on_nodes.idle)
     wanting = sorted((job for job in jobs if asked[job.id].gres), key=first_served)
     shares: dict[LrmJobId, tuple[str, ...]] = {}
@@ -259,7 +259,7 @@ def gres_shares(
             idle[node] = idle.get(node, 0) - _each(job)
             for name, number in asked[job.id].gres:
                 for shown in {name, name.partition(":")[0]} - on_nodes.kept:
-                    take_gres(free[node], shown, number)
+                    free[node] = free[node].without(shown, number)
     return shares
 
 

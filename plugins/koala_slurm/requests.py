@@ -7,7 +7,7 @@ Command lines and what they print; nothing is run here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.errors import LrmUnavailableError
@@ -221,29 +221,59 @@ def missing_license(wanted: Restrictions, free: Mapping[str, int]) -> str:
     return f"there are too few free licences {lacking[0]}" if lacking else ""
 
 
-def parse_gres(output: str) -> dict[str, dict[str, int]]:
-    """Return how many of each generic resource are free on each node, by name, and by name and type."""
-    free: dict[str, dict[str, int]] = {}
+SHARD = "shard"
+"""Parts of GPUs: one with a shard in use is not given as a whole, and one that is has no shards (gres.conf(5))."""
+_USED_PLACES = re.compile(r"(?P<name>gpu|shard)(?::(?P<type>[^:,(]+))?:(?P<number>[0-9]+)\((?P<places>[^)]*)\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeGres:
+    """How many of each generic resource are free on one node."""
+
+    counts: Mapping[str, int]
+    """By name, and by name and type."""
+    shards_of_a_gpu: int = 0
+    """All of them, free or not."""
+    gpus: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Free shards of each GPU, by ``shard``, and by that and the type."""
+
+    def has(self, name: str, number: int) -> bool:
+        """Return whether so many are free: shards on one GPU, unless none has so many at all."""
+        enough = self.counts.get(name, 0) >= number
+        if name.partition(":")[0] != SHARD or not 0 < number <= self.shards_of_a_gpu:
+            return enough
+        return enough and any(free >= number for free in self.gpus.get(name, ()))
+
+    def without(self, name: str, number: int) -> FreeGres:
+        """Return what is free when so many are taken: shards from the fullest GPU that has room."""
+        counts = {**self.counts, name: self.counts.get(name, 0) - number}
+        if name not in self.gpus:
+            return replace(self, counts=counts)
+        free = sorted(self.gpus[name])
+        while number > 0 and max(free, default=0) > 0:
+            place = next((at for at, one in enumerate(free) if one >= number), -1)
+            taken = min(free[place], number)
+            number -= taken
+            free[place] -= taken
+            free.sort()
+        return replace(self, counts=counts, gpus={**self.gpus, name: tuple(free)})
+
+
+def parse_gres(output: str) -> dict[str, FreeGres]:
+    """Return what is free on each node."""
+    free: dict[str, FreeGres] = {}
     for node, has, used, _ in gres_rows(output):
-        counts = free[node] = {}
+        counts: dict[str, int] = {}
         for text, sign in ((has, 1), (used, -1)):
             for name, number in _numbers(_without_places(text)):
                 for shown in {name, name.partition(":")[0]}:
                     counts[shown] = counts.get(shown, 0) + sign * number
-        if SHARD in counts:
-            counts |= _sharing(has, used)
+        free[node] = _sharing(counts, has, used) if SHARD in counts else FreeGres(counts=counts)
     return free
 
 
-SHARD = "shard"
-"""Parts of GPUs: one with a shard in use is not given as a whole, and one that is has no shards (gres.conf(5))."""
-SHARDS_OF_A_GPU = "shards of a GPU"
-"""Among the counts of a node; no resource has such a name. Neither have those of :func:`_gpus_with`."""
-_USED_PLACES = re.compile(r"(?P<name>gpu|shard)(?::(?P<type>[^:,(]+))?:(?P<number>[0-9]+)\((?P<places>[^)]*)\)")
-
-
-def _sharing(has: str, used: str) -> dict[str, int]:
-    """Return how many GPUs and shards of a node are free, by name, and by name and type, and how many shards a GPU has.
+def _sharing(others: Mapping[str, int], has: str, used: str) -> FreeGres:
+    """Return what is free on a node whose GPUs have shards. ``others``: the counts of what is neither.
 
     Slurm 22.05 shows as used shards the number of GPUs that have any in use, so what is left of these is not known.
     """
@@ -261,7 +291,8 @@ def _sharing(has: str, used: str) -> dict[str, int]:
             partly[type_] = [int(one) for one in re.findall(r"([0-9]+)/", places) if int(one)]
         else:
             partly[type_] = [each] * number
-    counts = {SHARDS_OF_A_GPU: each, "gpu": 0, SHARD: 0}
+    counts = {"gpu": 0, SHARD: 0}
+    gpus: dict[str, tuple[int, ...]] = {}
     for key, total in there.items():
         name, _, type_ = key.partition(":")
         if name not in {"gpu", SHARD}:
@@ -272,46 +303,13 @@ def _sharing(has: str, used: str) -> dict[str, int]:
             counts[key] = max(0, total - taken - len(shared)) + (counts[key] if not type_ else 0)
         else:
             untouched = max(0, total // each - taken - len(shared)) if each else 0
-            free = [each] * untouched + [each - one for one in shared]
+            free = (*[each] * untouched, *(each - one for one in shared))
             counts[key] = sum(free) + (counts[key] if not type_ else 0)
-            for left in free:
-                for shown in {key, name}:
-                    counts[_gpus_with(shown, left)] = counts.get(_gpus_with(shown, left), 0) + 1
+            for shown in {key, name}:
+                gpus[shown] = (*gpus.get(shown, ()), *free)
         if type_:
             counts[name] += counts[key]
-    return counts
-
-
-def _gpus_with(shard: str, free: int) -> str:
-    """Return under which name the counts of a node have the number of GPUs that have just so many free shards."""
-    return f"GPUs with {free} free {shard}"
-
-
-def _roomiest_first(counts: Mapping[str, int], shard: str) -> list[int]:
-    """Return the numbers of free shards that any GPU has, the most first."""
-    each = counts.get(SHARDS_OF_A_GPU, 0)
-    return [free for free in range(each, 0, -1) if counts.get(_gpus_with(shard, free), 0) > 0]
-
-
-def has_gres(counts: Mapping[str, int], name: str, number: int) -> bool:
-    """Return whether so many of a resource are free on a node: shards on one GPU, unless none has so many at all."""
-    enough = counts.get(name, 0) >= number
-    if name.partition(":")[0] != SHARD or not 0 < number <= counts.get(SHARDS_OF_A_GPU, 0):
-        return enough
-    return enough and any(free >= number for free in _roomiest_first(counts, name))
-
-
-def take_gres(counts: dict[str, int], name: str, number: int) -> None:
-    """Take so many of a resource away from what is free on a node: shards from the fullest GPU that has room."""
-    counts[name] = counts.get(name, 0) - number
-    if name.partition(":")[0] != SHARD:
-        return
-    while number > 0 and (free := _roomiest_first(counts, name)):
-        place = min((one for one in free if one >= number), default=free[0])
-        taken = min(place, number)
-        number -= taken
-        counts[_gpus_with(name, place)] -= 1
-        counts[_gpus_with(name, place - taken)] = counts.get(_gpus_with(name, place - taken), 0) + 1
+    return FreeGres(counts={**others, **counts}, shards_of_a_gpu=each, gpus=gpus)
 
 
 def gres_rows(output: str) -> list[tuple[str, str, str, str]]:
@@ -325,11 +323,9 @@ def _without_places(text: str) -> str:
     return "" if text in _NO_RESTRICTION else re.sub(r"\([^)]*\)", "", text)
 
 
-def nodes_with_gres(wanted: Restrictions, free: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
+def nodes_with_gres(wanted: Restrictions, free: Mapping[str, FreeGres]) -> tuple[str, ...]:
     """Return the nodes that have what a job asks for on each of its nodes free."""
-    return tuple(
-        node for node, counts in free.items() if all(has_gres(counts, name, number) for name, number in wanted.gres)
-    )
+    return tuple(node for node, there in free.items() if all(there.has(name, number) for name, number in wanted.gres))
 
 
 # -- Listing of everything -----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from koala_slurm.limits import (
     within_limits,
 )
 from koala_slurm.outside import _licensed, groups_by_user
-from koala_slurm.requests import Restrictions, nodes_with_gres, parse_one_detailed, restrictions, with_details
+from koala_slurm.requests import FreeGres, Restrictions, nodes_with_gres, parse_one_detailed, restrictions, with_details
 
 PARTITIONS = """\
 PartitionName=batch AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=YES QoS=N/A MaxNodes=UNLIMITED \
@@ -99,7 +99,7 @@ def held(number: int, *, processors: int = 1, state: LrmJobState = LrmJobState.H
 
 def shares(jobs: list[LrmJob], free: dict[str, int], idle: dict[str, int], *, each: int = 1) -> dict[str, set[str]]:
     """Return the nodes of each job when all ask for so many of one resource on each node."""
-    on_nodes = GresOnNodes(free={node: {"gpu": number} for node, number in free.items()}, idle=idle)
+    on_nodes = GresOnNodes(free={node: FreeGres(counts={"gpu": number}) for node, number in free.items()}, idle=idle)
     found = gres_shares(jobs, {job.id: Restrictions(gres=(("gpu", each),)) for job in jobs}, on_nodes)
     return {str(job): set(nodes) for job, nodes in found.items()}
 
@@ -140,7 +140,7 @@ def test_what_sinfo_shows() -> None:
     """Free resources and idle processors of each node."""
     end = "\x1f"
     shown = parse_gres_on_nodes(f"n1{end}gpu:a100:2(S:0){end}gpu:a100:1(IDX:0){end}3/5/0/8{end}\n")
-    assert shown.free == {"n1": {"gpu:a100": 1, "gpu": 1}}
+    assert shown.free == {"n1": FreeGres(counts={"gpu:a100": 1, "gpu": 1})}
     assert shown.idle == {"n1": 5}
 
 

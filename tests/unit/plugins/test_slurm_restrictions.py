@@ -9,7 +9,6 @@ from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
 from koala_slurm.limits import by_number, unfulfilled
 from koala_slurm.requests import (
     Restrictions,
-    has_gres,
     missing_license,
     nodes_with_gres,
     parse_features,
@@ -17,7 +16,6 @@ from koala_slurm.requests import (
     parse_licenses,
     parse_one_detailed,
     restrictions,
-    take_gres,
 )
 
 NOW = 1_795_000_000.0
@@ -174,7 +172,7 @@ def test_licences_and_generic_resources_that_are_free() -> None:
 )
 def test_shards_are_parts_of_gpus(has: str, used: str, free: dict[str, int]) -> None:
     """What has one in use is no whole GPU; Slurm 22.05 shows as used shards the number of GPUs that have any in use."""
-    counts = parse_gres(f"n1\x1f{has}\x1f{used}\x1f0/8/0/8\x1f\n")["n1"]
+    counts = parse_gres(f"n1\x1f{has}\x1f{used}\x1f0/8/0/8\x1f\n")["n1"].counts
     assert {name: counts[name] for name in free} == free
 
 
@@ -197,9 +195,9 @@ def test_shards_are_parts_of_gpus(has: str, used: str, free: dict[str, int]) -> 
 )
 def test_shards_of_one_gpu(used: str, number: int, jobs: int) -> None:
     """As many jobs as fit beside each other, when those that run leave less of a GPU than one of them needs."""
-    counts = parse_gres(f"n1\x1fgpu:2,shard:8\x1f{used}\x1f0/8/0/8\x1f\n")["n1"]
+    there = parse_gres(f"n1\x1fgpu:2,shard:8\x1f{used}\x1f0/8/0/8\x1f\n")["n1"]
     found = 0
-    while has_gres(counts, "shard", number):
-        take_gres(counts, "shard", number)
+    while there.has("shard", number):
+        there = there.without("shard", number)
         found += 1
     assert found == jobs
