@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import random
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,6 @@ from structlog.testing import capture_logs
 
 from koala_adapter import negotiation as nt
 from koala_adapter.api import protocol
-from koala_adapter.api.client import Client
-from koala_adapter.api.server import Server, host
 from koala_adapter.api.statedirectory import SOCKET_NAME
 from koala_adapter.errors import JobRefusedError, KoalaError
 from koala_adapter.host import containment
@@ -36,7 +33,7 @@ from tests.unit.service.scripted_lrm import ScriptedLrm
 from tests.unit.service.test_service import Served, started, submit, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from anyio.abc import SocketStream
@@ -53,15 +50,6 @@ pytestmark = pytest.mark.anyio
 def served(tmp_path: Path) -> Served:
     """Return a service that has never run."""
     return Served(tmp_path)
-
-
-@asynccontextmanager
-async def hosted(served: Served) -> AsyncIterator[tuple[Server, Client]]:
-    """Host a service with its socket during the block."""
-    async with anyio.create_task_group() as tasks:
-        server = await tasks.start(host, served.site, served.plugins, served.directory)
-        yield server, Client(served.directory)
-        server.stop_wanted.set()
 
 
 def test_a_defect_is_logged_once_a_minute_with_its_traceback() -> None:
@@ -123,7 +111,7 @@ async def test_a_plugin_that_raises_costs_the_request(served: Served, error: typ
             raise error(f"a defect of the plugin with {submission.key}")
 
     served.lrm = Failing()
-    async with hosted(served) as (_, client):
+    async with served.hosted() as (_, client):
         wanted = job("0", component("x", 1))
         with pytest.raises(KoalaError, match="a defect of the plugin"):
             await to_thread.run_sync(lambda: client.script(wanted, "a"))
@@ -315,7 +303,7 @@ async def test_nothing_that_is_said_ends_the_service(
     defects: list[Exception] = []
     monkeypatch.setattr(DefectLog, "report", lambda _, _what, error, **_context: defects.append(error))
     chance = random.Random(seed)
-    async with hosted(served) as (server, client), anyio.create_task_group() as tasks:
+    async with served.hosted() as (server, client), anyio.create_task_group() as tasks:
         service = server._service
         wanted = replace(malleable("0", part(1, 4), initial=1), runner=RunnerName.ADAPTIVE)
         id_ = service.submit(lambda id_, now: replace(wanted, id=id_, submitted_at=now))

@@ -22,7 +22,7 @@ from koala_adapter.api import server as server_module
 from koala_adapter.api.client import Client
 from koala_adapter.api.closedjournal import ClosedJournal, closed_journal
 from koala_adapter.api.offline import clean, recorded
-from koala_adapter.api.server import host
+from koala_adapter.api.server import Server, host
 from koala_adapter.api.statedirectory import JOURNAL_NAME, socket_path
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.sitefile import load_site_text
@@ -117,6 +117,14 @@ class Served:
             await tasks.start(service.run)
             yield service
             tasks.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def hosted(self) -> AsyncIterator[tuple[Server, Client]]:
+        """Host it with its socket during the block; give a client, too."""
+        async with anyio.create_task_group() as tasks:
+            server = await tasks.start(host, self.site, self.plugins, self.directory)
+            yield server, Client(self.directory)
+            server.stop_wanted.set()
 
     def lists(self, batch: BatchKey) -> None:
         """Have the LRM show the one job of a submission as running."""
@@ -329,15 +337,12 @@ async def test_live_applications_keep_their_size(served: Served) -> None:
 async def test_hosted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients ask by the socket, and are told of defects."""
     failing_on(monkeypatch, lambda event: isinstance(event, ev.CancelRequested))
-    async with anyio.create_task_group() as tasks:
-        server = await tasks.start(host, served.site, served.plugins, served.directory)
-        client = Client(served.directory)
+    async with served.hosted() as (_, client):
         id_ = await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1))))
         with pytest.raises(DefectError):
             await to_thread.run_sync(lambda: client.cancel(id_))
         assert "(CancelRequested)" in (await to_thread.run_sync(client.defects))[0]
         assert (await to_thread.run_sync(client.jobs))[0].id == id_
-        server.stop_wanted.set()
     shown = CliRunner().invoke(koala, ["--state", str(served.directory), "status"])
     assert "(CancelRequested) was set aside" in " ".join(shown.output.split())
 
@@ -346,12 +351,10 @@ async def test_client_that_leaves_as_the_service_ends_costs_no_message(served: S
     """A read that is done, its client being gone, and cancelled, the service being at its end, would be reported."""
     reported: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    async with anyio.create_task_group() as tasks:
-        server = await tasks.start(host, served.site, served.plugins, served.directory)
+    async with served.hosted():
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(socket_path(served.directory)))
             await anyio.wait_all_tasks_blocked()  # the service waits for its first line
-        server.stop_wanted.set()
     assert not reported
 
 
@@ -376,9 +379,7 @@ async def test_others_are_served_while_a_cleaning_looks_through_a_slow_directory
         return look(cleaning, known)
 
     monkeypatch.setattr(Cleaning, "look", slowly)
-    async with anyio.create_task_group() as tasks:
-        server = await tasks.start(host, served.site, served.plugins, served.directory)
-        client = Client(served.directory)
+    async with served.hosted() as (_, client):
         over, goes_on = await one_over_of_two(client)
         for id_ in (over, goes_on):
             (served.directory / "jobs" / id_).mkdir(parents=True)
@@ -390,7 +391,6 @@ async def test_others_are_served_while_a_cleaning_looks_through_a_slow_directory
             (served.directory / "jobs" / later).mkdir(parents=True, exist_ok=True)
             allowed.set()
         assert {path.name for path in (served.directory / "jobs").iterdir()} == {goes_on, later}
-        server.stop_wanted.set()
 
 
 async def test_a_cleaning_that_cannot_look_through_the_directory_in_time_says_so(
@@ -400,22 +400,17 @@ async def test_a_cleaning_that_cannot_look_through_the_directory_in_time_says_so
     allowed = threading.Event()
     monkeypatch.setattr(Cleaning, "look", lambda *_: allowed.wait(LIVENESS))
     monkeypatch.setattr(server_module, "LOOKING_LIMIT", 0.0)
-    async with anyio.create_task_group() as tasks:
-        server = await tasks.start(host, served.site, served.plugins, served.directory)
-        client = Client(served.directory)
+    async with served.hosted() as (_, client):
         over, _ = await one_over_of_two(client)
         with pytest.raises(ServiceUnavailableError, match="could not be looked through within 0 minutes"):
             await to_thread.run_sync(lambda: client.clean(0.0, dry_run=False))
         assert (await to_thread.run_sync(lambda: client.job(over))).id == over
-        server.stop_wanted.set()
     allowed.set()
 
 
 async def test_cleaning_by_the_socket(served: Served) -> None:
     """What is over goes, from memory and disk; what goes on stays; who asks for what is gone is told so."""
-    async with anyio.create_task_group() as tasks:
-        server = await tasks.start(host, served.site, served.plugins, served.directory)
-        client = Client(served.directory)
+    async with served.hosted() as (_, client):
         over, goes_on = await one_over_of_two(client)
         for id_ in (over, goes_on):
             (served.directory / "jobs" / id_).mkdir(parents=True)
@@ -428,7 +423,6 @@ async def test_cleaning_by_the_socket(served: Served) -> None:
         assert [one.id for one in await to_thread.run_sync(client.jobs)] == [goes_on]
         with pytest.raises(JobNotFoundError, match=f"job {over} was removed by `koala clean`"):
             await to_thread.run_sync(lambda: client.job(over))
-        server.stop_wanted.set()
     with pytest.raises(JobNotFoundError, match="was removed"):
         recorded(served.directory, OWN).job(over)
 
@@ -440,12 +434,9 @@ def read_at_once(directory: Path) -> ClosedJournal | None:
 
 async def test_a_journal_that_was_closed_well_need_not_be_replayed(served: Served) -> None:
     """It says the same of jobs as a replay does, until anything has happened since; and not before its end."""
-    async with anyio.create_task_group() as tasks:
-        server = await tasks.start(host, served.site, served.plugins, served.directory)
-        client = Client(served.directory)
+    async with served.hosted() as (_, client):
         over, goes_on = await one_over_of_two(client)
         assert read_at_once(served.directory) is None
-        server.stop_wanted.set()
     closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN)
     assert closed is not None
     assert list(closed.unfinished) == replayed.unfinished == [goes_on]
@@ -467,14 +458,11 @@ async def test_a_journal_that_was_closed_well_need_not_be_replayed(served: Serve
 
 async def test_jobs_of_a_closed_journal_are_listed_as_a_replay_lists_them(served: Served) -> None:
     """In order of submission, the latest ones."""
-    async with anyio.create_task_group() as tasks:
-        server = await tasks.start(host, served.site, served.plugins, served.directory)
-        client = Client(served.directory)
+    async with served.hosted() as (_, client):
         ids = [await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1)))) for _ in range(3)]
         for id_ in reversed(ids):
             await to_thread.run_sync(client.cancel, id_)
             await to_thread.run_sync(list, client.watch(id_))
-        server.stop_wanted.set()
     closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN)
     assert closed is not None
     assert closed.unfinished == ()
@@ -547,9 +535,7 @@ async def test_callers_are_answered_while_a_snapshot_is_written(
 
     monkeypatch.setattr(Journal, "snapshot_in_groups", held_open)
     ended: list[str] = []
-    async with anyio.create_task_group() as tasks:
-        server = await tasks.start(host, served.site, served.plugins, served.directory)
-        client = Client(served.directory)
+    async with served.hosted() as (server, client):
 
         async def change(name: str, request: Callable[[], object]) -> None:
             await to_thread.run_sync(request)
@@ -569,7 +555,6 @@ async def test_callers_are_answered_while_a_snapshot_is_written(
             end.set()
         assert sorted(ended) == ["cancel", "submit"]
         assert [one.id for one in await to_thread.run_sync(client.jobs)] == ["1", "2"]
-        server.stop_wanted.set()
     with Journal(served.directory / "journal.sqlite", read_only=True) as journal:
         assert journal.recover()[0] is not None
 

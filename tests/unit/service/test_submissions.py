@@ -15,7 +15,6 @@ from koala_adapter.api import protocol
 from koala_adapter.api.asyncclient import AsyncClient
 from koala_adapter.api.client import Client
 from koala_adapter.api.reporting import live_report
-from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import SOCKET_NAME
 from koala_adapter.driver.loop import EventLoop
 from koala_adapter.errors import JobRefusedError, ServiceAbsentError, ServiceUnavailableError
@@ -104,14 +103,12 @@ async def test_job_for_which_nothing_can_be_submitted_is_refused(served: Served)
 
 async def test_obstacle_is_looked_for_before_a_job_is_refused_for_it(served: Served) -> None:
     """Its cluster shows as closed; what was put right meanwhile refuses nothing."""
-    async with anyio.create_task_group() as tasks:
-        server = await tasks.start(host, served.site, served.plugins, served.directory)
+    async with served.hosted():
         served.lrm.obstacle = OBSTACLE
         reports = await to_thread.run_sync(Client(served.directory).clusters)
         assert OBSTACLE in str(reports[0].closed)
         await AsyncClient(served.directory).submit(job("0", component("x", 1)))
         assert served.lrm.obstacle == ""
-        server.stop_wanted.set()
 
 
 async def lose_answers(
@@ -141,8 +138,7 @@ async def test_a_client_sends_again_what_was_not_answered(
 ) -> None:
     """By itself, until it knows the job, of which there is one."""
     wanted, losses = job("0", component("x", 1)), list[bytes]()
-    async with anyio.create_task_group() as tasks:
-        server = await tasks.start(host, served.site, served.plugins, served.directory)
+    async with served.hosted():
         async with anyio.create_task_group() as between:
             await between.start(lose_answers, tmp_path, served, losses)
             if asynchronous:
@@ -152,7 +148,6 @@ async def test_a_client_sends_again_what_was_not_answered(
             between.cancel_scope.cancel()
         assert [protocol.decode_reply(one).result["job_id"] for one in losses] == [id_, id_]
         assert [one.id for one in await to_thread.run_sync(Client(served.directory).jobs)] == [id_]
-        server.stop_wanted.set()
 
 
 async def test_who_cannot_know_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
