@@ -22,11 +22,24 @@ async def started_plugin(
     definition: PluginDefinition,
     settings: BaseModel,
     directory: Path,
+    *,
+    processors: int | None = None,
     **given: Any,  # noqa: ANN401 - fields of LrmUnderTest
 ) -> AsyncIterator[LrmUnderTest]:
-    """Start a plugin with a context of its own; close it when the test is over. ``given``: fields of LrmUnderTest."""
+    """Start a plugin with a context of its own; close it when the test is over.
+
+    ``processors``: None: those that are idle now. ``given``: further fields of LrmUnderTest.
+    """
     context = new_context(directory)
     lrm = definition.factory(context, settings)
     await lrm.start()
-    yield LrmUnderTest(definition=definition, settings=settings, context=context, lrm=lrm, scratch=directory, **given)
+    yield LrmUnderTest(
+        definition=definition,
+        settings=settings,
+        context=context,
+        lrm=lrm,
+        scratch=directory,
+        processors=sum(node.processors_idle for node in await lrm.nodes()) if processors is None else processors,
+        **given,
+    )
     await lrm.close()

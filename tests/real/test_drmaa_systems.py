@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 
 from koala_adapter.errors import EXIT_REFUSED, LrmRejectedError
@@ -28,15 +26,16 @@ from koala_slurm.listing import release_number
 from koala_slurm.lrm import SlurmLrm
 from koala_slurm.releases import NEWEST
 from tests.real.systems.pbs import PbsServer, missing_for_pbs
-from tests.real.systems.processes import OTHER_SLURM, USERS_PATH, wait_until
+from tests.real.systems.processes import OTHER_SLURM, USERS_PATH
 from tests.real.systems.requirements import drmaa_library, require
 from tests.real.test_sites import koala
-from tests.real.test_slurm_plugin import namesake_job, responding
+from tests.real.test_slurm_plugin import namesake_job, outages
+from tests.undertest import started_plugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
 
-    from koala_adapter.lrm import ClusterContext, Lrm
+    from koala_adapter.lrm import ClusterContext
     from koala_adapter.testing import Trial
     from tests.real.systems import GridEngineCell, SlurmCluster
 
@@ -67,31 +66,16 @@ class TestDrmaaOnSlurm(LrmConformance):
     @pytest.fixture
     async def under_test(self, slurm_a: SlurmCluster, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the shared cluster."""
-        settings, context = settings_of(slurm_a), new_context(tmp_path)
-        lrm = PLUGIN.factory(context, settings)
-        await lrm.start()
-
-        async def stop() -> None:
-            await anyio.to_thread.run_sync(lambda: slurm_a.stop_controller(how=signal.SIGTERM))
-
-        async def start() -> None:
-            if not responding(slurm_a):
-                await anyio.to_thread.run_sync(slurm_a.start_controller)
-            await anyio.to_thread.run_sync(lambda: wait_until(lambda: responding(slurm_a), seconds=90, what="nodes"))
-
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        async with started_plugin(
+            PLUGIN,
+            settings_of(slurm_a),
+            tmp_path,
             processors=8,
             unknown_id=LrmJobId("999999"),
             namesake_job=namesake_job(slurm_a),
-            stop_lrm=stop,
-            start_lrm=start,
-        )
-        await lrm.close()
+            **outages(slurm_a),
+        ) as under:
+            yield under
 
 
 @pytest.mark.real
@@ -107,20 +91,15 @@ class TestSlurmThroughDrmaa(LrmConformance):
         settings = SlurmSettings.model_validate(
             {**slurm_a.plugin_settings, "submit_by": "drmaa", "drmaa_library": library()}
         )
-        context = new_context(tmp_path)
-        lrm = SLURM_PLUGIN.factory(context, settings)
-        await lrm.start()
-        yield LrmUnderTest(
-            definition=SLURM_PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        async with started_plugin(
+            SLURM_PLUGIN,
+            settings,
+            tmp_path,
             processors=8,
             unknown_id=LrmJobId("999999_1"),
             namesake_job=namesake_job(slurm_a),
-        )
-        await lrm.close()
+        ) as under:
+            yield under
 
     async def test_requeue(self, live_trial: Trial) -> None:
         """A requeued job is stopped and queued under the same id; Slurm starts it again after two minutes."""
@@ -143,11 +122,6 @@ def server() -> Iterator[PbsServer]:
         yield server
 
 
-async def processors_of(lrm: Lrm) -> int:
-    """Return how many processors are idle."""
-    return sum(node.processors_idle for node in await lrm.nodes())
-
-
 @pytest.mark.real
 @pytest.mark.never_required
 @pytest.mark.nightly
@@ -165,23 +139,17 @@ class TestPbsThroughDrmaa(LrmConformance):
             submit_by="drmaa",
             drmaa_library=drmaa_library("pbs"),
         )
-        context = new_context(tmp_path)
-        lrm = PBS_PLUGIN.factory(context, settings)
-        await lrm.start()
-        yield LrmUnderTest(
-            definition=PBS_PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
-            processors=await processors_of(lrm),
+        async with started_plugin(
+            PBS_PLUGIN,
+            settings,
+            tmp_path,
             unknown_id=LrmJobId(f"999999.{server.name}"),
             foreign_job=server.foreign_job,
             namesake_job=server.namesake_job,
             patience=60,
             walltime_precision=40,
-        )
-        await lrm.close()
+        ) as under:
+            yield under
 
     async def test_start_on_a_busy_node_is_accepted(self, live_trial: Trial) -> None:
         """As by commands, an operator's start is refused where there is no room."""
@@ -207,22 +175,17 @@ class TestDrmaaOnPbs(LrmConformance):
         settings = DrmaaSettings(
             library=drmaa_library("pbs"), processors=processors, environment={"PBS_CONF_FILE": str(server.conf)}
         )
-        context = new_context(tmp_path)
-        lrm = PLUGIN.factory(context, settings)
-        await lrm.start()
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
             processors=processors,
             unknown_id=LrmJobId(f"999999.{server.name}"),
             namesake_job=server.namesake_job,
             patience=60,
             walltime_precision=40,
-        )
-        await lrm.close()
+        ) as under:
+            yield under
 
 
 # -- Submitting through DRMAA by default: a library for Slurm that is compiled here, and what is wrong with others.

@@ -10,10 +10,11 @@ import pytest
 
 from koala_adapter.errors import LrmRejectedError
 from koala_adapter.model import LrmJobId, LrmJobState
-from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, new_context
+from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial
 from koala_pbs import PLUGIN, PbsSettings
 from tests.real.systems.pbs import PbsServer, missing_for_pbs
 from tests.real.systems.requirements import require
+from tests.undertest import started_plugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -40,23 +41,17 @@ class PbsConformance(LrmConformance):
     async def under_test(self, server: PbsServer, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on that server."""
         settings = PbsSettings(conf=server.conf, bin_directory=server.bin_directory, operator=self.operator)
-        context = new_context(tmp_path)
-        lrm = PLUGIN.factory(context, settings)
-        await lrm.start()
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
-            processors=sum(node.processors_idle for node in await lrm.nodes()),
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
             unknown_id=LrmJobId(f"999999[1].{server.name}"),
             foreign_job=server.foreign_job,
             namesake_job=server.namesake_job,
             patience=60,
             walltime_precision=40,
-        )
-        await lrm.close()
+        ) as under:
+            yield under
 
     async def test_hold_of_a_part_of_an_array_is_refused(self, live_trial: Trial) -> None:
         """PBS holds whole arrays: of a part nothing is done, of all that wait it is."""

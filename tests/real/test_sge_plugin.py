@@ -166,23 +166,13 @@ async def trial_on(
     cell: GridEngineCell, directory: Path, settings: SgeSettings | None = None
 ) -> AsyncIterator[tuple[SgeLrm, Trial]]:
     """Give the plugin on a cell, and a trial with it; what the trial submits is removed at the end."""
-    settings, context = settings or settings_of(cell), new_context(directory)
-    lrm = SgeLrm(context, settings)
-    await lrm.start()
-    trial = Trial(
-        LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=directory,
-            processors=SLOTS,
-            unknown_id=LrmJobId("999999.1"),
-        )
-    )
-    yield lrm, trial
-    await trial.close()
-    await lrm.close()
+    async with started_plugin(
+        PLUGIN, settings or settings_of(cell), directory, processors=SLOTS, unknown_id=LrmJobId("999999.1")
+    ) as under:
+        assert isinstance(under.lrm, SgeLrm)
+        trial = Trial(under)
+        yield under.lrm, trial
+        await trial.close()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.real.systems.processes import wait_until
 from tests.undertest import started_plugin
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
@@ -77,6 +77,21 @@ def namesake_job(cluster: SlurmCluster) -> Callable[[BatchKey, int], AbstractAsy
     return held
 
 
+def outages(cluster: SlurmCluster) -> dict[str, Callable[[], Awaitable[None]]]:
+    """Return how the kit makes the controller go away and come back, as fields of LrmUnderTest."""
+
+    async def stop() -> None:
+        # Killed, it would forget the last seconds, and start jobs a second time.
+        await anyio.to_thread.run_sync(lambda: cluster.stop_controller(how=signal.SIGTERM))
+
+    async def start() -> None:
+        if not responding(cluster):
+            await anyio.to_thread.run_sync(cluster.start_controller)
+        await anyio.to_thread.run_sync(lambda: wait_until(lambda: responding(cluster), seconds=90, what="nodes"))
+
+    return {"stop_lrm": stop, "start_lrm": start}
+
+
 class TestSlurm(LrmConformance):
     """The conformance kit."""
 
@@ -84,16 +99,6 @@ class TestSlurm(LrmConformance):
     async def under_test(self, slurm_a: SlurmCluster, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the shared cluster."""
         settings = SlurmSettings.model_validate(slurm_a.plugin_settings)
-
-        async def stop() -> None:
-            # Killed, it would forget the last seconds, and start jobs a second time.
-            await anyio.to_thread.run_sync(lambda: slurm_a.stop_controller(how=signal.SIGTERM))
-
-        async def start() -> None:
-            if not responding(slurm_a):
-                await anyio.to_thread.run_sync(slurm_a.start_controller)
-            await anyio.to_thread.run_sync(lambda: wait_until(lambda: responding(slurm_a), seconds=90, what="nodes"))
-
         async with started_plugin(
             PLUGIN,
             settings,
@@ -102,8 +107,7 @@ class TestSlurm(LrmConformance):
             unknown_id=LrmJobId("999999_1"),
             foreign_job=foreign_job(slurm_a),
             namesake_job=namesake_job(slurm_a),
-            stop_lrm=stop,
-            start_lrm=start,
+            **outages(slurm_a),
             patience=90,
             unavailable_within=180,
         ) as under:

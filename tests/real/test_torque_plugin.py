@@ -15,9 +15,10 @@ import pytest
 
 from koala_adapter.errors import LrmRejectedError
 from koala_adapter.model import LrmJobId, LrmJobState
-from koala_adapter.testing import LrmConformance, LrmUnderTest, RecordingRunner, Trial, new_context
+from koala_adapter.testing import LrmConformance, LrmUnderTest, RecordingRunner, Trial
 from koala_pbs import PLUGIN, PbsSettings
 from tests.real.systems.requirements import require
+from tests.undertest import started_plugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -47,21 +48,15 @@ class TorqueConformance(LrmConformance):
         """Give the plugin on it."""
         require(missing_for_torque())
         settings = PbsSettings(dialect="torque", bin_directory=Path(COMMANDS), operator=self.operator)
-        context = new_context(tmp_path)
-        lrm = PLUGIN.factory(context, settings)
-        await lrm.start()
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
-            processors=sum(node.processors_idle for node in await lrm.nodes()),
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
             unknown_id=LrmJobId("999999.vm"),
             patience=60,
             walltime_precision=60,
-        )
-        await lrm.close()
+        ) as under:
+            yield under
 
     async def test_version(self, trial: Trial) -> None:
         """What the server calls itself; one that was built from its sources has no number."""
