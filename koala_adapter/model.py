@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Immutable values for jobs, components, clusters, nodes, jobs of a batch system and placeholders.
 
-Units: times are in seconds (points in time since the epoch), memory in MiB, sizes in processors. One placeholder holds
-one processor. ``EndReason``, ``JobKind`` and ``TaskEnd`` are in :mod:`koala_adapter.outcome` and exported here, too.
+Units: times are in seconds (points in time since the epoch), memory in MiB, sizes in slots. One placeholder holds one
+slot: a processor, unless its component needs more (:mod:`koala_adapter.slots`). ``EndReason``, ``JobKind`` and ``TaskEnd`` are in :mod:`koala_adapter.outcome` and exported here, too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NewType
 from koala_adapter.outcome import EndReason as EndReason  # noqa: PLC0414, TC001 - a noun like those here, only quicker to import
 from koala_adapter.outcome import JobKind as JobKind  # noqa: PLC0414, TC001 - likewise
 from koala_adapter.outcome import TaskEnd as TaskEnd  # noqa: PLC0414 - likewise
+from koala_adapter.slots import Slot
 
 JobId = NewType("JobId", str)
 ClusterName = NewType("ClusterName", str)
@@ -77,7 +78,7 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """A part of a job that runs in one cluster: a command on ``minimum`` to ``maximum`` processors (equal if rigid)."""
+    """A part of a job that runs in one cluster: a command in ``minimum`` to ``maximum`` slots (equal if rigid)."""
 
     name: str
     command: tuple[str, ...]
@@ -109,6 +110,14 @@ class Component:
     """Seconds in which they must then have carried the change out."""
     retirement: Retirement = Retirement()
     """How a worker among its processes is asked to end."""
+    slot: Slot = Slot()
+    """What each of its ranks needs."""
+    slots: tuple[tuple[ClusterName, Slot], ...] = ()
+    """What they need on some clusters, where that is something else, such as another queue."""
+
+    def slot_on(self, cluster: ClusterName) -> Slot:
+        """Return what each of its ranks needs on a cluster."""
+        return dict(self.slots).get(cluster, self.slot) if self.slots else self.slot
 
     @property
     def takes_any_size(self) -> bool:
@@ -216,6 +225,17 @@ class NodeState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGpus:
+    """GPUs of one kind on a node."""
+
+    kind: str
+    """The LRM's word for the kind, such as ``a100``; empty: it has none."""
+    count: int
+    used: int = 0
+    """Those of them that jobs have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A compute node as its LRM describes it."""
 
@@ -240,6 +260,8 @@ class Node:
     memory_used_mib: int | None = None
     """Memory allocated to jobs, when the LRM counts it."""
     disk_mib: int | None = None
+    """Space on its own disk, when the LRM tells."""
+    gpus: tuple[NodeGpus, ...] = ()
     grain: int = 1
     """Processors that a job gets at a time here, such as the threads of a core: it has a multiple of them."""
     queue_grains: tuple[tuple[str, int], ...] = ()

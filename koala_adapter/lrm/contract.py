@@ -25,6 +25,7 @@ from pydantic import BaseModel
 from koala_adapter.errors import LrmError, LrmUnsupportedError, PluginError
 from koala_adapter.lrm.commands import child_environment
 from koala_adapter.model import ClusterName, HoldOwner, LrmJobState
+from koala_adapter.slots import PLAIN, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -173,6 +174,9 @@ class Capabilities:
     requeue: bool = False
     signal: bool = False
     modify: bool = False
+    slots: frozenset[str] = frozenset()
+    """Keys of a slot that ``render`` and ``submit`` express natively, of ``koala_adapter.slots.SLOT_KEYS``. A job that
+    sets another one is refused before anything is submitted, unless the site file says how it is expressed."""
     accounting: bool = False
     """``history`` can tell the end of jobs that have left the listing."""
 
@@ -184,7 +188,7 @@ class Submission:
     key: BatchKey
     """Becomes the LRM job name."""
     count: int
-    """Number of placeholders, each of one processor; they get the indices 1 to ``count``."""
+    """Number of placeholders, each of one slot; they get the indices 1 to ``count``."""
     script: str
     """Complete POSIX shell script, first line ``#!/bin/sh``. It contains a secret: only ever pass it on stdin or in a
     file of mode 0600."""
@@ -193,7 +197,9 @@ class Submission:
     queue: str | None = None
     """Partition or queue; None: the LRM's default."""
     memory_mib: int | None = None
-    """Memory per placeholder, when the site gives one."""
+    """Memory per placeholder, when the job or the site gives one."""
+    slot: Slot = PLAIN
+    """What each placeholder needs beyond ``queue`` and ``memory_mib``, which hold what applies here."""
     output_directory: str | None = None
     """Directory on the nodes for the script's stdout and stderr: see :meth:`output_path`. None: they go to /dev/null.
 

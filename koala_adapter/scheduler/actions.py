@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJobId, PlaceholderId
 from koala_adapter.outcome import JobOutcome
+from koala_adapter.slots import PLAIN, Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class SubmitPlaceholders:
     # What the first version did not say stays out of the text by which replays of its journals are compared.
     memory_mib: int = field(default=0, repr=False)
     """Memory of each, where an application has asked for it; 0: what the site says of the cluster."""
+    slot: Slot = field(default=PLAIN, repr=False)
+    """What each of them is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

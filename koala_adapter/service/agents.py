@@ -101,8 +101,9 @@ class ScriptMaker:
             count=action.count,
             script=script,
             walltime=action.walltime,
-            queue=config.queue,
-            memory_mib=action.memory_mib or config.memory_mib,
+            queue=action.slot.queue or config.queue,
+            memory_mib=action.memory_mib or action.slot.memory_mib or config.memory_mib,
+            slot=action.slot,
         )
 
 
@@ -124,6 +125,7 @@ def sample_submissions(
             cluster=ClusterName(config.name),
             count=component.minimum,
             walltime=walltime,
+            slot=component.slot_on(ClusterName(config.name)),
         )
         shown = lrm.render(scripts.submission(action, config, lrm, SAMPLE_TOKEN))
         samples.append(

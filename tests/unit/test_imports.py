@@ -44,7 +44,7 @@ WORKER, STEPPER = f"{EXPERIMENTS}.worker", f"{EXPERIMENTS}.stepper"
 STANDALONE = (AGENT, *APPLICATION, NEGOTIATION, CONNECTION, LAUNCHER, WORKER)
 """Modules that run alone, with whatever Python a node has."""
 
-NOUNS = _in("__version__", "errors", "outcome", "model")
+NOUNS = _in("__version__", "errors", "outcome", "model", "slots")
 """What every room may import: the nouns, the error tree, and the version."""
 
 SCHEDULER_NOUNS = tuple(
@@ -161,7 +161,7 @@ HARMLESS = (
 WORLD_CALLS = frozenset({"__import__", "input", "open", "print"})
 
 PURE = _in(
-    *("scheduler", "queueing", "sizes", "model", "outcome", "errors", "wiki.codec", "wiki.inventory"),
+    *("scheduler", "queueing", "sizes", "slots", "model", "outcome", "errors", "wiki.codec", "wiki.inventory"),
     *(
         "runners.coordinator",
         "tasks.sweep",

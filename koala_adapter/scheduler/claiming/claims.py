@@ -88,8 +88,12 @@ def submit_batch(  # noqa: PLR0917 - what a batch consists of
         for index in range(1, count + 1)
     ]
     context.ledger.add_batch(batch, placeholders)
-    submit = SubmitPlaceholders(batch=key, cluster=cluster_name, count=count, walltime=walltime, memory_mib=memory_mib)
-    context.effects.add(submit)
+    slot = record.job.component(component).slot_on(cluster_name)
+    context.effects.add(
+        SubmitPlaceholders(
+            batch=key, cluster=cluster_name, count=count, walltime=walltime, memory_mib=memory_mib, slot=slot
+        )
+    )
     return [placeholder.id for placeholder in placeholders]
 
 
