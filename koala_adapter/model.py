@@ -2,7 +2,8 @@
 """Immutable values for jobs, components, clusters, nodes, jobs of a batch system and placeholders.
 
 Units: times are in seconds (points in time since the epoch), memory in MiB, sizes in slots. One placeholder holds one
-slot: a processor, unless its component needs more (:mod:`koala_adapter.slots`). ``EndReason``, ``JobKind`` and ``TaskEnd`` are in :mod:`koala_adapter.outcome` and exported here, too.
+slot: a processor, unless its component needs more (:mod:`koala_adapter.slots`). ``EndReason``, ``JobKind`` and
+``TaskEnd`` are in :mod:`koala_adapter.outcome` and exported here, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NewType
 from koala_adapter.outcome import EndReason as EndReason  # noqa: PLC0414, TC001 - a noun like those here, only quicker to import
 from koala_adapter.outcome import JobKind as JobKind  # noqa: PLC0414, TC001 - likewise
 from koala_adapter.outcome import TaskEnd as TaskEnd  # noqa: PLC0414 - likewise
-from koala_adapter.slots import Slot
+from koala_adapter.slots import PLAIN, Slot
 
 JobId = NewType("JobId", str)
 ClusterName = NewType("ClusterName", str)
@@ -110,7 +111,7 @@ class Component:
     """Seconds in which they must then have carried the change out."""
     retirement: Retirement = Retirement()
     """How a worker among its processes is asked to end."""
-    slot: Slot = Slot()
+    slot: Slot = PLAIN
     """What each of its ranks needs."""
     slots: tuple[tuple[ClusterName, Slot], ...] = ()
     """What they need on some clusters, where that is something else, such as another queue."""
