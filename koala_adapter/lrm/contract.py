@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from koala_adapter.errors import LrmError, LrmUnsupportedError, PluginError
 from koala_adapter.lrm.commands import child_environment
 from koala_adapter.model import ClusterName, HoldOwner, LrmJobState
-from koala_adapter.slots import PLAIN, Slot
+from koala_adapter.slots import PLAIN, SLOT_KEYS, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,6 +47,8 @@ class Directives:
     """Names of flags left out, such as ``--no-requeue``."""
     rename: tuple[tuple[str, str], ...] = field(default=())
     """Pairs (flag as we write it, flag as this site wants it)."""
+    map: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Pairs (key of a slot, or ``memory``; arguments by which this site asks for it, with braces such as ``{n}``)."""
 
 
 # -- Discovery: which batch systems can be reached from this host --------------------------------------------
@@ -494,6 +496,11 @@ def oldest_first(jobs: Iterable[LrmJob]) -> list[LrmJob]:
     others = (job for job in listed if job.state is not LrmJobState.QUEUED)
     aged = sorted(others, key=lambda job: (job.submitted_at or 0.0, [int(text) for text in _NUMBERS.findall(job.id)]))
     return [*aged, *queued]
+
+
+def expressible(capabilities: Capabilities, directives: Directives) -> frozenset[str]:
+    """Return the keys of a slot (SLOT_KEYS) that a cluster can express: natively, or as its site file maps them."""
+    return capabilities.slots | (frozenset(SLOT_KEYS) & {key for key, _ in directives.map})
 
 
 # -- Entry points of all installed distributions -------------------------------------------------------------
