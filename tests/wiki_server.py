@@ -12,11 +12,9 @@ from anyio.from_thread import start_blocking_portal
 
 from koala_adapter.host.sockets import free_port
 from koala_adapter.lrm.starts import StartLog
-from koala_adapter.model import ClusterName
 from koala_adapter.wiki.inventory import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.server import serve
-from koala_adapter.wiki.sources import LrmSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,11 +69,7 @@ class WikiServer:
         self._directory.mkdir(parents=True, exist_ok=True)
         starts = StartLog(self._directory / "starts.sqlite")
         try:
-            source = LrmSource(ClusterName("c"), lrm)
-            await serve(
-                WikiResource(source, self._key, starts, options, clock=time.time),
-                task_status=task_status,
-            )
+            await serve(WikiResource(lrm, self._key, starts, options, clock=time.time), task_status=task_status)
         finally:
             starts.close()
             await lrm.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pwd import getpwnam
@@ -35,18 +36,18 @@ from koala_adapter.wiki.client import Peer, exchange, load_key
 from koala_adapter.wiki.codec.verbs import parse_request
 from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.inventory import DEFAULT_PORT, ServerOptions
+from koala_adapter.wiki.multicluster import Multicluster
 from koala_adapter.wiki.reporting import ACTIVE, UNLIMITED, WAITING, offer, why_not_offered
 from koala_adapter.wiki.resource import RunningJobsFile, WikiMeter, WikiResource
 from koala_adapter.wiki.server import serve as serve_wiki
-from koala_adapter.wiki.sources import KoalaSource, LrmSource
 
 if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import ClusterConfig
-    from koala_adapter.model import LrmJob
+    from koala_adapter.lrm import Lrm
+    from koala_adapter.model import ClusterName, LrmJob
     from koala_adapter.wiki.codec.frames import Key
     from koala_adapter.wiki.inventory import Inventory
-    from koala_adapter.wiki.sources import Source
 
 
 # -- Why a job of a WIKI server waits ------------------------------------------------------------------------
@@ -203,6 +204,8 @@ def serve(
     config = None if everything else _cluster(session, cluster or "")
     told_apart = config is None or session.plugins[config.plugin].capabilities.tells_holders
     options = _options(settings, user_holds=not told_apart)
+    if config is not None:
+        options = replace(options, cluster=config.name, queue=config.queue)
     key = load_key(key_file)
     if not is_loopback(options.listen):
         session.remark(
@@ -318,34 +321,21 @@ async def _serve(
     meter = WikiMeter()
     configs = session.site.enabled_clusters if config is None else (config,)
     async with AsyncExitStack() as stack:
-        lrms = []
+        lrms: list[tuple[ClusterName, Lrm]] = []
         for one in configs:
             lrm, commands = make_lrm(one, session.plugins, session.directory, owner=config is not None)
             watch_commands(meter.meter, one.name, commands)
             stack.push_async_callback(close_lrm, lrm)
             await lrm.start()
-            lrms.append((one, lrm))
-        source: Source
+            lrms.append((one.cluster_name, lrm))
+        starts = StartLog(directory / "starts.sqlite")
+        stack.callback(starts.close)
+        served = lrms[0][1]
         if config is None:
-            source = KoalaSource([(one.cluster_name, lrm) for one, lrm in lrms], session.client)
-        else:
-            source = LrmSource(config.cluster_name, lrms[0][1], queue=config.queue)
-        await _run(session, source, directory, key, options, meter, metrics_port)
-
-
-async def _run(
-    session: Session,
-    source: Source,
-    directory: Path,
-    key: Key,
-    options: ServerOptions,
-    meter: WikiMeter,
-    metrics_port: int | None,
-) -> None:
-    starts = StartLog(directory / "starts.sqlite")
-    try:
+            served = together = Multicluster(lrms, session.client)
+            options = replace(options, partitions=together.partitions)
         resource = WikiResource(
-            source,
+            served,
             key,
             starts,
             options,
@@ -358,15 +348,13 @@ async def _run(
             tasks.start_soon(stop_on_signal, tasks.cancel_scope)
             supervisor = under_supervision(tasks)
             await tell_metrics(tasks, session, meter.meter, metrics_port)
-            if isinstance(source, LrmSource):
-                order = schedule_directory(session, source.name)
+            if config is not None:
+                order = schedule_directory(session, config.name)
                 await tasks.start(ExplainServer(partial(explained, resource.inventory), order / SOCKET_NAME).serve)
             port = await tasks.start(serve_wiki, resource)
             supervisor.ready()
             session.progress.print(
-                f"{source.name} is served to {options.dialect} on {options.listen} port {port}",
+                f"{options.cluster} is served to {options.dialect} on {options.listen} port {port}",
                 markup=False,
                 soft_wrap=True,
             )
-    finally:
-        starts.close()

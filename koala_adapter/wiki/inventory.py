@@ -9,7 +9,7 @@ Its parts come first: failed starts, task lists, the settings of a server, entri
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,8 +34,8 @@ from koala_adapter.wiki.reporting import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from koala_adapter.lrm.listing import Listing
     from koala_adapter.model import Node
-    from koala_adapter.wiki.sources import Place, SourceListing
 
 
 # -- Failed starts -------------------------------------------------------------------------------------------
@@ -141,6 +141,12 @@ DEFAULT_PORT = 7321
 class ServerOptions:
     """Settings of one server. Times are in seconds, sizes in bytes."""
 
+    cluster: str = "koala"
+    """What is served, for messages."""
+    queue: str | None = None
+    """Nodes that do not serve it are not shown, nor counted; None: all are."""
+    partitions: Mapping[str, str] = field(default_factory=dict)
+    """What is told as the partition of each node, by the node's name; may change with each listing."""
     dialect: Dialect = Dialect.WIKI
     listen: str = "127.0.0.1"
     port: int = DEFAULT_PORT
@@ -195,7 +201,6 @@ class NodeEntry:
     """A node as it was last seen."""
 
     name: str
-    place: Place
     node: Node
     used: int
     hidden: int
@@ -227,8 +232,8 @@ class Promise:
 
     until: float
     """Monotonic time."""
-    places: tuple[Place, ...] = ()
-    """Where it starts."""
+    nodes: tuple[str, ...] = ()
+    """Where it starts: one entry for each processor."""
     cancelled: bool = False
 
 
@@ -294,9 +299,8 @@ class Inventory:
         self.words = words
         self.hosts = HostFormat.PLAIN
         self._retention = retention
-        self._names: dict[Place, str] = {}
-        self._wire: dict[str, str] = {}
-        """Name on the wire by the source's own."""
+        self._names: dict[str, str] = {}
+        """Name on the wire by the batch system's own."""
         self.nodes: dict[str, NodeEntry] = {}
         self.jobs: dict[str, JobEntry] = {}
         """Both in the order of their last change, the latest at the end."""
@@ -319,11 +323,6 @@ class Inventory:
         """The time of the last change as peers are told it: never earlier than one they were told before."""
 
     # -- looking ------------------------------------------------------------------------------------------------------
-
-    def place(self, name: str) -> Place | None:
-        """Return the node that goes by a name on the wire."""
-        entry = self.nodes.get(name)
-        return entry.place if entry else None
 
     def job(self, id_: str) -> LrmJob | None:
         """Return a job that is known, ended or not; one that only a peer has named (see `end_unknown`) is not."""
@@ -389,7 +388,7 @@ class Inventory:
         shown = self._shown.get(id_)
         if shown is not None and shown.state in WAITING:
             self._tell(id_, shown)
-            self._take(promise.places, 1)
+            self._take(promise.nodes, 1)
 
     def extend(self, id_: str, until: float) -> None:
         """Make a promise last until ``until``."""
@@ -402,19 +401,18 @@ class Inventory:
         shown = self._shown.get(id_)
         if promise is not None and shown is not None and shown.state in WAITING:
             self._tell(id_, shown)
-            self._take(promise.places, -1)
+            self._take(promise.nodes, -1)
         return promise is not None
 
     def _tell(self, id_: str, shown: LrmJob) -> None:
         told = self._as_told(shown)
         self._store(id_, told, listed=told)
 
-    def _take(self, places: Sequence[Place], sign: int) -> None:
-        for place, count in Counter(places).items():
-            known = self.nodes.get(self._names.get(place, ""))
+    def _take(self, nodes: Sequence[str], sign: int) -> None:
+        for node, count in Counter(nodes).items():
+            known = self.nodes.get(self._names.get(node, ""))
             if known is not None:
-                used = known.used + sign * count
-                self._store_node(known.name, place, known.node, used=used, hidden=known.hidden)
+                self._store_node(known.name, known.node, used=known.used + sign * count, hidden=known.hidden)
 
     def set_back(self, id_: str, reason: str, *, refused: bool) -> Setback:
         """Take note of a failed start; while it is kept back for that the job is reported in hold."""
@@ -431,24 +429,22 @@ class Inventory:
             entry.tasks = tuple(tasks)
             entry.record = self._prepared(entry.job, entry.tasks, entry.changed_at)
 
-    def learn(self, survey: SourceListing, now: float, *, steady: float | None = None) -> bool:
-        """Take what a source shows; return True when a job came, started or ended.
+    def learn(self, listing: Listing, now: float, *, steady: float | None = None) -> bool:
+        """Take what a batch system shows; return True when a job came, started or ended.
 
         ``now``: the time of day; ``steady``: the monotonic time, by which is counted how long something
         is so. None: the time of day serves for both.
         """
         self._advance(now)
         self._steady = now if steady is None else steady
-        seen = [place for place, _ in survey.places]
-        self._names = node_names(seen, self._names)
-        self._wire = {place.node: name for place, name in self._names.items()}
-        offered = tuple(Host.of(self._names[place], node) for place, node in survey.places)
+        self._names = node_names((node.name for node in listing.nodes), self._names)
+        offered = tuple(Host.of(self._names[node.name], node) for node in listing.nodes)
         moved_hosts, self.offered = offered != self.offered, offered
-        self._shown = {str(job.id): job for job in survey.jobs}
-        self._keep_promises(survey.jobs)
-        self._turns = self._next_elements(survey.jobs) if self.words.one_by_one else {}
-        jobs = {str(job.id): self._as_told(job) for job in survey.jobs}
-        queues = {queue for _, node in survey.places for queue in node.queues}
+        self._shown = {str(job.id): job for job in listing.jobs}
+        self._keep_promises(listing.jobs)
+        self._turns = self._next_elements(listing.jobs) if self.words.one_by_one else {}
+        jobs = {str(job.id): self._as_told(job) for job in listing.jobs}
+        queues = {queue for node in listing.nodes for queue in node.queues}
         if self.words.dialect is Dialect.WIKI:
             self.words = replace(self.words, classes=len(queues) <= MOST_CLASSES)
         moved = self._learn_jobs(jobs, now)
@@ -456,7 +452,7 @@ class Inventory:
             for id_, job in jobs.items():
                 if job.state in WAITING:
                     self._store(id_, job, listed=job)
-        self._learn_nodes(survey)
+        self._learn_nodes(listing.nodes)
         self.ready = True
         return moved
 
@@ -485,7 +481,7 @@ class Inventory:
             return job if setback is None else replace(job, obstacle=f"{SETBACK}: {setback.reason}")
         if promise.cancelled:
             return replace(job, state=LrmJobState.ENDED, end=EndReason.CANCELLED, hold=None)
-        layout = tuple(host_counts([place.node for place in promise.places]).items())
+        layout = tuple(host_counts(promise.nodes).items())
         return replace(job, state=LrmJobState.STARTING, layout=layout, hold=None)
 
     def _next_elements(self, jobs: Iterable[LrmJob]) -> dict[str, str]:
@@ -552,7 +548,7 @@ class Inventory:
 
     def _task_counts(self, job: LrmJob) -> dict[str, int]:
         each = job.processors_per_task
-        return {self._wire.get(node) or wire_name(node): max(1, processors // each) for node, processors in job.layout}
+        return {self._names.get(node) or wire_name(node): max(1, processors // each) for node, processors in job.layout}
 
     def _prepared(self, job: LrmJob, tasks: tuple[str, ...], now: int) -> Prepared:
         record = job_record(job, hosts=self.offered, tasks=tasks, words=self.words, changed_at=now)
@@ -560,23 +556,23 @@ class Inventory:
         brief = build_job(record, self.words.dialect, hosts=self.hosts, brief=True)
         return Prepared(full=full, brief=brief, finished=job.state is LrmJobState.ENDED)
 
-    def _learn_nodes(self, survey: SourceListing) -> None:
+    def _learn_nodes(self, nodes: Sequence[Node]) -> None:
         counted: dict[str, int] = {}
         for entry in self.jobs.values():
             if entry.job.state in ACTIVE and entry.job.state is not LrmJobState.SUSPENDED:
                 for where, processors in entry.job.layout:
                     counted[where] = counted.get(where, 0) + processors
-        for place, node in survey.places:
-            name, visible = self._names[place], counted.get(node.name, 0)
+        for node in nodes:
+            visible = counted.get(node.name, 0)
             used = max(node.processors_used, visible)
-            self._store_node(name, place, node, used=used, hidden=used - visible)
-        here = {self._names[place] for place, _ in survey.places}
+            self._store_node(self._names[node.name], node, used=used, hidden=used - visible)
+        here = {node.name for node in nodes}
         for name, known in list(self.nodes.items()):
-            if name not in here and known.place.cluster in survey.nodes:
+            if known.node.name not in here:
                 gone = replace(known.node, state=NodeState.DOWN, reason="no longer listed", load=None)
-                self._store_node(name, known.place, gone, used=known.used, hidden=0)
+                self._store_node(name, gone, used=known.used, hidden=0)
 
-    def _store_node(self, name: str, place: Place, node: Node, *, used: int, hidden: int) -> None:
+    def _store_node(self, name: str, node: Node, *, used: int, hidden: int) -> None:
         known = self.nodes.get(name)
         if known and known.used == used and known.node == node:
             known.hidden = hidden
@@ -584,14 +580,11 @@ class Inventory:
         # A load that moves is no change that anybody asks for.
         quiet = known is not None and known.used == used and replace(known.node, load=node.load) == node
         changed_at = known.changed_at if known and quiet else self._stamp
-        record = node_record(
-            name, place.cluster, node, used=used, hidden=hidden, words=self.words, changed_at=changed_at
-        )
+        record = node_record(name, node, used=used, hidden=hidden, words=self.words, changed_at=changed_at)
         full = build_node(record, self.words.dialect)
         brief = build_node(record, self.words.dialect, brief=True)
         entry = NodeEntry(
             name=name,
-            place=place,
             node=node,
             used=used,
             hidden=hidden,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, HoldOwner, LrmJobState, NodeState
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from koala_adapter.model import LrmJob, Node
-    from koala_adapter.wiki.sources import Place
 
 
 # -- Names on the wire ---------------------------------------------------------------------------------------
-# For nodes whose LRM calls them otherwise: no separators, and each name once. A queue instance of Grid Engine,
-# ``batch.q@n7``, goes by ``batch.q_n7``; nodes of several clusters that are all called ``n1`` go by ``alpha.n1`` and
-# ``beta.n1``.
+# For nodes whose LRM calls them otherwise: no separators, and each name once. ``rack1/n7`` goes by ``rack1_n7``, and
+# ``rack1:n7`` beside it by ``rack1_n7-2``.
 
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9._+-]")
 LONGEST_NAME = LONGEST_ID - 6
@@ -38,22 +36,19 @@ def wire_name(text: str) -> str:
     return _FORBIDDEN.sub("_", text)[-LONGEST_NAME:] or "_"
 
 
-def node_names(places: Iterable[Place], known: Mapping[Place, str]) -> dict[Place, str]:
-    """Return the name on the wire of each place. One that has a name keeps it, as long as we run."""
+def node_names(nodes: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the name on the wire of each node. One that has a name keeps it, as long as we run."""
     names = dict(known)
     taken = set(names.values())
-    listed = [place for place in dict.fromkeys(places) if place not in names]
-    count = Counter(wire_name(place.node) for place in (*known, *listed))
-    for place in listed:
-        name = wire_name(place.node)
-        if count[name] > 1 or name in taken:
-            name = wire_name(f"{place.cluster}.{place.node}")
-        number, plain = 1, name
+    for node in nodes:
+        if node in names:
+            continue
+        number, name = 1, wire_name(node)
         while name in taken:
             number += 1
-            name = f"{plain}-{number}"
+            name = f"{wire_name(node)}-{number}"
         taken.add(name)
-        names[place] = name
+        names[node] = name
     return names
 
 
@@ -293,7 +288,8 @@ class ReportingRules:
 
     dialect: Dialect
     user_holds: bool = False
-    partitioned: bool = False
+    partitions: Mapping[str, str] = field(default_factory=dict)
+    """What is told as the partition of each node, by the node's name: its cluster, where there are several."""
     one_node: bool = False
     """A job is started on one node only, where the batch system itself would divide it."""
     one_by_one: bool = False
@@ -319,9 +315,7 @@ def node_word(node: Node, used: int, dialect: Dialect) -> NodeWord:
     return NodeWord.RUNNING if used else NodeWord.IDLE
 
 
-def node_record(
-    name: str, cluster: str, node: Node, *, used: int, hidden: int, words: ReportingRules, changed_at: int
-) -> NodeRecord:
+def node_record(name: str, node: Node, *, used: int, hidden: int, words: ReportingRules, changed_at: int) -> NodeRecord:
     """Return the record of a node; ``hidden``: processors used by no job that is listed."""
     free = max(0, node.processors - used)
     queues = tuple(Count(wire_name(queue), max(1, node.processors)) for queue in node.queues) if words.classes else ()
@@ -335,7 +329,7 @@ def node_record(
         architecture=wire_name(node.architecture) if node.architecture else "",
         operating_system=wire_name(node.operating_system) if node.operating_system else "Linux",
         features=tuple(wire_name(feature) for feature in node.features),
-        partition=wire_name(cluster) if words.partitioned else "",
+        partition=wire_name(words.partitions[node.name]) if node.name in words.partitions else "",
         memory=node.memory_mib,
         disk=node.disk_mib,
         processors=max(1, node.processors),

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
 
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmUnsupportedError, WikiError
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnsupportedError, WikiError
 from koala_adapter.host import metrics as metric
 from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.metrics import process_meter
@@ -62,13 +62,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.starts import StartLog
     from koala_adapter.wiki.codec.frames import Key
     from koala_adapter.wiki.codec.records import Prepared
     from koala_adapter.wiki.codec.verbs import Request
     from koala_adapter.wiki.codec.words import Verb
     from koala_adapter.wiki.inventory import ServerOptions
-    from koala_adapter.wiki.sources import Source
 
 
 # -- Meter ---------------------------------------------------------------------------------------------------
@@ -254,11 +254,11 @@ def refusing() -> Iterator[None]:
 
 
 class Verbs:
-    """The state-changing requests on one source."""
+    """The state-changing requests on one batch system."""
 
     def __init__(
         self,
-        source: Source,
+        lrm: Lrm,
         inventory: Inventory,
         readings: FreshInventory,
         starts: JobStarts,
@@ -267,7 +267,7 @@ class Verbs:
         steady: Callable[[], float],
     ) -> None:
         """``steady``: a monotonic clock."""
-        self._source = source
+        self._lrm = lrm
         self._inventory = inventory
         self._readings = readings
         self._starts = starts
@@ -314,7 +314,7 @@ class Verbs:
         if request.type is not CancelType.ADMIN and job not in ACTIVE:
             raise WikiError("Job is pending execution: it has no time to run out of", status=Status.REFUSED)
         with refusing():
-            await self._source.cancel(LrmJobId(request.job))
+            await self._lrm.cancel([LrmJobId(request.job)])
         self._inventory.promise(request.job, Promise(until=self._steady() + PROMISED, cancelled=True))
         self._readings.invalidate()
         return done(request.verb, request.job)
@@ -322,23 +322,30 @@ class Verbs:
     async def _suspend(self, request: SuspendJob) -> str:
         if await self._look(request.job) is LrmJobState.SUSPENDED:
             raise WikiError("Job is already suspended", status=Status.REFUSED)
-        return await self._change(request, self._source.suspend, frozenset({LrmJobState.SUSPENDED}))
+        return await self._change(request, self._lrm.suspend, frozenset({LrmJobState.SUSPENDED}))
 
     async def _resume(self, request: ResumeJob) -> str:
         if await self._look(request.job) is not LrmJobState.SUSPENDED:
             raise WikiError("Job is not suspended", status=Status.REFUSED)
-        return await self._change(request, self._source.resume, ACTIVE - {LrmJobState.SUSPENDED})
+        return await self._change(request, self._lrm.resume, ACTIVE - {LrmJobState.SUSPENDED})
 
     async def _requeue(self, request: RequeueJob) -> str:
         await self._look(request.job)
-        return await self._change(request, self._source.requeue, WAITING)
+        return await self._change(request, self._requeue_in_hold, WAITING)
+
+    async def _requeue_in_hold(self, ids: Sequence[LrmJobId]) -> None:
+        """Queue running jobs again; an LRM that cannot hold a running job starts it again by itself."""
+        if self._lrm.capabilities.requeue and self._lrm.capabilities.hold:
+            with suppress(LrmRejectedError):
+                await self._lrm.hold(ids)
+        await self._lrm.requeue(ids)
 
     async def _signal(self, request: SignalJob) -> str:
         await self._look(request.job)
         if request.signal > HIGHEST_SIGNAL:
             raise WikiError(f"Invalid signal: there is no {request.signal}", status=Status.REFUSED)
         with refusing():
-            await self._source.signal(LrmJobId(request.job), request.signal)
+            await self._lrm.signal([LrmJobId(request.job)], request.signal)
         return done(request.verb, request.job)
 
     async def _modify(self, request: ModifyJob) -> str:
@@ -350,14 +357,14 @@ class Verbs:
         if limit is None or not limit.isascii() or not limit.isdecimal() or not 0 < int(limit[:9]) <= LONGEST_LIMIT:
             raise WikiError("Invalid TIMELIMIT value: whole minutes are wanted", status=Status.BAD_REQUEST)
         with refusing():
-            await self._source.set_walltime(LrmJobId(request.job), 60 * int(limit))
+            await self._lrm.modify(LrmJobId(request.job), walltime=60 * int(limit))
         self._readings.invalidate()
         return done(request.verb, request.job)
 
     async def _notify(self, request: NotifyJob) -> str:
         await self._look(request.job)
         with refusing():
-            await self._source.notify(LrmJobId(request.job), request.message)
+            await self._lrm.notify(LrmJobId(request.job), request.message)
         return done(request.verb, request.job)
 
     async def _know(self, job: str) -> None:
@@ -406,11 +413,11 @@ NUL = b"\0"
 
 
 class WikiResource:
-    """Answers the requests of schedulers on one source."""
+    """Answers the requests of schedulers on one batch system, which is started and closed by its owner."""
 
     def __init__(
         self,
-        source: Source,
+        lrm: Lrm,
         key: Key | None,
         starts: StartLog,
         options: ServerOptions,
@@ -427,7 +434,6 @@ class WikiResource:
         ``memory``: where the running jobs are kept for the next server. ``meter``: counts the requests; None: its own.
         """
         self.options = options
-        self._source = source
         self._key = key
         self._clock = clock
         self._leaves_out = False
@@ -436,9 +442,9 @@ class WikiResource:
         words = ReportingRules(
             dialect=options.dialect,
             user_holds=options.user_holds,
-            partitioned=source.partitioned,
-            one_node=not source.capabilities.pin_several,
-            one_by_one=not source.capabilities.pin_elements,
+            partitions=options.partitions,
+            one_node=not lrm.capabilities.pin_several,
+            one_by_one=not lrm.capabilities.pin_elements,
         )
         self.inventory = Inventory(words, retention=options.retention)
         self._memory = memory
@@ -446,9 +452,9 @@ class WikiResource:
             self.inventory.recall(memory.load(), clock())
         self.notifier = Notifier(options, clock=anyio.current_time)
         under_way = Starts(Patience(start=options.start_within), pins=starts.pins)
-        starter = Starter(source, under_way, starts, clock=anyio.current_time)
+        starter = Starter(lrm, under_way, starts, clock=anyio.current_time)
         self.readings = FreshInventory(
-            source,
+            lrm,
             self.inventory,
             starter,
             options=options,
@@ -465,7 +471,7 @@ class WikiResource:
             steady=steady or clock,
             on_begun=self._remember,
         )
-        self.verbs = Verbs(source, self.inventory, self.readings, self.starts, options=options, steady=steady or clock)
+        self.verbs = Verbs(lrm, self.inventory, self.readings, self.starts, options=options, steady=steady or clock)
 
     def _changed(self) -> None:
         self.notifier.tell(Event.JOBS)
@@ -521,7 +527,7 @@ class WikiResource:
             with anyio.fail_after(2 * self.options.reply_within):
                 return await self._carry_out(request, peer)
         except TimeoutError:
-            message = f"{self._source.name} did not answer in time"
+            message = f"{self.options.cluster} did not answer in time"
             raise WikiError(message, status=Status.REFUSED) from None
         except WikiError as error:
             if error.status is not None:

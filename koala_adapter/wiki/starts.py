@@ -24,7 +24,7 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
     WikiError,
 )
-from koala_adapter.lrm.listing import Watcher
+from koala_adapter.lrm.listing import Watcher, read_listing
 from koala_adapter.lrm.rate import CircuitBreaker
 from koala_adapter.lrm.starts import OVER, OriginalRequest, Pin, Stage, up_for_us
 from koala_adapter.model import HoldOwner, LrmJobId, LrmJobState, NodeState
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from koala_adapter.lrm.listing import Look
+    from koala_adapter.lrm import Lrm
+    from koala_adapter.lrm.listing import Listing, Look
     from koala_adapter.lrm.starts import Failure, Starter
     from koala_adapter.model import LrmJob
     from koala_adapter.wiki.codec.verbs import StartJob, WillRun
     from koala_adapter.wiki.inventory import Inventory, ServerOptions
-    from koala_adapter.wiki.sources import Place, Source, SourceListing
 
 
 # -- Checks before a start -----------------------------------------------------------------------------------
@@ -77,16 +77,16 @@ def require_active(inventory: Inventory, id_: str) -> LrmJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A start that may be tried: one place for each processor."""
+    """A start that may be tried: the name of a node for each processor."""
 
-    taken: tuple[Place, ...]
+    taken: tuple[str, ...]
     """All that was listed; more than the job needs where that does not come out even, or it has nodes for itself."""
-    given: tuple[Place, ...]
+    given: tuple[str, ...]
     """What the job itself is to have."""
 
 
 def admit_start(inventory: Inventory, request: StartJob, *, now: float) -> Admission:
-    """Return the places of a start that may be tried. Raises WikiError with the right code."""
+    """Return the nodes of a start that may be tried. Raises WikiError with the right code."""
     job = require_job(inventory, request.job)
     if job.state not in WAITING:
         raise WikiError("Job not pending, can't start", status=Status.REFUSED)
@@ -100,10 +100,10 @@ def admit_start(inventory: Inventory, request: StartJob, *, now: float) -> Admis
     return Admission(taken=_places(inventory, job, hosts), given=_places(inventory, job, dealt(job, hosts)))
 
 
-def _places(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> tuple[Place, ...]:
-    """Return one place for each processor of these tasks."""
+def _places(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> tuple[str, ...]:
+    """Return the name of a node for each processor of these tasks."""
     return tuple(
-        inventory.nodes[host].place
+        inventory.nodes[host].node.name
         for host, tasks in host_counts(hosts).items()
         for _ in range(tasks * job.processors_per_task)
     )
@@ -141,10 +141,9 @@ def _require_shape(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> N
     if job.tasks_per_node is not None and max(counts.values()) > job.tasks_per_node:
         why = f"it wants at most {job.tasks_per_node} tasks on a node"
         raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, why)
-    places = {inventory.nodes[host].place.node: host for host in counts}
-    if not set(job.requested_nodes) <= places.keys():
-        missing = ", ".join(sorted(set(job.requested_nodes) - places.keys()))
-        raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, f"it must run on {missing}")
+    missing = set(job.requested_nodes) - {inventory.nodes[host].node.name for host in counts}
+    if missing:
+        raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, f"it must run on {', '.join(sorted(missing))}")
     offered = {host.wire: host for host in inventory.offered}
     for host in counts:
         lacking = lacks(job, offered[host])
@@ -170,7 +169,7 @@ def _choose(inventory: Inventory, job: LrmJob) -> tuple[str, ...]:
     hosts: list[str] = []
     for name, entry in sorted(inventory.nodes.items()):
         usable = entry.node.state is NodeState.UP and set(job.features) <= set(entry.node.features)
-        if not usable or entry.place.node in job.excluded_nodes:
+        if not usable or entry.node.name in job.excluded_nodes:
             continue
         free = (entry.node.processors - entry.used) // job.processors_per_task
         free = min(free, job.tasks_per_node or free)
@@ -197,7 +196,7 @@ def estimate_start(inventory: Inventory, request: WillRun, *, now: float) -> Sta
     free = {
         name: entry.node.processors - entry.used
         for name, entry in usable.items()
-        if set(job.features) <= set(entry.node.features) and entry.place.node not in job.excluded_nodes
+        if set(job.features) <= set(entry.node.features) and entry.node.name not in job.excluded_nodes
     }
     ends = sorted(_releases(inventory, free, request.preempt, now), key=lambda release: release[0])
     while True:
@@ -219,7 +218,7 @@ def estimate_start(inventory: Inventory, request: WillRun, *, now: float) -> Sta
 def _releases(
     inventory: Inventory, free: Mapping[str, int], preempted: Sequence[str], now: float
 ) -> list[tuple[float, str, int]]:
-    names = {inventory.nodes[name].place.node: name for name in free}
+    names = {inventory.nodes[name].node.name: name for name in free}
     found: list[tuple[float, str, int]] = []
     for entry in inventory.jobs.values():
         job = entry.job
@@ -254,7 +253,7 @@ class FreshInventory:
 
     def __init__(
         self,
-        source: Source,
+        lrm: Lrm,
         inventory: Inventory,
         starter: Starter,
         *,
@@ -268,11 +267,10 @@ class FreshInventory:
         ``starter`` judges its starts by each reading before it is used. ``clock``: the time of day; ``steady``: a
         monotonic clock.
         """
-        self._source = source
+        self._lrm = lrm
         self._inventory = inventory
         self._starter = starter
-        self._cache = options.cache
-        self._oldest = options.oldest
+        self._options = options
         self.patience = options.reply_within
         """Seconds for which a poll waits for a reading."""
         self._clock = clock
@@ -301,7 +299,7 @@ class FreshInventory:
 
         ``now``: as it is at this moment. All who wait at the same time share one reading. Raises LrmError.
         """
-        await self._watcher.fresh(within=self._cache if within is None else within, now=now)
+        await self._watcher.fresh(within=self._options.cache if within is None else within, now=now)
 
     async def latest(self) -> None:
         """Return when the inventory is fresh enough for polls, or the source has been waited for as long as it may be.
@@ -315,13 +313,13 @@ class FreshInventory:
         if not scope.cancelled_caught:
             return
         age = anyio.current_time() - self._watcher.begun_at
-        if age > self._oldest:
-            raise LrmUnavailableError(f"{self._source.name} did not answer in time")
+        if age > self._options.oldest:
+            raise LrmUnavailableError(f"{self._options.cluster} did not answer in time")
         if not self._is_waited_for:
             self._waited_for = self.under_way
             log.warning(
                 "the cluster is slow: peers are told what it showed earlier",
-                cluster=self._source.name,
+                cluster=self._options.cluster,
                 age=round(age, 1),
             )
 
@@ -332,18 +330,18 @@ class FreshInventory:
     async def _read(self) -> None:
         # What was promised meanwhile cannot show in a reading that takes long: by its beginning is judged what is late.
         begun = self._steady()
-        survey, taken_back = await self._settled()
+        listing, taken_back = await self._settled()
         if taken_back:
             with suppress(LrmError):
-                begun, (survey, _) = self._steady(), await self._settled()
-        if self._inventory.learn(survey, self._clock(), steady=begun):
+                begun, (listing, _) = self._steady(), await self._settled()
+        if self._inventory.learn(listing, self._clock(), steady=begun):
             self._on_change()
 
     def _note_trouble(self, error: LrmError | None) -> None:
         if error is None:
-            log.info("cluster answers again", cluster=self._source.name)
+            log.info("cluster answers again", cluster=self._options.cluster)
         else:
-            log.warning("cluster does not answer", cluster=self._source.name, error=str(error))
+            log.warning("cluster does not answer", cluster=self._options.cluster, error=str(error))
 
     def _note_failure(self, job_id: LrmJobId, failure: Failure) -> None:
         """Tell of a job whose start has failed what is shown of it, and keep it back for a while."""
@@ -353,16 +351,17 @@ class FreshInventory:
             pause = round(setback.until - self._steady(), 1)
             log.warning("not started", job=job_id, reason=failure.reason, failures=setback.failures, kept_back=pause)
 
-    async def _settled(self) -> tuple[SourceListing, bool]:
+    async def _settled(self) -> tuple[Listing, bool]:
         """Read, and have the starts judged; tell whether jobs were taken back, which the reading does not show."""
         read_at = anyio.current_time()
-        survey = await self._source.read()
+        listing = await read_listing(self._lrm, cluster=self._options.cluster, read_at=read_at)
         in_hand = self._starter.starts.in_hand(read_at)
-        taken_back, failures = await self._starter.settle(survey.jobs, read_at)
+        taken_back, failures = await self._starter.settle(listing.jobs, read_at)
         for job_id, failure in failures.items():
             self._note_failure(job_id, failure)
-        nodes = {cluster: up_for_us(listed, in_hand) for cluster, listed in survey.nodes.items()}
-        return replace(survey, nodes=nodes), taken_back
+        queue = self._options.queue
+        shown = (node for node in listing.nodes if queue is None or queue in node.queues)
+        return replace(listing, nodes=up_for_us(shown, in_hand)), taken_back
 
 
 # -- Starts --------------------------------------------------------------------------------------------------
@@ -437,7 +436,7 @@ class JobStarts:
         if tasks is None:
             raise WikiError("the server is about to stop: nothing is started any more", status=Status.REFUSED)
         pin = self._put_on_record(LrmJobId(request.job), admission.given)
-        self._inventory.promise(request.job, Promise(until=inf, places=admission.taken))
+        self._inventory.promise(request.job, Promise(until=inf, nodes=admission.taken))
         self._inventory.report_tasks(request.job, request.tasks)
         self._on_begun()
         refusal = await self._refusal(pin, tasks)
@@ -489,10 +488,10 @@ class JobStarts:
         self._begun.set()
         return refusals[0] if refusals else None
 
-    def _put_on_record(self, id_: LrmJobId, places: Sequence[Place]) -> Pin:
+    def _put_on_record(self, id_: LrmJobId, nodes: Sequence[str]) -> Pin:
         """Put a start on disk before it is asked for. Raises WikiError when that cannot be done."""
         job = require_job(self._inventory, id_)
-        layout = tuple(host_counts([place.node for place in places]).items())
+        layout = tuple(host_counts(nodes).items())
         pin = Pin(
             job_id=id_, submitted_at=job.submitted_at, nodes=layout, wishes=OriginalRequest.of(job), at=self._steady()
         )

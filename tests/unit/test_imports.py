@@ -126,7 +126,7 @@ MAY_IMPORT = {
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (*_in("cli", "__main__"), EXPERIMENTS),
     f"{CORE}.sitesetup": _in("sitesetup", "python", "cli"),
-    f"{CORE}.api": (*_in("api", "dask", "parsl", "python", "sitesetup", "wiki.sources", "cli"), EXPERIMENTS),
+    f"{CORE}.api": (*_in("api", "dask", "parsl", "python", "sitesetup", "wiki.multicluster", "cli"), EXPERIMENTS),
     f"{CORE}.python": (*_in("python", "cli", "dask", "parsl"), EXPERIMENTS),
     f"{CORE}.dask": _in("dask"),
     f"{CORE}.parsl": _in("parsl"),

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from koala_adapter.api.client import Client
 from koala_adapter.errors import ConfigurationError, LrmUnavailableError, ServiceRunningError, WikiError
 from koala_adapter.host.sockets import is_loopback
 from koala_adapter.model import ClusterName, EndReason, LrmJobState
@@ -27,12 +28,12 @@ from koala_adapter.wiki.codec.frames import FrameReader, checksum, is_signed, op
 from koala_adapter.wiki.codec.verbs import GetJobs, Initialize, build_event, parse_reply
 from koala_adapter.wiki.codec.words import Dialect, Event, Status, check_host
 from koala_adapter.wiki.inventory import ServerOptions, host_counts, next_task_list
+from koala_adapter.wiki.multicluster import Multicluster
 from koala_adapter.wiki.reporting import node_names, wire_name
 from koala_adapter.wiki.resource import RunningJobsFile
 from koala_adapter.wiki.server import networks, serve
-from koala_adapter.wiki.sources import Place
 from tests.examples import repeated
-from tests.unit.wiki.wiki_source import KEY, NOW, MemorySource, Server, job, running
+from tests.unit.wiki.wiki_source import KEY, NOW, MemorySource, Server, job, node, running
 from tests.wire.wiki_samples import golden
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anyio.abc import SocketStream
+
+    from koala_adapter.report.values import JobReport
 
 pytestmark = pytest.mark.anyio
 
@@ -429,10 +432,9 @@ def test_new_hosts_come_first() -> None:
     assert next_task_list(("n1", "n2", "n3"), {"n1": 1, "n2": 1}) == ("n2", "n1")
 
 
-@given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.text(max_size=80)), unique=True, max_size=12))
-def test_names_on_the_wire(places: list[tuple[str, str]]) -> None:
+@given(st.lists(st.text(max_size=80), unique=True, max_size=12))
+def test_names_on_the_wire(listed: list[str]) -> None:
     """Every node has a name that can be sent, no two have the same, and a name once given stays."""
-    listed = [Place(cluster=ClusterName(cluster), node=node) for cluster, node in places]
     names = node_names(listed[: len(listed) // 2], {})
     more = node_names(listed, names)
     assert len(set(more.values())) == len(listed)
@@ -441,11 +443,33 @@ def test_names_on_the_wire(places: list[tuple[str, str]]) -> None:
         check_host(name)
 
 
-def test_ambiguous_names_carry_their_cluster() -> None:
-    """Equal names of two clusters are told apart; a queue instance loses its at sign."""
-    places = [Place(cluster=ClusterName(cluster), node="n1") for cluster in ("a", "b")]
-    assert set(node_names(places, {}).values()) == {"a.n1", "b.n1"}
+def test_a_name_without_separators() -> None:
+    """A queue instance loses its at sign."""
     assert wire_name("n2.q@localhost") == "n2.q_localhost"
+
+
+class EmptyQueue(Client):
+    """A service without jobs."""
+
+    def jobs(self, limit: int = 50) -> list[JobReport]:  # noqa: ARG002 - as its base
+        """Return none."""
+        return []
+
+
+@pytest.mark.anyio
+async def test_nodes_of_several_clusters(tmp_path: Path) -> None:
+    """Equal names carry their cluster, as the partition does; the nodes of one that falls silent are as they were."""
+    lrms = {name: MemorySource(node_list=[node("n1"), node(f"{name}1")]) for name in ("a", "b")}
+    together = Multicluster([(ClusterName(name), lrm) for name, lrm in lrms.items()], EmptyQueue(tmp_path))
+    await together.jobs()
+    assert [one.name for one in await together.nodes()] == ["a.n1", "a1", "b.n1", "b1"]
+    assert together.partitions == {"a.n1": "a", "a1": "a", "b.n1": "b", "b1": "b"}
+    lrms["b"].failure = LrmUnavailableError("no answer")
+    await together.jobs()
+    assert len(await together.nodes()) == 4
+    lrms["a"].failure = LrmUnavailableError("no answer")
+    with pytest.raises(LrmUnavailableError, match="no cluster answers"):
+        await together.jobs()
 
 
 @pytest.mark.anyio

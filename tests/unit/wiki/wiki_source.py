@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.errors import LrmError, LrmNotFoundError
-from koala_adapter.lrm import Capabilities
+from koala_adapter.lrm import Capabilities, Lrm
 from koala_adapter.lrm.starts import StartLog
-from koala_adapter.model import ClusterName, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
+from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.wiki.codec.frames import Envelope, FrameReader, Key, open_reply, read_key, seal
 from koala_adapter.wiki.codec.verbs import Reply, parse_reply
 from koala_adapter.wiki.inventory import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
-from koala_adapter.wiki.sources import Source, SourceListing
 from tests.sqlite_watch import closed_later
 
 if TYPE_CHECKING:
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
+    from koala_adapter.lrm import RenderedSubmission, Submission
     from koala_adapter.wiki.resource import RunningJobsFile
 
 KEY = read_key("1234567890")
-CLUSTER = ClusterName("alpha")
 NOW = 1_795_000_000.0
 
 
@@ -61,14 +60,12 @@ def running(id_: str, layout: dict[str, int], **more: object) -> LrmJob:
 
 
 @dataclass
-class MemorySource(Source):
+class MemorySource(Lrm):
     """Nodes and jobs in memory."""
 
     node_list: list[Node] = field(default_factory=lambda: [node("n1"), node("n2"), node("n3"), node("n4")])
     job_list: dict[str, LrmJob] = field(default_factory=dict)
-    name: str = "alpha"
     capabilities: Capabilities = field(default_factory=lambda: Capabilities(hold=True, pin=True))
-    partitioned: bool = False
     failure: LrmError | None = None
     start_failure: LrmError | None = None
     undo_failure: LrmError | None = None
@@ -85,10 +82,32 @@ class MemorySource(Source):
         """Have these jobs."""
         self.job_list.update((str(one.id), one) for one in jobs)
 
-    async def read(self) -> SourceListing:
-        """Return all."""
+    async def version(self) -> str:
+        """Return a name."""
+        return "memory 1"
+
+    async def queues(self) -> tuple[Queue, ...]:
+        """Return none."""
+        return ()
+
+    def render(self, submission: Submission) -> RenderedSubmission:
+        """Refuse: tests add jobs themselves."""
+        self._unsupported("render", [submission.key])
+
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Refuse: tests add jobs themselves."""
+        self._unsupported("submit", [submission.key])
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Return all: the first half of a listing."""
         self.reads += 1
         await anyio.sleep(self.slow)
+        if self.failure:
+            raise self.failure
+        return tuple(found for found in self.job_list.values() if found.name.startswith(name_prefix))
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """Return all."""
         if self.failure:
             raise self.failure
         nodes = []
@@ -96,7 +115,7 @@ class MemorySource(Source):
             active = (found for found in self.job_list.values() if found.state is LrmJobState.RUNNING)
             used = sum(count for found in active for where, count in found.layout if where == one.name)
             nodes.append(replace(one, processors_used=max(used, one.processors_used)))
-        return SourceListing(nodes={CLUSTER: tuple(nodes)}, jobs=tuple(self.job_list.values()))
+        return tuple(nodes)
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Let a job run there."""
@@ -112,8 +131,9 @@ class MemorySource(Source):
             counts[name] = counts.get(name, 0) + 1
         self.job_list[job] = replace(self.job_list[job], state=LrmJobState.RUNNING, layout=tuple(counts.items()))
 
-    async def cancel(self, job: LrmJobId) -> None:
+    async def cancel(self, ids: Sequence[LrmJobId]) -> None:
         """End a job."""
+        (job,) = ids
         self.calls.append(("cancel", job))
         found = self.job_list.get(job)
         if found is None:
@@ -136,10 +156,10 @@ class MemorySource(Source):
         self.calls.append(("suspend", job))
         self.job_list[job] = replace(self.job_list[job], state=LrmJobState.SUSPENDED)
 
-    async def set_walltime(self, job: LrmJobId, seconds: int) -> None:
+    async def modify(self, job: LrmJobId, *, walltime: int) -> None:
         """Change the walltime."""
-        self.calls.append(("set_walltime", f"{job} {seconds}"))
-        self.job_list[job] = replace(self.job_list[job], walltime=seconds)
+        self.calls.append(("modify", f"{job} {walltime}"))
+        self.job_list[job] = replace(self.job_list[job], walltime=walltime)
 
 
 @dataclass
@@ -148,9 +168,9 @@ class SlowSource(MemorySource):
 
     answers: anyio.Event = field(default_factory=anyio.Event)
 
-    async def read(self) -> SourceListing:
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return all, later."""
-        found = await super().read()
+        found = await super().jobs(name_prefix=name_prefix)
         await self.answers.wait()
         return found
 
@@ -174,7 +194,7 @@ class Server:
         """``options`` of the server."""
         self.source = source or MemorySource()
         self.options = replace(
-            ServerOptions(cache=0.0, reply_within=60.0, start_reply_within=60.0, start_within=1.0),
+            ServerOptions(cluster="alpha", cache=0.0, reply_within=60.0, start_reply_within=60.0, start_within=1.0),
             **options,  # type: ignore[arg-type]
         )
         self.key = key
