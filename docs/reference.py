@@ -26,6 +26,7 @@ from koala_adapter.config.sitefile import (
     ClusterConfig,
     ControlCenterConfig,
     DirectivesConfig,
+    MapConfig,
     MetricsConfig,
     SchedulerConfig,
 )
@@ -41,6 +42,7 @@ from koala_adapter.simulation.platform import (
     Failures,
     Platform,
 )
+from koala_adapter.slots import SLOT_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,6 +69,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "metrics": MetricsConfig,
     "clusters": ClusterConfig,
     "clusters.directives": DirectivesConfig,
+    "clusters.map": MapConfig,
     "job": JobHeader,
     "components": ComponentTable,
     "components.input_files": InputFileTable,
@@ -166,6 +169,9 @@ def _capabilities(plugins: Mapping[str, PluginDefinition]) -> str:
     for field in fields(Capabilities):
         stated = (_states(one.capabilities, field.name) for one in plugins.values())
         rows.append(f"| `{field.name}` | {' | '.join('yes' if one else '' for one in stated)} |")
+    for key in SLOT_KEYS:
+        said = (key in one.capabilities.slots for one in plugins.values())
+        rows.append(f"| slots: `{key}` | {' | '.join('yes' if one else '' for one in said)} |")
     return "\n".join(["", f"| | {' | '.join(plugins)} |", f"|{'---|' * (len(plugins) + 1)}", *rows, "", ""])
 
 

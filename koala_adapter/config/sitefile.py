@@ -26,6 +26,7 @@ from koala_adapter.config.fields import (
     Host,
     MebibytesPerSecond,
     Name,
+    NotAllowedError,
     PlacementName,
     QueueName,
     Seconds,
@@ -37,6 +38,7 @@ from koala_adapter.config.fields import (
 from koala_adapter.config.locations import state_directory
 from koala_adapter.config.tomlfile import parse_document, read_document
 from koala_adapter.lrm.contract import Directives
+from koala_adapter.lrm.mapping import MAP_KEYS, arguments_of, braces_problem
 from koala_adapter.lrm.rate import URGENT_SHARE, WINDOW
 from koala_adapter.model import ClusterName, MpiResize
 from koala_adapter.policies import PolicyKind
@@ -53,6 +55,7 @@ __all__ = [
     "ClusterConfig",
     "ControlCenterConfig",
     "DirectivesConfig",
+    "MapConfig",
     "NoSettings",
     "SchedulerConfig",
     "SiteConfig",
@@ -273,10 +276,6 @@ class DirectivesConfig(BaseModel, frozen=True, extra="forbid", defer_build=True)
         description="Table: the flag as koala writes it = the flag as this site wants it.",
     )
 
-    def to_directives(self) -> Directives:
-        """Return the same in the form that plugins take."""
-        return Directives(add=self.add, drop=self.drop, rename=tuple(self.rename.items()))
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         both = sorted(set(self.drop) & set(self.rename))
@@ -286,6 +285,59 @@ class DirectivesConfig(BaseModel, frozen=True, extra="forbid", defer_build=True)
             ]
             raise inconsistent(*problems)
         return self
+
+
+def _arguments(text: str, key: str) -> str:
+    """Return the arguments of a key of [clusters.map] as they are. Raises NotAllowedError."""
+    try:
+        arguments_of(text)
+    except ValueError as error:
+        raise NotAllowedError(str(error)) from None
+    if problem := braces_problem(key, text):
+        raise NotAllowedError(problem)
+    return text
+
+
+_MAPPED_KEYS: Mapping[str, tuple[str, str]] = {
+    "threads": ("the processors of a slot, all on one node. {n}: their number", "-pe smp {n}"),
+    "memory": ("the memory of a slot. {mib}: MiB", "-l mem_free={mib}M"),
+    "gpus": ("GPUs of any kind. {n}: their number", "-l gpu={n}"),
+    "gpu_kind": ("GPUs of a kind, in place of gpus. {kind}: the kind, {n}: their number", "-l gpu_{kind}={n}"),
+    "exclusive": ("a whole node. No braces", "-l exclusive=true"),
+    "scratch": ("space on the node's own disk. {mib}: MiB", "-l scratch={mib}M"),
+    "features": ("a feature of the node, once for each. {name}: the feature", "-l {name}=true"),
+    "licenses": ("a license, once for each. {name}: the license, {n}: how many", "-l {name}={n}"),
+    "account": ("the account that is charged. {name}: the account", "-P {name}"),
+    "qos": ("a quality of service. {name}: its name", "-l {name}=true"),
+}
+"""What is asked for with the arguments of a key, and an example of them."""
+
+
+class _Mapped(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """How this site asks for what a slot needs, where the plugin has no way of its own, or another one is wanted."""
+
+    def to_map(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Return the arguments of each key that is given, in the form that plugins take."""
+        given = ((key, getattr(self, key)) for key in MAP_KEYS)
+        return tuple((key, arguments_of(text)) for key, text in given if text is not None)
+
+
+def _mapped_key(key: str) -> tuple[object, object]:
+    """Return type and field of a key of [clusters.map]."""
+    meaning, example = _MAPPED_KEYS[key]
+    described = f'Arguments that ask for {meaning}. Example: "{example}".'
+    return Annotated[str, AfterValidator(partial(_arguments, key=key))] | None, Field(
+        default=None, description=described
+    )
+
+
+MapConfig = create_model(
+    "MapConfig",
+    __base__=_Mapped,
+    __module__=__name__,
+    __doc__=_Mapped.__doc__,
+    **cast("Any", {key: _mapped_key(key) for key in MAP_KEYS}),
+)
 
 
 class NoSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
@@ -368,6 +420,10 @@ class ClusterConfig(_PlacedCluster, defer_build=True):
         default_factory=DirectivesConfig,
         description="Changes to every submission: see [clusters.directives].",
     )
+    map: MapConfig = Field(
+        default_factory=MapConfig,
+        description="How this site asks for what a slot needs: see [clusters.map].",
+    )
     settings: SerializeAsAny[BaseModel] = Field(
         default_factory=NoSettings,
         description="The plugin's own settings: see [clusters.settings].",
@@ -382,6 +438,12 @@ class ClusterConfig(_PlacedCluster, defer_build=True):
     def parameters(self) -> ClusterParameters:
         """Parameters of the cluster for the scheduler."""
         return ClusterParameters(name=self.cluster_name, **values_of(ClusterParameters, self))
+
+    @property
+    def changes(self) -> Directives:
+        """What the site wants changed in submissions, in the form that plugins take."""
+        given = self.directives
+        return Directives(add=given.add, drop=given.drop, rename=tuple(given.rename.items()), map=self.map.to_map())
 
     @property
     def requests_as_owner(self) -> int:

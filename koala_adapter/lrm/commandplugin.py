@@ -28,6 +28,7 @@ from koala_adapter.errors import (
 from koala_adapter.lrm.commands import child_environment, login_name
 from koala_adapter.lrm.contract import CheckResult, Lrm
 from koala_adapter.lrm.drmaa.choice import obstacle_in, one_text
+from koala_adapter.lrm.mapping import divide, sample
 from koala_adapter.model import HoldOwner, LrmJobState
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.lrm.contract import ClusterContext, Directives, RenderedSubmission, Submission
     from koala_adapter.lrm.drmaa.choice import Submitter
+    from koala_adapter.lrm.mapping import Divided
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId
 
 
@@ -160,7 +162,10 @@ class SubmissionForm(ABC):
 
     def _problems(self, directives: Directives) -> Iterator[str]:
         for text in directives.add:
-            yield self._problem_of_added(text)
+            yield self._problem_of_added(text, f"directive {text!r} to add")
+        for key, texts in directives.map:
+            for text in texts:
+                yield self._problem_of_added(sample(text), f"{text!r} of {key} in [clusters.map]")
         for text in directives.drop:
             yield self._problem_of_name("drop", text)
         for old, new in directives.rename:
@@ -170,8 +175,7 @@ class SubmissionForm(ABC):
             elif self.name(new.split()[0]) in self.ours | self.harmful:
                 yield f"new name {new!r} of directive {old!r} would make the placeholders impossible to follow"
 
-    def _problem_of_added(self, text: str) -> str:
-        called = f"directive {text!r} to add"
+    def _problem_of_added(self, text: str, called: str) -> str:
         if _CONTROL.search(text):
             return f"{called} contains a line break or another control character"
         try:
@@ -192,6 +196,17 @@ class SubmissionForm(ABC):
             return f"{called} {self.no_option}"
         without = f"{called} is one without which the placeholders could not be followed"
         return without if self.name(text.split(maxsplit=1)[0]) in self.ours else ""
+
+    def divided(self, submission: Submission, slots: frozenset[str], directives: Directives) -> Divided:
+        """Return a submission, divided into what the site maps and what is expressed natively (``slots``).
+
+        Raises LrmRejectedError for one that the command could not take, or would take for another.
+        """
+        self.require(submission)
+        for text in submission.slot.directives:
+            if problem := self._problem_of_added(text, f"directive {text!r} of the job"):
+                raise LrmRejectedError(problem, hint="correct the directives of the job")
+        return divide(submission, slots, directives, system=self.system)
 
     def require(self, submission: Submission) -> None:
         """Raise LrmRejectedError for a submission that the command could not take, or would take for another."""

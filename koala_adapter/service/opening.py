@@ -85,7 +85,7 @@ def make_lrm(
         cluster=config.cluster_name,
         commands=commands,
         state_directory=private,
-        directives=config.directives.to_directives(),
+        directives=config.changes,
         user=login_name(),
     )
     return plugins[config.plugin].factory(context, config.settings), commands

@@ -44,7 +44,7 @@ from koala_slurm.outside import OutsideReader
 from koala_slurm.pinning import StartNotes, make_pin
 from koala_slurm.reserving import CoreReservation, Reserved
 from koala_slurm.starting import Starting, hold_verb
-from koala_slurm.submission import SBATCH, long_name, native_specification, obstacle_to_drmaa, sbatch_command
+from koala_slurm.submission import SBATCH, SLOTS, long_name, native_specification, obstacle_to_drmaa, sbatch_command
 from koala_slurm.words import (
     ARGUMENTS_PER_COMMAND,
     TIME_FORMAT,
@@ -74,6 +74,7 @@ CAPABILITIES = Capabilities(
     requeue=True,
     signal=True,
     modify=True,
+    slots=SLOTS,
     accounting=True,
 )
 """What Slurm can do. Without accounting, and for users who may not suspend, :class:`SlurmLrm` says less."""

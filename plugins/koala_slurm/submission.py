@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.lrm import NOWHERE
 from koala_adapter.lrm.commandplugin import SubmissionForm
+from koala_adapter.slots import SLOT_KEYS
 from koala_slurm.words import minutes
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import Submission
     from koala_adapter.lrm.commandplugin import Option
     from koala_adapter.lrm.contract import Directives
+    from koala_adapter.lrm.mapping import Divided
+    from koala_adapter.slots import Slot
     from koala_slurm.settings import SlurmSettings
 
 # -- Options of sbatch ---------------------------------------------------------------------------------------
@@ -94,11 +97,14 @@ SBATCH = SbatchForm(
 
 # -- Submissions ---------------------------------------------------------------------------------------------
 
+SLOTS = frozenset(SLOT_KEYS)
+"""Keys of a slot that sbatch has options for: all."""
+
 
 def sbatch_command(submission: Submission, settings: SlurmSettings, directives: Directives) -> tuple[str, ...]:
     """Return the command line of a submission. Raises LrmRejectedError when it cannot be expressed."""
-    SBATCH.require(submission)
-    return ("sbatch", *SBATCH.arguments(_options(submission, settings), directives))
+    divided = SBATCH.divided(submission, SLOTS, directives)
+    return ("sbatch", *SBATCH.arguments(_options(divided, settings), divided.directives))
 
 
 def dry_run_command(command: tuple[str, ...]) -> tuple[str, ...]:
@@ -111,16 +117,16 @@ def native_specification(submission: Submission, settings: SlurmSettings, direct
 
     It knows fewer options than sbatch, hours and minutes, and memory in MiB alone. Raises LrmRejectedError.
     """
-    SBATCH.require(submission)
-    return SBATCH.native(map(_as_drmaa_takes, _options(submission, settings)), directives)
+    divided = SBATCH.divided(submission, SLOTS, directives)
+    return SBATCH.native(map(_as_drmaa_takes, _options(divided, settings)), divided.directives)
 
 
 def _as_drmaa_takes(option: Option) -> Option:
     match option:
         case ("--time", minutes_):
             return ("--time", f"0:{minutes_}")
-        case ("--mem", amount):
-            return ("--mem", amount.removesuffix("M"))
+        case ("--mem" | "--tmp" as name, amount):
+            return (name, amount.removesuffix("M"))
     return option
 
 
@@ -131,14 +137,18 @@ def obstacle_to_drmaa(settings: SlurmSettings, directives: Directives) -> str:
     return SBATCH.obstacle_to_drmaa(directives)
 
 
-def _options(submission: Submission, settings: SlurmSettings) -> Iterator[Option]:
+def _options(divided: Divided, settings: SlurmSettings) -> Iterator[Option]:
+    submission = divided.rest
     yield ("--parsable",)
     # sbatch obeys lines that look like directives of PBS or LSF, wherever they stand in the script.
     yield ("--ignore-pbs",)
     yield ("--job-name", submission.key)
     yield ("--array", f"1-{submission.count}")
+    # A placeholder is a task on a node. Slurm counts processors as the nodes show them: cores, or their threads.
+    yield ("--nodes", "1")
     yield ("--ntasks", "1")
-    yield ("--cpus-per-task", "1")
+    if "threads" not in divided.mapped:
+        yield ("--cpus-per-task", str(submission.slot.threads))
     yield ("--time", str(minutes(submission.walltime)))
     # A requeued placeholder would dial in with a token that has been used.
     yield ("--no-requeue",)
@@ -157,7 +167,22 @@ def _options(submission: Submission, settings: SlurmSettings) -> Iterator[Option
         yield ("--mem", f"{submission.memory_mib}M")
     if submission.held:
         yield ("--hold",)
-    for name in ("account", "qos", "reservation"):
-        value = getattr(settings, name)
-        if value is not None:
+    yield from _slot_options(submission.slot)
+    for name, asked in (("account", submission.slot.account), ("qos", submission.slot.qos), ("reservation", "")):
+        value = asked or getattr(settings, name)
+        if value is not None and name not in divided.mapped:
             yield (f"--{name}", value)
+
+
+def _slot_options(slot: Slot) -> Iterator[Option]:
+    if slot.gpus:
+        # Of the node, and so of its one task: --gpus may be spread over nodes.
+        yield ("--gres", ":".join(filter(None, ("gpu", slot.gpu_kind, str(slot.gpus)))))
+    if slot.exclusive:
+        yield ("--exclusive",)
+    if slot.scratch_mib:
+        yield ("--tmp", f"{slot.scratch_mib}M")
+    if slot.features:
+        yield ("--constraint", "&".join(slot.features))
+    if slot.licenses:
+        yield ("--licenses", ",".join(f"{name}:{count}" for name, count in slot.licenses))

@@ -191,7 +191,8 @@ def test_site_files_load(piece: Piece) -> None:
 def directives() -> list[Piece]:
     """Return the examples of directives that stand without their cluster; they are in the words of Slurm."""
     found = [piece for page in PAGES for piece in blocks(page, "toml")]
-    return [piece for piece in found if isinstance(tomllib.loads(piece.text).get("clusters"), dict)]
+    tables = ((piece, tomllib.loads(piece.text).get("clusters")) for piece in found)
+    return [piece for piece, table in tables if isinstance(table, dict) and "directives" in table]
 
 
 @pytest.mark.parametrize("piece", places(directives()))

@@ -114,11 +114,33 @@ def test_values_arrive_as_written() -> None:
     assert site.parameters.lease == 300
     assert site.parameters.longest_backoff == 3600
     assert beta.parameters.walltime_limit == 43_200
-    assert beta.directives.to_directives() == Directives(add=("--x=1",), drop=("-V",), rename=(("--time", "--limit"),))
+    assert beta.changes == Directives(add=("--x=1",), drop=("-V",), rename=(("--time", "--limit"),))
     assert beta.settings == FakeSettings(slots=4, names=("n1", "n2"))
     assert site.enabled_clusters == site.clusters
     with pytest.raises(KeyError):
         site.cluster("delta")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('gpu = "-l gpu={n}"', "s.toml:5: clusters[0].map.gpu: unknown key, allowed is threads, memory, gpus, "),
+        ('gpus = "-l gpu=1"', 's.toml:5: clusters[0].map.gpus: found "-l gpu=1", allowed is arguments with {n} '),
+        ('gpus = "gpu={n}"', 's.toml:5: clusters[0].map.gpus: found "gpu={n}", allowed is arguments that begin '),
+        ("gpus = 2", "s.toml:5: clusters[0].map.gpus: found 2, allowed is a text in quotes"),
+        (
+            'exclusive = "-l e={n}"',
+            's.toml:5: clusters[0].map.exclusive: found "-l e={n}", allowed is arguments without',
+        ),
+    ],
+)
+def test_a_map_is_checked(line: str, problem: str) -> None:
+    assert refusal(one_cluster(f"[clusters.map]\n{line}")).startswith(problem)
+
+
+def test_a_map_reaches_the_plugin() -> None:
+    site = load_site_text(one_cluster('[clusters.map]\ngpus = "-l gpu={n} -R y"'), PLUGINS)
+    assert site.clusters[0].changes == Directives(map=(("gpus", ("-l gpu={n}", "-R y")),))
 
 
 def test_a_file_is_read_and_named_in_refusals(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def test_slurm() -> None:
     """Minutes go after an hour, which is what its library's field begins with; memory has no unit there."""
     settings = SlurmSettings(submit_by="drmaa", account="physics")
     assert slurm.native_specification(SUBMISSION, settings, NONE).split() == [
+        "--nodes=1",
         "--ntasks=1",
         "--cpus-per-task=1",
         "--time=0:91",

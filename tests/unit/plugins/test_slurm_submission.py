@@ -14,6 +14,7 @@ from koala_adapter.errors import LrmRejectedError
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import BatchKey
+from koala_adapter.slots import Slot
 from koala_slurm.settings import SlurmSettings
 from koala_slurm.submission import SBATCH, dry_run_command, sbatch_command
 from koala_slurm.words import parse_job_id
@@ -45,6 +46,7 @@ def test_plain_submission() -> None:
         "--ignore-pbs",
         "--job-name=koala-1x",
         "--array=1-4",
+        "--nodes=1",
         "--ntasks=1",
         "--cpus-per-task=1",
         "--time=2",
@@ -70,6 +72,56 @@ def test_everything_asked_for() -> None:
 def test_walltime_is_rounded_up(seconds: int, minutes: int) -> None:
     """Slurm's walltime is never shorter than asked, and at least a minute."""
     assert f"--time={minutes}" in command(replace(SUBMISSION, walltime=seconds))
+
+
+@pytest.mark.parametrize(
+    ("slot", "options"),
+    [
+        (Slot(threads=4), {"--nodes=1", "--ntasks=1", "--cpus-per-task=4"}),
+        (Slot(gpus=2), {"--gres=gpu:2"}),
+        (Slot(gpus=2, gpu_kind="a100"), {"--gres=gpu:a100:2"}),
+        (Slot(exclusive=True), {"--exclusive"}),
+        (Slot(scratch_mib=2048), {"--tmp=2048M"}),
+        (Slot(features=("ib", "avx512")), {"--constraint=ib&avx512"}),
+        (Slot(licenses=(("matlab", 2), ("comsol@lic", 1))), {"--licenses=matlab:2,comsol@lic:1"}),
+        (Slot(account="physics"), {"--account=physics"}),
+        (Slot(qos="high"), {"--qos=high"}),
+        (Slot(directives=("--comment=x", "-x n7")), {"--comment=x", "-x", "n7"}),
+    ],
+)
+def test_slots_become_options(slot: Slot, options: set[str]) -> None:
+    assert options <= set(command(replace(SUBMISSION, slot=slot), settings=SlurmSettings(account="site", qos="low")))
+
+
+def test_a_slot_takes_precedence_over_the_settings() -> None:
+    made = command(replace(SUBMISSION, slot=Slot(account="own")), settings=SlurmSettings(account="site", qos="low"))
+    assert [word for word in made if word.startswith(("--account", "--qos"))] == ["--account=own", "--qos=low"]
+
+
+def test_mapped_keys_take_the_place_of_options() -> None:
+    directives = Directives(
+        map=(
+            ("threads", ("--cpus-per-gpu={n}",)),
+            ("memory", ("--mem-per-cpu={mib}M",)),
+            ("gpus", ("--gpus-per-node={n}",)),
+            ("account", ("--wckey={name}",)),
+        )
+    )
+    asked = replace(SUBMISSION, memory_mib=512, slot=Slot(threads=2, gpus=1, account="physics"))
+    made = sbatch_command(asked, SlurmSettings(account="site"), directives)
+    assert made[-4:] == ("--mem-per-cpu=512M", "--cpus-per-gpu=2", "--gpus-per-node=1", "--wckey=physics")
+    assert not [word for word in made if word.startswith(("--cpus-per-task", "--mem=", "--gres", "--account"))]
+
+
+def test_directives_of_a_job_are_checked_as_those_of_a_site() -> None:
+    with pytest.raises(LrmRejectedError, match="directive '--array=1-9' of the job would make") as caught:
+        command(replace(SUBMISSION, slot=Slot(directives=("--array=1-9",))))
+    assert caught.value.hint == "correct the directives of the job"
+
+
+def test_a_map_is_checked_as_directives_are() -> None:
+    problem = SBATCH.problem_of(Directives(map=(("gpus", ("--array=1-{n}",)),)))
+    assert problem.startswith("'--array=1-{n}' of gpus in [clusters.map] would make the placeholders impossible")
 
 
 def test_output_is_where_it_is_looked_for() -> None:
