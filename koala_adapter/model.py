@@ -115,6 +115,12 @@ class Component:
     """What each of its ranks needs."""
     slots: tuple[tuple[ClusterName, Slot], ...] = ()
     """What they need on some clusters, where that is something else, such as another queue."""
+    setup: tuple[str, ...] = ()
+    """Lines that a shell runs on the node before each rank, which then starts in the environment that they leave."""
+    software: tuple[str, ...] = ()
+    """Names of software in the site file. It can only run on clusters that have all of it."""
+    container: str = ""
+    """Image in which its ranks run, by the container runtime of their cluster; empty: none."""
 
     def slot_on(self, cluster: ClusterName) -> Slot:
         """Return what each of its ranks needs on a cluster."""

@@ -199,6 +199,8 @@ class Context:
             bandwidth=cluster.parameters.bandwidth,
             bandwidth_from=cluster.parameters.bandwidth_from,
             expected_wait=self.state.expected_wait(cluster, self.now),
+            software=cluster.parameters.software,
+            container_runtime=cluster.parameters.container_runtime,
         )
 
     def views(self) -> Views:

@@ -456,6 +456,7 @@ def _usable(cluster: ClusterRecord, record: JobRecord, policies: Policies) -> bo
     return any(
         component.cluster in (None, name)
         and name not in claim.excluded
+        and cluster.parameters.lacks(component) is None
         and (capacity is None or (1 if policies.may_split(record.job, component) else component.minimum) <= capacity)
         and (cluster.configured or component.cluster == name)
         for component, claim in record.components()

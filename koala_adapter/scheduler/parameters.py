@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from koala_adapter.model import ClusterName
+from koala_adapter.model import ClusterName, Launcher
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
+
+    from koala_adapter.model import Component
 
 
 # -- Job management approach ---------------------------------------------------------------------------------
@@ -63,6 +65,8 @@ class Setting:
 NOT_IN_SITE_FILES: Mapping[str, str] = {
     "instance": "the service's own: it is made with the state directory",
     "bandwidth_from": "for experiments: a service sends all files from its own host",
+    "software": "the names of a table of its own, which says how each is made available",
+    "container_runtime": "a key of its own: one of three programs",
 }
 """The parameters that have no setting, and why."""
 
@@ -339,3 +343,22 @@ class ClusterParameters:
     ] = None
     bandwidth_from: tuple[tuple[ClusterName, float], ...] = ()
     """MiB/s to its nodes from other clusters, where known."""
+    software: tuple[str, ...] = ()
+    """Names of the software that its nodes have, as components ask for it."""
+    container_runtime: str = ""
+    """Program that runs containers on its nodes; empty: none does."""
+
+    def lacks(self, component: Component) -> str | None:
+        """Return what the cluster lacks of what the ranks of a component need on their nodes; None when it has all."""
+        return lacking(component, self.software, self.container_runtime)
+
+
+def lacking(component: Component, software: Collection[str], container_runtime: str) -> str | None:
+    """Return what a cluster with this software and container runtime lacks for a component; None when it has all."""
+    if missing := [name for name in component.software if name not in software]:
+        return f"its software in the site file does not include {', '.join(missing)}"
+    if component.container and not container_runtime:
+        return "the site file names no container_runtime for it"
+    if component.container and component.launcher is Launcher.MPI and container_runtime == "podman":
+        return "its container_runtime, podman, cannot run the ranks of an MPI program"
+    return None

@@ -98,7 +98,11 @@ def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
         size = sizes.get(record.job.kind, component.minimum)
         for name in names:
             lasting = [p for p in free.get(name, []) if p.id not in used and p.lasts(context.now, record.job.walltime)]
-            if len(lasting) >= component.minimum and name not in claim.excluded:
+            if (
+                len(lasting) >= component.minimum
+                and name not in claim.excluded
+                and context.state.clusters[name].parameters.lacks(component) is None
+            ):
                 chosen = lasting[:size]
                 used.update(p.id for p in chosen)
                 fit.append((claim, chosen))

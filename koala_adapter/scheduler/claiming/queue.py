@@ -50,6 +50,9 @@ class Need(NamedTuple):
     excluded: tuple[ClusterName, ...]
     flexible: bool = False
     """Whether a policy may split it over clusters."""
+    software: tuple[str, ...] = ()
+    contained: str = ""
+    """The launcher of ranks that run in a container; empty: they do not."""
 
 
 class Lane(NamedTuple):
@@ -180,6 +183,8 @@ class PlacementQueue(LaneQueue[Lane, Position, JobId]):
                 component.cluster or ANY_CLUSTER,
                 tuple(sorted(claim.excluded)),
                 self._policies.may_split(record.job, component),
+                component.software,
+                component.launcher if component.container else "",
             )
             for component, claim in record.components()
         )

@@ -559,7 +559,7 @@ def _open_clusters(context: Context, record: JobRecord, *, added: bool = False) 
 
     ``added``: it runs already, so that changes know its claims by their numbers, which stay.
     """
-    names = [name for name, cluster in context.state.clusters.items() if cluster.configured]
+    configured = {name: one.parameters for name, one in context.state.clusters.items() if one.configured}
     for component in record.job.components:
         if not component.flexible or component.cluster is not None or not record.job.changes_size(component.name):
             continue
@@ -568,8 +568,8 @@ def _open_clusters(context: Context, record: JobRecord, *, added: bool = False) 
         refused = {name: said for number in own for name, said in record.claims[number].excluded.items()}
         more = [
             Claim(component=component.name, cluster=name, excluded={name: refused[name]} if name in refused else {})
-            for name in names
-            if name not in there
+            for name, parameters in configured.items()
+            if name not in there and parameters.lacks(component) is None
         ]
         place = len(record.claims) if added else own[-1] + 1
         record.claims[place:place] = more

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.model import ClusterName, Component
+from koala_adapter.scheduler.parameters import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -193,6 +194,10 @@ class ClusterView:
     """MiB/s to its nodes from other clusters, where known (NIP)."""
     expected_wait: float | None = None
     """Seconds that new placeholders will probably wait there, by its waiting history; None: nothing is known."""
+    software: tuple[str, ...] = ()
+    """Names of the software that its nodes have."""
+    container_runtime: str = ""
+    """Program that runs containers on its nodes; empty: none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +235,7 @@ class ComponentRequest:
             return f"needs {least} processors, at most {view.capacity} can be used there"
         if view.in_flight is not None and least > view.in_flight:
             return f"needs {least} placeholders at once, the limit there is {view.in_flight}"
-        return None
+        return lacking(self.component, view.software, view.container_runtime)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.model import ClusterName, EndReason
+from koala_adapter.model import ClusterName, EndReason, Launcher
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import SubmitPlaceholders, TakeProcessors
 from koala_adapter.scheduler.explain import explain
@@ -27,7 +28,7 @@ from koala_adapter.scheduler.placement.policy import (
     infeasibility,
     pack,
 )
-from tests.unit.scheduler.malleable_site import MalleableSite, part
+from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import component, ends, job, of_kind, submissions
 from tests.unit.scheduler.test_workers import FAILED, end, headed, want, workers
 
@@ -290,6 +291,60 @@ def test_components_that_do_not_fit_together_now() -> None:
 def test_never_says_why(views: Views, asked: list[ComponentRequest], reason: str) -> None:
     """What can never run is told apart from what must wait, with the limit that forbids it."""
     assert place(views, *asked) == Infeasible(reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has", "lack"),
+    [
+        ({"software": ("gromacs",)}, {"software": ("gromacs", "lammps")}, None),
+        (
+            {"software": ("gromacs", "cp2k", "vasp")},
+            {"software": ("gromacs",)},
+            "its software in the site file does not include cp2k, vasp",
+        ),
+        ({"container": "image.sif"}, {"container_runtime": "podman"}, None),
+        ({"container": "image.sif"}, {}, "the site file names no container_runtime for it"),
+        ({"container": "image.sif", "launcher": Launcher.MPI}, {"container_runtime": "apptainer"}, None),
+        (
+            {"container": "image.sif", "launcher": Launcher.MPI},
+            {"container_runtime": "podman"},
+            "its container_runtime, podman, cannot run the ranks of an MPI program",
+        ),
+    ],
+)
+def test_clusters_without_software_or_containers_are_left_out(
+    wanted: dict[str, Any], has: dict[str, Any], lack: str | None
+) -> None:
+    """A component goes only where all that it needs on its nodes is, even if more is idle elsewhere."""
+    asked = replace(request("c", 1), component=replace(component("c", 1), **wanted))
+    small, large = replace(view("a", 2), **has), view("b", 9)
+    assert asked.never(small) == lack
+    result = place(site(small, large), asked)
+    if lack is None:
+        assert isinstance(result, Placed)
+        assert [one.cluster for one in result.components] == ["a"]
+    else:
+        assert isinstance(result, Infeasible)
+        assert f"a: {lack}; b: " in result.reason
+
+
+def test_jobs_with_other_software_do_not_wait_for_each_other() -> None:
+    """A job that finds no place keeps back only those that need the same on the nodes."""
+    bare, full = (ClusterParameters(name=ClusterName(n), software=s) for n, s in (("a", ()), ("b", ("gromacs",))))
+    scene = MalleableSite({"a": 2, "b": 0}, clusters=(bare, replace(full, placeholders_in_flight=1)))
+    scene.submit(job("filler", component("x", 1, cluster="b")))
+    scene.submit(job("1", replace(component("x", 1), software=("gromacs",))))
+    assert submissions(scene.submit(job("2", component("x", 1)))) == {"a": 1}
+
+
+def test_a_flexible_component_grows_only_where_its_software_is() -> None:
+    """Clusters that lack it get no claim of a running malleable job."""
+    has = ClusterParameters(name=ClusterName("a"), software=("gromacs",))
+    members = replace(component("m", 1, 6), flexible=True)
+    for software, clusters in (((), {"a", "b"}), (("gromacs",), {"a"})):
+        scene = MalleableSite({"a": 8, "b": 2}, clusters=(has,))
+        scene.start(malleable("1", replace(members, software=software)))
+        assert {claim.cluster for claim in scene.record("1").claims} == clusters
 
 
 def test_never_even_when_the_clusters_are_closed() -> None:

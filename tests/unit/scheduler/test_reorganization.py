@@ -360,6 +360,18 @@ def test_an_mpi_job_that_wants_files_hands_nothing_on() -> None:
         assert bool(of_kind(LaunchJob, done)) is handed_on
 
 
+def test_placeholders_go_to_no_job_whose_software_their_cluster_lacks() -> None:
+    """It waits for the cluster that has it."""
+    for software, launched in (((), ["2"]), (("gromacs",), [])):
+        has = ClusterParameters(name=B, software=("gromacs",), placeholders_in_flight=2)
+        site = Site({"a": 2, "b": 2}, None, has)
+        site.submit(job("filler", component("x", 2, cluster="b")))
+        site.submit(job("1", component("x", 2, cluster="a")))
+        site.submit(job("2", replace(component("x", 2), software=software)))
+        site.run("1")
+        assert launches(site.complete("1")) == launched
+
+
 def test_reuse_can_be_switched_off() -> None:
     """Then every job queues for itself."""
     site = Site({"a": 3}, Parameters(reuse=False))

@@ -75,6 +75,8 @@ def test_every_parameter_can_be_set_or_it_is_said_why_not() -> None:
     assert set(NOT_IN_SITE_FILES) == {
         "instance",
         "bandwidth_from",
+        "software",
+        "container_runtime",
     }
 
 
