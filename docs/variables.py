@@ -58,6 +58,7 @@ GROUPS = {
     ),
     "inside": Group(
         meanings={
+            "KOALA_SETUP": "The text of `setup`, for the shell that runs it.",
             "KOALA_COMMAND": "MPI: the command of the rank, for the shell that starts it.",
             "KOALA_DIRECTORY": "MPI: the working directory of the job, if it has one.",
             "KOALA_FIRST": "MPI that is started anew: the address of the first rank's node.",

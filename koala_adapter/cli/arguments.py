@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,6 +33,41 @@ SOURCE = "command line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramEnvironment:
+    """The options that say in which environment a program runs."""
+
+    export: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    software: tuple[str, ...] = ()
+    container: str | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether one of the options is there."""
+        return self != ProgramEnvironment()
+
+    def added_to(self, job: Job) -> Job:
+        """Return a job that has it."""
+        export = "all" if self.export == ("all",) else self.export
+        return replace(job, export=export, setup=self.setup, software=self.software, container=self.container)
+
+
+def environment_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Have a command take the environment of a program, as its argument ``environment``: ProgramEnvironment."""
+
+    @click.option("--export", multiple=True, metavar="NAME", help='Variable that PROGRAM gets from here, or "all".')
+    @click.option("--setup", multiple=True, metavar="LINE", help='Line of a shell before PROGRAM: "module load gcc".')
+    @click.option("--software", multiple=True, metavar="NAME", help="Software that the cluster must have.")
+    @click.option("--container", metavar="IMAGE", help="Container image in which PROGRAM runs.")
+    @functools.wraps(function)
+    def with_environment(*args: object, **options: object) -> R:
+        given = {name: options.pop(name) for name in ("export", "setup", "software", "container")}
+        return function(*args, environment=ProgramEnvironment(**given), **options)  # type: ignore[arg-type] # as click checked
+
+    return with_environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobArguments:
     """The arguments and options of ``koala run`` and ``submit`` that say what is to run."""
 
@@ -44,6 +79,7 @@ class JobArguments:
     cluster: str | None
     split: bool
     save: Path | None
+    environment: ProgramEnvironment = ProgramEnvironment()
 
     def job(self, session: Session) -> CheckedJob:
         """Return the job. Raises ConfigurationError and UsageError."""
@@ -69,10 +105,10 @@ class JobArguments:
     @property
     def _given(self) -> bool:
         given = (self.processors, self.walltime, self.cluster, self.save)
-        return self.mpi or self.split or any(one is not None for one in given)
+        return self.mpi or self.split or self.environment.is_given or any(one is not None for one in given)
 
     def _description(self) -> Job:
-        return Job(
+        job = Job(
             self.words,
             processors=1 if self.processors is None else self.processors,
             launcher="mpi" if self.mpi else None,
@@ -82,6 +118,7 @@ class JobArguments:
             flexible=True if self.split else None,
             working_directory=Path.cwd(),
         )
+        return self.environment.added_to(job)
 
 
 def checked(session: Session, described: Job, save_as: Path | None) -> CheckedJob:
@@ -120,9 +157,10 @@ def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
     @click.option("--cluster", "-C", metavar="NAME", help="Cluster that PROGRAM must run in.")
     @click.option("--split", is_flag=True, help="Several clusters may share N, where one has not enough.")
     @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file this stands for.")
+    @environment_options
     @functools.wraps(function)
     def with_arguments(*args: object, **options: object) -> R:
-        names = ("words", "processors", "mpi", "walltime", "cluster", "split", "save")
+        names = ("words", "processors", "mpi", "walltime", "cluster", "split", "save", "environment")
         wanted = JobArguments(**{name: options.pop(name) for name in names})  # type: ignore[arg-type] # as click checked
         return function(*args, wanted=wanted, **options)
 

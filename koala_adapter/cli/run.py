@@ -21,7 +21,14 @@ from rich.syntax import Syntax
 from koala_adapter.api.client import unless_another_answers
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
 from koala_adapter.cli import import_a_service
-from koala_adapter.cli.arguments import JobArguments, checked, job_arguments, sweep_of_words
+from koala_adapter.cli.arguments import (
+    JobArguments,
+    ProgramEnvironment,
+    checked,
+    environment_options,
+    job_arguments,
+    sweep_of_words,
+)
 from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.jobs import PATIENCE, job_information, lost
 from koala_adapter.cli.session import command_body, job_argument, json_option, pass_session
@@ -225,6 +232,7 @@ def run_job(session: Session, job: Job, *, quiet: bool, output: bool = True) -> 
 @click.option("--walltime", "-t", metavar="TIME", help="How long the sweep may run, such as 10m. Default: 1h.")
 @click.option("--cluster", "-C", metavar="NAME", help="The only cluster to run on.")
 @click.option("--save", "save_as", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file too.")
+@environment_options
 @click.option("--resume", metavar="ID", help="Go on with the sweep of an earlier job: what is not done, or failed.")
 @json_option
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
@@ -241,6 +249,7 @@ def sweep(
     cluster: str | None,
     save_as: Path | None,
     resume: str | None,
+    environment: ProgramEnvironment,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -260,7 +269,7 @@ def sweep(
       koala sweep --resume 12
     """
     if resume is not None:
-        if words or save_as is not None or cluster is not None or together:
+        if words or save_as is not None or cluster is not None or together or environment.is_given:
             raise click.UsageError(
                 "with --resume the sweep is what it was: nothing may stand beside it but -n, -t, --repeats, --grace"
             )
@@ -279,7 +288,7 @@ def sweep(
             walltime=walltime,
             cluster=cluster,
         )
-        job = checked(session, wanted, save_as)
+        job = checked(session, environment.added_to(wanted), save_as)
     report = run_job(session, job, quiet=quiet or as_json)
     if as_json:
         session.print_json(asdict(report))

@@ -18,6 +18,7 @@ from pydantic import (
     AfterValidator,
     AllowInfNan,
     BeforeValidator,
+    Field,
     PlainValidator,
     Strict,
     StringConstraints,
@@ -25,6 +26,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
+from koala_adapter.config.exported import ALL, GLOB, stays_behind
 from koala_adapter.policies import PolicyKind
 from koala_adapter.policies.loading import policy_names
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
@@ -178,6 +180,60 @@ Host = Annotated[str, AfterValidator(_host)]
 PlainText = Annotated[str, AfterValidator(_no_null)]
 VariableName = Annotated[str, AfterValidator(_variable)]
 Environment = dict[VariableName, PlainText]
+
+
+# -- The environment of a program: lines of a shell, software, containers, exported variables -----------------
+
+MOST_LINES = 100
+LONGEST_LINE = 1000
+
+
+def _line(value: str) -> str:
+    if not value.strip() or "\0" in value or len(value) > LONGEST_LINE:
+        raise NotAllowedError(f'a line of a shell of at most {LONGEST_LINE} characters, such as "module load gcc/12"')
+    return value
+
+
+def _image(value: str) -> str:
+    if not re.fullmatch(r"[^\s\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", value):
+        raise NotAllowedError('an image as the container runtime names it, such as "/apps/image.sif"')
+    return value
+
+
+def _software_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+/-]{0,62}", value):
+        raise NotAllowedError("a letter or digit, then letters, digits, _ . + / or -, at most 63 in all")
+    return value
+
+
+EXPORT_WORDS = '"all", or a list of names and patterns of variables, such as ["PYTHONPATH", "CONDA_*"]'
+
+
+def _export(value: object) -> tuple[str, ...]:
+    """Return names and patterns; ``"all"`` is the pattern of everything."""
+    if value == "all":
+        return (ALL,)
+    if not isinstance(value, list | tuple) or len(value) > MOST_LINES:
+        raise NotAllowedError(EXPORT_WORDS)
+    for one in value:
+        if not isinstance(one, str) or not re.fullmatch(r"[A-Za-z_][!-<>-~]*", one):
+            raise NotAllowedError(EXPORT_WORDS)
+        if one.startswith("KOALA_"):
+            raise NotAllowedError(f"names other than {one}: koala sets those that begin with KOALA_")
+        if GLOB & set(one) and stays_behind(re.split(r"[*?[]", one)[0]):
+            raise NotAllowedError(f"names in full in the place of {one}: patterns leave these variables out")
+    return tuple(value)
+
+
+Export = Annotated[
+    tuple[str, ...],
+    PlainValidator(_export),
+    WithJsonSchema({"anyOf": [{"const": "all"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+"""Names and patterns of variables."""
+SetupLines = Annotated[tuple[Annotated[str, AfterValidator(_line)], ...], Field(max_length=MOST_LINES)]
+SoftwareName = Annotated[str, AfterValidator(_software_name)]
+ContainerImage = Annotated[str, AfterValidator(_image)]
 
 
 # -- Output files of a job file ------------------------------------------------------------------------------

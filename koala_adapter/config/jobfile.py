@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from koala_adapter.config.diagnosis import Problems, not_among, show_value
+from koala_adapter.config.exported import exported, unfit
 from koala_adapter.config.fields import (
     _SIGNALS,
     MpiResizeWanted,
@@ -50,7 +51,7 @@ from koala_adapter.tasks.sweep import MOST_TASKS, count_tasks, lines_of, list_ax
 from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from koala_adapter.config.jobtables import InputFileTable, Values
     from koala_adapter.config.sitefile import SiteConfig
@@ -409,6 +410,59 @@ def _axis(name: str, values: Values, directory: Path) -> SweepAxis:
     return list_axis(name, values)
 
 
+# -- The environment of the program: exported variables, software, containers --------------------------------
+
+
+def _exported(table: JobHeader | ComponentTable, before: Collection[str] = ()) -> dict[str, str]:
+    """Return the variables that a table exports and sets; ``before``: those that no export of it may set."""
+    found = exported(table.export, os.environ)
+    return {name: value for name, value in found.items() if name not in before} | table.environment
+
+
+def _software(header: JobHeader, component: ComponentTable) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*header.software, *component.software)))
+
+
+def environment_problems(
+    header: JobHeader, components: Sequence[tuple[int, ComponentTable]], site: SiteConfig | None
+) -> Iterator[tuple[KeyPath, str]]:
+    """Yield variables that cannot travel, and software and containers that no cluster of the site has."""
+    tables: list[tuple[KeyPath, JobHeader | ComponentTable]] = [((), header)]
+    tables += [(("components", index), component) for index, component in components]
+    for path, table in tables:
+        for name in unfit(table.export, os.environ):
+            yield (*path, "export"), f"the value of {name} is not UTF-8: allowed is a list without it"
+    if site is None:
+        return
+    for index, component in components:
+        needed = Component(
+            name=_component_name(index, component),
+            command=component.command,
+            minimum=1,
+            maximum=1,
+            cluster=_cluster_name(component),
+            launcher=component.launcher or header.launcher,
+            software=_software(header, component),
+            container=component.container or header.container or "",
+        )
+        if (lack := _lacking_everywhere(needed, site)) is not None:
+            key = "software" if needed.software else "container"
+            yield ("components", index, key) if getattr(component, key) else (key,), lack
+
+
+def _lacking_everywhere(component: Component, site: SiteConfig) -> str | None:
+    """Return what all clusters lack on which a component may run; None when one has all that it needs."""
+    if not component.software and not component.container:
+        return None
+    possible = [one for one in site.enabled_clusters if component.cluster in {None, one.name}]
+    lacks = [(one.name, one.parameters.lacks(component)) for one in possible]
+    if not possible or not all(lack for _, lack in lacks):
+        return None
+    found = [*component.software, *([component.container] if component.container else [])]
+    said = "; ".join(f"{name}: {lack}" for name, lack in lacks)
+    return f"found {', '.join(found)}, allowed is what one cluster has all of ({said})"
+
+
 # -- The job file as a whole ---------------------------------------------------------------------------------
 
 HINT = "`koala docs jobfile` describes every key"
@@ -461,11 +515,13 @@ def job_of_values(
 
 
 def check_job(job: Job, site: SiteConfig) -> None:
-    """Raise ConfigurationError when ``site`` cannot take the job: cluster unknown or disabled, walltime too long."""
+    """Raise ConfigurationError when ``site`` cannot take the job: unknown cluster, long walltime, missing software."""
     pinned = [(index, component.cluster) for index, component in enumerate(job.components)]
     problems = _site_problems(pinned, job.walltime, site)
-    if problems:
-        lines = [f"job {job.id}: {_place(job, path)}: {text}" for path, text in problems]
+    lines = [f"job {job.id}: {_place(job, path)}: {text}" for path, text in problems]
+    lacks = [(one.name, _lacking_everywhere(one, site)) for one in job.components]
+    lines += [f'job {job.id}: component "{name}": {lack}' for name, lack in lacks if lack is not None]
+    if lines:
         raise ConfigurationError("\n".join(lines), hint="see the site file, or: koala clusters")
 
 
@@ -498,6 +554,7 @@ def _table(
     if header is not None:
         problems.add_all(malleability_problems(header, components))
         problems.add_all(sweep_problems(header, components, document.data.get("sweep"), directory))
+        problems.add_all(environment_problems(header, components, site))
         problems.add_all(mpi_resize_problems(header, [component.cluster for _, component in components], site))
     problems.refuse()
     if table is None:
@@ -606,7 +663,10 @@ def _job(document: Document, name: str, directory: Path, *, user: str, site: Sit
             launcher=component.launcher or table.launcher,
             input_files=files[index],
             output_files=component.output_files,
-            environment=tuple(component.environment.items()),
+            environment=tuple(_exported(component, before=table.environment).items()),
+            setup=(*table.setup, *component.setup),
+            software=_software(table, component),
+            container=component.container or table.container or "",
             initial=component.initial,
             flexible=component.flexible,
             sizes=component.sizes,
@@ -632,7 +692,7 @@ def _job(document: Document, name: str, directory: Path, *, user: str, site: Sit
         priority=table.priority,
         placement=table.placement or (site.scheduler.placement if site is not None else "worst-fit"),
         maximum_tries=table.maximum_tries,
-        environment=tuple(table.environment.items()),
+        environment=tuple(_exported(table).items()),
         working_directory=table.working_directory,
         runner=table.runner,
         sweep=sweep,

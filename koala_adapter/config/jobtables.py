@@ -27,7 +27,9 @@ from koala_adapter.config.fields import (
     MOST_PATTERNS,
     SECONDS,
     AbsolutePath,
+    ContainerImage,
     Environment,
+    Export,
     Flag,
     MpiResizeWanted,
     Name,
@@ -36,8 +38,10 @@ from koala_adapter.config.fields import (
     PlacementName,
     PlainText,
     RetireCommand,
+    SetupLines,
     SignalName,
     SizesName,
+    SoftwareName,
     Title,
     Whole,
     WholeSeconds,
@@ -260,6 +264,23 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
         default={},
         description="Environment variables for this component, beside those of the job.",
     )
+    export: Export = Field(
+        default=(),
+        description="Variables of the submitter's environment that go to the ranks of this component, beside those of "
+        "the job.",
+    )
+    setup: SetupLines = Field(
+        default=(),
+        description="Lines that a shell runs before each rank of this component, after those of the job.",
+    )
+    software: tuple[SoftwareName, ...] = Field(
+        default=(),
+        description="Software of the site file that this component needs, beside that of the job.",
+    )
+    container: ContainerImage | None = Field(
+        default=None,
+        description="Image in which the ranks of this component run. Default: that of the job.",
+    )
     sizes: SizesName = Field(
         default="any",
         description="Sizes that it can have: any, power-of-two, multiple-of-N, or an installed rule; of an offer it "
@@ -398,6 +419,27 @@ class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
         "all nodes must share. any: spawn if all clusters on which it may run can, else restart.",
     )
     environment: Environment = Field(default={}, description="Environment variables for all ranks, and mpiexec.")
+    export: Export = Field(
+        default=(),
+        description='Variables of the submitter\'s environment that go to all ranks, as they are at submission: "all", '
+        'or a list of names and patterns, such as ["PYTHONPATH", "CONDA_*"]. What environment sets goes before.',
+    )
+    setup: SetupLines = Field(
+        default=(),
+        description='Lines that a shell runs on the node before each rank, such as ["module load gcc/12", "source '
+        '~/venv/bin/activate"]. The rank starts in the environment that they leave; a line that fails is the failure '
+        "of the rank.",
+    )
+    software: tuple[SoftwareName, ...] = Field(
+        default=(),
+        description="Names of software of the site file that all components need. They run only on clusters that have "
+        "it, after the lines that make it available.",
+    )
+    container: ContainerImage | None = Field(
+        default=None,
+        description="Image in which the ranks run, by the container_runtime of their cluster. Only clusters that have "
+        "one are used.",
+    )
 
 
 class JobTable(JobHeader, frozen=True, extra="forbid", defer_build=True):

@@ -12,7 +12,7 @@ from dataclasses import fields
 from enum import Enum
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, Field, SerializeAsAny, WithJsonSchema, create_model, model_validator
 
@@ -30,6 +30,8 @@ from koala_adapter.config.fields import (
     PlacementName,
     QueueName,
     Seconds,
+    SetupLines,
+    SoftwareName,
     Whole,
     WholeSeconds,
     known_policy,
@@ -358,6 +360,9 @@ class _PlacedCluster(BaseModel, frozen=True, extra="forbid", defer_build=True):
     )
 
 
+ContainerRuntime = Literal["apptainer", "singularity", "podman"]
+"""Programs of which koala knows how they are called."""
+
 REQUESTS_AS_OWNER = 1800
 """Requests a minute of a scheduler that starts all jobs, unless the site says otherwise: ten starts a second."""
 
@@ -396,6 +401,21 @@ class ClusterConfig(_PlacedCluster, defer_build=True):
         le=16_777_216,
         json_schema_extra={"x-unit": "MiB"},
         description="Memory requested for each placeholder. Default: what the LRM gives when not asked.",
+    )
+    setup: SetupLines = Field(
+        default=(),
+        description="Lines that a shell runs on a node of this cluster before each rank, and before the lines of the "
+        'job, such as "source /etc/profile".',
+    )
+    software: dict[SoftwareName, SetupLines] = Field(
+        default={},
+        description="Software that jobs can ask for by name, and the lines that make it available: see "
+        "[clusters.software].",
+    )
+    container_runtime: ContainerRuntime | None = Field(
+        default=None,
+        description="Program that runs the containers of jobs on the nodes. Default: none does, and components with a "
+        "container do not go there.",
     )
     output_directory: AbsolutePath | None = Field(
         default=None,
@@ -437,7 +457,12 @@ class ClusterConfig(_PlacedCluster, defer_build=True):
     @property
     def parameters(self) -> ClusterParameters:
         """Parameters of the cluster for the scheduler."""
-        return ClusterParameters(name=self.cluster_name, **values_of(ClusterParameters, self))
+        return ClusterParameters(
+            name=self.cluster_name,
+            software=tuple(self.software),
+            container_runtime=self.container_runtime or "",
+            **values_of(ClusterParameters, self),
+        )
 
     @property
     def changes(self) -> Directives:

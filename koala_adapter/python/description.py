@@ -59,6 +59,14 @@ class Component:
     output_files: Sequence[str] = ()
     """Patterns of the files that are fetched from each process when it has ended."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    export: str | Sequence[str] = ()
+    """Variables of the present environment that its processes get, beside those of the job: names and patterns."""
+    setup: Sequence[str] = ()
+    """Lines that a shell runs before each process, after those of the job."""
+    software: Sequence[str] = ()
+    """Names of software of the site file that it needs, beside that of the job."""
+    container: Word | None = None
+    """Image in which its processes run. Default: that of the job."""
     sizes: str | None = None
     retire_signal: str | None = None
     retire_command: Sequence[str] = ()
@@ -116,6 +124,14 @@ class Job:
     sweep: Mapping[str, object] = field(default_factory=dict)
     """The table ``[sweep]`` of a job with runner ``sweep``: its parameters, and how they are combined."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    export: str | Sequence[str] = ()
+    """Variables of the present environment that the processes get: "all", or names and patterns."""
+    setup: Sequence[str] = ()
+    """Lines that a shell runs on the node before each process, such as "module load gcc/12"."""
+    software: Sequence[str] = ()
+    """Names of software of the site file: the job runs only on clusters that have it."""
+    container: Word | None = None
+    """Image in which the processes run, by the container runtime of their cluster."""
 
     def values(self) -> dict[str, object]:
         """Return it by the keys of a job file.

@@ -120,6 +120,7 @@ class MpiRunner(Runner):
         launch = Launch(
             task=f"{self.application.job.id}:{LAUNCHER_TASK}",
             argv=mpiexec_command(ranks, SPAWNING_RANK_SHELL if self._spawns else RANK_SHELL),
+            setup=self.application.setup(first),
             environment=self.application.job.environment,
             time_limit=float(self.application.job.walltime),
         )
@@ -200,7 +201,7 @@ class MpiRunner(Runner):
 
     def _proxy(self, rank: Rank, command: tuple[str, ...]) -> AddressedLaunch:
         environment = dict(self.application.environment(rank))
-        environment["KOALA_COMMAND"] = shlex.join(self.application.component(rank).command)
+        environment["KOALA_COMMAND"] = shlex.join(self.application.program(rank))
         if self.application.job.working_directory is not None:
             environment["KOALA_DIRECTORY"] = self.application.job.working_directory
         if self._spawns:
@@ -210,6 +211,7 @@ class MpiRunner(Runner):
         launch = Launch(
             task=self.task_of(rank.rank),
             argv=command,
+            setup=self.application.setup(rank),
             environment=tuple(environment.items()),
             files=self.application.files.get(rank.component, ()),
             working_directory=self.application.job.working_directory,

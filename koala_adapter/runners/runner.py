@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from koala_adapter.errors import ConfigurationError
+from koala_adapter.runners.software import ClusterSoftware
 from koala_adapter.scheduler.events import Event, RankEnded, RankStarted
+from koala_adapter.scheduler.parameters import lacking
 from koala_adapter.vjm.channel import Launch
 from koala_adapter.vjm.jobscript import END_MARGIN
 
@@ -79,6 +82,8 @@ class Application:
     """Component name to its input files."""
     library: tuple[LaunchFile, ...] = ()
     """The application library, for ranks of adaptive components."""
+    software: Mapping[str, ClusterSoftware] = field(default_factory=dict)
+    """Cluster name to what its nodes have."""
 
     # Worked out once: thousands of ranks ask for them.
 
@@ -115,7 +120,7 @@ class Application:
             "KOALA_COMPONENT": rank.component,
             "KOALA_COMPONENT_RANK": str(rank.component_rank),
             "KOALA_COMPONENT_SIZE": str(self._sizes[rank.component]),
-            "KOALA_CLUSTER": rank.cluster or self.clusters[rank.component],
+            "KOALA_CLUSTER": self._cluster(rank),
             "KOALA_ADDRESSES": self._addresses,
         }
         if self._head is not None:
@@ -125,6 +130,34 @@ class Application:
     def component(self, rank: Rank) -> Component:
         """Return the component of a rank."""
         return self.job.component(rank.component)
+
+    def setup(self, rank: Rank) -> tuple[str, ...]:
+        """Return the lines that a shell runs before a rank."""
+        return self._software(rank).setup_of(self.component(rank))
+
+    def container(self, rank: Rank) -> tuple[str, ...]:
+        """Return what stands before a command of a rank to run it in its container; empty: it has none."""
+        component = self.component(rank)
+        variables = dict.fromkeys(name for name, _ in (*self.job.environment, *component.environment))
+        return self._software(rank).container_of(component, tuple(variables))
+
+    def program(self, rank: Rank) -> tuple[str, ...]:
+        """Return the command of a rank."""
+        return (*self.container(rank), *self.component(rank).command)
+
+    def check_software(self) -> None:
+        """Raise ConfigurationError when a cluster has not what its ranks need: its site file was changed meanwhile."""
+        for rank in {(one.cluster, one.component): one for one in self.ranks}.values():
+            component, found = self.component(rank), self._software(rank)
+            lack = lacking(component, found.software, found.container_runtime)
+            if lack is not None:
+                raise ConfigurationError(f"cluster {self._cluster(rank)}, component {component.name!r}: {lack}")
+
+    def _cluster(self, rank: Rank) -> str:
+        return rank.cluster or self.clusters[rank.component]
+
+    def _software(self, rank: Rank) -> ClusterSoftware:
+        return self.software.get(self._cluster(rank), ClusterSoftware())
 
 
 class Runner(ABC):
@@ -242,7 +275,8 @@ class ProcessRunner(Runner):
         application = self.application
         launch = Launch(
             task=self.task_of(rank.rank),
-            argv=application.component(rank).command,
+            argv=application.program(rank),
+            setup=application.setup(rank),
             environment=application.environment(rank),
             working_directory=application.job.working_directory,
             files=application.files.get(rank.component, ()),

@@ -271,7 +271,8 @@ class WorkersRunner(GrowingRunner):
             return [self._signal(rank, how.signal)]
         launch = Launch(
             task=f"{self.task_of(rank.rank)}.retire",
-            argv=how.command,
+            argv=(*self.application.container(rank), *how.command),
+            setup=self.application.setup(rank),
             environment=self.application.environment(rank),
             working_directory=self.application.job.working_directory,
             time_limit=float(max(1, how.grace)),
@@ -327,14 +328,15 @@ class WorkersRunner(GrowingRunner):
 _SCRIPT = """\
 for python in /usr/bin/python3 /usr/libexec/platform-python python3; do
     if command -v "$python" >/dev/null 2>&1; then
-        exec "$python" -S -B "${PYTHONPATH%%:*}/koala_sweep.py"
+        exec "$python" -S -B "${PYTHONPATH%%:*}/koala_sweep.py" "$@"
     fi
 done
 echo "no python3 on $(uname -n)" >&2
 exit 127
 """
-COMMAND = ("/bin/sh", "-c", _SCRIPT)
-"""Any Python from 3.6 on; what is imported is in the library, where PYTHONPATH begins."""
+COMMAND = ("/bin/sh", "-c", _SCRIPT, "koala-sweep")
+"""Any Python from 3.6 on; what is imported is in the library, where PYTHONPATH begins. Behind it: what stands before
+the command of each task."""
 
 
 URGENT = 23
@@ -355,8 +357,9 @@ class SweepRunner(WorkersRunner):
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
         """Return the processes of a placeholder that are to be launched."""
         library = self.application.library
+        command = (*COMMAND, *self.application.container(rank))
         return [
-            replace(one, launch=replace(one.launch, argv=COMMAND, library=library)) for one in super().launches_in(rank)
+            replace(one, launch=replace(one.launch, argv=command, library=library)) for one in super().launches_in(rank)
         ]
 
     def _ask(self, rank: Rank) -> Sequence[Order]:

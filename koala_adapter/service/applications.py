@@ -25,6 +25,7 @@ from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.mpi import LAUNCHER_TASK, AdaptiveMpiRunner, MpiRunner
 from koala_adapter.runners.restartedmpi import RestartedMpiRunner
 from koala_adapter.runners.runner import AddressedLaunch, Application, ProcessRunner, Reaction, Runner, Sending
+from koala_adapter.runners.software import ClusterSoftware
 from koala_adapter.runners.workers import GrowingRunner, SweepRunner, WorkersRunner
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.service.results import Results
@@ -365,7 +366,17 @@ class Applications:
         library = self._library(job) if former is None else former.library
         clusters = {claim.component: claim.cluster or "" for claim in record.claims}
         ranks = tuple(rank for rank in record.ranks if rank.rank not in record.departed)
-        return Application(job=job, ranks=ranks, clusters=clusters, files=files, library=library)
+        software = {
+            one.name: ClusterSoftware(
+                setup=one.setup, software=one.software, container_runtime=one.container_runtime or ""
+            )
+            for one in self._core.site.clusters
+        }
+        application = Application(
+            job=job, ranks=ranks, clusters=clusters, files=files, library=library, software=software
+        )
+        application.check_software()
+        return application
 
     def workers(self, record: JobRecord) -> WorkersRunner | None:
         """Return the runner of a job whose workers come and go; None: it is of another kind, or does not run."""

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
     from types import FrameType
-    from typing import IO, Any, Dict, List, Optional
+    from typing import IO, Any, Dict, List, Optional, Sequence
 
 
 SETTINGS = "sweep.json"
@@ -47,8 +47,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 class Launcher:
     """One launcher: its connection, the task that it runs, and the answer that was not acknowledged."""
 
-    def __init__(self, settings: "Dict[str, Any]") -> None:
+    def __init__(self, settings: "Dict[str, Any]", before: "Sequence[str]" = ()) -> None:
         self._settings = settings
+        self._before = list(before)  # what stands before the command of each task
         self._connection: "Optional[ssl.SSLSocket]" = None
         self._answer: "Optional[bytes]" = None
         self._process: "Optional[subprocess.Popen[bytes]]" = None
@@ -192,7 +193,7 @@ class Launcher:
             return 0
         environment = dict(self._environment, KOALA_TASK=str(task["task"]), KOALA_ATTEMPT=str(task["attempt"]))
         try:
-            self._process = started(task["argv"], environment, out, err)
+            self._process = started(self._before + task["argv"], environment, out, err)
         except OSError as error:
             err.write(("%s: %s\n" % (task["argv"][0], error.strerror)).encode())
             return 127 if isinstance(error, FileNotFoundError) else 126
@@ -287,7 +288,7 @@ def read(file: "IO[bytes]") -> bytes:
 def main() -> int:
     """Run with the settings that are beside this file."""
     with open(os.path.join(HERE, SETTINGS), encoding="ascii") as file:
-        return Launcher(json.load(file)).run()
+        return Launcher(json.load(file), sys.argv[1:]).run()
 
 
 if __name__ == "__main__":

@@ -289,6 +289,8 @@ class Launch:
     """The process may speak with koala, by the Unix socket in KOALA_APP_SOCKET. Earlier agents know nothing of it."""
     library: tuple[LaunchFile, ...] = ()
     """Python modules for the process: outside of its working directory, where PYTHONPATH begins."""
+    setup: tuple[str, ...] = ()
+    """Lines that a shell runs first, in the place of which ``argv`` then runs. Earlier agents know nothing of it."""
     kind: Literal["launch"] = "launch"
 
 

@@ -79,7 +79,9 @@ MAY_IMPORT = {
     CONNECTION: (),
     LAUNCHER: (CONNECTION,),
     f"{CORE}.testing": _rooms("testing", "lrm"),
-    f"{CORE}.config": _rooms("config", "host.regularfile", "lrm", "policies", "scheduler", "sizes", "tasks", "wire"),
+    f"{CORE}.config": _rooms(
+        "config", "host.regularfile", "lrm", "policies", "scheduler", "sizes", "tasks", "vjm.agent.processes", "wire"
+    ),
     f"{CORE}.ordering": _rooms("ordering", "host", "lrm", "policies.checked", "queueing"),
     f"{CORE}.service": _rooms(
         "service",

@@ -301,6 +301,7 @@ def popen(
 
 KEPT = 1024 * 1024  # bytes of one output stream kept until acknowledged; beyond that its pipe is not read
 CHUNK = 32 * 1024  # bytes of output in one message
+TAIL = 1000  # bytes of the end of an output stream that are kept even when they are acknowledged
 
 
 def base64(data: bytes) -> str:
@@ -315,6 +316,7 @@ class Output:
         self._base = 0
         self._kept = bytearray()
         self._sent = 0
+        self.tail = b""
 
     @property
     def room(self) -> int:
@@ -334,6 +336,7 @@ class Output:
     def add(self, data: bytes) -> None:
         """Queue a piece of a task's output."""
         self._kept += data
+        self.tail = data[-TAIL:] if len(data) >= TAIL else (self.tail + data)[-TAIL:]
 
     def next(self) -> "Tuple[int, bytes]":
         """Return offset and bytes of the next piece to send."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 SETTLE = 0.5  # seconds in which the cause of a task's sudden death may show (our own SIGTERM, an oom kill)
 DRAIN = 2.0  # seconds for what a task left behind to close its output
+LONGEST_DETAIL = 500  # characters of why a task could not be started
 PROMPT = 2.0  # seconds before its time limit, after which the good end of a task does not wait for its files
 
 
@@ -63,6 +64,7 @@ class Task:
         self.application: "Optional[ApplicationSocket]" = None
         self._mark = b""
         self._oom_kills = oom_kills()
+        self._setup_failure: "Callable[[int], Optional[Tuple[str, int]]]" = lambda _code: None
 
     @property
     def pid(self) -> "Optional[int]":
@@ -118,7 +120,7 @@ class Task:
         for source in self._sources:
             source.close()
         self._collect = None
-        self.end = {"reason": reason, "exit_code": code, "signal": None, "detail": detail[:500]}
+        self.end = {"reason": reason, "exit_code": code, "signal": None, "detail": detail[:LONGEST_DETAIL]}
         self._tidy()
 
     def stop(self, reason: str, detail: str, grace: float) -> None:
@@ -201,6 +203,10 @@ class Task:
             reason, detail = "memory", "killed by the kernel because the memory limit of its job was reached"
         elif self._killed(code, number) and self._workplace.ending:
             reason, detail = self._workplace.ending
+        elif code is not None and code - 128 not in self._ordered:
+            failed = self._setup_failure(code)
+            if failed is not None:
+                reason, detail, code = "launch failed", failed[0][:LONGEST_DETAIL], failed[1]
         return {"reason": reason, "exit_code": code, "signal": number, "detail": detail}
 
     @staticmethod
@@ -225,7 +231,10 @@ class Task:
             self._collect = lambda: collected(self.name, working_directory, message, inputs)
         environment = task_environment(node_environment(), message["environment"])
         environment["PWD"] = working_directory
-        self._serve_application(directory, message, environment)
+        library = self._serve_application(directory, message, environment)
+        argv = message["argv"]
+        if message.get("setup"):  # a control center of an earlier version says nothing of it
+            argv = self._set_up(directory, message["setup"], argv, library, environment)
         self._mark = raw(f"KOALA_STDOUT={directory}/out\0")
         writers = []
         try:
@@ -234,7 +243,7 @@ class Task:
                 reader, writer = os.pipe()
                 writers.append(writer)
                 self._sources.append(Source(self._workplace.selector, reader, self.outputs[name], fifo=False))
-            self._process = start(message["argv"], working_directory, environment, writers)
+            self._process = start(argv, working_directory, environment, writers)
             self._workplace.begun(self._process.pid)
         finally:
             for writer in writers:
@@ -244,7 +253,25 @@ class Task:
             self._workplace.timers.after(message["time_limit"], lambda: self.stop("walltime", detail, GRACE))
             self._workplace.timers.after(max(0.0, message["time_limit"] - PROMPT), self._be_prompt)
 
-    def _serve_application(self, directory: str, message: "Dict[str, Any]", environment: "Dict[str, str]") -> None:
+    def _set_up(
+        self,
+        directory: str,
+        lines: "List[str]",
+        argv: "List[str]",
+        library: "Optional[str]",
+        environment: "Dict[str, str]",
+    ) -> "List[str]":
+        """Return the command of a shell that runs lines and then a program."""
+        from koala_adapter.vjm.agent import setup
+
+        state, words = os.path.join(directory, setup.STATE), self.outputs["err"]
+        self._setup_failure = lambda code: setup.failure(state, argv, lines, code, words.tail)
+        return setup.with_setup(argv, lines, state, library, environment)
+
+    def _serve_application(
+        self, directory: str, message: "Dict[str, Any]", environment: "Dict[str, str]"
+    ) -> "Optional[str]":
+        """Write the library of a task, return its directory if there is one, and listen for what its process says."""
         files = message.get("library") or ()  # a control center of an earlier version says nothing of it
         library = os.path.join(directory, "library")
         if files:
@@ -257,6 +284,7 @@ class Task:
 
             self.application = ApplicationSocket(self._workplace.selector, self._workplace.timers, directory)
             environment["KOALA_APP_SOCKET"] = self.application.path
+        return library if files else None
 
     def _be_prompt(self) -> None:
         self._prompt = True
