@@ -151,8 +151,7 @@ def test_a_job_whose_policy_never_answers_well_is_given_up_after_its_tries() -> 
         Parameters(maximum_tries=3),
         policies=Policies(placement={"mine": CheckedPlacement(policy, DESCRIBED)}),
     )
-    site.submit(job("1", 3, placement="mine"))
-    site.submit(job("2", 3))
+    site.submit(job("1", 3, placement="mine"), job("2", 3))
     assert site.placed("2") == {"c0": ("a", 3)}
     site.pass_time(3600.0)
     outcome = site.record("1").outcome
@@ -217,13 +216,11 @@ def test_messages_that_cannot_be_sent(answer: Callable[[Any], Any], problem: str
     policy = Told()
     policies = Policies(malleability={"mine": CheckedMalleability(policy, "policy 'malleability.mine'")})
     site = MalleableSite({"a": 10}, policy="mine", policies=policies)
-    site.submit(job("0", 2))
-    site.run("0")
+    site.start(job("0", 2))
     for id_ in ("1", "2"):
         site.start(malleable(id_, part(2, 9)))
     policy.answer = answer
-    site.complete("0")
-    site.end_ending()
+    site.finish("0")
     site.poll("a", 10, idle=6, ours=4)
     (told,) = of_kind(ReportRefusedAnswer, site.actions)
     assert problem in told.reason
@@ -234,8 +231,7 @@ def test_messages_that_cannot_be_sent(answer: Callable[[Any], Any], problem: str
     assert site.placed("3") == {"c0": ("a", 2)}
     policy.answer = lambda jobs: [(jobs[0], 1)]
     site.run("3")
-    site.complete("3")
-    site.end_ending()
+    site.finish("3")
     site.poll("a", 10, idle=6, ours=4)
     (offer,) = of_kind(OfferProcessors, site.actions)
     assert offer.processors == 1

@@ -190,8 +190,7 @@ TRACE = """\
 def test_placement() -> None:
     """The first cluster of the site file gets the job, not the one with the most idle processors."""
     site = Site({"a": 4, "b": 8}, policies=load_policies())
-    site.submit(job("1", 2, placement="first-listed"))
-    site.submit(job("2", 4, placement="first-listed"))
+    site.submit(job("1", 2, placement="first-listed"), job("2", 4, placement="first-listed"))
     assert (site.placed("1"), site.placed("2")) == ({"c0": ("a", 2)}, {"c0": ("b", 4)})
 
 

@@ -57,17 +57,6 @@ class MalleableSite(Site):
         )
         super().__init__(processors, parameters, *clusters, policies=policies)
 
-    def start(self, one: Job) -> list[Action]:
-        """Submit a job and bring it to running; return what was wanted once it ran."""
-        self.submit(one)
-        return self.started(one.id)
-
-    def started(self, id_: str) -> list[Action]:
-        """Bring a job that has been submitted to running."""
-        before = len(self.actions)
-        self.run(id_)
-        return self.actions[before:]
-
     def sizes(self, id_: str) -> list[int]:
         """Return the processors of each component."""
         return [claim.processors for claim in self.record(id_).claims]

@@ -211,9 +211,31 @@ class Site:
             )
         )
 
-    def submit(self, one: Job) -> list[Action]:
-        """Hand in a job."""
-        return self.post(ev.JobSubmitted(time=self.now, job=one))
+    def submit(self, *jobs: Job) -> list[Action]:
+        """Hand in jobs, one after the other."""
+        return [action for one in jobs for action in self.post(ev.JobSubmitted(time=self.now, job=one))]
+
+    def queue(self, *jobs: Job) -> list[PlaceholderId]:
+        """Hand in jobs and have their submissions taken by the batch systems; return their placeholders."""
+        self.submit(*jobs)
+        self.take_all()
+        return [placeholder.id for one in jobs for placeholder in self.claimed(one.id)]
+
+    def start(self, one: Job) -> list[Action]:
+        """Hand in a job and bring it to running; return what was wanted once it ran."""
+        self.submit(one)
+        return self.started(one.id)
+
+    def started(self, id_: str) -> list[Action]:
+        """Bring a job that has been submitted to running; return what was wanted once it ran."""
+        before = len(self.actions)
+        self.run(id_)
+        return self.actions[before:]
+
+    def finish(self, id_: str) -> None:
+        """Have a running job end well, and its placeholders with it."""
+        self.complete(id_)
+        self.end_ending()
 
     def cancel(self, id_: str) -> list[Action]:
         """Cancel a job."""

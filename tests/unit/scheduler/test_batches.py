@@ -68,8 +68,7 @@ def test_refusal_that_leaves_no_joint_fit_ends_the_job() -> None:
 def test_refusal_of_a_later_part_moves_the_whole_component() -> None:
     """What the component still has on the refusing cluster is of no use there and given back."""
     site = Site({"a": 4, "b": 4}, Parameters(backoff=10.0))
-    site.submit(job("1", 3))
-    site.take_all()
+    site.queue(job("1", 3))
     first = site.claimed("1")[0].id
     site.hold(first)
     site.ended(site.claimed("1")[2].id)
@@ -237,8 +236,7 @@ def keep(site: Site, *, lasts: bool = True, cluster: ClusterName = A) -> None:
 def queued(sizes: dict[str, int], *, cluster: str | None = None) -> Site:
     """Return a site with a job of four processors that waits in the queue of the first cluster."""
     site = Site(sizes)
-    site.submit(job("1", component("m", 4, cluster=cluster)))
-    site.take_all()
+    site.queue(job("1", component("m", 4, cluster=cluster)))
     assert {one.cluster for one in site.claimed("1")} == {A}
     return site
 

@@ -46,7 +46,6 @@ def test_job_is_claimed_with_one_submission_per_component() -> None:
 
 
 def test_submission_keys_are_never_used_twice() -> None:
-    """Each submission has its own name that begins with that of the service."""
     site = Site({"a": 8}, Parameters(instance="me"))
     for number in range(4):
         site.submit(job(str(number), 2))
@@ -63,11 +62,8 @@ def test_walltime_asked_stays_within_the_limit_of_the_cluster() -> None:
 
 
 def test_launch_when_all_are_held_and_not_before() -> None:
-    """The last agent to report brings the launch, with ranks in the order of components and placeholders."""
     site = Site({"a": 8, "b": 4})
-    site.submit(job("1", component("x", 2, cluster="b"), component("y", 1, cluster="a")))
-    site.take_all()
-    first, second, third = (p.id for p in site.claimed("1"))
+    first, second, third = site.queue(job("1", component("x", 2, cluster="b"), component("y", 1, cluster="a")))
     assert site.hold(third) == []
     assert site.hold(first) == []
     (launch,) = site.hold(second)
@@ -92,11 +88,8 @@ def test_agents_may_report_before_the_batch_system_answers() -> None:
 
 
 def test_repeated_reports_launch_once() -> None:
-    """An agent that reconnects, before and after the launch, does not launch again."""
     site = Site({"a": 8})
-    site.submit(job("1", 2))
-    site.take_all()
-    first, second = (p.id for p in site.claimed("1"))
+    first, second = site.queue(job("1", 2))
     for id_ in (first, first, second, second, first):
         site.hold(id_)
     assert launches(site.actions) == ["1"]
@@ -112,10 +105,8 @@ def test_capacity_is_what_the_threshold_leaves() -> None:
 
 
 def test_placeholders_in_flight_bound_what_waits_in_a_queue() -> None:
-    """A second claim waits until the first one's placeholders have left the LRM's queue."""
     site = Site({"a": 8}, Parameters(), ClusterParameters(name=A, placeholders_in_flight=3))
-    site.submit(job("1", 3))
-    site.submit(job("2", 2))
+    site.submit(job("1", 3), job("2", 2))
     assert site.record("2").state is JobState.WAITING
     site.take_all()
     site.hold_all("1")
@@ -123,11 +114,8 @@ def test_placeholders_in_flight_bound_what_waits_in_a_queue() -> None:
 
 
 def test_higher_priority_goes_first() -> None:
-    """Of two jobs that wait, the one of higher priority takes what comes free although it came later."""
     site = Site({"a": 2})
-    site.submit(job("running", 2))
-    site.submit(job("early", 2, submitted_at=1.0))
-    site.submit(job("urgent", 2, submitted_at=2.0, priority=5))
+    site.submit(job("running", 2), job("early", 2, submitted_at=1.0), job("urgent", 2, submitted_at=2.0, priority=5))
     site.run("running")
     site.rank_ends("running", 0)
     done = site.rank_ends("running", 1)
@@ -136,16 +124,13 @@ def test_higher_priority_goes_first() -> None:
 
 
 def test_small_job_passes_a_large_one_that_does_not_fit() -> None:
-    """A scan goes on to the tail: the small job behind is placed."""
     site = Site({"a": 4})
-    site.submit(job("1", 3))
-    site.submit(job("large", 3))
+    site.submit(job("1", 3), job("large", 3))
     assert submissions(site.submit(job("small", 1))) == {"a": 1}
     assert site.record("large").state is JobState.WAITING
 
 
 def test_poll_that_shows_room_places_waiting_jobs() -> None:
-    """A cluster that grows, or comes back, is used at once."""
     site = Site({"a": 2, "b": 4})
     site.post(ev.ClusterUnavailable(time=site.now, cluster=B, reason="no answer"))
     site.submit(job("1", 3))
@@ -156,9 +141,7 @@ def test_poll_that_shows_room_places_waiting_jobs() -> None:
 def test_lost_placeholder_is_claimed_again_after_a_pause() -> None:
     """The held ones are kept, only what was lost is submitted again, on the same cluster."""
     site = Site({"a": 4}, Parameters(backoff=60.0))
-    site.submit(job("1", 3))
-    site.take_all()
-    first, second, third = (p.id for p in site.claimed("1"))
+    first, second, third = site.queue(job("1", 3))
     site.hold(first)
     assert submissions(site.ended(third, EndReason.NODE_LOST)) == {}
     assert submissions(site.pass_time(59.0)) == {}
@@ -170,11 +153,8 @@ def test_lost_placeholder_is_claimed_again_after_a_pause() -> None:
 
 
 def test_missing_part_is_claimed_at_once_when_all_others_are_held() -> None:
-    """No pause is sat out while processors are held for nothing."""
     site = Site({"a": 4}, Parameters(backoff=600.0))
-    site.submit(job("1", 2))
-    site.take_all()
-    first, second = (p.id for p in site.claimed("1"))
+    first, second = site.queue(job("1", 2))
     site.ended(second, EndReason.NODE_LOST)
     assert submissions(site.hold(first)) == {"a": 1}
 
@@ -205,9 +185,7 @@ def test_retake_counts_settled_and_moving_components_together() -> None:
 def test_walltime_drain() -> None:
     """A held processor that ends too soon for the job is given back and replaced, and the job not launched on it."""
     site = Site({"a": 4}, Parameters(backoff=30.0))
-    site.submit(job("1", 2, walltime=600))
-    site.take_all()
-    first, second = (p.id for p in site.claimed("1"))
+    first, second = site.queue(job("1", 2, walltime=600))
     site.hold(first, ends_at=site.now + 599)
     actions = site.hold(second, ends_at=site.now + 5000)
     assert launches(actions) == []
@@ -221,8 +199,7 @@ def test_walltime_drain() -> None:
 def test_walltime_drain_without_word_from_the_agent() -> None:
     """Where nobody says when a placeholder ends, what was asked from the LRM counts from its start."""
     site = Site({"a": 4, "b": 4}, Parameters(launch_margin=100, placeholder_life=300.0, backoff=5000.0))
-    site.submit(job("1", component("x", 1, cluster="a"), component("y", 1, cluster="b"), walltime=600))
-    site.take_all()
+    site.queue(job("1", component("x", 1, cluster="a"), component("y", 1, cluster="b"), walltime=600))
     site.hold_all("1", "a")
     del site.record("1").timers[TimerKind.LIFE]  # so that it can be held beyond its life
     site.pass_time(401.0)
@@ -231,7 +208,6 @@ def test_walltime_drain_without_word_from_the_agent() -> None:
 
 
 def test_plan_changes_nothing() -> None:
-    """The placement is told; queue, clusters and counters are as before."""
     site = Site({"a": 4, "b": 2})
     result = site.scheduler.plan(job("1", component("x", 3), component("y", 1, 9)), site.now)
     assert result == Placed(
@@ -245,7 +221,6 @@ def test_plan_changes_nothing() -> None:
 
 
 def test_infeasible_job_is_refused_at_once() -> None:
-    """A job larger than any cluster gets its outcome with the submission."""
     site = Site({"a": 4})
     (finished,) = of_kind(FinishJob, site.submit(job("1", 5)))
     assert finished.outcome.state is JobState.REFUSED
@@ -267,7 +242,6 @@ def test_infeasible_job_is_refused_at_once() -> None:
     ],
 )
 def test_unknown_names_are_refused(one: object, said: str) -> None:
-    """A cluster or policy that is not there is named, with what is there."""
     site = Site({"a": 4})
     site.submit(one)  # type: ignore[arg-type]
     assert site.outcome("1").detail == said
@@ -276,8 +250,7 @@ def test_unknown_names_are_refused(one: object, said: str) -> None:
 def test_known_id_is_refused_without_losing_anything() -> None:
     """The second job of an id is refused before anything changes: timers that are due fire with the next event."""
     site = Site({"a": 4}, Parameters(backoff=10.0))
-    site.submit(job("1", 2))
-    site.take_all()
+    site.queue(job("1", 2))
     site.ended(site.claimed("1")[0].id, EndReason.NODE_LOST)
     site.now += 100
     with pytest.raises(JobRefusedError, match="exists already"):
@@ -290,8 +263,7 @@ def test_job_submitted_before_the_first_poll_waits_and_is_then_judged() -> None:
     site = Site({})
     clusters = (ClusterParameters(name=A), ClusterParameters(name=B))
     site.post(ev.Configured(time=site.now, parameters=Parameters(), clusters=clusters))
-    site.submit(job("large", 10))
-    site.submit(job("larger", 20))
+    site.submit(job("large", 10), job("larger", 20))
     site.poll("a", 4)
     assert site.record("larger").state is JobState.WAITING
     site.poll("b", 10)
@@ -300,7 +272,6 @@ def test_job_submitted_before_the_first_poll_waits_and_is_then_judged() -> None:
 
 
 def test_one_empty_listing_refuses_nothing() -> None:
-    """A batch system that lists no node for once closes the cluster until it lists some again."""
     site = Site({"a": 4})
     site.poll("a", 0)
     site.submit(job("1", component("x", 3, cluster="a")))
@@ -311,8 +282,7 @@ def test_one_empty_listing_refuses_nothing() -> None:
 def test_one_low_reading_at_the_end_of_an_hour_refuses_nothing() -> None:
     """What counts after an hour of fewer processors is the most of that hour, not its last reading."""
     site = Site({"a": 100})
-    site.submit(job("large", 85))
-    site.take_all()
+    site.queue(job("large", 85))
     for readings, refused in (([90] * 60 + [10], False), ([10, 9] * 31, True)):
         for processors in readings:
             site.pass_time(60)
@@ -325,8 +295,7 @@ def test_one_low_reading_at_the_end_of_an_hour_refuses_nothing() -> None:
 def test_cluster_that_shrank_is_believed_after_an_hour() -> None:
     """Room follows each reading at once; what can never run follows only when it has been so for an hour."""
     site = Site({"a": 8})
-    site.submit(job("running", 8))
-    site.submit(job("1", 8))
+    site.submit(job("running", 8), job("1", 8))
     for _ in range(3):
         site.poll("a", 4, idle=0, ours=4)
         assert site.record("1").state is JobState.WAITING
@@ -336,10 +305,8 @@ def test_cluster_that_shrank_is_believed_after_an_hour() -> None:
 
 
 def test_cluster_taken_out_of_the_site_file() -> None:
-    """Jobs that insist on it are refused, others go elsewhere, and its placeholders are still followed."""
     site = Site({"a": 4, "b": 4})
-    site.submit(job("there", component("x", 4, cluster="a")))
-    site.submit(job("bound", component("x", 4, cluster="a")))
+    site.submit(job("there", component("x", 4, cluster="a")), job("bound", component("x", 4, cluster="a")))
     site.run("there")
     site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=(ClusterParameters(name=B),)))
     assert site.outcome("bound").detail == "component 'x' fits nowhere (a: not in the site file)"
@@ -350,7 +317,6 @@ def test_cluster_taken_out_of_the_site_file() -> None:
 
 
 def test_empty_site_refuses_with_the_reason() -> None:
-    """Without any cluster a job can never run."""
     site = Site({})
     site.submit(job("1", 1))
     assert site.outcome("1").detail == "component 'c0' fits nowhere (no cluster is configured)"
@@ -375,7 +341,6 @@ def test_waits_for_a_cluster_that_may_have_idle_processors() -> None:
 
 
 def test_starts_at_once_on_processors_that_are_known_to_be_idle() -> None:
-    """Nothing is to be gained; what does not fit beside it waits."""
     site = Site({"a": 4}, unseen=("b",))
     assert submissions(site.submit(job("1", 3))) == {"a": 3}
     assert submissions(site.submit(job("2", 2))) == {}
@@ -383,7 +348,6 @@ def test_starts_at_once_on_processors_that_are_known_to_be_idle() -> None:
 
 
 def test_is_queued_as_soon_as_every_cluster_was_seen() -> None:
-    """Also when the last one has no processors to use."""
     for processors in (4, 0):
         site = busy_first()
         site.submit(job("1", 2))
@@ -392,14 +356,12 @@ def test_is_queued_as_soon_as_every_cluster_was_seen() -> None:
 
 
 def test_a_first_poll_that_fails_is_an_answer() -> None:
-    """A dead cluster holds nobody up."""
     site = busy_first()
     site.submit(job("1", 2))
     assert submissions(site.post(ev.ClusterUnavailable(time=site.now, cluster=B, reason="no answer"))) == {"a": 2}
 
 
 def test_no_cluster_is_waited_for_for_long() -> None:
-    """One that neither answers nor fails counts as seen after a bounded time."""
     site = busy_first()
     site.submit(job("1", 2))
     assert submissions(site.pass_time(FIRST_LOOK - 1.0)) == {}
@@ -418,7 +380,6 @@ def test_does_not_wait_for_a_cluster_that_cannot_take_it() -> None:
 
 
 def test_components_on_one_cluster_are_counted_together() -> None:
-    """Each alone would fit in what is idle, both together do not."""
     site = Site({"a": 4}, unseen=("b",))
     site.poll("a", 4, idle=3)
     assert submissions(site.submit(job("1", 2, 2))) == {}
@@ -426,7 +387,6 @@ def test_components_on_one_cluster_are_counted_together() -> None:
 
 
 def test_tries_are_not_used_up_by_waiting() -> None:
-    """It could be placed all the time."""
     site = Site({"a": 4}, Parameters(scan_interval=1.0), unseen=("b",))
     site.poll("a", 4, idle=0)
     site.submit(job("1", 2, maximum_tries=2))
@@ -437,7 +397,6 @@ def test_tries_are_not_used_up_by_waiting() -> None:
 
 
 def test_a_cluster_that_is_added_later_is_waited_for_too() -> None:
-    """But not one that was seen and is configured again."""
     site = Site({"a": 4, "b": 4})
     site.poll("a", 4, idle=0)
     site.poll("b", 4, idle=0)
@@ -450,7 +409,6 @@ def test_a_cluster_that_is_added_later_is_waited_for_too() -> None:
 
 
 def test_the_wait_outlives_a_restart() -> None:
-    """The time that it may take is part of the state."""
     site = busy_first()
     site.submit(job("1", 2))
     site.scheduler = Scheduler(copied(site.state))
@@ -471,10 +429,8 @@ def test_running_jobs_are_not_shrunk_before() -> None:
 
 
 def test_explain_names_what_is_waited_for() -> None:
-    """And for how long at most; of a cluster that the job cannot use nothing is said."""
     site = busy_first()
-    site.submit(job("1", 2))
-    site.submit(job("2", component("x", 9, cluster="a"), component("y", 1, cluster="a")))
+    site.submit(job("1", 2), job("2", component("x", 9, cluster="a"), component("y", 1, cluster="a")))
     site.now += 8.0
     assert said(site, "1") == (
         "The job is number 1 in the queue and needs 2 processors on one cluster. Before it is queued anywhere, the "

@@ -26,15 +26,13 @@ def claiming() -> Site:
     """Return a site where job 1 holds 4 processors on a and waits for 3 on b, which is busy."""
     site = Site({"a": 8, "b": 4}, PARAMETERS, ClusterParameters(name=B, threshold=1))
     parts = (component("x", 4, cluster="a"), component("y", 3, cluster="b"))
-    site.submit(job("1", *parts, walltime=3600))
-    site.take_all()
+    site.queue(job("1", *parts, walltime=3600))
     site.poll("b", 4, idle=0)
     site.hold_all("1", "a")
     return site
 
 
 def test_just_submitted() -> None:
-    """Nothing is held yet, and nothing has a limit in time."""
     site = Site({"a": 8}, PARAMETERS)
     site.submit(job("1", 4))
     assert said(site) == (
@@ -44,7 +42,6 @@ def test_just_submitted() -> None:
 
 
 def test_holds_a_part() -> None:
-    """What it holds of what, where it waits, and for how long it may."""
     assert said(claiming()) == (
         "The job holds 4 of 7 processors (4 of 4 on a, 0 of 3 on b) and waits for 3 in the queue of b (idle there: 0). "
         "It starts when all are held; what it holds is kept for another 10 min, then given back for a while."
@@ -90,14 +87,12 @@ def test_waits_no_more_for_what_was_released() -> None:
 
 
 def test_waits_for_a_batch_system_that_is_down() -> None:
-    """The cluster out of reach is named with the reason."""
     site = claiming()
     site.post(ev.ClusterUnavailable(time=site.now, cluster=ClusterName("b"), reason="no answer within 30 s"))
     assert "waits for 3 in the queue of b, which is out of reach (no answer within 30 s). It starts" in said(site)
 
 
 def test_gave_back() -> None:
-    """When it is tried again, and what happened."""
     site = claiming()
     site.pass_time(600.0)
     text = said(site)
@@ -111,7 +106,6 @@ def test_gave_back() -> None:
 
 
 def test_unknown_submission() -> None:
-    """The answer that is missing is told."""
     site = Site({"a": 4}, PARAMETERS)
     site.submit(job("1", 1))
     (key,) = site.state.batches
@@ -123,11 +117,8 @@ def test_unknown_submission() -> None:
 
 
 def test_agents_yet_to_report_and_out_of_contact() -> None:
-    """A placeholder that started silently, and one whose agent went away, are told apart from queued ones."""
     site = Site({"a": 4}, PARAMETERS)
-    site.submit(job("1", 3))
-    site.take_all()
-    first, second, third = (p.id for p in site.claimed("1"))
+    first, second, third = site.queue(job("1", 3))
     site.hold(first)
     site.post(ev.PlaceholderSilent(time=site.now, placeholder=first, detail="reset"))
     site.post(ev.PlaceholderStarted(time=site.now, placeholder=second))
@@ -139,7 +130,6 @@ def test_agents_yet_to_report_and_out_of_contact() -> None:
 
 
 def test_refused_component_has_no_cluster_yet() -> None:
-    """A component between two clusters is named."""
     site = Site({"a": 8, "b": 5}, PARAMETERS)
     site.submit(job("1", component("x", 3, cluster="b"), component("y", 2)))
     key = next(key for key, batch in site.state.batches.items() if batch.cluster == "a")
@@ -165,7 +155,6 @@ def test_in_the_queue() -> None:
 
 
 def test_several_components_in_the_queue() -> None:
-    """Equal needs are told once; a wish for a cluster is told."""
     site = Site({"a": 4, "b": 6}, PARAMETERS)
     site.submit(job("0", component("x", 3, cluster="a"), component("y", 4, cluster="b")))
     site.submit(job("1", 2, 2, component("z", 1, cluster="a")))
@@ -176,7 +165,6 @@ def test_several_components_in_the_queue() -> None:
 
 
 def test_closed_clusters() -> None:
-    """Each way for a cluster to be closed is told in its own words."""
     site = Site({"a": 4, "b": 4}, PARAMETERS)
     everything = (*site.clusters, ClusterParameters(name=ClusterName("c")))
     site.post(ev.Configured(time=site.now, parameters=PARAMETERS, clusters=everything))
@@ -191,7 +179,6 @@ def test_closed_clusters() -> None:
 
 
 def test_many_clusters() -> None:
-    """Of many clusters some are named, the others counted."""
     site = Site({f"n{number}": 1 for number in range(10)}, PARAMETERS)
     for number in range(10):
         site.submit(job(f"filler{number}", 1))
@@ -200,21 +187,14 @@ def test_many_clusters() -> None:
 
 
 def test_kept_room() -> None:
-    """A job that is guarded is told so."""
+    """A job that is guarded has waited long; one that room was made for, by what others give up, has not."""
     site = Site({"a": 4}, PARAMETERS)
-    site.submit(job("0", 2))
-    site.submit(job("1", 4))
-    site.pass_time(100.0)
-    assert said(site).endswith("a has room for 2. Because it has waited long, what comes free is kept for it (4 on a).")
-
-
-def test_room_that_is_kept_for_what_others_give_up() -> None:
-    """A job that room was made for has not waited long."""
-    site = Site({"a": 4}, PARAMETERS)
-    site.submit(job("0", 2))
-    site.submit(job("1", 4))
+    site.submit(job("0", 2), job("1", 4))
     site.state.guarded, site.state.kept_room = JobId("1"), {A: 4}
     assert said(site).endswith("a has room for 2. What comes free is kept for it (4 on a).")
+    site.state.guarded, site.state.kept_room = None, {}
+    site.pass_time(100.0)
+    assert said(site).endswith("a has room for 2. Because it has waited long, what comes free is kept for it (4 on a).")
 
 
 def test_room_that_is_kept_for_another_job() -> None:
@@ -235,7 +215,6 @@ def test_room_that_is_kept_for_another_job() -> None:
 
 
 def test_backing_off() -> None:
-    """Holds nothing: when it is tried again, and why."""
     site = Site({"a": 4}, PARAMETERS)
     site.submit(job("1", 1))
     (key,) = site.state.batches
@@ -246,7 +225,6 @@ def test_backing_off() -> None:
 
 
 def test_running() -> None:
-    """Since when, where, and when it will be stopped."""
     site = claiming()
     site.hold_all("1", "b")
     assert said(site) == "All 7 processors are held on a (4) and b (3); 0 of 7 processes have started."
@@ -263,7 +241,6 @@ def test_running() -> None:
 
 
 def test_ended() -> None:
-    """How it ended, after how long, and what is still being given back."""
     site = claiming()
     site.run("1")
     site.pass_time(90.0)
@@ -276,28 +253,24 @@ def test_ended() -> None:
     assert said(site) == ended
 
 
-def test_completed() -> None:
-    """A good end needs few words."""
+@pytest.mark.parametrize(("seconds", "told"), [(10.0, "10 s"), (0.5, "0.5 s")])
+def test_completed(seconds: float, told: str) -> None:
+    """A short run is told to a tenth of a second, as in the tables of the commands."""
     site = Site({"a": 4}, PARAMETERS)
-    site.submit(job("1", 1))
-    site.run("1")
-    site.pass_time(10.0)
-    site.complete("1")
-    site.end_ending()
-    assert said(site) == "The job completed after running for 10 s."
+    site.start(job("1", 1))
+    site.pass_time(seconds)
+    site.finish("1")
+    assert said(site) == f"The job completed after running for {told}."
 
 
 def test_never_and_not_in_time() -> None:
-    """What can never run, what was given up and what was cancelled are told apart."""
     site = Site({"a": 4}, Parameters(maximum_tries=1))
     site.submit(job("never", 5))
     assert said(site, "never") == (
         "The job can never run as it is written: "
         "component 'c0' fits nowhere (a: needs 5 processors, at most 4 can be used there)."
     )
-    site.submit(job("0", 4))
-    site.submit(job("late", 2))
-    site.submit(job("1", 2, maximum_tries=9))
+    site.submit(job("0", 4), job("late", 2), job("1", 2, maximum_tries=9))
     site.cancel("1")
     assert said(site, "1") == "The job was cancelled by the user while waiting."
     site.pass_time(20.0)
@@ -307,21 +280,9 @@ def test_never_and_not_in_time() -> None:
     )
 
 
-def test_a_short_run_is_told_to_a_tenth_of_a_second() -> None:
-    """As the tables of the commands tell it."""
-    site = Site({"a": 4}, PARAMETERS)
-    site.submit(job("1", 1))
-    site.run("1")
-    site.now += 0.5
-    site.rank_ends("1", 0)
-    assert said(site).startswith("The job completed after running for 0.5 s.")
-
-
 def test_lost() -> None:
-    """A lost node is told with host and rank."""
     site = Site({"a": 4}, PARAMETERS)
-    site.submit(job("1", 1))
-    site.run("1")
+    site.start(job("1", 1))
     (id_,) = (p.id for p in site.claimed("1"))
     site.ended(id_, EndReason.NODE_LOST, "node a1 is down")
     assert said(site) == (
@@ -345,5 +306,4 @@ def test_lost() -> None:
     ],
 )
 def test_duration(seconds: float, words: str) -> None:
-    """A length of time with one or two units, the larger the coarser."""
     assert duration(seconds) == words

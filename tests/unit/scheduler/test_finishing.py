@@ -21,8 +21,7 @@ from tests.unit.scheduler.scheduler_site import WELL, Site, component, ends, job
 def running(*components: int, walltime: int = 600) -> Site:
     """Return a site where job 1 runs."""
     site = Site({"a": 8}, Parameters(reuse=False))
-    site.submit(job("1", *components, walltime=walltime))
-    site.run("1")
+    site.start(job("1", *components, walltime=walltime))
     return site
 
 
@@ -226,8 +225,7 @@ def test_mpi_job_ends_with_its_launcher() -> None:
     """The ranks' good ends are noted, mpiexec decides; its exit code is the job's."""
     for end, code in ((WELL, 0), (TaskEnd(reason=EndReason.EXITED, exit_code=7), 7)):
         site = Site({"a": 4})
-        site.submit(job("1", component("x", 2, mpi=True)))
-        site.run("1")
+        site.start(job("1", component("x", 2, mpi=True)))
         for rank in (0, 1):
             site.rank_ends("1", rank)
         assert site.record("1").state is JobState.RUNNING
@@ -238,8 +236,7 @@ def test_mpi_job_ends_with_its_launcher() -> None:
 def test_mpi_rank_that_ends_badly_ends_the_job() -> None:
     """Nobody waits for mpiexec to notice."""
     site = Site({"a": 4})
-    site.submit(job("1", component("x", 2, mpi=True)))
-    site.run("1")
+    site.start(job("1", component("x", 2, mpi=True)))
     site.rank_ends("1", 1, TaskEnd(reason=EndReason.SIGNALLED, signal=9))
     assert site.outcome("1").exit_code == 137
 
@@ -247,8 +244,7 @@ def test_mpi_rank_that_ends_badly_ends_the_job() -> None:
 def mpi_with_a_silent_agent() -> tuple[Site, PlaceholderId]:
     """Return a site with an MPI job whose launcher ended badly while the agent of rank 1 is out of contact."""
     site = Site({"a": 4})
-    site.submit(job("1", component("x", 2, mpi=True)))
-    site.run("1")
+    site.start(job("1", component("x", 2, mpi=True)))
     silent = site.record("1").ranks[1].placeholder
     site.post(ev.PlaceholderSilent(time=site.now, placeholder=silent, detail=""))
     site.rank_ends("1", None, TaskEnd(reason=EndReason.EXITED, exit_code=255))
@@ -291,8 +287,7 @@ def test_messages_about_unknown_jobs_and_placeholders_are_ignored() -> None:
     """What belongs to nobody we know leads to nothing."""
     site = running(1)
     (id_,) = (p.id for p in site.claimed("1"))
-    site.complete("1")
-    site.end_ending()
+    site.finish("1")
     stray = JobId("stray")
     for event in (
         ev.CancelRequested(time=site.now, job_id=stray),
@@ -382,8 +377,7 @@ FAILED = TaskEnd(reason=EndReason.EXITED, exit_code=7)
 def rigid() -> Site:
     """Return a site on which an MPI job of two processes runs, one of which has ended, and mpiexec too."""
     site = Site({"a": 4})
-    site.submit(job("1", component("x", 2, mpi=True)))
-    site.run("1")
+    site.start(job("1", component("x", 2, mpi=True)))
     site.rank_ends("1", 0)
     site.rank_ends("1", None)
     return site

@@ -370,8 +370,7 @@ def test_the_order_can_be_made_from_the_records(seed: int, *, malleable: bool) -
 def test_a_job_that_is_over_has_no_timers() -> None:
     """Whatever it awaited when it ended."""
     site = Site({"a": 4}, Parameters(placeholder_life=100.0))
-    site.submit(job("1", 2))
-    site.take_all()
+    site.queue(job("1", 2))
     site.hold(site.claimed("1")[0].id)
     assert TimerKind.LIFE in site.record("1").timers
     site.cancel("1")
@@ -405,8 +404,7 @@ def test_pieces_are_claimed_on_their_clusters() -> None:
 def test_ranks_are_numbered_through_the_pieces() -> None:
     """To the program it is one component: component ranks 0 to 8, each with its cluster."""
     site = Site({"a": 6, "b": 6})
-    site.submit(flexible_job("1", 9))
-    site.take_all()
+    site.queue(flexible_job("1", 9))
     (launch,) = of_kind(LaunchJob, site.hold_all("1"))
     assert [rank.component_rank for rank in launch.ranks] == list(range(9))
     assert Counter(rank.cluster for rank in launch.ranks) == {"a": 6, "b": 3}
@@ -425,8 +423,7 @@ def test_small_flexible_job_is_one_claim() -> None:
 def test_only_the_piece_that_failed_is_placed_again() -> None:
     """The piece on b is lost and goes to c; the one on a stays (incremental claiming)."""
     site = Site({"a": 6, "b": 4, "c": 3}, PARAMETERS)
-    site.submit(flexible_job("1", 9))
-    site.take_all()
+    site.queue(flexible_job("1", 9))
     site.hold_all("1", "a")
     kept = [p.id for p in site.claimed("1") if p.cluster == A]
     for placeholder in site.claimed("1"):
@@ -441,8 +438,7 @@ def test_only_the_piece_that_failed_is_placed_again() -> None:
 def test_a_piece_may_be_split_again() -> None:
     """The lost piece of 4 goes to two clusters of 2."""
     site = Site({"a": 6, "b": 4, "c": 2, "d": 2}, PARAMETERS)
-    site.submit(flexible_job("1", 10))
-    site.take_all()
+    site.queue(flexible_job("1", 10))
     site.hold_all("1", "a")
     for placeholder in site.claimed("1"):
         if placeholder.cluster == B:
@@ -457,8 +453,7 @@ def test_a_piece_may_be_split_again() -> None:
 def test_lost_pieces_are_explained_as_one() -> None:
     """Two pieces that are lost and cannot be had again now are one need, in its full size."""
     site = Site({"a": 6, "b": 2, "c": 2}, PARAMETERS)
-    site.submit(flexible_job("1", 10))
-    site.take_all()
+    site.queue(flexible_job("1", 10))
     site.hold_all("1", "a")
     for placeholder in site.claimed("1"):
         if placeholder.cluster != A:
@@ -474,8 +469,7 @@ def test_lost_pieces_are_explained_as_one() -> None:
 def test_pieces_are_one_component_again_in_the_queue() -> None:
     """A job that lost everything is placed anew as a whole: now on one cluster."""
     site = Site({"a": 6, "b": 4}, PARAMETERS)
-    site.submit(flexible_job("1", 9))
-    site.take_all()
+    site.queue(flexible_job("1", 9))
     for placeholder in site.claimed("1"):
         site.ended(placeholder.id, EndReason.NODE_LOST)
     assert site.record("1").state is JobState.WAITING
@@ -506,20 +500,17 @@ def test_moldable_pieces_keep_their_share_of_the_minimum() -> None:
 def test_large_flexible_job_waits_for_the_sum() -> None:
     """Larger than any cluster and more than what is free: it waits, and starts as soon as the sum suffices."""
     site = Site({"a": 6, "b": 6})
-    site.submit(job("small", component("y", 4, cluster="a")))
-    site.run("small")
+    site.start(job("small", component("y", 4, cluster="a")))
     site.submit(flexible_job("1", 9))
     assert site.record("1").state is JobState.WAITING
-    site.complete("small")
-    site.end_ending()
+    site.finish("small")
     assert pieces_claims(site) == [("b", 6, 6), ("a", 3, 3)]
 
 
 def test_waiting_flexible_job_is_explained() -> None:
     """All clusters count for it, also those that are smaller than it is."""
     site = Site({"a": 6, "b": 6})
-    site.submit(job("small", component("y", 4, cluster="a")))
-    site.submit(flexible_job("1", 9))
+    site.submit(job("small", component("y", 4, cluster="a")), flexible_job("1", 9))
     assert explain(site.state, 1, site.record("1"), site.now) == (
         "The job is number 1 in the queue and needs 9 processors on one or more clusters. "
         "It starts when that can be had at once: a has room for 2; b has room for 6."

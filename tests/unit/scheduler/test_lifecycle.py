@@ -25,8 +25,7 @@ LIFE = Parameters(placeholder_life=100.0, backoff=50.0, longest_backoff=400.0, e
 def half_held(parameters: Parameters = LIFE) -> Site:
     """Return a site with a job that holds 2 processors on a and waits for 2 in the queue of b."""
     site = Site({"a": 4, "b": 4}, parameters)
-    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
-    site.take_all()
+    site.queue(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
     site.hold_all("1", "a")
     return site
 
@@ -34,8 +33,7 @@ def half_held(parameters: Parameters = LIFE) -> Site:
 def test_life_begins_with_the_first_held_processor() -> None:
     """Waiting in queues may take for ever; holding may not."""
     site = Site({"a": 4}, LIFE)
-    site.submit(job("1", 2))
-    site.take_all()
+    site.queue(job("1", 2))
     assert site.pass_time(100_000.0) == []
     site.hold(site.claimed("1")[0].id)
     end = site.record("1").life_ends_at
@@ -83,8 +81,7 @@ def test_handed_back_component_may_move() -> None:
 def test_all_handed_back_puts_the_job_into_the_queue() -> None:
     """A job that holds and awaits nothing any more waits for its pause, then in its old place in the queue."""
     site = Site({"a": 4, "b": 4}, LIFE)
-    site.submit(job("1", component("x", 2, cluster="a"), component("y", 1, cluster="b"), submitted_at=1.0))
-    site.take_all()
+    site.queue(job("1", component("x", 2, cluster="a"), component("y", 1, cluster="b"), submitted_at=1.0))
     site.hold_all("1", "a")
     (lost,) = (p.id for p in site.claimed("1") if p.cluster == B)
     site.ended(lost, EndReason.CANCELLED)
@@ -123,8 +120,7 @@ def test_pause_begins_with_the_hand_back() -> None:
 def test_life_of_what_is_lost_already_is_no_hand_back() -> None:
     """Losing the only held processor was counted once; the end of its life is not counted again."""
     site = Site({"a": 4, "b": 4}, Parameters(placeholder_life=100.0, backoff=5000.0))
-    site.submit(job("1", component("x", 1, cluster="a"), component("y", 1, cluster="b")))
-    site.take_all()
+    site.queue(job("1", component("x", 1, cluster="a"), component("y", 1, cluster="b")))
     site.hold_all("1", "a")
     site.ended(site.claimed("1")[0].id, EndReason.NODE_LOST)
     site.pass_time(200.0)
@@ -196,8 +192,7 @@ def _life(instance: str, longest: float, failed_claims: int) -> float:
 def _about_to_give_back() -> Site:
     """Return a site where job 1 holds its half on a, a second before its life ends, and b is somebody else's."""
     site = Site({"a": 4, "b": 4}, LIFE)
-    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
-    site.take_all()
+    site.queue(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
     site.hold_all("1", "a")
     site.pass_time((site.record("1").life_ends_at or 0.0) - site.now - 1.0)
     return site
@@ -229,8 +224,7 @@ def test_what_begins_to_start_is_not_waited_for_for_ever() -> None:
 def test_a_placeholder_that_has_been_starting_for_long_does_not_lengthen_a_life() -> None:
     """An agent that does not report is no sign that somebody else gave way."""
     site = Site({"a": 4, "b": 4}, LIFE)
-    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
-    site.take_all()
+    site.queue(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
     for one in [p.id for p in site.claimed("1") if p.cluster == B]:
         site.post(ev.PlaceholderStarted(time=site.now, placeholder=one))
     site.hold_all("1", "a")
@@ -240,8 +234,7 @@ def test_a_placeholder_that_has_been_starting_for_long_does_not_lengthen_a_life(
 def test_an_early_retake_without_room_is_no_claim_failed() -> None:
     """What was handed back is still counted when the rest comes: it is claimed again when it is gone, without delay."""
     site = Site({"a": 2, "b": 2}, LIFE)
-    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
-    site.take_all()
+    site.queue(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
     site.hold_all("1", "a")
     site.pass_time(100.0)
     assert (site.record("1").failed_claims, site.record("1").hand_backs) == (1, 1)
@@ -272,8 +265,7 @@ def test_tries_run_out_while_claiming() -> None:
 def test_tries_run_out_while_waiting() -> None:
     """Each scan at the interval is a try; the job's own limit goes before the site's."""
     site = Site({"a": 4}, Parameters(scan_interval=15.0, maximum_tries=1000))
-    site.submit(job("other", 4))
-    site.submit(job("1", 2, maximum_tries=4))
+    site.submit(job("other", 4), job("1", 2, maximum_tries=4))
     site.pass_time(59.0)
     assert site.record("1").state is JobState.WAITING
     site.pass_time(2.0)
@@ -287,8 +279,7 @@ def test_tries_run_out_while_waiting() -> None:
 def test_last_try_is_a_try() -> None:
     """A job that fits at the very scan that would give it up is placed."""
     site = Site({"a": 4}, Parameters(scan_interval=15.0))
-    site.submit(job("other", 4))
-    site.submit(job("1", 2, maximum_tries=2))
+    site.submit(job("other", 4), job("1", 2, maximum_tries=2))
     site.pass_time(20.0)
     record = site.state.clusters[A]
     record.processors = record.largest = 6  # room that no event announced
@@ -299,8 +290,7 @@ def test_last_try_is_a_try() -> None:
 def test_scans_in_the_queue_count_when_the_job_is_placed_in_between() -> None:
     """Tries in the queue and failed claims add up."""
     site = Site({"a": 4}, Parameters(scan_interval=15.0, backoff=10.0))
-    site.submit(job("other", 4))
-    site.submit(job("1", 2))
+    site.submit(job("other", 4), job("1", 2))
     site.pass_time(61.0)
     site.cancel("other")
     site.take_all()
@@ -315,8 +305,7 @@ def test_scans_in_the_queue_count_when_the_job_is_placed_in_between() -> None:
 def test_higher_limit_after_a_restart_counts() -> None:
     """With more tries in the site file a job that would have been given up waits on."""
     site = Site({"a": 4}, Parameters(scan_interval=15.0, maximum_tries=4))
-    site.submit(job("other", 4))
-    site.submit(job("1", 2))
+    site.submit(job("other", 4), job("1", 2))
     more = Parameters(scan_interval=15.0, maximum_tries=8)
     site.post(ev.Configured(time=site.now, parameters=more, clusters=site.clusters))
     site.pass_time(100.0)
@@ -413,8 +402,7 @@ def silent(site: Site, id_: str, number: int = 0) -> None:
 def test_silent_agent_that_comes_back_is_not_lost() -> None:
     """Within the lease nothing happens to a running job."""
     site = Site({"a": 4}, Parameters(lease=300.0))
-    site.submit(job("1", 2, walltime=9000))
-    site.run("1")
+    site.start(job("1", 2, walltime=9000))
     for _ in range(5):
         silent(site, "1")
         assert site.pass_time(299.0) == []
@@ -436,8 +424,7 @@ def suspended(site: Site, *placeholders: PlaceholderId) -> None:
 def test_a_suspended_agent_is_said_to_be_suspended() -> None:
     """Since when, by whom, and why the job is lost: not by an agent that has ended itself."""
     site = Site({"a": 4}, Parameters(lease=300.0))
-    site.submit(job("1", 2, walltime=9000))
-    site.run("1")
+    site.start(job("1", 2, walltime=9000))
     one = site.claimed("1")[0].id
     suspended(site, one)
     silent(site, "1")
@@ -453,8 +440,7 @@ def test_a_suspended_agent_is_said_to_be_suspended() -> None:
 def test_a_site_can_have_jobs_wait_for_what_is_suspended() -> None:
     """As long as the batch system says so, and as long as an agent has to come back after that."""
     site = Site({"a": 4}, Parameters(lease=300.0, await_suspended=True))
-    site.submit(job("1", 2, walltime=90_000))
-    site.run("1")
+    site.start(job("1", 2, walltime=90_000))
     one = site.claimed("1")[0].id
     suspended(site, one)
     silent(site, "1")
@@ -477,8 +463,7 @@ def test_a_site_can_have_jobs_wait_for_what_is_suspended() -> None:
 def test_silence_beyond_the_lease_loses_a_running_job() -> None:
     """The agent has ended itself by then; the placeholder is cancelled through the LRM as well."""
     site = Site({"a": 4}, Parameters(lease=300.0))
-    site.submit(job("1", 2, walltime=9000))
-    site.run("1")
+    site.start(job("1", 2, walltime=9000))
     name = str(site.claimed("1")[0].id)
     silent(site, "1")
     actions = site.pass_time(316.0)
@@ -491,9 +476,7 @@ def test_silence_beyond_the_lease_loses_a_running_job() -> None:
 def test_silent_agent_is_not_launched_into() -> None:
     """With one agent out of contact the job waits for it, then launches."""
     site = Site({"a": 4})
-    site.submit(job("1", 2))
-    site.take_all()
-    first, second = (p.id for p in site.claimed("1"))
+    first, second = site.queue(job("1", 2))
     site.hold(first)
     silent(site, "1")
     assert launches(site.hold(second)) == []
@@ -503,8 +486,7 @@ def test_silent_agent_is_not_launched_into() -> None:
 def test_silence_beyond_the_lease_while_claiming_claims_another() -> None:
     """A held processor whose agent is gone is replaced."""
     site = Site({"a": 4}, Parameters(lease=100.0, backoff=10.0, placeholder_life=5000.0))
-    site.submit(job("1", 2))
-    site.take_all()
+    site.queue(job("1", 2))
     site.hold(site.claimed("1")[0].id)
     silent(site, "1")
     assert submissions(site.pass_time(150.0)) == {"a": 1}
@@ -516,9 +498,7 @@ def test_silence_beyond_the_lease_while_claiming_claims_another() -> None:
 def test_ending_is_insisted_on_until_it_is_over() -> None:
     """First the agent is told, then the LRM is asked, again and again at a fixed pace, until the end is seen."""
     site = Site({"a": 4}, Parameters(end_patience=10.0))
-    site.submit(job("1", 1))
-    site.take_all()
-    (id_,) = (p.id for p in site.claimed("1"))
+    (id_,) = site.queue(job("1", 1))
     assert ends(site.cancel("1"), force=False) == [str(id_)]
     assert ends(site.pass_time(9.0)) == []
     assert ends(site.pass_time(2.0), force=True) == [str(id_)]
@@ -530,9 +510,7 @@ def test_ending_is_insisted_on_until_it_is_over() -> None:
 def test_repeated_reports_do_not_multiply_the_timers() -> None:
     """However often an ending placeholder shows itself, it is cancelled at the same pace."""
     site = Site({"a": 4}, Parameters(end_patience=10.0))
-    site.submit(job("1", 1))
-    site.take_all()
-    (id_,) = (p.id for p in site.claimed("1"))
+    (id_,) = site.queue(job("1", 1))
     site.cancel("1")
     for _ in range(20):
         site.hold(id_)
@@ -546,8 +524,7 @@ def test_no_setting_makes_it_spin() -> None:
     """With every pause set to 0 there is still a second between two attempts."""
     nothing = Parameters(end_patience=0.0, backoff=0.0, longest_backoff=0.0)
     site = Site({"a": 4}, nothing)
-    site.submit(job("1", 1))
-    site.take_all()
+    site.queue(job("1", 1))
     site.ended(site.claimed("1")[0].id, EndReason.NODE_LOST)
     site.take_all()
     site.cancel("1")
@@ -559,9 +536,7 @@ def test_no_setting_makes_it_spin() -> None:
 def test_agent_that_must_end_is_not_free_before_it_is_gone() -> None:
     """Its processor counts as ours until the LRM no longer has it."""
     site = Site({"a": 1}, Parameters(backoff=5.0))
-    site.submit(job("1", 1))
-    site.take_all()
-    (id_,) = (p.id for p in site.claimed("1"))
+    (id_,) = site.queue(job("1", 1))
     actions = site.post(ev.PlaceholderEnding(time=site.now, placeholder=id_, reason=EndReason.WALLTIME, detail="term"))
     assert ends(actions) == [str(id_)]
     assert site.state.placeholders[id_].state is PlaceholderState.ENDING

@@ -102,8 +102,7 @@ def test_declined_processors_are_not_offered_again_at_once() -> None:
     site.start(job("r", 2))
     (offer,) = of_kind(OfferProcessors, site.start(malleable("1", part(2, 9))))
     assert site.answer(offer, 0) == []
-    site.complete("r")
-    site.end_ending()
+    site.finish("r")
     assert offers(site.actions)[-1] == ("1", 8)
 
 
@@ -246,8 +245,7 @@ def test_cluster_that_closes_before_the_answer() -> None:
 def test_policy_of_the_site(policy: str, said: list[tuple[str, int]]) -> None:
     """Six free processors for two jobs of two: in order, equally, by doubling."""
     site = MalleableSite({"a": 12}, Approach.NONE, policy)
-    site.submit(job("r", component("x", 2, cluster="a")))
-    site.run("r")
+    site.start(job("r", component("x", 2, cluster="a")))
     site.start(malleable("1", part(2, 9)))
     site.start(malleable("2", part(2, 9)))
     site.parameters = Parameters(malleability_policy=policy)
@@ -424,8 +422,7 @@ def test_pwa_looks_at_the_queue_first() -> None:
     site.start(job("r", 5))
     site.start(malleable("1", part(5, 9)))
     site.submit(job("2", 2))
-    site.complete("r")
-    site.end_ending()
+    site.finish("r")
     assert site.record("2").state is not JobState.WAITING
     assert offers(site.actions) == [("1", 3)]
 
@@ -435,8 +432,7 @@ def test_job_in_the_queue_of_the_batch_system_is_shrunk_for() -> None:
     site = MalleableSite({"a": 12}, policy="fpsma")
     (offer,) = of_kind(OfferProcessors, site.start(malleable("1", part(2, 12), initial=8)))
     site.answer(offer, 0)
-    site.submit(job("2", 4))
-    site.take_all()
+    site.queue(job("2", 4))
     assert requests(site.poll("a", 12, idle=1, ours=8)) == [("1", 3)]
 
 

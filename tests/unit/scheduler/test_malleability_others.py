@@ -142,8 +142,7 @@ def test_placed_jobs_of_ours_come_first_and_others_next() -> None:
     site = MalleableSite({"a": 12}, policy="fpsma")
     (offer,) = of_kind(OfferProcessors, site.start(malleable("1", part(2, 12), initial=8)))
     site.answer(offer, 0)
-    site.submit(job("2", 4))
-    site.take_all()
+    site.queue(job("2", 4))
     (first,) = of_kind(RequestProcessors, site.poll("a", 12, idle=1, ours=8, others=(2,)))
     assert first.processors == 3
     site.shrink_by(first)
@@ -389,8 +388,7 @@ def hysteresis_shrunk(**hysteresis: float) -> MalleableSite:
     (request,) = of_kind(RequestProcessors, site.submit(job("2", 4)))
     site.shrink_by(request)
     site.started("2")
-    site.complete("2")
-    site.end_ending()
+    site.finish("2")
     return site
 
 
@@ -435,8 +433,7 @@ def test_a_pause_is_not_cut_short_by_a_growth_that_fails() -> None:
 def test_giving_back_of_its_own_will_begins_no_pause() -> None:
     """What one application does not want another may have."""
     site = MalleableSite({"a": 10}, grow_pause=PAUSE)
-    site.submit(malleable("1", part(2, 6), initial=6))
-    site.submit(malleable("2", part(2, 10), initial=4))
+    site.submit(malleable("1", part(2, 6), initial=6), malleable("2", part(2, 10), initial=4))
     site.started("1")
     site.started("2")
     site.release("1", 2)
@@ -463,8 +460,7 @@ def test_others_wait_for_the_end_of_the_pause_too() -> None:
 def test_an_application_that_insists_does_not_wait_for_the_pause() -> None:
     """It must be accommodated."""
     site = MalleableSite({"a": 10}, shrink_pause=PAUSE)
-    site.submit(malleable("1", part(2, 9), initial=4))
-    site.submit(malleable("2", part(1, 4), initial=1))
+    site.submit(malleable("1", part(2, 9), initial=4), malleable("2", part(1, 4), initial=1))
     site.started("1")
     site.started("2")
     for offer in of_kind(OfferProcessors, site.actions):

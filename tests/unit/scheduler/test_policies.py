@@ -381,9 +381,7 @@ def expected(site: Site) -> list[float | None]:
 def after_waits(a: float, b: float) -> Site:
     """Return a site where a job of one processor on each cluster waited for so long, and is gone."""
     site = Site({"a": 20, "b": 10}, Parameters(placeholder_life=10_000.0))
-    site.submit(job("a", component("x", 1, cluster="a")))
-    site.submit(job("b", component("x", 1, cluster="b")))
-    site.take_all()
+    site.queue(job("a", component("x", 1, cluster="a")), job("b", component("x", 1, cluster="b")))
     for name, seconds in sorted((("a", a), ("b", b)), key=lambda one: one[1]):
         site.now = 1000.0 + seconds
         site.hold_all(name)
@@ -413,8 +411,7 @@ def test_job_goes_where_earlier_ones_waited_least() -> None:
 def test_a_submission_is_one_entry_of_its_longest_wait() -> None:
     """A job waits for its last processor, so that is what counts, and a large job does not fill the log."""
     site = Site({"a": 4, "b": 4}, Parameters(placeholder_life=10_000.0))
-    site.submit(job("1", component("x", 3, cluster="a")))
-    site.take_all()
+    site.queue(job("1", component("x", 3, cluster="a")))
     for placeholder in site.claimed("1"):
         site.now += 50.0
         site.hold(placeholder.id)
@@ -424,8 +421,7 @@ def test_a_submission_is_one_entry_of_its_longest_wait() -> None:
 def test_what_waits_now_counts_once_it_exceeds_the_mean() -> None:
     """A queue that stands still is noticed before it delivers."""
     site = after_waits(30.0, 40.0)
-    site.submit(job("1", component("x", 2, cluster="a")))
-    site.take_all()
+    site.queue(job("1", component("x", 2, cluster="a")))
     site.now += 25.0
     assert expected(site) == [30.0, 40.0]
     site.now += 75.0
@@ -436,8 +432,7 @@ def test_what_waits_now_counts_once_it_exceeds_the_mean() -> None:
 def test_wait_in_vain_counts_only_when_it_was_long(waited: float, known: float) -> None:
     """A job cancelled early says nothing of the queue; one that had waited longer than usual does."""
     site = after_waits(30.0, 40.0)
-    site.submit(job("1", component("x", 2, cluster="a")))
-    site.take_all()
+    site.queue(job("1", component("x", 2, cluster="a")))
     site.now += waited
     site.cancel("1")
     for placeholder in list(site.state.placeholders):
@@ -449,12 +444,10 @@ def test_history_is_bounded_and_forgets_the_oldest() -> None:
     """After many submissions only the last ones count."""
     site = Site({"a": 4, "b": 4})
     for number in range(WAITS_KEPT + 5):
-        site.submit(job(str(number), component("x", 1, cluster="a")))
-        site.take_all()
+        site.queue(job(str(number), component("x", 1, cluster="a")))
         site.now += 500.0 if number < 5 else 7.0
         site.run(str(number))
-        site.complete(str(number))
-        site.end_ending()
+        site.finish(str(number))
     assert len(site.state.clusters[A].waits) == WAITS_KEPT
     assert expected(site)[0] == 7.0
 
@@ -486,8 +479,7 @@ def test_cost_of_a_cluster_is_that_of_the_site(cost: float, where: dict[str, int
 def test_pending_is_kept_true() -> None:
     """What waits by submission sums up to what waits."""
     site = Site({"a": 8, "b": 8})
-    site.submit(job("1", component("x", 3, cluster="a")))
-    site.submit(job("2", component("x", 2, cluster="a")))
+    site.submit(job("1", component("x", 3, cluster="a")), job("2", component("x", 2, cluster="a")))
     assert list(site.state.clusters[A].pending.values()) == [3, 2]
     site.take_all()
     site.hold(site.claimed("1")[0].id)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.model import EndReason, Job, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
@@ -32,33 +32,27 @@ LIFE = Parameters(placeholder_life=100.0, backoff=50.0, longest_backoff=400.0)
 WITHOUT = replace(LIFE, reorganize=False)
 
 
-def deadlock(parameters: Parameters = LIFE, *, second: int = 2, walltime: int = 600) -> Site:
-    """Return a site where job 1 holds 2 on a and waits for 2 on b, and job 2 the other way round."""
+def deadlock(parameters: Parameters = LIFE, *, walltime: int = 600, user: str = "alice") -> Site:
+    """Return a site where job 1 holds 2 on a and waits for 2 on b, and job 2 (of ``user``) the other way round."""
     site = Site({"a": 4, "b": 4}, parameters)
-    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
-    site.submit(
-        job("2", component("x", second, cluster="a"), component("y", 2, cluster="b"), walltime=walltime),
-    )
-    site.take_all()
+    halves = (component("x", 2, cluster="a"), component("y", 2, cluster="b"))
+    site.queue(job("1", *halves), replace(job("2", *halves, walltime=walltime), user=user))
     site.hold_all("1", "a")
     site.hold_all("2", "b")
     return site
 
 
-def test_deadlock_ends_with_one_job_started() -> None:
-    """The processors of one job go to the other, which starts; nothing is given back and nothing resubmitted."""
+def test_deadlock_ends_with_one_job_started_and_the_other_in_both_queues() -> None:
+    """The processors of one job go to the other; nothing is given back or resubmitted, and no time lost by a pause."""
     site = deadlock()
     done = site.pass_time(100.0)
-    assert len(launches(done)) == 1
-    assert ends(done) == []
-    assert submissions(done) == {}
-
-
-def test_giver_gets_the_places_in_the_queue() -> None:
-    """The job that gave waits in both queues now, loses no time by a pause, and starts when they deliver."""
-    site = deadlock()
-    site.pass_time(100.0)
-    (winner,) = launches(site.actions)
+    (winner,) = launches(done)
+    assert (ends(done), submissions(done)) == ([], {})
+    assert copied(site.state) == site.state
+    again = Scheduler()
+    for event in site.events:
+        again.handle(event)
+    assert again.state == site.state
     giver = "2" if winner == "1" else "1"
     record = site.record(giver)
     assert (record.exchanges, record.hand_backs, record.failed_claims, record.held) == (2, 0, 0, 0)
@@ -68,7 +62,6 @@ def test_giver_gets_the_places_in_the_queue() -> None:
 
 
 def test_without_reorganization_both_hand_back() -> None:
-    """The switch of the site: each gives its processors back to the batch system."""
     site = deadlock(WITHOUT)
     done = site.pass_time(100.0)
     assert launches(done) == []
@@ -88,7 +81,6 @@ def test_job_that_would_not_start_gets_nothing() -> None:
 
 
 def test_processors_that_end_too_soon_are_not_exchanged() -> None:
-    """The other job needs longer than the placeholders last."""
     site = deadlock(walltime=2000)
     for placeholder in site.claimed("1"):
         if placeholder.held:
@@ -99,7 +91,6 @@ def test_processors_that_end_too_soon_are_not_exchanged() -> None:
 
 
 def test_places_in_the_queue_that_would_end_too_soon_are_not_taken() -> None:
-    """A pending placeholder of a short job is of no use to a long one."""
     site = deadlock(walltime=10)
     del site.record("2").timers[TimerKind.LIFE]  # only job 1 is looked at
     site.record("1").job = replace(site.record("1").job, walltime=10_000)
@@ -108,30 +99,10 @@ def test_places_in_the_queue_that_would_end_too_soon_are_not_taken() -> None:
 
 
 def test_jobs_of_another_user_get_nothing() -> None:
-    """Processors are exchanged between jobs of the same submitter only."""
-    site = Site({"a": 4, "b": 4}, LIFE)
-    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
-    other = job("2", component("x", 2, cluster="a"), component("y", 2, cluster="b"))
-    site.submit(replace(other, user="bob"))
-    site.take_all()
-    site.hold_all("1", "a")
-    site.hold_all("2", "b")
-    assert launches(site.pass_time(100.0)) == []
-
-
-def test_exchange_survives_a_snapshot() -> None:
-    """The journal's replay and a snapshot agree after an exchange."""
-    site = deadlock()
-    site.pass_time(100.0)
-    assert copied(site.state) == site.state
-    again = Scheduler()
-    for event in site.events:
-        again.handle(event)
-    assert again.state == site.state
+    assert launches(deadlock(user="bob").pass_time(100.0)) == []
 
 
 def test_loss_of_an_exchanged_place_concerns_its_new_job() -> None:
-    """When the batch system cancels the pending placeholder, the job that has it now claims another."""
     site = deadlock()
     site.pass_time(100.0)
     (winner,) = launches(site.actions)
@@ -146,10 +117,8 @@ def test_loss_of_an_exchanged_place_concerns_its_new_job() -> None:
 def test_completed_job_hands_on_to_one_that_waits_in_the_queue_of_the_cluster() -> None:
     """A claiming job that would start with it takes what a completed job held, and leaves its place in the queue."""
     site = Site({"a": 4, "b": 4}, LIFE)
-    site.submit(job("1", component("x", 2, cluster="a")))
-    site.run("1")
-    site.submit(job("2", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
-    site.take_all()
+    site.start(job("1", component("x", 2, cluster="a")))
+    site.queue(job("2", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
     site.hold_all("2", "b")
     pending = [str(p.id) for p in site.claimed("2") if not p.held]
     done = site.complete("1")
@@ -163,9 +132,7 @@ def test_completed_job_hands_on_to_one_that_waits_in_the_queue_of_the_cluster() 
 def test_job_of_higher_priority_goes_first(priority: int, first: str) -> None:
     """A processor that a batch system gives to the earlier job goes to the one of higher priority."""
     site = Site({"a": 4}, LIFE)
-    site.submit(job("1", 2))
-    site.submit(job("2", 2, priority=priority))
-    site.take_all()
+    site.queue(job("1", 2), job("2", 2, priority=priority))
     arrived = [p.id for p in site.claimed("1")]
     for placeholder in arrived:
         site.hold(placeholder)
@@ -177,8 +144,7 @@ def test_waiting_job_of_higher_priority_is_placed_before_a_reclaim() -> None:
     for priority, winner, loser in ((5, "2", "1"), (0, "1", "2")):
         site = Site({"a": 4, "b": 2}, LIFE)
         site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
-        site.submit(job("other", component("z", 2, cluster="a")))
-        site.take_all()
+        site.queue(job("other", component("z", 2, cluster="a")))
         site.state.clusters[A].paused_until = site.now + 20.0
         for placeholder in site.claimed("1"):
             if placeholder.cluster == A:
@@ -194,15 +160,14 @@ def test_waiting_job_of_higher_priority_is_placed_before_a_reclaim() -> None:
 def backfilled(parameters: Parameters, *, walltime: int = 50) -> Site:
     """Return a site where job 1 holds 3 on a and waits on b, and a small job waits because ours have all of a."""
     site = Site({"a": 3, "b": 2}, parameters)
-    site.submit(job("1", component("x", 3, cluster="a"), component("y", 2, cluster="b")))
-    site.take_all()
+    site.queue(job("1", component("x", 3, cluster="a"), component("y", 2, cluster="b")))
     site.hold_all("1", "a")
     site.submit(job("small", component("z", 2, cluster="a"), walltime=walltime))
     assert site.record("small").state is JobState.WAITING
     return site
 
 
-def test_small_job_runs_in_what_is_handed_back() -> None:
+def test_small_job_runs_in_what_is_handed_back_and_gives_it_to_the_first() -> None:
     """At the end of a life a waiting job starts in the held processors; only the rest is given back."""
     site = backfilled(LIFE)
     done = site.pass_time(100.0)
@@ -213,14 +178,7 @@ def test_small_job_runs_in_what_is_handed_back() -> None:
     assert record.last_trouble == (
         "3 held processors were handed back after their life cycle (2 of them to waiting jobs), still waiting on b"
     )
-
-
-def test_backfilled_job_gives_the_processors_back_to_the_first() -> None:
-    """When the small job is over the first one claims again, gets all and runs."""
-    site = backfilled(LIFE)
-    site.pass_time(100.0)
-    site.complete("small")
-    site.end_ending()
+    site.finish("small")
     site.pass_time(100.0)
     site.take_all()
     site.hold_all("1")
@@ -229,23 +187,21 @@ def test_backfilled_job_gives_the_processors_back_to_the_first() -> None:
 
 @pytest.mark.parametrize("parameters", [WITHOUT, replace(LIFE, reuse=False)])
 def test_backfill_can_be_switched_off(parameters: Parameters) -> None:
-    """Without reorganization, or without reuse, everything is given back."""
     assert len(set(ends(backfilled(parameters).pass_time(100.0)))) == 3
 
 
 def test_job_too_long_for_what_is_handed_back_waits_on() -> None:
-    """The placeholders would end before the small job."""
     assert launches(backfilled(LIFE, walltime=5000).pass_time(100.0)) == []
 
 
 # -- Placeholders handed from a completed job to the next, and what is remembered of finished jobs -----------
 
 
-def reusing(*second: object, running_size: int = 3, **fields: int) -> Site:
-    """Return a site where job 1 runs on all processors and job 2 waits."""
-    site = Site({"a": running_size})
-    site.submit(job("1", running_size))
-    site.submit(job("2", *second, **fields))  # type: ignore[arg-type]
+def reusing(*waiting: Job, parameters: Parameters | None = None) -> Site:
+    """Return a site where job 1 runs on all three processors and others wait."""
+    site = Site({"a": 3}, parameters)
+    for one in (job("1", 3), *waiting):
+        site.submit(one)
     site.take_all()
     for placeholder in site.claimed("1"):
         site.hold(placeholder.id, ends_at=site.now + 1000)
@@ -253,8 +209,7 @@ def reusing(*second: object, running_size: int = 3, **fields: int) -> Site:
 
 
 def test_placeholders_of_a_completed_job_go_to_the_next() -> None:
-    """The waiting job is launched into them at once; what it does not need is given back."""
-    site = reusing(2)
+    site = reusing(job("2", 2))
     held = {p.id for p in site.claimed("1")}
     done = site.complete("1")
     (launch,) = of_kind(LaunchJob, done)
@@ -266,61 +221,37 @@ def test_placeholders_of_a_completed_job_go_to_the_next() -> None:
     assert site.record("1").live == 1
 
 
-def test_placeholders_are_not_handed_to_another_user() -> None:
-    """Agents run with the rights of whoever submitted them, so they serve nobody else."""
-    site = Site({"a": 3})
-    site.submit(job("1", 3))
-    site.submit(replace(job("2", 2), user="bob"))
-    site.submit(job("3", 1))
-    site.run("1")
-    assert launches(site.complete("1")) == ["3"]
-
-
-def test_moldable_job_takes_all_that_is_handed_on() -> None:
-    """A moldable job grows into the handed placeholders up to its maximum."""
-    site = reusing(component("m", 1, 8))
-    (launch,) = of_kind(LaunchJob, site.complete("1"))
-    assert len(launch.ranks) == 3
-
-
-def test_several_jobs_share_what_is_handed_on() -> None:
-    """Three jobs of one processor each start in the three placeholders."""
-    site = reusing(1)
-    for name in ("3", "4", "5"):
-        site.submit(job(name, 1))
-    assert launches(site.complete("1")) == ["2", "3", "4"]
-
-
 @pytest.mark.parametrize(
-    "one",
+    ("parameters", "waiting", "launched"),
     [
-        (component("x", 4),),
-        (2, 2),
-        (component("x", 2, cluster="b"),),
+        (None, [replace(job("2", 2), user="bob"), job("3", 1)], {"3": 1}),  # agents have the rights of their user
+        (None, [job("2", component("m", 1, 8))], {"2": 3}),
+        (None, [job(name, 1) for name in ("2", "3", "4", "5")], {"2": 1, "3": 1, "4": 1}),
+        (None, [job("2", 2, walltime=1001)], {}),  # the placeholders end in 1000 s
+        (None, [job("2", 2, walltime=1000)], {"2": 2}),
+        (Parameters(reuse=False), [job("2", 3)], {}),
     ],
+    ids=["user", "moldable", "several", "too long", "just long enough", "off"],
 )
-def test_job_that_does_not_fit_entirely_gets_nothing(one: tuple[object, ...]) -> None:
-    """Placeholders are not handed on in part."""
-    site = Site({"a": 3, "b": 9}, Parameters(), ClusterParameters(name=A))
-    site.poll("b", 9)
-    site.submit(job("filler", component("x", 8, cluster="b")))
-    site.submit(job("1", component("x", 3, cluster="a")))
-    site.submit(job("2", *one))  # type: ignore[arg-type]
+def test_who_gets_the_placeholders_of_a_completed_job(
+    parameters: Parameters | None, waiting: list[Job], launched: dict[str, int]
+) -> None:
+    done = reusing(*waiting, parameters=parameters).complete("1")
+    assert {one.job_id: len(one.ranks) for one in of_kind(LaunchJob, done)} == launched
+
+
+@pytest.mark.parametrize("one", [job("2", 4), job("2", 2, 2), job("2", component("x", 2, cluster="b"))])
+def test_job_that_does_not_fit_entirely_gets_nothing(one: Job) -> None:
+    site = Site({"a": 3, "b": 9})
+    site.submit(job("filler", component("x", 8, cluster="b")), job("1", component("x", 3, cluster="a")), one)
     site.run("1")
     done = site.complete("1")
     assert launches(done) == []
     assert len(ends(done)) == 3
 
 
-def test_handed_placeholders_last_long_enough() -> None:
-    """A longer job is not put into placeholders that end before it could."""
-    assert launches(reusing(2, walltime=1001).complete("1")) == []
-    assert launches(reusing(2, walltime=1000).complete("1")) == ["2"]
-
-
 def test_silent_placeholder_is_not_handed_on() -> None:
-    """Only agents in contact get new work."""
-    site = reusing(3)
+    site = reusing(job("2", 3))
     silent = site.claimed("1")[0].id
     site.rank_ends("1", 0)
     site.post(ev.PlaceholderSilent(time=site.now, placeholder=silent, detail=""))
@@ -331,9 +262,7 @@ def test_silent_placeholder_is_not_handed_on() -> None:
 def test_placeholder_whose_process_has_not_ended_is_not_handed_on() -> None:
     """When mpiexec is done, its placeholders are used again as soon as their own processes are over, too."""
     site = Site({"a": 3})
-    site.submit(job("1", component("x", 3, mpi=True)))
-    site.submit(job("2", 2))
-    site.submit(job("3", 1))
+    site.submit(job("1", component("x", 3, mpi=True)), job("2", 2), job("3", 1))
     site.run("1")
     site.rank_ends("1", 0)
     site.rank_ends("1", 1)
@@ -343,7 +272,7 @@ def test_placeholder_whose_process_has_not_ended_is_not_handed_on() -> None:
 
 def test_failed_job_hands_nothing_on() -> None:
     """What state its processors are in nobody knows."""
-    site = reusing(2)
+    site = reusing(job("2", 2))
     assert launches(site.rank_ends("1", 0, TaskEnd(reason=EndReason.EXITED, exit_code=1))) == []
 
 
@@ -351,9 +280,7 @@ def test_an_mpi_job_that_wants_files_hands_nothing_on() -> None:
     """Its end is told before they have come; so their agents end, which they do when all is sent."""
     for output_files, handed_on in (((), True), (("*",), False)):
         site = Site({"a": 2})
-        site.submit(job("1", replace(component("x", 2, mpi=True), output_files=output_files)))
-        site.submit(job("2", 2))
-        site.take_all()
+        site.queue(job("1", replace(component("x", 2, mpi=True), output_files=output_files)), job("2", 2))
         site.hold_all("1")
         site.complete("1")
         done = site.post(ev.RankEnded(time=site.now, job_id=site.record("1").job.id, rank=None, end=WELL))
@@ -372,18 +299,8 @@ def test_placeholders_go_to_no_job_whose_software_their_cluster_lacks() -> None:
         assert launches(site.complete("1")) == launched
 
 
-def test_reuse_can_be_switched_off() -> None:
-    """Then every job queues for itself."""
-    site = Site({"a": 3}, Parameters(reuse=False))
-    site.submit(job("1", 3))
-    site.submit(job("2", 3))
-    site.run("1")
-    assert launches(site.complete("1")) == []
-
-
 def test_handed_placeholders_belong_to_the_new_job() -> None:
-    """The new job's losses and ends are its own; the old job's late messages do not touch it."""
-    site = reusing(2)
+    site = reusing(job("2", 2))
     site.complete("1")
     site.rank_ends("1", 0, TaskEnd(reason=EndReason.EXITED, exit_code=9))
     site.end_ending()
@@ -400,12 +317,10 @@ def test_handed_placeholders_belong_to_the_new_job() -> None:
 def test_only_the_last_finished_jobs_are_kept() -> None:
     """Records of earlier ones are dropped, but not while their placeholders are still there."""
     site = Site({"a": 4}, Parameters(finished_kept=3, reuse=False))
-    site.submit(job("slow", 1))
-    site.run("slow")
+    site.start(job("slow", 1))
     site.complete("slow")
     for number in range(10):
-        site.submit(job(f"j{number}", 1))
-        site.run(f"j{number}")
+        site.start(job(f"j{number}", 1))
         site.complete(f"j{number}")
         (id_,) = (p.id for p in site.state.placeholders.values() if p.job_id == f"j{number}")
         site.ended(id_)
@@ -416,7 +331,6 @@ def test_only_the_last_finished_jobs_are_kept() -> None:
 
 
 def test_long_life_leaves_nothing_behind() -> None:
-    """After many jobs, timers, tries, batches and queue are as empty as at the beginning."""
     site = Site({"a": 4}, Parameters(finished_kept=5))
     for number in range(200):
         site.submit(job(f"j{number}", 1 + number % 5, walltime=60, maximum_tries=10**9))

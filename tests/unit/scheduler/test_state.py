@@ -193,10 +193,7 @@ def test_snapshot_of_nothing() -> None:
 def test_order_in_the_queue_survives_a_snapshot() -> None:
     """Jobs of the same moment keep their order, also one that came back into the queue."""
     site = Site({"a": 4, "b": 1}, Parameters(backoff=10.0))
-    site.submit(job("back", 4))
-    site.submit(job("x", 4))
-    site.submit(job("y", 3))
-    site.submit(job("z", 4))
+    site.submit(job("back", 4), job("x", 4), job("y", 3), job("z", 4))
     for placeholder in site.claimed("back"):
         site.ended(placeholder.id, EndReason.NODE_LOST)
     site.pass_time(30.0)
@@ -209,8 +206,7 @@ def test_order_in_the_queue_survives_a_snapshot() -> None:
 def test_events_slightly_out_of_order() -> None:
     """Time stands still for an event of a minute ago; nothing fires early for that."""
     site = Site({"a": 4}, Parameters(registration_timeout=120.0))
-    site.submit(job("1", 1))
-    site.take_all()
+    site.queue(job("1", 1))
     site.post(ev.PlaceholderStarted(time=site.now, placeholder=site.claimed("1")[0].id))
     for _ in range(50):
         site.post(ev.ClusterPolled(time=site.now - 55.0, cluster=A, processors=4, idle=4, ours=0))
@@ -223,8 +219,7 @@ def test_late_wake_up_catches_up() -> None:
     """After a long sleep everything that was due happens, each thing once."""
     site = Site({"a": 4}, Parameters(placeholder_life=100.0, backoff=50.0))
     site.submit(job("1", 2))
-    site.submit(job("2", 2, walltime=60))
-    site.run("2")
+    site.start(job("2", 2, walltime=60))
     site.take_all()
     site.hold(site.claimed("1")[0].id)
     site.now += 100_000.0
@@ -237,8 +232,7 @@ def test_late_wake_up_catches_up() -> None:
 def test_what_was_due_comes_before_the_event() -> None:
     """A job whose walltime is over has ended by that, whatever is told of it later."""
     site = Site({"a": 4})
-    site.submit(job("1", 1, walltime=60))
-    site.run("1")
+    site.start(job("1", 1, walltime=60))
     site.now += 61.0
     site.complete("1")
     assert site.outcome("1").reason is EndReason.WALLTIME
@@ -254,8 +248,7 @@ def test_ranks_that_ended_while_the_service_was_down() -> None:
     """A job that ended in time is not judged by its walltime before its agents could say so; one that did not is."""
     for well in (True, False):
         site = Site({"a": 4}, Parameters(registration_timeout=120.0))
-        site.submit(job("1", 1, walltime=600))
-        site.run("1")
+        site.start(job("1", 1, walltime=600))
         restarted(site, 700.0)
         site.pass_time(60.0)
         if well:
@@ -267,8 +260,7 @@ def test_ranks_that_ended_while_the_service_was_down() -> None:
 def test_agents_that_could_not_report_are_not_missing() -> None:
     """After the service was down, agents have the full time to report before they count as MISSING."""
     site = Site({"a": 4}, Parameters(registration_timeout=120.0))
-    site.submit(job("1", 3))
-    site.take_all()
+    site.queue(job("1", 3))
     for placeholder in site.claimed("1"):
         site.post(ev.PlaceholderStarted(time=site.now, placeholder=placeholder.id))
     restarted(site, 500.0)
@@ -280,8 +272,7 @@ def test_agents_that_could_not_report_are_not_missing() -> None:
 def test_life_that_ended_while_the_service_was_down() -> None:
     """What became complete meanwhile is launched, not handed back."""
     site = Site({"a": 4}, Parameters(placeholder_life=100.0))
-    site.submit(job("1", 2, walltime=60))
-    site.take_all()
+    site.queue(job("1", 2, walltime=60))
     site.hold(site.claimed("1")[0].id)
     restarted(site, 150.0)
     assert launches(site.hold_all("1")) == ["1"]
@@ -291,8 +282,7 @@ def test_life_that_ended_while_the_service_was_down() -> None:
 def test_agents_that_were_to_end_may_come_back_and_deliver(down: float) -> None:
     """After the service was down, the agents of a job that is over have time to report before they are cancelled."""
     site = Site({"a": 4}, Parameters(end_patience=10.0, registration_timeout=120.0))
-    site.submit(job("1", 2))
-    site.run("1")
+    site.start(job("1", 2))
     assert len(ends(site.complete("1"), force=False)) == 2
     restarted(site, down)
     assert ends(site.pass_time(119.9)) == []
@@ -302,8 +292,7 @@ def test_agents_that_were_to_end_may_come_back_and_deliver(down: float) -> None:
 def test_what_has_no_agent_is_cancelled_again_soon() -> None:
     """A placeholder in its LRM's queue has nobody who could report: a restart does not put off its cancellation."""
     site = Site({"a": 4}, Parameters(end_patience=10.0, registration_timeout=120.0))
-    site.submit(job("1", 2))
-    site.take_all()
+    site.queue(job("1", 2))
     assert len(ends(site.cancel("1"))) == 2
     restarted(site, 5.0)
     assert len(ends(site.pass_time(5.1), force=True)) == 2
@@ -519,8 +508,7 @@ def test_large_job_starts_soon_with_the_guard() -> None:
 def test_later_jobs_leave_the_room_alone() -> None:
     """The cluster that is kept gets nothing of a later job; another cluster does."""
     site = Site({"a": 4, "b": 2}, GUARD)
-    site.submit(job("long", component("x", 2, cluster="a")))
-    site.submit(job("large", component("x", 4, cluster="a")))
+    site.submit(job("long", component("x", 2, cluster="a")), job("large", component("x", 4, cluster="a")))
     site.pass_time(100.0)
     assert site.state.guarded == "large"
     assert site.state.kept_room == {A: 4}
@@ -529,8 +517,7 @@ def test_later_jobs_leave_the_room_alone() -> None:
     site.submit(job("bound", component("x", 1, cluster="a"), submitted_at=6.0))
     assert site.record("bound").state is JobState.WAITING
     site.run("long")
-    site.complete("long")
-    site.end_ending()
+    site.finish("long")
     assert site.placed("large") == {"x": (A, 4)}
     assert site.state.guarded is None
 
@@ -538,8 +525,7 @@ def test_later_jobs_leave_the_room_alone() -> None:
 def test_jobs_before_it_are_not_held_up() -> None:
     """A job of higher priority takes the room, guard or not."""
     site = Site({"a": 4}, GUARD)
-    site.submit(job("long", 2))
-    site.submit(job("large", 4))
+    site.submit(job("long", 2), job("large", 4))
     site.pass_time(100.0)
     assert site.state.guarded == "large"
     site.submit(job("urgent", 2, priority=1))
@@ -550,10 +536,7 @@ def test_handed_on_placeholders_respect_the_guard() -> None:
     """A completed job's processors are not handed to a later job where they are kept for the guarded one."""
     for guarded in (True, False):
         site = Site({"a": 4}, GUARD if guarded else Parameters())
-        site.submit(job("long", 2))
-        site.submit(job("other", 2))
-        site.submit(job("large", 4))
-        site.submit(job("small", 2, submitted_at=9.0))
+        site.submit(job("long", 2), job("other", 2), job("large", 4), job("small", 2, submitted_at=9.0))
         site.run("long")
         site.run("other")
         site.pass_time(100.0)
@@ -575,8 +558,7 @@ def test_job_on_a_closed_cluster_is_not_guarded() -> None:
 def test_guard_is_lifted_when_its_cluster_closes_or_the_job_goes() -> None:
     """Neither an outage nor a cancelled job leaves room kept for nobody."""
     site = Site({"a": 4}, GUARD)
-    site.submit(job("long", 2))
-    site.submit(job("large", 4))
+    site.submit(job("long", 2), job("large", 4))
     site.pass_time(100.0)
     site.post(ev.ClusterUnavailable(time=site.now, cluster=ClusterName("a"), reason="down"))
     site.pass_time(16.0)

@@ -205,8 +205,7 @@ def test_a_lost_placeholder_costs_a_worker_only(*, launched: bool) -> None:
     if launched:
         site.start(headed(2, 3))
     else:
-        site.submit(headed(2, 3))
-        site.take_all()
+        site.queue(headed(2, 3))
         site.hold_all("1")
         for rank in (0, 1):
             site.post(ev.RankStarted(time=site.now, job_id=JobId("1"), rank=rank))
@@ -452,8 +451,7 @@ NOT_STARTED = TaskEnd(reason=EndReason.LAUNCH_FAILED, exit_code=127, detail="no 
 
 def launched(site: MalleableSite, one: Job) -> None:
     """Submit a job and hold all its placeholders, without a report of any process."""
-    site.submit(one)
-    site.take_all()
+    site.queue(one)
     site.hold_all("1")
     assert site.record("1").state is JobState.LAUNCHING
 
