@@ -19,7 +19,6 @@ from koala_adapter.model import ClusterName
 from koala_adapter.outcome import JobState
 from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement
 from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, RequestProcessors, SubmitPlaceholders
-from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.knownpolicies import Policies
 from koala_adapter.scheduler.malleable.policies import (
     MALLEABILITY_POLICIES,
@@ -121,7 +120,7 @@ def test_a_placement_that_cannot_be_followed(answer: object, problem: str) -> No
     assert told.reason.startswith(f"the answer of {DESCRIBED} was refused: it ")
     assert problem in told.reason
     assert not of_kind(SubmitPlaceholders, site.actions)
-    said = explain(site.state, 1, site.record("1"), site.now, policies=policies)
+    said = site.explained(policies=policies)
     assert said.endswith(f" T{told.reason[1:]}.")
     assert site.record("1").state is JobState.WAITING
     site.pass_time(60.0)
@@ -225,7 +224,7 @@ def test_messages_that_cannot_be_sent(answer: Callable[[Any], Any], problem: str
     (told,) = of_kind(ReportRefusedAnswer, site.actions)
     assert problem in told.reason
     assert not of_kind(OfferProcessors, site.actions)
-    said = explain(site.state, None, site.record("1"), site.now, policies=policies)
+    said = site.explained(policies=policies)
     assert said.endswith(f" T{told.reason[1:]}.")
     site.submit(job("3", 2))
     assert site.placed("3") == {"c0": ("a", 2)}

@@ -28,6 +28,7 @@ from koala_adapter.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, EndPlaceholders, FinishJob, LaunchJob, SubmitPlaceholders
+from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.records import ChangePhase, State
@@ -317,6 +318,15 @@ class Site:
     def claimed(self, id_: str) -> list[PlaceholderRecord]:
         """Return the placeholders a job counts on."""
         return self.state.placeholders_of(self.record(id_))
+
+    def explained(self, id_: str = "1", policies: Policies = OWN) -> str:
+        """Return what ``koala explain`` says of a job now."""
+        position = self.scheduler.queue_position(JobId(id_))
+        return explain(self.state, position, self.record(id_), self.now, policies=policies)
+
+    def silence(self, placeholder: PlaceholderId) -> None:
+        """Report the connection to an agent as broken."""
+        self.post(ev.PlaceholderSilent(time=self.now, placeholder=placeholder, detail="reset"))
 
     def placed(self, id_: str) -> dict[str, tuple[str | None, int]]:
         """Return cluster and processors of each component."""

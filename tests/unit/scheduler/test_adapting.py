@@ -20,7 +20,6 @@ from koala_adapter.scheduler.actions import (
     TakeProcessors,
     WithdrawOffer,
 )
-from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.service.sizes.jobs import resizable
@@ -30,20 +29,19 @@ from tests.unit.scheduler.scheduler_site import WELL, component, copied, job, of
 FAILED = TaskEnd(reason=EndReason.EXITED, exit_code=3)
 
 
-def growing(processors: int = 4) -> tuple[AdaptiveSite, TakeProcessors]:
-    """Return a site whose adaptive job of two is to take in all others, and which."""
-    site = AdaptiveSite({"a": processors})
+def growing() -> tuple[AdaptiveSite, TakeProcessors]:
+    """Return a site of four processors whose adaptive job of two is to take in the others, and which."""
+    site = AdaptiveSite({"a": 4})
     (offer,) = of_kind(OfferProcessors, site.begin())
     (taken,) = of_kind(TakeProcessors, [*site.answer(offer), *site.hold_stubs()])
     return site, taken
 
 
-def shrinking(count: int = 2) -> AdaptiveSite:
-    """Return a site whose adaptive job of four is to give some up for another job."""
+def shrinking() -> AdaptiveSite:
+    """Return a site whose adaptive job of four is to give two up for another job."""
     site = AdaptiveSite({"a": 4})
     site.begin(initial=4, most=4)
-    site.submit(job("2", count))
-    (request,) = of_kind(RequestProcessors, site.actions)
+    (request,) = of_kind(RequestProcessors, site.submit(job("2", 2)))
     site.answer(request)
     return site
 
@@ -54,7 +52,7 @@ def test_a_growth_is_over_when_all_are_done() -> None:
     site.take(taken)
     assert site.change().phase is ChangePhase.TAKING
     site.reach()
-    assert "at its point 17" in explain(site.state, None, site.record("1"), site.now)
+    assert "at its point 17" in site.explained()
     site.made()
     record = site.record("1")
     assert not record.changes
@@ -63,7 +61,6 @@ def test_a_growth_is_over_when_all_are_done() -> None:
 
 
 def test_a_growth_that_is_given_up() -> None:
-    """The newcomers' placeholders are handed back, the application is told why, and their ends mean nothing."""
     site, taken = growing()
     actions = site.give_up()
     assert {one for ends in of_kind(EndPlaceholders, actions) for one in ends.placeholders} == {
@@ -94,23 +91,17 @@ def test_a_newcomer_without_contact_is_not_told_to_cost_the_job() -> None:
     site, taken = growing()
     for rank, said in ((taken.ranks[0].rank, "the growth that they are for is given up"), (0, "the job is lost")):
         placeholder = site.record("1").ranks[rank].placeholder
-        site.post(ev.PlaceholderSilent(time=site.now, placeholder=placeholder, detail="reset"))
-        assert f", {said}." in explain(site.state, None, site.record("1"), site.now)
+        site.silence(placeholder)
+        assert f", {said}." in site.explained()
 
 
 @pytest.mark.parametrize("lost", ["process", "placeholder"])
 def test_a_newcomer_that_is_lost_before_the_point(lost: str) -> None:
-    """The growth is given up; the job goes on."""
     site, taken = growing()
-    if lost == "process":
-        actions = site.end(2, FAILED)
-    else:
-        rank = taken.ranks[0]
-        actions = site.post(
-            ev.PlaceholderEnded(time=site.now, placeholder=rank.placeholder, reason=EndReason.CANCELLED)
-        )
-    assert len(of_kind(WithdrawOffer, actions)) == 1
-    assert "the new process 2" in of_kind(WithdrawOffer, actions)[0].reason or lost == "placeholder"
+    gone = taken.ranks[0].placeholder
+    actions = site.end(2, FAILED) if lost == "process" else site.ended(gone, EndReason.CANCELLED)
+    (withdrawn,) = of_kind(WithdrawOffer, actions)
+    assert "the new process 2" in withdrawn.reason or lost == "placeholder"
     site.end_ending()
     assert site.sizes("1") == [2]
     assert site.record("1").state is JobState.RUNNING
@@ -125,7 +116,6 @@ def test_a_newcomer_that_is_lost_after_the_point_is_the_end_of_the_job() -> None
 
 
 def test_a_change_that_is_carried_out_is_not_given_up() -> None:
-    """Neither by a message that was on its way nor by time."""
     site, _ = growing()
     site.reach()
     site.give_up()
@@ -136,7 +126,6 @@ def test_a_change_that_is_carried_out_is_not_given_up() -> None:
 
 
 def test_a_shrink() -> None:
-    """The processes that leave end one by one; with each its placeholder goes; the last one ends the change."""
     site = shrinking()
     site.reach(2, 3)
     site.made()
@@ -161,7 +150,6 @@ def test_a_process_that_ends_before_it_may() -> None:
 
 
 def test_a_shrink_that_is_given_up() -> None:
-    """It gives nothing; people are told why."""
     site = shrinking()
     site.give_up()
     assert site.sizes("1") == [4]
@@ -169,7 +157,6 @@ def test_a_shrink_that_is_given_up() -> None:
 
 
 def test_processes_that_do_not_leave_are_ended() -> None:
-    """After the release timeout their placeholders are."""
     site = shrinking()
     site.reach(2, 3)
     site.made()
@@ -213,7 +200,6 @@ def test_what_its_owner_wants_is_offered_to_a_program() -> None:
 
 
 def test_a_wish_that_can_be_granted_in_part_is_offered_and_kept() -> None:
-    """Until the application answers nobody else gets it; when it accepts it is gathered."""
     site = still(6, j1=2)
     site.wish(9)
     assert site.change().countered
@@ -226,7 +212,6 @@ def test_a_wish_that_can_be_granted_in_part_is_offered_and_kept() -> None:
 
 
 def test_a_counter_offer_expires() -> None:
-    """What was kept is free again."""
     site = still(6, j1=2)
     site.wish(9)
     site.pass_time(site.state.parameters.answer_timeout + 1)
@@ -235,7 +220,6 @@ def test_a_counter_offer_expires() -> None:
 
 
 def test_a_wish_that_can_be_granted_is_gathered_at_once() -> None:
-    """There is nothing to answer."""
     site = still(6, j1=2)
     assert site.wish(3) == [("1", 3, "")]
     assert site.change().phase is ChangePhase.GATHERING
@@ -243,7 +227,6 @@ def test_a_wish_that_can_be_granted_is_gathered_at_once() -> None:
 
 
 def test_a_mandatory_wish_makes_another_job_shrink() -> None:
-    """The other one's processes leave first."""
     site = still(6, j1=2, j2=4)
     before = len(site.actions)
     assert site.wish(2, mandatory=True) == []
@@ -259,7 +242,6 @@ def test_a_mandatory_wish_makes_another_job_shrink() -> None:
 
 
 def test_an_application_gives_back() -> None:
-    """It is a shrink like any other, under way at once."""
     site = still(6, j1=4)
     (answer,) = site.give_back(2)
     assert (answer.processors, answer.agreement, answer.number) == (2, "0-9", site.change().number)
@@ -271,11 +253,14 @@ def test_an_application_gives_back() -> None:
     assert site.sizes("1") == [2]
 
 
-def test_an_application_may_not_give_back_below_its_minimum() -> None:
-    """It is told why."""
+@pytest.mark.parametrize(
+    ("count", "reason"),
+    [(2, "0 processors are below its minimum of 1"), (3, "it has 2 processors, and cannot give 3 back")],
+)
+def test_an_application_may_not_give_back_below_its_minimum(count: int, reason: str) -> None:
     site = still(6, j1=2)
-    (answer,) = site.give_back(2)
-    assert (answer.processors, answer.reason) == (0, "0 processors are below its minimum of 1")
+    (answer,) = site.give_back(count)
+    assert (answer.processors, answer.reason) == (0, reason)
 
 
 def test_the_scheduler_tells_which_jobs_an_event_has_touched() -> None:
@@ -319,13 +304,6 @@ def test_members_stay_in_the_order_in_which_they_joined() -> None:
     assert membership_of(copied(site.state).jobs[record.job.id], "m").members == told
 
 
-def test_more_than_it_has_cannot_be_given_back() -> None:
-    """Nothing is said of fewer than no processors."""
-    site = still(6, j1=2)
-    (answer,) = site.give_back(3)
-    assert (answer.processors, answer.reason) == (0, "it has 2 processors, and cannot give 3 back")
-
-
 def test_what_its_owner_wants_is_no_trouble() -> None:
     """A growth that the owner's own word ends is not told as what went wrong last."""
     site = AdaptiveSite({"a": 6})
@@ -354,7 +332,7 @@ def test_only_its_application_changes_an_evolving_job() -> None:
     assert (site.sizes("1"), site.record("2").state) == ([4], JobState.WAITING)
     assert of_kind(OfferProcessors, site.actions) == []
     assert of_kind(RequestProcessors, site.actions) == []
-    said = explain(site.state, None, site.record("1"), site.now)
+    said = site.explained()
     assert said.startswith("The evolving job has been running for")
     assert "It can have 1 to 6 processors on a, for which it asks itself." in said
     (answer,) = site.give_back(2)

@@ -8,7 +8,6 @@ from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import WithdrawOffer
 from koala_adapter.scheduler.claiming.claims import KEPT_PATIENCE
-from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.service.listings import new_holds
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, ends, job, launches, of_kind, submissions
@@ -29,7 +28,6 @@ def rejected(site: Site, cluster: str, reason: str = "no such account") -> dict[
 
 
 def test_refused_component_goes_elsewhere_at_once() -> None:
-    """The refusing cluster is not tried again for this component; the other component keeps its claim."""
     site = Site({"a": 8, "b": 4, "c": 3})
     site.submit(job("1", component("x", 3), component("y", 3, cluster="b")))
     site.taken(batch_on(site, "b"))
@@ -40,7 +38,6 @@ def test_refused_component_goes_elsewhere_at_once() -> None:
 
 
 def test_refused_everywhere_ends_the_job() -> None:
-    """When no cluster is left that may take it, the job is refused with what the last one said."""
     site = Site({"a": 8, "b": 8})
     site.submit(job("1", 2))
     assert rejected(site, "a") == {"b": 2}
@@ -66,7 +63,6 @@ def test_refusal_that_leaves_no_joint_fit_ends_the_job() -> None:
 
 
 def test_refusal_of_a_later_part_moves_the_whole_component() -> None:
-    """What the component still has on the refusing cluster is of no use there and given back."""
     site = Site({"a": 4, "b": 4}, Parameters(backoff=10.0))
     site.queue(job("1", 3))
     first = site.claimed("1")[0].id
@@ -81,7 +77,6 @@ def test_refusal_of_a_later_part_moves_the_whole_component() -> None:
 
 
 def test_submission_that_did_not_arrive_is_repeated_under_another_name() -> None:
-    """After a pause, on the best cluster of that time."""
     site = Site({"a": 4}, Parameters(backoff=30.0))
     site.submit(job("1", 2))
     key = batch_on(site, "a")
@@ -158,8 +153,7 @@ def test_the_absence_of_what_was_given_up_is_no_claim_failed() -> None:
     assert launches(site.hold_all("1")) == ["1"]
 
 
-def test_late_and_repeated_answers_change_nothing() -> None:
-    """Once the LRM has taken a submission, it has: later words to the contrary, or the same again, are ignored."""
+def test_answers_that_are_late_or_about_unknown_submissions_change_nothing() -> None:
     site = Site({"a": 4})
     site.submit(job("1", 2))
     key = batch_on(site, "a")
@@ -170,6 +164,11 @@ def test_late_and_repeated_answers_change_nothing() -> None:
     site.post(ev.BatchSubmitted(time=site.now, batch=key, lrm_ids=(LrmJobId("x"), LrmJobId("y"))))
     assert [p.lrm_id for p in site.claimed("1")] == [f"{key}:1", f"{key}:2"]
     assert [p.state for p in site.claimed("1")] == [PlaceholderState.QUEUED] * 2
+    gone = BatchKey("koala-k-77")
+    site.post(ev.BatchSubmitted(time=site.now, batch=gone, lrm_ids=()))
+    site.post(ev.BatchRejected(time=site.now, batch=gone, reason="no"))
+    site.post(ev.BatchAbsent(time=site.now, batch=gone, reason="no"))
+    assert site.post(ev.BatchUncertain(time=site.now, batch=gone, reason="no")) == []
 
 
 def test_cluster_that_takes_no_submission_is_paused() -> None:
@@ -181,19 +180,9 @@ def test_cluster_that_takes_no_submission_is_paused() -> None:
     assert {placeholder.cluster for placeholder in site.claimed("1")} == {"b"}
     site.submit(job("2", component("x", 2, cluster="a")))
     assert site.record("2").state is JobState.WAITING
-    assert "wrong library" in explain(site.state, None, site.record("2"), site.now)
+    assert "wrong library" in site.explained("2")
     site.pass_time(31.0)
     assert {placeholder.cluster for placeholder in site.claimed("2")} == {"a"}
-
-
-def test_answers_about_unknown_submissions_are_ignored() -> None:
-    """A message about a submission long over does nothing."""
-    site = Site({"a": 4})
-    gone = BatchKey("koala-k-77")
-    site.post(ev.BatchSubmitted(time=site.now, batch=gone, lrm_ids=()))
-    site.post(ev.BatchRejected(time=site.now, batch=gone, reason="no"))
-    site.post(ev.BatchAbsent(time=site.now, batch=gone, reason="no"))
-    assert site.post(ev.BatchUncertain(time=site.now, batch=gone, reason="no")) == []
 
 
 def test_agents_that_reported_prove_the_submission() -> None:
@@ -211,7 +200,6 @@ def test_agents_that_reported_prove_the_submission() -> None:
 
 
 def test_fewer_ids_than_placeholders() -> None:
-    """Elements whose ids are not known are still followed."""
     site = Site({"a": 4})
     site.submit(job("1", 2))
     key = batch_on(site, "a")
@@ -227,8 +215,8 @@ LIMIT = "PartitionTimeLimit"
 
 
 def keep(site: Site, *, lasts: bool = True, cluster: ClusterName = A) -> None:
-    """Report that all placeholders on a cluster are kept waiting there."""
-    waiting = [one.id for one in site.claimed("1") if one.cluster == cluster]
+    """Report that all placeholders in the queue of a cluster are kept waiting there."""
+    waiting = [one.id for one in site.state.placeholders.values() if one.cluster == cluster and one.waiting]
     holds = tuple(ev.Hold(placeholder=id_, reason=LIMIT, in_hold=False, lasts=lasts) for id_ in waiting)
     site.post(ev.HoldsSeen(time=site.now, cluster=cluster, holds=holds))
 
@@ -242,16 +230,14 @@ def queued(sizes: dict[str, int], *, cluster: str | None = None) -> Site:
 
 
 def test_the_batch_systems_reason_is_quoted() -> None:
-    """By ``koala explain``, without the words for a hold that somebody has to release."""
     site = queued({"a": 8})
     keep(site)
-    said = explain(site.state, None, site.record("1"), site.now)
+    said = site.explained()
     assert f"4 kept waiting by the batch system ({LIMIT}) for 0 s" in said
     assert "in hold" not in said
 
 
 def test_a_job_goes_elsewhere_when_a_limit_keeps_it() -> None:
-    """After a while it is claimed on another cluster, and says why."""
     site = queued({"a": 8, "b": 6})
     keep(site)
     site.pass_time(KEPT_PATIENCE / 2)
@@ -264,7 +250,6 @@ def test_a_job_goes_elsewhere_when_a_limit_keeps_it() -> None:
 
 
 def test_it_stays_where_it_must_be() -> None:
-    """A job that fits nowhere else, or names the cluster, keeps its place in the queue."""
     for site in (queued({"a": 8, "b": 2}), queued({"a": 8, "b": 8}, cluster="a")):
         before = [one.id for one in site.claimed("1")]
         keep(site)
@@ -286,7 +271,6 @@ def test_what_ends_by_itself_is_waited_for() -> None:
 
 
 def test_what_a_listing_says_of_our_placeholders() -> None:
-    """Their reasons are told once, with the holds."""
     site = queued({"a": 8})
     ours = [one.lrm_id for one in site.claimed("1")]
     jobs = [
@@ -318,27 +302,23 @@ def test_a_growth_that_is_kept_is_met_elsewhere() -> None:
     site = JointSite()
     site.want(6)
     site.take_all()
-    kept = [one for one in site.stubs() if site.state.placeholders[one].cluster == B]
-    holds = tuple(ev.Hold(placeholder=id_, reason=LIMIT, in_hold=False, lasts=True) for id_ in kept)
-    site.post(ev.HoldsSeen(time=site.now, cluster=B, holds=holds))
+    keep(site, cluster=B)
     site.pass_time(KEPT_PATIENCE / 2)
     assert len(site.parts) == 2
     actions = site.pass_time(KEPT_PATIENCE)
     assert len(of_kind(WithdrawOffer, actions)) == 1
     site.idle_again()
-    assert LIMIT in explain(site.state, None, site.record("1"), site.now)
+    assert LIMIT in site.explained()
     site.pass_time(3600)
     answer = site.want(6, 2)
     assert (answer.processors, list(site.parts)) == (3, [A])
 
 
 def test_a_growth_that_is_kept_for_a_while_goes_on() -> None:
-    """The limit was lifted in time."""
     site = JointSite()
     site.want(6)
     site.take_all()
-    holds = tuple(ev.Hold(placeholder=id_, reason=LIMIT, in_hold=False, lasts=True) for id_ in site.stubs())
-    site.post(ev.HoldsSeen(time=site.now, cluster=A, holds=holds))
+    keep(site)
     site.pass_time(KEPT_PATIENCE / 2)
     site.post(ev.HoldsSeen(time=site.now, cluster=A))
     site.pass_time(KEPT_PATIENCE)

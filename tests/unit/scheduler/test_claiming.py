@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from koala_adapter.errors import JobRefusedError
-from koala_adapter.model import EndReason, JobId
+from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import FinishJob, LaunchJob, RequestProcessors, SubmitPlaceholders
 from koala_adapter.scheduler.claiming.waiting import FIRST_LOOK
-from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.placement.policy import Placed, PlacedComponent
 from koala_adapter.scheduler.records import TimerKind
@@ -30,6 +31,11 @@ from tests.unit.scheduler.scheduler_site import (
     of_kind,
     submissions,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from koala_adapter.scheduler.actions import Action
 
 
 def test_job_is_claimed_with_one_submission_per_component() -> None:
@@ -332,12 +338,28 @@ def busy_first() -> Site:
     return site
 
 
-def test_waits_for_a_cluster_that_may_have_idle_processors() -> None:
-    """It would be queued on the first one that answered, and stay there."""
+@pytest.mark.parametrize(
+    ("answer", "placed"),
+    [
+        (lambda site: site.poll("b", 4), {"b": 2}),
+        (lambda site: site.poll("b", 4, idle=0), {"a": 2}),
+        (lambda site: site.poll("b", 0), {"a": 2}),
+        (lambda site: site.post(ev.ClusterUnavailable(time=site.now, cluster=B, reason="no answer")), {"a": 2}),
+        (lambda site: site.pass_time(1.0), {"a": 2}),
+    ],
+    ids=["idle", "busy", "no processors", "a failure", "none in time"],
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_waits_for_a_cluster_that_may_have_idle_processors(
+    answer: Callable[[Site], list[Action]], placed: dict[str, int], *, restarted: bool
+) -> None:
+    """It would be queued on the first one that answered, and stay there; the time that it may take is in the state."""
     site = busy_first()
     assert submissions(site.submit(job("1", 2))) == {}
-    assert submissions(site.poll("b", 4)) == {"b": 2}
-    assert site.placed("1") == {"c0": (B, 2)}
+    if restarted:
+        site.scheduler = Scheduler(copied(site.state))
+    assert submissions(site.pass_time(FIRST_LOOK - 1.0)) == {}
+    assert submissions(answer(site)) == placed
 
 
 def test_starts_at_once_on_processors_that_are_known_to_be_idle() -> None:
@@ -347,26 +369,10 @@ def test_starts_at_once_on_processors_that_are_known_to_be_idle() -> None:
     assert submissions(site.submit(job("3", 1))) == {"a": 1}
 
 
-def test_is_queued_as_soon_as_every_cluster_was_seen() -> None:
-    for processors in (4, 0):
-        site = busy_first()
-        site.submit(job("1", 2))
-        (placed,) = submissions(site.poll("b", processors, idle=0)).values()
-        assert placed == 2
-
-
-def test_a_first_poll_that_fails_is_an_answer() -> None:
+def test_a_cluster_that_did_not_answer_in_time_counts_as_seen() -> None:
     site = busy_first()
-    site.submit(job("1", 2))
-    assert submissions(site.post(ev.ClusterUnavailable(time=site.now, cluster=B, reason="no answer"))) == {"a": 2}
-
-
-def test_no_cluster_is_waited_for_for_long() -> None:
-    site = busy_first()
-    site.submit(job("1", 2))
-    assert submissions(site.pass_time(FIRST_LOOK - 1.0)) == {}
-    assert submissions(site.pass_time(1.0)) == {"a": 2}
-    assert submissions(site.submit(job("2", 1))) == {"a": 1}
+    site.pass_time(FIRST_LOOK)
+    assert submissions(site.submit(job("1", 1))) == {"a": 1}
 
 
 def test_does_not_wait_for_a_cluster_that_cannot_take_it() -> None:
@@ -408,13 +414,6 @@ def test_a_cluster_that_is_added_later_is_waited_for_too() -> None:
     assert submissions(site.poll("c", 4)) == {"c": 2}
 
 
-def test_the_wait_outlives_a_restart() -> None:
-    site = busy_first()
-    site.submit(job("1", 2))
-    site.scheduler = Scheduler(copied(site.state))
-    assert submissions(site.pass_time(FIRST_LOOK)) == {"a": 2}
-
-
 def test_running_jobs_are_not_shrunk_before() -> None:
     """What the head of the queue needs may be idle where nobody has looked yet."""
     for seen in (True, False):
@@ -432,16 +431,11 @@ def test_explain_names_what_is_waited_for() -> None:
     site = busy_first()
     site.submit(job("1", 2), job("2", component("x", 9, cluster="a"), component("y", 1, cluster="a")))
     site.now += 8.0
-    assert said(site, "1") == (
+    assert site.explained("1") == (
         "The job is number 1 in the queue and needs 2 processors on one cluster. Before it is queued anywhere, the "
         "first answer of b is waited for, for another 22 s at most. It starts when that can be had at once: a has room "
         "for 4; b is not seen yet."
     )
-    assert "first answer" not in said(site, "2")
+    assert "first answer" not in site.explained("2")
     site.now += FIRST_LOOK
-    assert "first answer" not in said(site, "1")
-
-
-def said(site: Site, id_: str) -> str:
-    """Return what is said of a job now."""
-    return explain(site.state, site.scheduler.queue_position(JobId(id_)), site.record(id_), site.now)
+    assert "first answer" not in site.explained("1")

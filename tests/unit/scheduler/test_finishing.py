@@ -26,10 +26,10 @@ def running(*components: int, walltime: int = 600) -> Site:
 
 
 def test_last_good_end_completes_the_job() -> None:
-    """Exit code 0 when every rank ended well, not before; all placeholders are given back."""
     site = running(2, 1)
-    assert site.rank_ends("1", 0) == []
-    assert site.rank_ends("1", 2) == []
+    for rank in (0, 0, 0, 2):  # told three times it is still one rank
+        assert site.rank_ends("1", rank) == []
+    assert site.record("1").state is JobState.RUNNING
     actions = site.rank_ends("1", 1)
     outcome = site.outcome("1")
     assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.COMPLETED, EndReason.EXITED, 0)
@@ -53,61 +53,31 @@ def test_jobs_are_forgotten_when_they_are_over_and_not_before() -> None:
     assert site.post(forget) == []
 
 
-def test_repeated_end_of_a_rank_counts_once() -> None:
-    """The same rank told three times is one rank."""
-    site = running(2)
-    for _ in range(3):
-        site.rank_ends("1", 0)
-    assert site.record("1").state is JobState.RUNNING
-
-
 @pytest.mark.parametrize(
-    ("end", "state", "code", "said"),
+    ("reason", "code", "signal", "state", "expected", "said"),
     [
-        (
-            TaskEnd(reason=EndReason.EXITED, exit_code=3),
-            JobState.FAILED,
-            3,
-            "rank 1 (component 'c0') exited with status 3",
-        ),
-        (
-            TaskEnd(reason=EndReason.SIGNALLED, signal=11),
-            JobState.FAILED,
-            139,
-            "rank 1 (component 'c0') was killed by signal 11",
-        ),
-        (
-            TaskEnd(reason=EndReason.MEMORY, signal=9),
-            JobState.FAILED,
-            137,
-            "rank 1 (component 'c0') was killed because it used too much memory",
-        ),
-        (
-            TaskEnd(reason=EndReason.WALLTIME, signal=15),
-            JobState.FAILED,
-            EXIT_WALLTIME,
-            "rank 1 (component 'c0') was stopped at the job's walltime of 600 s",
-        ),
-        (
-            TaskEnd(reason=EndReason.LAUNCH_FAILED, exit_code=127, detail="no such file: program"),
-            JobState.FAILED,
-            127,
-            "rank 1 (component 'c0'): launch failed: no such file: program",
-        ),
-        (TaskEnd(reason=EndReason.LOST), JobState.LOST, EXIT_LOST, "rank 1 (component 'c0'): lost"),
-        (TaskEnd(reason=EndReason.NODE_LOST), JobState.LOST, EXIT_LOST, "rank 1 (component 'c0'): node lost"),
-        (TaskEnd(reason=EndReason.CANCELLED), JobState.CANCELLED, EXIT_CANCELLED, "rank 1 (component 'c0'): cancelled"),
+        (EndReason.EXITED, 3, None, JobState.FAILED, 3, " exited with status 3"),
+        (EndReason.SIGNALLED, None, 11, JobState.FAILED, 139, " was killed by signal 11"),
+        (EndReason.MEMORY, None, 9, JobState.FAILED, 137, " was killed because it used too much memory"),
+        (EndReason.WALLTIME, None, 15, JobState.FAILED, EXIT_WALLTIME, " was stopped at the job's walltime of 600 s"),
+        (EndReason.LAUNCH_FAILED, 127, None, JobState.FAILED, 127, ": launch failed: no such file: program"),
+        (EndReason.LOST, None, None, JobState.LOST, EXIT_LOST, ": lost"),
+        (EndReason.NODE_LOST, None, None, JobState.LOST, EXIT_LOST, ": node lost"),
+        (EndReason.CANCELLED, None, None, JobState.CANCELLED, EXIT_CANCELLED, ": cancelled"),
     ],
 )
-def test_first_bad_end_ends_the_job(end: TaskEnd, state: JobState, code: int, said: str) -> None:
-    """State, reason, exit code and words are right, and all placeholders of the job are ended."""
+def test_first_bad_end_ends_the_job(
+    *, reason: EndReason, code: int | None, signal: int | None, state: JobState, expected: int, said: str
+) -> None:
     site = running(3)
-    actions = site.rank_ends("1", 1, end)
+    detail = "no such file: program" if reason is EndReason.LAUNCH_FAILED else ""
+    actions = site.rank_ends("1", 1, TaskEnd(reason=reason, exit_code=code, signal=signal, detail=detail))
     outcome = site.outcome("1")
-    assert (outcome.state, outcome.reason, outcome.exit_code, outcome.detail) == (state, end.reason, code, said)
+    assert (outcome.state, outcome.reason, outcome.exit_code) == (state, reason, expected)
+    assert outcome.detail == f"rank 1 (component 'c0'){said}"
     assert len(ends(actions)) == 3
     site.rank_ends("1", 2, TaskEnd(reason=EndReason.EXITED, exit_code=9))
-    assert site.outcome("1").exit_code == code
+    assert site.outcome("1").exit_code == expected
 
 
 @pytest.mark.parametrize(
@@ -175,7 +145,6 @@ def test_batch_system_knows_why_a_placeholder_was_told_to_go(reason: EndReason, 
 
 @pytest.mark.parametrize("reason", [EndReason.CANCELLED, EndReason.LOST, EndReason.EXITED])
 def test_ends_that_tell_no_cause_correct_nothing(reason: EndReason) -> None:
-    """Cancelled is cancelled, also when the end of the placeholder is told in vaguer words."""
     site, placeholder = told_to_go()
     assert of_kind(CorrectOutcome, site.ended(placeholder, reason)) == []
     assert site.outcome("1").exit_code == EXIT_CANCELLED
@@ -194,7 +163,6 @@ def test_other_placeholders_and_cancellations_by_the_user_are_not_corrected() ->
 
 
 def test_placeholder_whose_rank_is_done_may_go() -> None:
-    """A rank that ended well is not undone by the end of its placeholder."""
     site = running(2)
     site.rank_ends("1", 0)
     site.ended(site.record("1").ranks[0].placeholder, EndReason.WALLTIME)
@@ -234,49 +202,43 @@ def test_mpi_job_ends_with_its_launcher() -> None:
 
 
 def test_mpi_rank_that_ends_badly_ends_the_job() -> None:
-    """Nobody waits for mpiexec to notice."""
     site = Site({"a": 4})
     site.start(job("1", component("x", 2, mpi=True)))
     site.rank_ends("1", 1, TaskEnd(reason=EndReason.SIGNALLED, signal=9))
     assert site.outcome("1").exit_code == 137
 
 
-def mpi_with_a_silent_agent() -> tuple[Site, PlaceholderId]:
-    """Return a site with an MPI job whose launcher ended badly while the agent of rank 1 is out of contact."""
+@pytest.mark.parametrize(
+    ("reason", "done", "expected"),
+    [
+        (EndReason.NODE_LOST, False, (JobState.LOST, EndReason.NODE_LOST, EXIT_LOST)),
+        (EndReason.LOST, True, (JobState.FAILED, EndReason.EXITED, 255)),
+        (None, False, (JobState.FAILED, EndReason.EXITED, 255)),
+    ],
+    ids=["the agent is lost", "the lost rank had done its work", "the agent is back"],
+)
+def test_mpiexec_is_not_believed_while_an_agent_is_out_of_contact(
+    reason: EndReason | None, expected: tuple[JobState, EndReason, int], *, done: bool
+) -> None:
+    """The loss of one placeholder ends mpiexec, too: the user is told of the placeholder, if it is the reason."""
     site = Site({"a": 4})
     site.start(job("1", component("x", 2, mpi=True)))
     silent = site.record("1").ranks[1].placeholder
-    site.post(ev.PlaceholderSilent(time=site.now, placeholder=silent, detail=""))
+    site.silence(silent)
     site.rank_ends("1", None, TaskEnd(reason=EndReason.EXITED, exit_code=255))
     assert site.record("1").state is JobState.RUNNING
-    return site, silent
-
-
-def test_mpiexec_is_not_believed_while_an_agent_is_lost() -> None:
-    """The loss of one placeholder ends mpiexec, too: the user is told of the placeholder."""
-    site, silent = mpi_with_a_silent_agent()
-    site.ended(silent, EndReason.NODE_LOST)
-    assert (site.outcome("1").state, site.outcome("1").reason) == (JobState.LOST, EndReason.NODE_LOST)
-
-
-def test_mpiexec_is_believed_when_the_agent_is_back() -> None:
-    """The agent had only been out of contact for a while; the job has failed by itself."""
-    site, silent = mpi_with_a_silent_agent()
-    site.post(ev.PlaceholderHeld(time=site.now, placeholder=silent, host="n1", address=""))
-    assert (site.outcome("1").state, site.outcome("1").exit_code) == (JobState.FAILED, 255)
-
-
-def test_mpiexec_is_believed_when_the_lost_rank_had_done_its_work() -> None:
-    """Then the loss of its placeholder is no reason."""
-    site, silent = mpi_with_a_silent_agent()
-    site.rank_ends("1", 1)
-    site.ended(silent, EndReason.LOST)
-    assert (site.outcome("1").state, site.outcome("1").exit_code) == (JobState.FAILED, 255)
+    if done:
+        site.rank_ends("1", 1)
+    if reason is None:
+        site.hold(silent)
+    else:
+        site.ended(silent, reason)
+    outcome = site.outcome("1")
+    assert (outcome.state, outcome.reason, outcome.exit_code) == expected
 
 
 @pytest.mark.parametrize("rank", [-1, 2, 10**9])
 def test_rank_that_does_not_exist_is_ignored(rank: int) -> None:
-    """A message about a rank that the job does not have is no reason to do anything."""
     site = running(2)
     assert site.rank_ends("1", rank, TaskEnd(reason=EndReason.EXITED, exit_code=1)) == []
     assert site.post(ev.RankStarted(time=site.now, job_id=JobId("1"), rank=rank)) == []
@@ -284,7 +246,6 @@ def test_rank_that_does_not_exist_is_ignored(rank: int) -> None:
 
 
 def test_messages_about_unknown_jobs_and_placeholders_are_ignored() -> None:
-    """What belongs to nobody we know leads to nothing."""
     site = running(1)
     (id_,) = (p.id for p in site.claimed("1"))
     site.finish("1")
@@ -391,27 +352,30 @@ def adaptive(size: int, *, most: int = 4, how: MpiResize = MpiResize.SPAWN) -> A
     return site
 
 
-def shrinking(how: MpiResize = MpiResize.SPAWN) -> AdaptiveSite:
-    """Return a site whose malleable MPI job of four has let the processes 2 and 3 go, which have not ended."""
-    site = adaptive(4, how=how)
-    site.submit(job("2", 2))
-    (request,) = of_kind(RequestProcessors, site.actions)
+def shrinking(how: MpiResize | None = MpiResize.SPAWN) -> AdaptiveSite:
+    """Return a site whose adaptive job of four (None: without MPI) has let processes 2 and 3 go, which still run."""
+    if how is None:
+        site = AdaptiveSite({"a": 4})
+        site.begin(initial=4, most=4)
+    else:
+        site = adaptive(4, how=how)
+    (request,) = of_kind(RequestProcessors, site.submit(job("2", 2)))
     site.answer(request)
     site.reach(2, 3)
     site.made()
     return site
 
 
-def test_the_last_process_ends_after_mpiexec() -> None:
+@pytest.mark.parametrize(("end", "state", "code"), [(WELL, JobState.COMPLETED, 0), (FAILED, JobState.FAILED, 7)])
+def test_the_last_process_ends_after_mpiexec(end: TaskEnd, state: JobState, code: int) -> None:
     """What their agents tell may come in any order."""
     site = rigid()
     assert site.record("1").state is JobState.RUNNING
-    site.rank_ends("1", 1)
-    assert (site.outcome("1").state, site.outcome("1").exit_code) == (JobState.COMPLETED, 0)
+    site.rank_ends("1", 1, end)
+    assert (site.outcome("1").state, site.outcome("1").exit_code) == (state, code)
 
 
 def test_mpiexec_ends_while_a_process_runs() -> None:
-    """That the process did its work nobody can say."""
     site = rigid()
     site.pass_time(LATE)
     outcome = site.outcome("1")
@@ -419,21 +383,13 @@ def test_mpiexec_ends_while_a_process_runs() -> None:
     assert outcome.detail == "mpiexec ended with status 0 while 1 process was running: rank 1"
 
 
-def test_the_last_process_ends_badly_after_mpiexec() -> None:
-    """It is believed, as before."""
-    site = rigid()
-    site.rank_ends("1", 1, FAILED)
-    assert (site.outcome("1").state, site.outcome("1").exit_code) == (JobState.FAILED, 7)
-
-
 def test_an_agent_that_is_out_of_contact_is_waited_for() -> None:
-    """It has perhaps a good end to tell."""
     site = rigid()
     silent = site.record("1").ranks[1].placeholder
-    site.post(ev.PlaceholderSilent(time=site.now, placeholder=silent, detail=""))
+    site.silence(silent)
     site.pass_time(LATE)
     assert site.record("1").state is JobState.RUNNING
-    site.post(ev.PlaceholderHeld(time=site.now, placeholder=silent, host="n1", address=""))
+    site.hold(silent)
     site.rank_ends("1", 1)
     assert site.outcome("1").state is JobState.COMPLETED
 
@@ -451,7 +407,6 @@ def test_mpiexec_ends_in_a_shrink() -> None:
 
 
 def test_a_leaver_is_the_last_to_end() -> None:
-    """The others have done all of their work while it left."""
     site = shrinking()
     for rank in (0, 1, 3):
         site.end(rank)
@@ -494,22 +449,14 @@ def test_each_process_of_a_program_that_is_started_anew_is_waited_for() -> None:
     assert site.outcome("1").state is JobState.COMPLETED
 
 
-@pytest.mark.parametrize("mpi", [False, True])
-def test_leavers_that_do_not_end_do_not_keep_a_job_from_its_end(*, mpi: bool) -> None:
+@pytest.mark.parametrize("how", [None, MpiResize.SPAWN])
+def test_leavers_that_do_not_end_do_not_keep_a_job_from_its_end(how: MpiResize | None) -> None:
     """All others have ended while they were waited for."""
-    site = shrinking()
-    if not mpi:
-        site = AdaptiveSite({"a": 4})
-        site.begin(initial=4, most=4)
-        site.submit(job("2", 2))
-        (request,) = of_kind(RequestProcessors, site.actions)
-        site.answer(request)
-        site.reach(2, 3)
-        site.made()
+    site = shrinking(how)
     site.end(0)
     site.end(1)
     site.pass_time(site.state.parameters.release_timeout + 1)
-    if mpi:
+    if how is not None:
         assert site.record("1").state is JobState.RUNNING
         site.rank_ends("1", None)
     assert site.outcome("1").state is JobState.COMPLETED

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +16,11 @@ from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from koala_adapter.scheduler.records import Change, ChangePhase
 from tests.unit.scheduler.malleable_site import AdaptiveSite, malleable, part
 from tests.unit.scheduler.scheduler_site import A, B, component, copied, of_kind, submissions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from koala_adapter.model import PlaceholderId
 
 BOTH = {"a": 5, "b": 3}
 
@@ -71,6 +77,20 @@ class JointSite(AdaptiveSite):
         event = ev.PointReached(time=self.now, job_id=JobId("1"), number=number, adaptation=1, point=17, leaving=())
         return self.post(event)
 
+    def stub_on(self, cluster: str) -> PlaceholderId:
+        """Return a placeholder that is gathered on a cluster."""
+        return next(one for one in self.stubs() if self.state.placeholders[one].cluster == cluster)
+
+    def own(self, processors: int) -> list[Action]:
+        """Have its owner want a size."""
+        return self.post(ev.SizeWanted(time=self.now, job_id=JobId("1"), component="m", processors=processors))
+
+    def fails(self, cluster: str, *, rejected: bool = False) -> list[Action]:
+        """Have the latest submission to a cluster not arrive, or be refused."""
+        batch = max(one.key for one in self.state.batches.values() if one.cluster == cluster)
+        kind = ev.BatchRejected if rejected else ev.BatchAbsent
+        return self.post(kind(time=self.now, batch=batch, reason="no answer"))
+
     def idle_again(self) -> None:
         """Expect the job as it was, and nothing kept, gathered or left over for it."""
         assert self.changes == []
@@ -101,7 +121,6 @@ def test_a_wish_is_met_on_two_clusters() -> None:
 
 
 def test_one_cluster_is_enough() -> None:
-    """What one of them has is not taken from two."""
     site = JointSite()
     site.want(3)
     assert list(site.parts.values()) == [3]
@@ -120,21 +139,40 @@ def test_a_counter_offer_over_clusters(accepted: int, parts: list[int]) -> None:
 
 
 def test_its_maximum_holds_for_all_clusters_together() -> None:
-    """Two and four are six."""
     site = JointSite(most=6)
     answer = site.want(6)
     assert (answer.processors, answer.countered, answer.reason) == (4, True, "its maximum is reached")
 
 
-def test_a_lost_placeholder_of_one_part_ends_all_parts() -> None:
-    """The application knows of one agreement; it hears of it once, under its number."""
+@pytest.mark.parametrize(
+    ("stage", "what", "trouble"),
+    [
+        ("queued", lambda site: site.ended(site.stub_on(B)), "placeholder"),
+        ("started", lambda site: site.give_up(), "too late"),
+        ("started", lambda site: site.end(7), "the new process 7"),
+        ("submitted", lambda site: site.own(2), None),
+        ("submitted", lambda site: [site.fails("b"), site.fails("b")][1], "placeholder"),
+        ("submitted", lambda site: site.fails("b", rejected=True), "b refused it"),
+    ],
+    ids=["lost", "cannot be brought to it", "ends before", "its owner wants fewer", "absent twice", "refused"],
+)
+def test_what_ends_one_part_ends_all_parts(
+    stage: str, what: Callable[[JointSite], list[Action]], trouble: str | None
+) -> None:
+    """The application knows of one agreement; it hears of its end once, under its number. What comes late is let go."""
     site = JointSite()
     answer = site.want(6)
+    if stage == "queued":
+        site.take_all()
+    if stage == "started":
+        site.all_started(site.hold_stubs())
+    actions = what(site)
+    assert [one.number for one in of_kind(WithdrawOffer, actions)] == [answer.number]
+    assert submissions(actions) == {}
+    told = site.record("1").last_trouble
+    assert told.startswith("" if trouble is None else f"6 more processors on a and b: {trouble}"), told
+    assert bool(told) is (trouble is not None)
     site.take_all()
-    mine = [one for one in site.stubs() if site.state.placeholders[one].cluster == B]
-    (withdrawn,) = of_kind(WithdrawOffer, site.ended(mine[0]))
-    assert withdrawn.number == answer.number
-    assert site.record("1").last_trouble.startswith("6 more processors on a and b: placeholder")
     site.idle_again()
 
 
@@ -153,39 +191,10 @@ def test_parts_that_do_not_come_in_time_end_all_parts() -> None:
     site.idle_again()
 
 
-def test_processes_that_cannot_be_brought_to_it() -> None:
-    """The newcomers of both clusters go home."""
-    site = JointSite()
-    answer = site.want(6)
-    site.all_started(site.hold_stubs())
-    event = ev.ChangeGivenUp(time=site.now, job_id=JobId("1"), number=answer.number, reason="too late")
-    (withdrawn,) = of_kind(WithdrawOffer, site.post(event))
-    assert withdrawn.number == answer.number
-    site.idle_again()
-
-
-def test_a_newcomer_that_ends_before_the_change() -> None:
-    """All of them go home, also those of the other cluster."""
-    site = JointSite()
-    site.want(6)
-    site.all_started(site.hold_stubs())
-    site.end(7)
-    site.idle_again()
-
-
 def test_nobody_answers_a_counter_offer_over_clusters() -> None:
-    """It is kept for as long as an answer may take."""
     site = JointSite()
     site.want(9)
     site.pass_time(site.parameters.answer_timeout + 1)
-    site.idle_again()
-
-
-def test_its_owner_wants_it_smaller_meanwhile() -> None:
-    """What was gathered on both clusters is given back, and nobody is asked for more than that."""
-    site = JointSite()
-    site.want(6)
-    site.post(ev.SizeWanted(time=site.now, job_id=JobId("1"), component="m", processors=2))
     site.idle_again()
 
 
@@ -199,7 +208,6 @@ def test_a_named_cluster() -> None:
 
 
 def test_fewer_than_are_of_use_are_not_offered() -> None:
-    """The wish says how many it must be at least, on all clusters together."""
     site = JointSite()
     answer = site.want(9, least=7)
     assert (answer.processors, answer.number) == (0, 0)
@@ -210,7 +218,6 @@ def test_fewer_than_are_of_use_are_not_offered() -> None:
 
 @pytest.mark.parametrize("required", [True, False])
 def test_memory_decides_where_it_grows(required: bool) -> None:  # noqa: FBT001 - drawn
-    """Where processors come with the memory it asks for."""
     site = JointSite(b=4096)
     answer = site.want(6, memory_mib=4000, memory_required=required)
     assert (answer.processors, answer.memory_mib) == (3, 4000)
@@ -266,7 +273,6 @@ def test_a_mandatory_wish_that_others_cannot_meet_is_countered_with_what_is_free
 
 @pytest.mark.parametrize("phase", [ChangePhase.ASKED, ChangePhase.GATHERING, ChangePhase.TAKING])
 def test_the_job_ends_in_each_phase(phase: ChangePhase) -> None:
-    """Nothing stays of any part."""
     site = JointSite()
     site.want(9 if phase is ChangePhase.ASKED else 6)
     if phase is ChangePhase.TAKING:
@@ -280,7 +286,6 @@ def test_the_job_ends_in_each_phase(phase: ChangePhase) -> None:
 
 
 def test_it_goes_on_from_a_snapshot() -> None:
-    """What belongs together is in the records."""
     site = JointSite()
     answer = site.want(9)
     site.scheduler = Scheduler(copied(site.state))
@@ -288,42 +293,12 @@ def test_it_goes_on_from_a_snapshot() -> None:
     assert site.parts == {A: 3, B: 2}
 
 
-def fails(site: JointSite, cluster: str, *, rejected: bool = False) -> list[Action]:
-    """Have the latest submission to a cluster not arrive, or be refused."""
-    batch = max(one.key for one in site.state.batches.values() if one.cluster == cluster)
-    kind = ev.BatchRejected if rejected else ev.BatchAbsent
-    return site.post(kind(time=site.now, batch=batch, reason="no answer"))
-
-
 def test_stubs_that_never_arrived_are_submitted_again() -> None:
     """Koala may have been killed before they were on their way: the growth goes on, also on the other cluster."""
     site = JointSite()
     site.want(6)
-    actions = fails(site, "b")
+    actions = site.fails("b")
     assert submissions(actions) == {"b": 3}
     assert not of_kind(WithdrawOffer, actions)
     taken = site.all_started(site.hold_stubs())
     assert {one.cluster: len(one.ranks) for one in taken} == {"a": 3, "b": 3}
-
-
-def test_stubs_that_do_not_arrive_again_end_the_growth() -> None:
-    """It is tried once; what came late is not kept."""
-    site = JointSite()
-    answer = site.want(6)
-    fails(site, "b")
-    actions = fails(site, "b")
-    assert submissions(actions) == {}
-    assert [one.number for one in of_kind(WithdrawOffer, actions)] == [answer.number]
-    site.take_all()
-    site.idle_again()
-
-
-def test_stubs_that_are_refused_end_the_growth() -> None:
-    """The batch system would refuse them again."""
-    site = JointSite()
-    site.want(6)
-    actions = fails(site, "b", rejected=True)
-    assert submissions(actions) == {}
-    assert len(of_kind(WithdrawOffer, actions)) == 1
-    site.take_all()
-    site.idle_again()

@@ -21,7 +21,6 @@ from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.claiming import claims
 from koala_adapter.scheduler.core import HANDLERS, JOB_TIMERS, PLACEHOLDER_TIMERS
 from koala_adapter.scheduler.events import EVENT_TYPES
-from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.malleable import changes, requests
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.records import ChangePhase, ClusterTable, Timer, TimerKind
@@ -462,7 +461,7 @@ def test_lost_pieces_are_explained_as_one() -> None:
         site.post(ev.ClusterUnavailable(time=site.now, cluster=name, reason="down"))
     site.pass_time(100.0)
     assert pieces_claims(site) == [("a", 6, 6), (None, 0, 4)]
-    said = explain(site.state, None, site.record("1"), site.now)
+    said = site.explained()
     assert said.startswith("The job holds 6 of 10 processors (6 of 6 on a, 0 of 4 on no cluster yet for 'x')")
 
 
@@ -511,7 +510,7 @@ def test_waiting_flexible_job_is_explained() -> None:
     """All clusters count for it, also those that are smaller than it is."""
     site = Site({"a": 6, "b": 6})
     site.submit(job("small", component("y", 4, cluster="a")), flexible_job("1", 9))
-    assert explain(site.state, 1, site.record("1"), site.now) == (
+    assert site.explained() == (
         "The job is number 1 in the queue and needs 9 processors on one or more clusters. "
         "It starts when that can be had at once: a has room for 2; b has room for 6."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,13 +21,17 @@ from koala_adapter.scheduler.actions import (
     TakeProcessors,
     WithdrawOffer,
 )
-from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
 from koala_adapter.sizes import AnySize, PowerOfTwo
 from tests.unit.scheduler.malleable_site import MalleableSite, is_running, malleable, offers, part, requests
 from tests.unit.scheduler.scheduler_site import A, component, copied, ends, job, launches, of_kind, submissions
 from tests.unit.scheduler.test_malleability import Scene
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from koala_adapter.model import BatchKey
 
 
 def growing(count: int = 6, **fields: int) -> tuple[MalleableSite, OfferProcessors]:
@@ -40,42 +45,29 @@ def growing(count: int = 6, **fields: int) -> tuple[MalleableSite, OfferProcesso
 # ---- start ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("initial", "size"), [(None, 2), (5, 5), (99, 8), (1, 2)])
-def test_initial_size(initial: int | None, size: int) -> None:
-    """A malleable job is placed on its initial size, its minimum when it names none, within its bounds."""
+@pytest.mark.parametrize(("initial", "idle", "size"), [(None, 10, 2), (5, 10, 5), (99, 10, 8), (1, 10, 2), (6, 3, 3)])
+def test_initial_size(initial: int | None, idle: int, size: int) -> None:
+    """Its minimum when a job names none, within its bounds; less where less is idle."""
     site = MalleableSite({"a": 10})
+    site.poll("a", 10, idle=idle)
     assert submissions(site.submit(malleable("1", part(2, 8), initial=initial))) == {"a": size}
 
 
-def test_placed_as_soon_as_its_minimum_is_idle() -> None:
-    """Where less than the initial size is idle, it starts with that."""
-    site = MalleableSite({"a": 10})
-    site.poll("a", 10, idle=3)
-    assert submissions(site.submit(malleable("1", part(2, 8), initial=6))) == {"a": 3}
-
-
-def test_nothing_is_offered_before_it_runs() -> None:
-    """Free processors are offered once all its processes have started."""
-    site = MalleableSite({"a": 10})
+@pytest.mark.parametrize(("approach", "offered"), [(Approach.PWA, [("1", 8)]), (Approach.NONE, [])])
+def test_nothing_is_offered_before_it_runs(approach: Approach, offered: list[tuple[str, int]]) -> None:
+    site = MalleableSite({"a": 10}, approach)
     actions = site.submit(malleable("1", part(2, 8)))
     site.take_all()
     actions += site.hold_all("1")
+    actions += site.post(ev.RankStarted(time=site.now, job_id=JobId("1"), rank=0))
     assert offers(actions) == []
-    site.post(ev.RankStarted(time=site.now, job_id=site.record("1").job.id, rank=0))
-    assert offers(site.post(ev.RankStarted(time=site.now, job_id=site.record("1").job.id, rank=1))) == [("1", 8)]
-
-
-def test_without_an_approach_sizes_stay() -> None:
-    """Approach none: nobody is offered anything."""
-    site = MalleableSite({"a": 10}, Approach.NONE)
-    assert offers(site.start(malleable("1", part(2, 8)))) == []
+    assert offers(site.post(ev.RankStarted(time=site.now, job_id=JobId("1"), rank=1))) == offered
 
 
 # ---- growing --------------------------------------------------------------------------------------------------------
 
 
 def test_growing_from_offer_to_processes() -> None:
-    """Accepted processors are gathered as stubs; when all are held the application takes them."""
     site, offer = growing()
     assert (offer.processors, offer.cluster) == (6, "a")
     answered = site.answer(offer, 3)
@@ -106,8 +98,9 @@ def test_declined_processors_are_not_offered_again_at_once() -> None:
     assert offers(site.actions)[-1] == ("1", 8)
 
 
-def test_an_answer_counts_once() -> None:
-    """A second answer, one to another message, and one that comes too late change nothing."""
+def test_an_answer_counts_once_and_for_no_more_than_was_offered() -> None:
+    site, offer = growing()
+    assert submissions(site.answer(offer, 99)) == {"a": 6}
     site, offer = growing()
     site.answer(offer, 2)
     assert site.answer(offer, 4) == []
@@ -142,14 +135,7 @@ def test_an_application_that_could_not_answer_has_not_declined(down: float) -> N
             assert not site.record("1").changes
 
 
-def test_more_than_offered_is_never_taken() -> None:
-    """An application that accepts more than it was offered gets what it was offered."""
-    site, offer = growing()
-    assert submissions(site.answer(offer, 99)) == {"a": 6}
-
-
 def test_threshold_limits_growth() -> None:
-    """All managed jobs together leave the threshold to local users."""
     site = MalleableSite({"a": 10}, clusters=(ClusterParameters(name=A, threshold=3),))
     assert offers(site.start(malleable("1", part(2, 9)))) == [("1", 5)]
 
@@ -165,43 +151,45 @@ def test_background_load_limits_growth() -> None:
     assert offers(site.poll("a", 10, idle=8, ours=2)) == [("1", 8)]
 
 
-@pytest.mark.parametrize("lost", ["ended", "rejected", "absent", "silent", "missing", "life"])
+def lose_stub(site: MalleableSite, lost: str, batch: BatchKey) -> None:
+    """Have a placeholder that is gathered not come to be used."""
+    if lost == "rejected":
+        site.post(ev.BatchRejected(time=site.now, batch=batch, reason="no account"))
+        return
+    if lost == "absent":  # koala may have been killed before it was on its way: it is submitted once more
+        actions = site.post(ev.BatchAbsent(time=site.now, batch=batch, reason="not there"))
+        (again,) = of_kind(SubmitPlaceholders, actions)
+        site.post(ev.BatchAbsent(time=site.now, batch=again.batch, reason="not there"))
+        return
+    site.taken(batch)
+    stub, other, _ = site.stubs()
+    if lost == "ended":
+        site.hold(other)
+        site.ended(stub, EndReason.NODE_LOST)
+    elif lost == "silent":
+        site.hold(stub)
+        site.silence(stub)
+        site.pass_time(400.0)
+    elif lost == "missing":
+        site.post(ev.PlaceholderStarted(time=site.now, placeholder=stub))
+        site.pass_time(121.0)
+    else:  # in time, but too soon to end
+        for one in site.stubs():
+            site.hold(one, ends_at=site.now + 100.0)
+
+
+@pytest.mark.parametrize("lost", ["ended", "rejected", "absent", "silent", "missing", "too short"])
 def test_growth_whose_stubs_are_lost_is_given_up(lost: str) -> None:
     """The others go back, the application is told and keeps running on what it has; later it is offered some again."""
     site, offer = growing()
-    (batch,) = [one.batch for one in of_kind(SubmitPlaceholders, site.answer(offer, 3))]
-    stub = site.stubs()[0]
+    (sent,) = of_kind(SubmitPlaceholders, site.answer(offer, 3))
     before = len(site.actions)
-    if lost == "rejected":
-        site.post(ev.BatchRejected(time=site.now, batch=batch, reason="no account"))
-    elif lost == "absent":  # koala may have been killed before it was on its way: it is submitted once more
-        actions = site.post(ev.BatchAbsent(time=site.now, batch=batch, reason="not there"))
-        (again,) = [one.batch for one in of_kind(SubmitPlaceholders, actions)]
-        site.post(ev.BatchAbsent(time=site.now, batch=again, reason="not there"))
-    else:
-        site.taken(batch)
-        if lost == "ended":
-            site.hold(site.stubs()[1])
-            site.ended(stub, EndReason.NODE_LOST)
-        elif lost == "silent":
-            site.hold(stub)
-            site.post(ev.PlaceholderSilent(time=site.now, placeholder=stub, detail="reset"))
-            site.pass_time(400.0)
-        elif lost == "missing":
-            site.post(ev.PlaceholderStarted(time=site.now, placeholder=stub))
-            site.pass_time(121.0)
-        elif lost == "life":
-            site.hold(stub)
-            site.pass_time(590.0)
-            assert is_running(site, "1")
-    if lost == "life":  # the walltime of the job is shorter than that life
-        site.pass_time(20.0)
-        assert site.outcome("1").reason is EndReason.WALLTIME
-    else:
-        (withdrawn,) = of_kind(WithdrawOffer, site.actions[before:])
-        assert withdrawn.number == offer.number
-        assert is_running(site, "1")
-        assert offers(site.actions[before:]) == [] if lost != "silent" else True
+    lose_stub(site, lost, sent.batch)
+    (withdrawn,) = of_kind(WithdrawOffer, site.actions[before:])
+    assert withdrawn.number == offer.number
+    assert is_running(site, "1")
+    assert of_kind(TakeProcessors, site.actions) == []
+    assert offers(site.actions[before:]) == [] or lost == "silent"
     site.end_ending()
     assert site.stubs() == []
     assert site.sizes("1") == [4]
@@ -209,8 +197,22 @@ def test_growth_whose_stubs_are_lost_is_given_up(lost: str) -> None:
         assert offers(site.pass_time(61.0)) == [("1", 6)]
 
 
+def test_growth_that_is_held_in_part_ends_with_the_walltime_of_the_job() -> None:
+    """It is shorter than the life of what is held."""
+    site, offer = growing()
+    site.answer(offer, 3)
+    site.take_all()
+    site.hold(site.stubs()[0])
+    site.pass_time(590.0)
+    assert is_running(site, "1")
+    site.pass_time(20.0)
+    assert site.outcome("1").reason is EndReason.WALLTIME
+    site.end_ending()
+    assert site.stubs() == []
+    assert site.sizes("1") == [4]
+
+
 def test_growth_that_does_not_come_in_time_is_given_up() -> None:
-    """Placeholders that stay in the LRM's queue are taken back after the life of a placeholder."""
     site, offer = growing(walltime=9000)
     site.answer(offer, 3)
     site.take_all()
@@ -219,18 +221,7 @@ def test_growth_that_does_not_come_in_time_is_given_up() -> None:
     assert site.record("1").live == 4
 
 
-def test_stubs_that_end_before_the_job_are_not_taken() -> None:
-    """A processor that the LRM takes away in the middle of the run is no use."""
-    site, offer = growing()
-    site.answer(offer, 1)
-    site.take_all()
-    actions = site.hold(site.stubs()[0], ends_at=site.now + 100.0)
-    assert of_kind(TakeProcessors, actions) == []
-    assert len(of_kind(WithdrawOffer, actions)) == 1
-
-
 def test_cluster_that_closes_before_the_answer() -> None:
-    """Accepted processors that are not there any more are withdrawn."""
     site, offer = growing()
     site.post(ev.ClusterUnavailable(time=site.now, cluster=A, reason="no answer"))
     actions = site.answer(offer, 3)
@@ -245,16 +236,14 @@ def test_cluster_that_closes_before_the_answer() -> None:
 def test_policy_of_the_site(policy: str, said: list[tuple[str, int]]) -> None:
     """Six free processors for two jobs of two: in order, equally, by doubling."""
     site = MalleableSite({"a": 12}, Approach.NONE, policy)
-    site.start(job("r", component("x", 2, cluster="a")))
-    site.start(malleable("1", part(2, 9)))
-    site.start(malleable("2", part(2, 9)))
+    for one in (job("r", component("x", 2, cluster="a")), malleable("1", part(2, 9)), malleable("2", part(2, 9))):
+        site.start(one)
     site.parameters = Parameters(malleability_policy=policy)
     actions = site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=site.clusters))
     assert offers(actions) == said
 
 
 def test_policy_of_a_cluster() -> None:
-    """A cluster may have a policy of its own."""
     own = ClusterParameters(name=A, malleability_policy="folding")
     site = MalleableSite({"a": 12}, clusters=(own,))
     assert offers(site.start(malleable("1", part(2, 9)))) == [("1", 2)]
@@ -373,7 +362,6 @@ def test_pwa_never_shrinks_below_minima() -> None:
 
 
 def test_pwa_grows_when_no_room_can_be_made() -> None:
-    """The head needs too much; what comes free meanwhile is offered to the running."""
     site = grown()
     site.submit(job("3", 10))
     site.release("1", 2)
@@ -382,7 +370,6 @@ def test_pwa_grows_when_no_room_can_be_made() -> None:
 
 
 def test_pwa_does_not_grow_while_room_is_made() -> None:
-    """What is given up is not offered to others, and later jobs do not take it from the head."""
     site = grown()
     first, second = of_kind(RequestProcessors, site.submit(job("3", 4)))
     site.answer(first)
@@ -397,12 +384,11 @@ def test_pwa_does_not_grow_while_room_is_made() -> None:
 
 
 def test_pra_never_shrinks_for_waiting_jobs() -> None:
-    """The waiting job waits."""
     site = grown(approach=Approach.PRA)
     assert requests(site.submit(job("3", 2))) == []
 
 
-def test_pra_grows_before_the_queue_is_looked_at() -> None:
+def test_pra_grows_before_the_queue_is_looked_at_and_pwa_after_it() -> None:
     """Processors of a job that ended are offered to running jobs; the waiting job gets what nobody takes."""
     site = MalleableSite({"a": 10}, Approach.PRA)
     site.start(job("r", 5))
@@ -414,10 +400,6 @@ def test_pra_grows_before_the_queue_is_looked_at() -> None:
     (offer,) = of_kind(OfferProcessors, site.actions)
     assert (offer.processors, site.record("2").state) == (5, JobState.WAITING)
     assert submissions(site.answer(offer, 3)) == {"a": 5}  # three stubs, two for the waiting job
-
-
-def test_pwa_looks_at_the_queue_first() -> None:
-    """The same under PWA: the waiting job gets its two, the running one is offered the rest."""
     site = MalleableSite({"a": 10}, Approach.PWA)
     site.start(job("r", 5))
     site.start(malleable("1", part(5, 9)))
@@ -449,7 +431,6 @@ def test_an_application_may_give_up_more_than_requested() -> None:
 
 
 def test_giving_back_of_its_own_will() -> None:
-    """Processors that an application no longer wants are released, but never below its minimum."""
     site = grown()
     going = site.claimed("1")
     actions = site.release_these("1", *(one.id for one in going))
@@ -460,7 +441,6 @@ def test_giving_back_of_its_own_will() -> None:
 
 
 def test_what_another_job_holds_is_not_released() -> None:
-    """Nor what is only being gathered."""
     site, offer = growing()
     site.answer(offer, 2)
     site.start(job("2", 2))
@@ -469,7 +449,6 @@ def test_what_another_job_holds_is_not_released() -> None:
 
 
 def test_refusal_to_shrink_is_not_repeated_at_once() -> None:
-    """An application that gives nothing is asked again only after a while."""
     site = grown()
     for request in of_kind(RequestProcessors, site.submit(job("3", 4))):
         assert requests(site.answer(request, 0)) == []
@@ -500,7 +479,6 @@ def test_what_was_given_for_the_head_is_not_offered_back(policy: str) -> None:
 
 
 def test_what_was_given_in_vain_is_offered_once_nobody_waits() -> None:
-    """The head is cancelled in the pause after it."""
     site = short()
     site.answer(of_kind(RequestProcessors, site.actions)[-1], 0)
     assert offers(site.cancel("late")) == [("1", 4)]
@@ -517,7 +495,6 @@ def test_room_is_made_elsewhere_when_a_cluster_gives_nothing() -> None:
 
 
 def test_release_that_does_not_come_is_not_awaited_for_ever() -> None:
-    """The rest is requested from others; when it comes after all, it is taken."""
     site = grown("fpsma")
     (request,) = of_kind(RequestProcessors, site.submit(job("3", 2)))
     site.answer(request, 2)
@@ -542,7 +519,6 @@ def test_end_of_a_job_that_shrank() -> None:
 
 
 def test_end_of_a_job_that_grew() -> None:
-    """New ranks count: one that fails fails the job, and all must end for it to be complete."""
     for well in (True, False):
         site, offer = growing()
         site.grow_by(offer, 2)
@@ -557,7 +533,6 @@ def test_end_of_a_job_that_grew() -> None:
 
 
 def test_last_ranks_released() -> None:
-    """A job whose other ranks have ended is complete when the last ones are given up."""
     site = grown()
     for rank in range(4):
         site.rank_ends("1", rank)
@@ -565,20 +540,31 @@ def test_last_ranks_released() -> None:
     assert site.outcome("1").state is JobState.COMPLETED
 
 
-@pytest.mark.parametrize("phase", ["asked", "gathering", "taking", "shrinking", "releasing"])
-def test_job_that_ends_in_the_middle_of_a_change(phase: str) -> None:
-    """Nothing is left of the change: stubs end, what was offered is free, and steps go on."""
-    site = grown() if phase in {"shrinking", "releasing"} else growing()[0]
+def in_the_middle(phase: str) -> MalleableSite:
+    """Return a site where job 1 is in the middle of a change."""
     if phase in {"shrinking", "releasing"}:
+        site = grown()
         request = of_kind(RequestProcessors, site.submit(job("3", 4)))[0]
         if phase == "releasing":
             site.answer(request)
-            site.release("1", 1)
-    elif phase != "asked":
-        (offer,) = of_kind(OfferProcessors, site.actions)
+        return site
+    site, offer = growing()
+    if phase != "asked":
         site.answer(offer, 2)
-        if phase == "taking":
-            site.hold_stubs()
+    if phase == "taking":
+        site.hold_stubs()
+    return site
+
+
+PHASES = ("asked", "gathering", "taking", "shrinking", "releasing")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_job_that_ends_in_the_middle_of_a_change(phase: str) -> None:
+    """Nothing is left of the change: stubs end, what was offered is free, and steps go on."""
+    site = in_the_middle(phase)
+    if phase == "releasing":
+        site.release("1", 1)
     site.cancel("1")
     site.end_ending()
     site.cancel("2") if "2" in site.state.jobs else None
@@ -589,8 +575,23 @@ def test_job_that_ends_in_the_middle_of_a_change(phase: str) -> None:
     assert [p for p in site.state.placeholders.values() if p.job_id == "1"] == []
 
 
+@pytest.mark.parametrize("phase", PHASES)
+def test_snapshot_in_the_middle_of_a_change(phase: str) -> None:
+    site = in_the_middle(phase)
+    resumed = Scheduler(copied(site.state))
+    assert resumed.state == site.state
+    before = len(site.events), len(site.actions)
+    site.end_ending()
+    site.hold_stubs()
+    site.pass_time(100.0)
+    site.cancel("1")
+    site.end_ending()
+    done = [action for event in site.events[before[0] :] for action in resumed.handle(event)]
+    assert done == site.actions[before[1] :]
+    assert resumed.state == site.state
+
+
 def test_nothing_is_offered_to_a_job_that_is_about_to_end() -> None:
-    """Once a rank has ended the job is left alone, and what was gathered for it goes back."""
     site, offer = growing()
     site.answer(offer, 2)
     site.rank_ends("1", 0)
@@ -603,7 +604,6 @@ def test_nothing_is_offered_to_a_job_that_is_about_to_end() -> None:
 
 
 def test_components_grow_each_in_its_own_cluster() -> None:
-    """A co-allocated malleable job is offered processors of both clusters, one offer for each component."""
     site = MalleableSite({"a": 6, "b": 9})
     two = malleable("1", part(2, 9, "a", "x"), part(3, 9, "b", "y"))
     actions = site.start(two)
@@ -632,7 +632,6 @@ def test_components_of_malleable_jobs_are_not_split() -> None:
 
 
 def test_room_for_a_co_allocated_head() -> None:
-    """Both clusters make room at the same time, or neither does."""
     site = MalleableSite({"a": 8, "b": 8})
     for name in ("a", "b"):
         site.start(malleable(name, part(2, 8, name), initial=8))
@@ -643,65 +642,33 @@ def test_room_for_a_co_allocated_head() -> None:
     assert sorted(requests(site.actions)) == [("a", 4), ("b", 5)]
 
 
-@pytest.mark.parametrize("phase", ["asked", "gathering", "taking", "shrinking", "releasing"])
-def test_snapshot_in_the_middle_of_a_change(phase: str) -> None:
-    """A scheduler that goes on from a snapshot decides as the one that made it."""
-    site = grown() if phase in {"shrinking", "releasing"} else growing()[0]
-    if phase in {"shrinking", "releasing"}:
-        request = of_kind(RequestProcessors, site.submit(job("3", 4)))[0]
-        if phase == "releasing":
-            site.answer(request)
-    elif phase != "asked":
-        (offer,) = of_kind(OfferProcessors, site.actions)
-        site.answer(offer, 2)
-        if phase == "taking":
-            site.hold_stubs()
-    resumed = Scheduler(copied(site.state))
-    assert resumed.state == site.state
-    before = len(site.events), len(site.actions)
-    site.end_ending()
-    site.hold_stubs()
-    site.pass_time(100.0)
-    site.cancel("1")
-    site.end_ending()
-    done = [action for event in site.events[before[0] :] for action in resumed.handle(event)]
-    assert done == site.actions[before[1] :]
-    assert resumed.state == site.state
-
-
-def words(site: MalleableSite, id_: str) -> str:
-    """Return what is said of a job now."""
-    record = site.record(id_)
-    return explain(site.state, site.scheduler.queue_position(record.job.id), record, site.now)
-
-
-def test_explanations_of_growing() -> None:
-    """What is offered, gathered and taken is told, with the bounds of the job."""
+def test_explanations_of_a_change() -> None:
+    """What is offered, gathered, taken, requested and released is told, and for whom; and why a growth ended."""
     site, offer = growing()
-    assert "It can have 2 to 10 processors on a; it has been offered 6 more" in words(site, "1")
+    assert "It can have 2 to 10 processors on a; it has been offered 6 more" in site.explained()
     site.answer(offer, 3)
-    assert "3 more are being gathered for it" in words(site, "1")
+    assert "3 more are being gathered for it" in site.explained()
     (taking,) = of_kind(TakeProcessors, site.hold_stubs())
-    assert "it is taking in 3 more" in words(site, "1")
+    assert "it is taking in 3 more" in site.explained()
     site.take(taking)
-    assert "on 7 processors: a (7)" in words(site, "1")
-
-
-def test_explanations_of_shrinking() -> None:
-    """What is requested and released is told, and the waiting job is told that room is being made for it."""
+    assert "on 7 processors: a (7)" in site.explained()
     site = grown()
     request = of_kind(RequestProcessors, site.submit(job("3", 4)))[0]
-    assert "it has been asked to give up 2" in words(site, "1")
+    assert "it has been asked to give up 2" in site.explained()
     site.answer(request)
     site.release("1", 1)
-    assert "it is giving up 1 more" in words(site, "1")
-    assert "Running jobs are giving up processors for it on a." in words(site, "3")
+    assert "it is giving up 1 more" in site.explained()
+    assert "Running jobs are giving up processors for it on a." in site.explained("3")
     site.release("1", 1)
-    assert "on 4 processors: a (4)" in words(site, "1")
+    assert "on 4 processors: a (4)" in site.explained()
+    site, offer = growing()
+    site.answer(offer, 3)
+    site.ended(site.stubs()[0], EndReason.NODE_LOST)
+    assert "3 more processors on a: placeholder" in site.explained()
 
 
-@pytest.mark.parametrize("cancelled", [False, True])
-def test_a_job_that_has_ended_tells_what_sizes_it_had(cancelled: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("end", [MalleableSite.cancel, MalleableSite.complete])
+def test_a_job_that_has_ended_tells_what_sizes_it_had(end: Callable[[MalleableSite, str], object]) -> None:
     """By the time since it was launched, for that stays true however late it is asked for."""
     site, offer = growing()
     site.now += 30.0
@@ -709,20 +676,15 @@ def test_a_job_that_has_ended_tells_what_sizes_it_had(cancelled: bool) -> None: 
     site.now += 60.0
     (request,) = of_kind(RequestProcessors, site.submit(job("3", 4)))
     site.shrink_by(request)
-    if cancelled:
-        site.cancel("1")
-    else:
-        site.complete("1")
+    end(site, "1")
     site.now += 86400.0
-    told = (
+    assert (
         " While it ran it grew from 4 to 7 on a 30 s after it was launched (processors are free); "
         "gave 1 of 7 back on a 90 s after it was launched (room for job 3)."
-    )
-    assert told in words(site, "1")
+    ) in site.explained()
 
 
 def test_only_the_latest_sizes_of_a_job_that_has_ended_are_told() -> None:
-    """How many were before them is said."""
     site, offer = growing()
     site.grow_by(offer, 1)
     for count in range(1, 5):
@@ -730,16 +692,8 @@ def test_only_the_latest_sizes_of_a_job_that_has_ended_are_told() -> None:
         site.grow_by(further, 1)
         assert site.sizes("1") == [5 + count]
     site.complete("1")
-    assert " While it ran, after 2 earlier changes of its size, it grew from 6 to 7 on a" in words(site, "1")
-    assert words(site, "1").count("after it was launched") == 3
-
-
-def test_explanation_of_a_withdrawn_offer() -> None:
-    """Why it does not grow is told."""
-    site, offer = growing()
-    site.answer(offer, 3)
-    site.ended(site.stubs()[0], EndReason.NODE_LOST)
-    assert "3 more processors on a: placeholder" in words(site, "1")
+    assert " While it ran, after 2 earlier changes of its size, it grew from 6 to 7 on a" in site.explained()
+    assert site.explained().count("after it was launched") == 3
 
 
 # ---- the same policies on counts and on placeholders -----------------------------------------------------------------
@@ -789,7 +743,7 @@ def test_a_cluster_that_rejects_a_growth_is_not_offered_again() -> None:
         site.pass_time(site.parameters.backoff + 1)
         site.poll("a", 10, idle=6, ours=4)
     assert offers(site.actions[before:]) == []
-    assert "3 more processors on a: a refused it: no account" in explain(site.state, None, site.record("1"), site.now)
+    assert "3 more processors on a: a refused it: no account" in site.explained()
     site.start(malleable("2", part(2, 4)))
     assert [name for name, _ in offers(site.actions[before:])] == ["2"]
     site.answer(of_kind(OfferProcessors, site.actions)[-1], 0)

@@ -11,7 +11,6 @@ import pytest
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors, WithdrawOffer
-from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from tests.unit.scheduler.malleable_site import MalleableSite, granted, malleable, offers, part, requests
 from tests.unit.scheduler.scheduler_site import A, component, copied, job, of_kind, submissions
@@ -43,8 +42,14 @@ def shrunk(site: MalleableSite, others: tuple[int, ...]) -> int:
 
 
 def test_running_jobs_shrink_for_others_that_wait() -> None:
-    """As soon as a poll shows a job that waits, by what it lacks."""
-    assert requests(full().poll("a", 8, idle=0, ours=8, others=(3,))) == [("1", 3)]
+    """By what those lack; who refuses is not asked again at once, as for the head of the queue."""
+    site = full()
+    (request,) = of_kind(RequestProcessors, site.poll("a", 8, idle=0, ours=8, others=(3,)))
+    assert (request.job_id, request.processors) == ("1", 3)
+    assert site.answer(request, 0) == []
+    assert requests(site.poll("a", 8, idle=0, ours=8, others=(3,))) == []
+    assert requests(site.pass_time(14.0)) == []
+    assert requests(site.pass_time(2.0)) == [("1", 3)]
 
 
 @pytest.mark.parametrize("approach", [Approach.NONE, Approach.PRA])
@@ -59,7 +64,6 @@ def test_other_approaches_never_shrink_for_them(approach: Approach) -> None:
 
 
 def test_it_matters_where_malleable_jobs_run() -> None:
-    """Others need not be counted where nobody could be shrunk for them."""
     site = MalleableSite({"a": 8})
     assert not site.scheduler.shrinks_for_others(A)
     site.start(malleable("1", part(2, 8)))
@@ -114,27 +118,15 @@ def test_a_job_that_needs_more_than_all_could_give_shrinks_nobody() -> None:
 
 
 def test_jobs_are_shrunk_to_their_minima_at_most() -> None:
-    """Of several small jobs those are counted for which it is enough."""
     site = full()
     assert shrunk(site, (1,) * 20) == 6
     assert site.sizes("1") == [2]
 
 
 def test_the_queue_of_others_does_not_matter_where_enough_is_idle() -> None:
-    """A job that has just come in, and would start at once, makes nobody shrink."""
     site = MalleableSite({"a": 12})
     site.start(malleable("1", part(2, 8), initial=8))
     assert requests(site.poll("a", 12, idle=4, ours=8, others=(4,))) == []
-
-
-def test_refusal_to_shrink_for_others_is_not_repeated_at_once() -> None:
-    """The same pause as for the head of the queue."""
-    site = full()
-    (request,) = of_kind(RequestProcessors, site.poll("a", 8, idle=0, ours=8, others=(3,)))
-    assert site.answer(request, 0) == []
-    assert requests(site.poll("a", 8, idle=0, ours=8, others=(3,))) == []
-    assert requests(site.pass_time(14.0)) == []
-    assert requests(site.pass_time(2.0)) == [("1", 3)]
 
 
 def test_placed_jobs_of_ours_come_first_and_others_next() -> None:
@@ -152,11 +144,12 @@ def test_placed_jobs_of_ours_come_first_and_others_next() -> None:
 # ---- growing --------------------------------------------------------------------------------------------------------
 
 
-def test_what_others_wait_for_is_not_offered() -> None:
-    """Of 6 that are idle 4 are left to a job that waits."""
+@pytest.mark.parametrize(("idle", "waiting", "offered"), [(8, 4, 2), (4, 7, 2)], ids=["kept", "too little for others"])
+def test_what_others_wait_for_is_not_offered(idle: int, waiting: int, offered: int) -> None:
+    """Of 6 that are idle 4 are left to a job that waits; nothing is kept for one that needs more than there can be."""
     site = MalleableSite({"a": 8})
-    site.poll("a", 8, idle=8, others=(4,))
-    assert offers(site.start(malleable("1", part(2, 8)))) == [("1", 2)]
+    site.poll("a", 8, idle=idle, others=(waiting,))
+    assert offers(site.start(malleable("1", part(2, 8)))) == [("1", offered)]
 
 
 def test_a_voluntary_wish_does_not_get_what_others_wait_for() -> None:
@@ -177,13 +170,6 @@ def test_what_was_given_for_others_is_theirs_until_it_is_taken() -> None:
     assert offers(site.poll("a", 8, idle=3, ours=5, others=(3,))) == []
     assert offers(site.poll("a", 8, idle=0, ours=5)) == []
     assert offers(site.poll("a", 8, idle=3, ours=5)) == [("1", 3)]
-
-
-def test_what_is_too_little_for_others_is_offered() -> None:
-    """Nothing is kept for a job that needs more than there could be."""
-    site = MalleableSite({"a": 8})
-    site.poll("a", 8, idle=4, others=(7,))
-    assert offers(site.start(malleable("1", part(2, 8)))) == [("1", 2)]
 
 
 def test_waiting_jobs_of_ours_are_placed_all_the_same() -> None:
@@ -215,15 +201,13 @@ def test_a_growth_whose_stubs_wait_makes_way() -> None:
     assert site.stubs() == []
 
 
-@pytest.mark.parametrize("others", [(), (7,)])
+@pytest.mark.parametrize("others", [(), (7,)], ids=["nobody waits", "for more than there could be"])
 def test_a_growth_goes_on_where_that_helps_nobody(others: tuple[int, ...]) -> None:
-    """Nobody waits, or for more than there could be."""
     site = growing()
     assert of_kind(WithdrawOffer, site.poll("a", 8, idle=0, ours=5, others=others)) == []
 
 
 def test_a_growth_goes_on_whose_stubs_have_started() -> None:
-    """It is about to be over; then the job can be shrunk."""
     site = growing()
     for stub in site.stubs():
         site.post(ev.PlaceholderStarted(time=site.now, placeholder=stub))
@@ -246,26 +230,17 @@ def doubted() -> MalleableSite:
 
 
 def test_what_others_do_not_take_is_offered_again() -> None:
-    """And nobody is shrunk for that job again, also when what it could have is in use."""
+    """And nobody is shrunk for that job again for long, also when what it could have is in use; for a new one, yes."""
     site = doubted()
+    assert copied(site.state) == site.state
     site.grow_by(of_kind(OfferProcessors, site.actions)[-1])
     assert site.sizes("1") == [8]
     assert requests(site.poll("a", 8, idle=0, ours=8, others=(3,))) == []
-
-
-def test_a_new_job_of_the_same_size_counts() -> None:
-    """Beside the one that is not believed any more."""
+    site.pass_time(LONGEST_BACKOFF)
+    assert requests(site.poll("a", 8, idle=0, ours=8, others=(3,))) == [("1", 3)]
     site = doubted()
     site.grow_by(of_kind(OfferProcessors, site.actions)[-1])
     assert requests(site.poll("a", 8, idle=0, ours=8, others=(3, 3))) == [("1", 3)]
-
-
-def test_one_that_was_doubted_is_believed_again_after_a_long_while() -> None:
-    """It may have waited for something that has come."""
-    site = doubted()
-    site.grow_by(of_kind(OfferProcessors, site.actions)[-1])
-    site.pass_time(LONGEST_BACKOFF)
-    assert requests(site.poll("a", 8, idle=0, ours=8, others=(3,))) == [("1", 3)]
 
 
 def test_a_wait_that_ends_in_time_is_forgotten() -> None:
@@ -282,25 +257,13 @@ def test_a_wait_that_ends_in_time_is_forgotten() -> None:
 # ---- words and snapshots --------------------------------------------------------------------------------------------
 
 
-def words(site: MalleableSite, id_: str = "1") -> str:
-    """Return the explanation of a job."""
-    return explain(site.state, None, site.record(id_), site.now)
-
-
 def test_what_is_said_of_it() -> None:
-    """For whom a job shrinks, and why it does not grow."""
     site = full()
     site.poll("a", 8, idle=0, ours=8, others=(2,))
-    assert "it has been asked to give up 2 (2 processors for a job that waits in a's queue)" in words(site)
-    assert "2 processors of a are wanted by others who wait in its queue." in words(site)
+    assert "it has been asked to give up 2 (2 processors for a job that waits in a's queue)" in site.explained()
+    assert "2 processors of a are wanted by others who wait in its queue." in site.explained()
     site.poll("a", 8, idle=0, ours=8)
-    assert "wanted by others" not in words(site)
-
-
-def test_snapshots_keep_them() -> None:
-    """With the doubts."""
-    site = doubted()
-    assert copied(site.state) == site.state
+    assert "wanted by others" not in site.explained()
 
 
 # ---- whatever happens -----------------------------------------------------------------------------------------------
@@ -362,7 +325,6 @@ def carried_through(site: MalleableSite, done: int, *, wanted: int, chance: rand
 
 
 def test_the_same_step_is_not_taken_over_and_over() -> None:
-    """With an application that declines all, one request for each pause."""
     site = full()
     times: list[float] = []
     for _ in range(200):
@@ -381,9 +343,9 @@ def test_the_same_step_is_not_taken_over_and_over() -> None:
 PAUSE = 100.0
 
 
-def hysteresis_shrunk(**hysteresis: float) -> MalleableSite:
+def after_shrinking(grow_pause: float = PAUSE) -> MalleableSite:
     """Return a site of 10 where a job of 10 has given 4 for another one, which has ended since."""
-    site = MalleableSite({"a": 10}, grow_pause=hysteresis.get("grow_pause", 0.0))
+    site = MalleableSite({"a": 10}, grow_pause=grow_pause)
     site.start(malleable("1", part(2, 10), initial=10, walltime=9000))
     (request,) = of_kind(RequestProcessors, site.submit(job("2", 4)))
     site.shrink_by(request)
@@ -401,28 +363,22 @@ def grown(shrink_pause: float = 0.0) -> MalleableSite:
     return site
 
 
-def test_without_pauses_what_comes_free_is_offered_at_once() -> None:
-    """As ever."""
-    assert offers(hysteresis_shrunk().actions)[-1:] == [("1", 4)]
-
-
 def test_nothing_is_offered_in_the_pause_after_shrinking() -> None:
-    """And all of it as soon as the pause is over, without any other event."""
-    site = hysteresis_shrunk(grow_pause=PAUSE)
+    assert offers(after_shrinking(0.0).actions)[-1:] == [("1", 4)]
+    site = after_shrinking()
     assert offers(site.actions) == []
     assert offers(site.pass_time(PAUSE - 1)) == []
     assert offers(site.pass_time(2.0)) == [("1", 4)]
 
 
 def test_applications_may_ask_in_the_pause_after_shrinking() -> None:
-    """They know what they need."""
-    site = hysteresis_shrunk(grow_pause=PAUSE)
+    site = after_shrinking()
     assert granted(site.ask("1", 2)) == [("1", 2, "")]
 
 
 def test_a_pause_is_not_cut_short_by_a_growth_that_fails() -> None:
     """The pause after a failure is shorter here; the longer one counts."""
-    site = hysteresis_shrunk(grow_pause=PAUSE)
+    site = after_shrinking()
     site.ask("1", 2)
     site.ended(site.stubs()[0], EndReason.NODE_LOST)
     site.end_ending()
@@ -442,23 +398,17 @@ def test_giving_back_of_its_own_will_begins_no_pause() -> None:
 
 
 def test_nobody_is_asked_in_the_pause_after_growing() -> None:
-    """The head of the queue waits for as long."""
     assert requests(grown().submit(job("2", 4))) == [("1", 4)]
     site = grown(PAUSE)
     assert requests(site.submit(job("2", 4))) == []
     assert requests(site.pass_time(PAUSE - 1)) == []
     assert requests(site.pass_time(2.0)) == [("1", 4)]
-
-
-def test_others_wait_for_the_end_of_the_pause_too() -> None:
-    """It is the changes of the applications that cost."""
     site = grown(PAUSE)
     assert requests(site.poll("a", 10, idle=0, ours=10, others=(4,))) == []
     assert requests(site.pass_time(PAUSE)) == [("1", 4)]
 
 
 def test_an_application_that_insists_does_not_wait_for_the_pause() -> None:
-    """It must be accommodated."""
     site = MalleableSite({"a": 10}, shrink_pause=PAUSE)
     site.submit(malleable("1", part(2, 9), initial=4), malleable("2", part(1, 4), initial=1))
     site.started("1")
@@ -505,10 +455,6 @@ def test_room_is_made_in_steps() -> None:
             site.shrink_by(message)
     assert sizes == [3, 3, 2]
     assert site.placed("2") == {"c0": ("a", 8)}
-
-
-def test_room_is_made_for_others_in_steps() -> None:
-    """The reason names what each step frees."""
     site = MalleableSite({"a": 10}, largest_change=3)
     site.start(malleable("1", part(2, 10), initial=10))
     (request,) = of_kind(RequestProcessors, site.poll("a", 10, idle=0, ours=10, others=(5,)))
@@ -547,7 +493,6 @@ def test_who_is_at_its_minimum_is_not_asked_for_ever() -> None:
 
 
 def test_who_gave_nothing_is_asked_again_when_sizes_have_changed() -> None:
-    """The long pause is over then."""
     site = vain()
     asked_over(site, 3600)
     site.release("1", 1)

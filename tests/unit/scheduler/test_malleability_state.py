@@ -22,7 +22,6 @@ from koala_adapter.scheduler.actions import (
     TakeProcessors,
     WithdrawOffer,
 )
-from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
 from koala_adapter.scheduler.records import ChangePhase
@@ -278,7 +277,7 @@ def test_nothing_is_offered_when_the_walltime_is_near() -> None:
     site.pass_time(WALLTIME - LEAST + 1)
     assert of_kind(OfferProcessors, freed(site)) == []
     assert site.sizes("1") == [2]
-    assert "It grows no more: its walltime is near." in explain(site.state, None, site.record("1"), site.now)
+    assert "It grows no more: its walltime is near." in site.explained()
 
 
 def test_without_the_setting_growth_has_no_end() -> None:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from koala_adapter.model import ClusterName, EndReason, Launcher
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import SubmitPlaceholders, TakeProcessors
-from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
 from koala_adapter.scheduler.placement.policy import (
@@ -168,28 +167,32 @@ def test_single_component_goes_where_most_is_idle(views: Views, minimum: int) ->
         assert views[result.components[0].cluster] in at_once
 
 
-def test_same_question_same_answer() -> None:
-    """Equal clusters are told apart by their order in the site file, not by chance."""
-    views = site(view("b", 4), view("a", 4))
-    assert placed(views, request("c", 2)) == {"c": ("b", 2)}
-
-
-def test_largest_component_chooses_first() -> None:
-    """The large component gets the large cluster although the small one is named first."""
-    views = site(view("a", 8), view("b", 3))
-    assert placed(views, request("small", 3), request("large", 6)) == {"small": ("b", 3), "large": ("a", 6)}
-
-
-def test_busy_cluster_takes_placeholders_into_its_queue() -> None:
-    """With nothing idle anywhere, placeholders are queued where the load is least."""
-    views = site(view("a", 8, room=8, idle=-3), view("b", 8, room=8, idle=-1))
-    assert placed(views, request("c", 4)) == {"c": ("b", 4)}
-
-
-def test_idle_beats_less_loaded() -> None:
-    """A cluster that can start the component now goes before one that is larger but could not."""
-    views = site(view("a", 20, room=2, idle=9), view("b", 4, room=4, idle=4))
-    assert placed(views, request("c", 3)) == {"c": ("b", 3)}
+@pytest.mark.parametrize(
+    ("views", "asked", "expected"),
+    [
+        ([view("b", 4), view("a", 4)], [request("c", 2)], {"c": ("b", 2)}),
+        (
+            [view("a", 8), view("b", 3)],
+            [request("small", 3), request("large", 6)],
+            {"small": ("b", 3), "large": ("a", 6)},
+        ),
+        ([view("a", 8, room=8, idle=-3), view("b", 8, room=8, idle=-1)], [request("c", 4)], {"c": ("b", 4)}),
+        ([view("a", 20, room=2, idle=9), view("b", 4, room=4, idle=4)], [request("c", 3)], {"c": ("b", 3)}),
+        ([view("a", 10)], [request("x", 2, 10), request("y", 4)], {"x": ("a", 6), "y": ("a", 4)}),
+        ([view("a", 3), view("b", 30)], [request("c", 2, cluster="a")], {"c": ("a", 2)}),
+        (
+            [view("a", 6), view("b", 5)],
+            [request("free", 5), request("bound", 4, cluster="a")],
+            {"free": ("b", 5), "bound": ("a", 4)},
+        ),
+    ],
+    ids=["equal: the order of the site file", "the largest chooses first", "queued where the load is least",
+         "idle beats less loaded", "a moldable one leaves the minimum of others", "pinned", "pinned beside a free one"],
+)  # fmt: skip
+def test_where_worst_fit_places(
+    views: list[ClusterView], asked: list[ComponentRequest], expected: dict[str, tuple[str, int]]
+) -> None:
+    assert placed(site(*views), *asked) == expected
 
 
 @pytest.mark.parametrize(("idle", "size"), [(10, 8), (6, 6), (3, 3), (1, 2), (-5, 2)])
@@ -198,33 +201,9 @@ def test_moldable_takes_what_is_idle(idle: int, size: int) -> None:
     assert placed(site(view("a", 10, idle=idle)), request("c", 2, 8)) == {"c": ("a", size)}
 
 
-def test_moldable_leaves_the_minimum_of_others() -> None:
-    """What one component could grow into is first given to the other's minimum."""
-    views = site(view("a", 10))
-    assert placed(views, request("x", 2, 10), request("y", 4)) == {"x": ("a", 6), "y": ("a", 4)}
-
-
-def test_pinned_component_stays_where_the_user_wants_it() -> None:
-    """The named cluster is used although another has more idle processors."""
-    views = site(view("a", 3), view("b", 30))
-    assert placed(views, request("c", 2, cluster="a")) == {"c": ("a", 2)}
-
-
-def test_pinned_component_does_not_lose_its_place_to_a_free_one() -> None:
-    """A component without a wish gives way on the cluster another insists on."""
-    views = site(view("a", 6), view("b", 5))
-    asked = (request("free", 5), request("bound", 4, cluster="a"))
-    assert placed(views, *asked) == {"free": ("b", 5), "bound": ("a", 4)}
-
-
 def test_not_now_tells_the_room_there_is() -> None:
-    """Enough exists but is taken: the answer names component, need and room."""
     result = place(site(view("a", 8, room=3), view("b", 8, closed="out of reach: no answer")), request("c", 5))
     assert result == Insufficient(reason="component 'c' needs 5 processors (a: room for 3; b: out of reach: no answer)")
-
-
-def test_components_that_do_not_fit_together_now() -> None:
-    """Each would fit alone, not both at once: the answer says so."""
     result = place(site(view("a", 8, room=5)), request("c", 4), request("d", 4))
     assert result == Insufficient(reason="its 2 components need 8 processors together (a: room for 5)")
 
@@ -289,7 +268,6 @@ def test_components_that_do_not_fit_together_now() -> None:
     ],
 )
 def test_never_says_why(views: Views, asked: list[ComponentRequest], reason: str) -> None:
-    """What can never run is told apart from what must wait, with the limit that forbids it."""
     assert place(views, *asked) == Infeasible(reason=reason)
 
 
@@ -347,19 +325,14 @@ def test_a_flexible_component_grows_only_where_its_software_is() -> None:
         assert {claim.cluster for claim in scene.record("1").claims} == clusters
 
 
-def test_never_even_when_the_clusters_are_closed() -> None:
-    """A cluster out of reach does not make an impossible job merely wait."""
+def test_what_can_never_run_does_not_depend_on_polls() -> None:
+    """A cluster out of reach does not make an impossible job merely wait; one that was never seen may hold anything."""
     assert isinstance(place(site(view("a", 4, closed="out of reach")), request("c", 5)), Infeasible)
-
-
-def test_unseen_cluster_may_hold_anything() -> None:
-    """Before the first poll nobody knows that a job is too large."""
     views = site(view("a", 4), view("b", None, closed="not seen yet"))
     assert isinstance(place(views, request("c", 50)), Insufficient)
 
 
 def test_message_about_many_clusters_stays_short() -> None:
-    """Of a thousand clusters only a few are named."""
     views = site(*(view(f"n{number}", 1) for number in range(1000)))
     result = place(views, request("c", 2))
     assert isinstance(result, Infeasible)
@@ -379,16 +352,12 @@ def test_packing_finds_what_greedy_misses() -> None:
 
 
 def test_packing_gives_up_in_bounded_time() -> None:
-    """A hopeless puzzle ends with "not known" instead of running for ever."""
     names = [ClusterName(f"n{number}") for number in range(20)]
     pieces = [Piece(name=f"c{number}", size=3, clusters=frozenset(names)) for number in range(25)]
     packing = pack(pieces, dict.fromkeys(names, 4))
     assert packing.clusters is None
     assert not packing.exhaustive
-
-
-def test_packing_of_very_many_components_is_not_begun() -> None:
-    """Thousands of components do not exhaust the stack."""
+    # Thousands of components do not exhaust the stack.
     name = ClusterName("a")
     pieces = [Piece(name=f"c{number}", size=1, clusters=frozenset([name])) for number in range(5000)]
     assert not pack(pieces, {name: 10}).exhaustive
@@ -414,18 +383,13 @@ def places(site: MalleableSite) -> list[int]:
     return [len(claim.places) for claim in site.record("1").claims]
 
 
-def explained(site: MalleableSite) -> str:
-    """Return what is said of job 1."""
-    return explain(site.state, None, site.record("1"), site.now)
-
-
 def test_what_is_not_idle_is_queued_for() -> None:
     """For the time that the job has left; it is told, and the cluster need not be looked at more often for it."""
     site = crowded()
     site.pass_time(200)
     assert submissions(want(site, 4)) == {"a": 3}
     assert of_kind(SubmitPlaceholders, site.actions)[-1].walltime == 400 + site.parameters.launch_margin
-    assert "3 placeholders wait in the queue of a for a growth to 4." in explained(site)
+    assert "3 placeholders wait in the queue of a for a growth to 4." in site.explained()
     assert not site.scheduler.growth_waits(ClusterName("a"))
     assert submissions(site.poll("a", 10, idle=0, ours=2)) == {}
 
@@ -440,7 +404,7 @@ def test_each_is_taken_in_when_it_is_held() -> None:
     assert [rank.placeholder for rank in taking.ranks] == [second]
     assert site.sizes("1") == [1, 2]
     assert of_kind(TakeProcessors, [*site.hold(first), *site.hold(third)]) == []
-    assert "wait in the queue" not in explained(site)
+    assert "wait in the queue" not in site.explained()
     (both,) = of_kind(TakeProcessors, site.take(taking))
     site.take(both)
     assert (site.sizes("1"), places(site)) == ([1, 4], [0, 0])
@@ -465,7 +429,6 @@ def test_a_threshold_is_never_passed() -> None:
 
 
 def test_what_is_wanted_no_more_is_given_up() -> None:
-    """The latest first; what is held is kept longest."""
     site = crowded()
     want(site, 6)
     site.take_all()
@@ -500,7 +463,6 @@ def test_idle_processors_of_another_cluster_come_first() -> None:
 
 
 def test_waiting_jobs_have_the_room() -> None:
-    """Nothing is queued for a growth while jobs wait in the placement queue; afterwards it is."""
     site = crowded()
     site.submit(job("2", component("x", 9, cluster="a")))
     assert submissions(want(site, 4)) == {}
@@ -529,7 +491,6 @@ def test_sizes_of_which_not_any_is_of_use_are_not_queued_for() -> None:
 
 
 def test_the_end_of_the_job_gives_them_up() -> None:
-    """Those that wait and those that are held."""
     site = crowded()
     want(site, 4)
     site.take_all()
@@ -541,24 +502,20 @@ def test_the_end_of_the_job_gives_them_up() -> None:
     assert not site.state.placeholders
 
 
-def test_one_that_is_lost_is_queued_again_after_a_pause() -> None:
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_is_lost_or_refused_is_queued_again_after_a_pause(*, refused: bool) -> None:
     """Whoever cancels it would have to do so without end otherwise."""
     site = crowded()
-    want(site, 2)
-    site.take_all()
-    assert submissions(site.ended(site.stubs()[0], EndReason.CANCELLED)) == {}
-    assert "was lost" in explained(site)
-    assert submissions(site.pass_time(site.parameters.backoff)) == {"a": 1}
-
-
-def test_a_submission_that_is_refused_is_made_again_after_a_pause() -> None:
-    """The job goes on as it is."""
-    site = crowded()
-    (sent,) = of_kind(SubmitPlaceholders, want(site, 3))
-    refused = ev.BatchRejected(time=site.now, batch=sent.batch, reason="no more jobs")
-    assert submissions(site.post(refused)) == {}
+    (sent,) = of_kind(SubmitPlaceholders, want(site, 2))
+    if refused:
+        done = site.post(ev.BatchRejected(time=site.now, batch=sent.batch, reason="no more jobs"))
+    else:
+        site.take_all()
+        done = site.ended(site.stubs()[0], EndReason.CANCELLED)
+    assert submissions(done) == {}
     assert places(site) == [0, 0]
-    assert submissions(site.pass_time(site.parameters.backoff)) == {"a": 2}
+    assert refused or "was lost" in site.explained()
+    assert submissions(site.pass_time(site.parameters.backoff)) == {"a": 1}
 
 
 def test_one_that_would_end_before_the_job_is_not_queued() -> None:
@@ -571,7 +528,7 @@ def test_one_that_would_end_before_the_job_is_not_queued() -> None:
     site.take_all()
     assert of_kind(TakeProcessors, site.hold(site.stubs()[0], ends_at=site.now + 100)) == []
     assert site.stubs() == []
-    assert "they would end before the job's walltime does" in explained(site)
+    assert "they would end before the job's walltime does" in site.explained()
     site.pass_time(site.parameters.backoff)
     limits = (replace(limit, walltime_limit=400),)
     site.end_ending()

@@ -115,94 +115,79 @@ def test_every_policy_places_what_fits(policy: str, views: Views, requests: list
 # ---- close to files -------------------------------------------------------------------------------------------------
 
 
-def test_cluster_with_the_file_goes_before_a_larger_one() -> None:
-    """A component is placed where its input file is, though more is idle elsewhere."""
-    views = site(view("big", 20), near(view("a", 4), "/data/x"))
-    assert parts(ask("close-to-files", views, reading(request("c", 2), ("/data/x", GIB)))) == [("c", "a", 2)]
+X = ("/data/x", GIB)
 
 
-@pytest.mark.parametrize(("held", "found"), [("/data", "a"), ("/data/", "a"), ("/dat", "big"), ("/data/xy", "big")])
-def test_directory_holds_what_is_below_it(held: str, found: str) -> None:
-    """A path counts with all below it, and with nothing that only begins like it."""
-    views = site(view("big", 20), near(view("a", 4), held))
-    assert parts(ask("close-to-files", views, reading(request("c", 2), ("/data/x", 1))))[0][1] == found
-
-
-def test_least_transfer_time_where_nobody_has_the_file() -> None:
-    """1 GiB over 100 MiB/s takes 10.24 s, over 50 MiB/s twice that: the faster one is nearer."""
-    views = site(near(view("slow", 20), rate=50.0), near(view("fast", 4), rate=100.0), view("unknown", 30))
-    asked = reading(request("c", 2), ("/data/x", GIB))
-    assert parts(ask("close-to-files", views, asked)) == [("c", "fast", 2)]
-
-
-def test_a_file_comes_from_where_that_is_fastest() -> None:
-    """B gets the file from c at 200 MiB/s, which holds it but is full; a only from the host at 100."""
-    views = site(
-        near(view("a", 8), rate=100.0),
-        near(view("b", 4), rate=10.0, c=200.0),
-        near(view("c", 8, room=0), "/data/x", rate=100.0),
-    )
-    assert parts(ask("close-to-files", views, reading(request("c", 2), ("/data/x", GIB)))) == [("c", "b", 2)]
-
-
-def test_only_what_is_missing_is_moved() -> None:
-    """A has the large file and lacks the small one, b the other way round: a is nearer at the same bandwidth."""
-    views = site(near(view("b", 9), "/small", rate=10.0), near(view("a", 4), "/large", rate=10.0))
-    asked = reading(request("c", 2), ("/large", GIB), ("/small", 1024))
-    assert parts(ask("close-to-files", views, asked)) == [("c", "a", 2)]
-
-
-def test_less_to_move_is_nearer_where_no_bandwidth_is_known() -> None:
-    """Without any bandwidth the cluster that lacks less is preferred."""
-    views = site(view("b", 9), near(view("a", 4), "/large"))
-    assert parts(ask("close-to-files", views, reading(request("c", 2), ("/large", GIB), ("/s", 1))))[0][1] == "a"
+@pytest.mark.parametrize(
+    ("views", "files", "where"),
+    [
+        ([view("big", 20), near(view("a", 4), "/data/x")], [X], "a"),
+        # A path counts with all below it, and with nothing that only begins like it.
+        ([view("big", 20), near(view("a", 4), "/data")], [X], "a"),
+        ([view("big", 20), near(view("a", 4), "/data/")], [X], "a"),
+        ([view("big", 20), near(view("a", 4), "/dat")], [X], "big"),
+        ([view("big", 20), near(view("a", 4), "/data/xy")], [X], "big"),
+        # Nobody has the file: 1 GiB over 100 MiB/s takes 10.24 s, over 50 MiB/s twice that.
+        ([near(view("slow", 20), rate=50.0), near(view("fast", 4), rate=100.0), view("unknown", 30)], [X], "fast"),
+        # b gets the file from c at 200 MiB/s, which holds it but is full; a only from the host at 100.
+        (
+            [
+                near(view("a", 8), rate=100.0),
+                near(view("b", 4), rate=10.0, c=200.0),
+                near(view("c", 8, room=0), "/data/x", rate=100.0),
+            ],
+            [X],
+            "b",
+        ),
+        # a has the large file and lacks the small one, b the other way round, at the same bandwidth or none.
+        (
+            [near(view("b", 9), "/small", rate=10.0), near(view("a", 4), "/large", rate=10.0)],
+            [("/large", GIB), ("/small", 1024)],
+            "a",
+        ),
+        ([view("b", 9), near(view("a", 4), "/large")], [("/large", GIB), ("/small", 1)], "a"),
+        ([near(view("a", 8, idle=0), "/data/x"), view("b", 8)], [X], "b"),
+    ],
+    ids=["the file is there", "below", "below /", "other name", "longer name", "least transfer time",
+         "from where it is fastest", "less is missing", "less is missing, no bandwidth",
+         "starting now goes before being near"],
+)  # fmt: skip
+def test_components_are_placed_close_to_their_files(
+    views: list[ClusterView], files: list[tuple[str, int]], where: str
+) -> None:
+    asked = reading(request("c", 2), *files)
+    assert parts(ask("close-to-files", site(*views), asked)) == [("c", where, 2)]
 
 
 @given(view_sets(), request_sets())
 def test_without_files_it_is_worst_fit(views: Views, requests: list[ComponentRequest]) -> None:
-    """A job without input files is placed as by worst fit."""
     assert ask("close-to-files", views, *requests) == ask("worst-fit", views, *requests)
-
-
-def test_starting_now_goes_before_being_near() -> None:
-    """A cluster that holds the file but is busy does not make the job wait while another could start it."""
-    views = site(near(view("a", 8, idle=0), "/data/x"), view("b", 8))
-    assert parts(ask("close-to-files", views, reading(request("c", 2), ("/data/x", GIB))))[0][1] == "b"
 
 
 # ---- cluster minimization -------------------------------------------------------------------------------------------
 
 
 def test_components_stay_together() -> None:
-    """Three components of two go to one cluster of six, which worst fit would spread over two."""
     views = site(view("a", 7), view("b", 6))
     asked = [request(f"c{number}", 2) for number in range(3)]
     assert {cluster for _, cluster, _ in parts(ask("worst-fit", views, *asked))} == {"a", "b"}
     assert {cluster for _, cluster, _ in parts(ask("cluster-minimization", views, *asked))} == {"a"}
 
 
-def test_two_clusters_where_one_is_too_small() -> None:
-    """4+3+3 does not fit into one cluster of eight: two are used, not three."""
-    views = site(view("a", 8), view("b", 8), view("c", 8))
-    result = ask("cluster-minimization", views, request("x", 4), request("y", 3), request("z", 3))
+@pytest.mark.parametrize(
+    ("views", "sizes", "used"),
+    [
+        ([view("a", 8), view("b", 8), view("c", 8)], (4, 3, 3), 2),  # does not fit into one cluster of eight
+        ([view("a", 8, room=8, idle=4), view("b", 4)], (3, 3), 2),
+        ([view("a", 8, room=8, idle=0), view("b", 8, room=8, idle=2)], (3, 3), 1),
+    ],
+    ids=["one is too small", "starting now on two goes before queueing on one", "nothing is idle"],
+)
+def test_how_many_clusters_are_used(views: list[ClusterView], sizes: tuple[int, ...], used: int) -> None:
+    asked = [request(f"c{number}", size) for number, size in enumerate(sizes)]
+    result = ask("cluster-minimization", site(*views), *asked)
     assert isinstance(result, Placed)
-    assert len(clusters_of(result)) == 2
-
-
-def test_starting_now_on_two_goes_before_queueing_on_one() -> None:
-    """Fewer clusters are no reason to wait."""
-    views = site(view("a", 8, room=8, idle=4), view("b", 4))
-    result = ask("cluster-minimization", views, request("x", 3), request("y", 3))
-    assert isinstance(result, Placed)
-    assert clusters_of(result) == {"a", "b"}
-
-
-def test_queueing_on_one_when_nothing_is_idle() -> None:
-    """A job that must wait does so on one cluster."""
-    views = site(view("a", 8, room=8, idle=0), view("b", 8, room=8, idle=2))
-    result = ask("cluster-minimization", views, request("x", 3), request("y", 3))
-    assert isinstance(result, Placed)
-    assert len(clusters_of(result)) == 1
+    assert len(clusters_of(result)) == used
 
 
 def fewest_by_force(views: Views, requests: list[ComponentRequest], rooms: dict[ClusterName, int]) -> int | None:
@@ -245,56 +230,43 @@ def test_packing_of_many_pieces_ends() -> None:
 # ---- flexible cluster minimization ----------------------------------------------------------------------------------
 
 
-def test_flexible_component_is_split_by_idle_processors() -> None:
-    """12 processors on idle 6, 5 and 4: the two largest hold 11, so a third gives the last one."""
-    views = site(view("a", 6), view("b", 5), view("c", 4))
-    assert parts(ask("flexible-cluster-minimization", views, flexible("x", 12))) == [
-        ("x", "a", 6),
-        ("x", "b", 5),
-        ("x", "c", 1),
-    ]
+@pytest.mark.parametrize(
+    ("views", "asked", "expected"),
+    [
+        # The two largest hold 11, so a third gives the last one.
+        (
+            [view("a", 6), view("b", 5), view("c", 4)],
+            [flexible("x", 12)],
+            [("x", "a", 6), ("x", "b", 5), ("x", "c", 1)],
+        ),
+        ([view("a", 6), view("b", 8)], [flexible("x", 7)], [("x", "b", 7)]),
+        # It needs no second cluster beside the rigid one.
+        ([view("a", 9), view("b", 8)], [flexible("x", 4), request("y", 5)], [("x", "a", 4), ("y", "a", 5)]),
+        # The minimum decides on the clusters, the rest is taken there.
+        ([view("a", 6), view("b", 5)], [flexible("x", 7, 10)], [("x", "a", 6), ("x", "b", 4)]),
+    ],
+    ids=["split by what is idle", "whole where it fits", "used clusters are filled first", "moldable"],
+)
+def test_flexible_components_are_placed_on_the_fewest_clusters(
+    views: list[ClusterView], asked: list[ComponentRequest], expected: list[tuple[str, str, int]]
+) -> None:
+    assert parts(ask("flexible-cluster-minimization", site(*views), *asked)) == expected
 
 
-def test_flexible_component_stays_whole_where_it_fits() -> None:
-    """It is split only when it must be."""
-    views = site(view("a", 6), view("b", 8))
-    assert parts(ask("flexible-cluster-minimization", views, flexible("x", 7))) == [("x", "b", 7)]
-
-
-def test_what_is_left_on_used_clusters_is_filled_first() -> None:
-    """The flexible component needs no second cluster beside the rigid one."""
-    views = site(view("a", 9), view("b", 8))
-    result = ask("flexible-cluster-minimization", views, flexible("x", 4), request("y", 5))
-    assert parts(result) == [("x", "a", 4), ("y", "a", 5)]
-
-
-def test_other_policies_keep_it_whole() -> None:
-    """Worst fit and cluster minimization wait for a cluster that holds all of it."""
-    views = site(view("a", 12, room=6), view("b", 5))
-    for policy in ("worst-fit", "cluster-minimization", "close-to-files"):
-        assert isinstance(ask(policy, views, request("x", 8)), Insufficient)
-    assert isinstance(ask("flexible-cluster-minimization", views, flexible("x", 8)), Placed)
-
-
-def test_flexible_component_larger_than_all_is_refused() -> None:
-    """What all clusters together cannot hold never runs."""
+def test_flexible_component_that_does_not_fit_says_why() -> None:
     views = site(view("a", 6), view("b", 5))
     result = ask("flexible-cluster-minimization", views, flexible("x", 12))
     assert result == Infeasible(reason="component 'x' needs 12 processors, all its clusters have 11 to use")
-
-
-def test_flexible_component_that_must_wait_says_so() -> None:
-    """Too little room now: the answer names what there is."""
     views = site(view("a", 6, room=2), view("b", 5, room=1))
     result = ask("flexible-cluster-minimization", views, flexible("x", 7))
     assert result == Insufficient(reason="component 'x' needs 7 processors (a: room for 2; b: room for 1)")
 
 
-def test_moldable_pieces_grow_into_what_is_idle() -> None:
-    """7 to 10 processors on idle 6 and 5: the minimum decides on the clusters, the rest is taken there."""
-    views = site(view("a", 6), view("b", 5))
-    result = ask("flexible-cluster-minimization", views, flexible("x", 7, 10))
-    assert parts(result) == [("x", "a", 6), ("x", "b", 4)]
+def test_other_policies_keep_it_whole() -> None:
+    views = site(view("a", 12, room=6), view("b", 5))
+    for policy in ("worst-fit", "cluster-minimization", "close-to-files"):
+        assert isinstance(ask(policy, views, request("x", 8)), Insufficient)
+    assert isinstance(ask("flexible-cluster-minimization", views, flexible("x", 8)), Placed)
 
 
 @given(view_sets(), st.integers(1, 30))
@@ -318,16 +290,24 @@ def choose(cost: float, views: Views, *requests: ComponentRequest) -> PlacementR
     return WaitingHistory(cost).place(requests, views)
 
 
-def test_shortest_wait_goes_before_most_idle() -> None:
-    """A cluster that seems empty but lets placeholders wait is avoided."""
-    views = site(waiting(view("a", 20), 500.0), waiting(view("b", 4), 20.0))
-    assert parts(choose(30.0, views, request("x", 3))) == [("x", "b", 3)]
-
-
-def test_unknown_cluster_is_tried() -> None:
-    """Where nothing was ever submitted nothing is known to wait."""
-    views = site(waiting(view("a", 20), 5.0), waiting(view("b", 4), None))
-    assert parts(choose(30.0, views, request("x", 3))) == [("x", "b", 3)]
+@pytest.mark.parametrize(
+    ("views", "where"),
+    [
+        ([waiting(view("a", 20), 500.0), waiting(view("b", 4), 20.0)], "b"),
+        ([waiting(view("a", 20), 5.0), waiting(view("b", 4), None)], "b"),
+        (
+            [
+                waiting(view("a", 8, room=2), 1.0),
+                waiting(view("b", 8, closed="paused"), 1.0),
+                waiting(view("c", 8), 9e2),
+            ],
+            "c",
+        ),
+    ],
+    ids=["shortest wait goes before most idle", "where nothing is known", "where it cannot be is left out"],
+)
+def test_where_the_shortest_wait_is_expected(views: list[ClusterView], where: str) -> None:
+    assert parts(choose(30.0, site(*views), request("x", 3))) == [("x", where, 3)]
 
 
 @pytest.mark.parametrize(("cost", "used"), [(30.0, {"a", "b"}), (41.0, {"c"})])
@@ -337,13 +317,6 @@ def test_another_cluster_must_be_worth_its_cost(cost: float, used: set[str]) -> 
     result = choose(cost, views, request("x", 4), request("y", 3))
     assert isinstance(result, Placed)
     assert clusters_of(result) == used
-
-
-def test_clusters_that_cannot_hold_the_request_are_left_out() -> None:
-    """The shortest wait does not help where there is no room."""
-    views = site(waiting(view("a", 8, room=2), 1.0), waiting(view("b", 8, closed="paused"), 1.0), view("c", 8))
-    views[ClusterName("c")] = waiting(views[ClusterName("c")], 900.0)
-    assert parts(choose(30.0, views, request("x", 3))) == [("x", "c", 3)]
 
 
 @given(view_sets(), request_sets(), st.data(), st.integers(0, 40))
@@ -391,19 +364,11 @@ def after_waits(a: float, b: float) -> Site:
     return site
 
 
-def test_nothing_is_known_at_first() -> None:
-    """Before the first placeholder there is no expectation."""
-    assert expected(Site({"a": 4, "b": 4})) == [None, None]
-
-
-def test_waits_are_written_down() -> None:
-    """The expected wait is what the placeholders before waited."""
-    assert expected(after_waits(300.0, 40.0)) == [300.0, 40.0]
-
-
 def test_job_goes_where_earlier_ones_waited_least() -> None:
     """Although more is idle on a, b is chosen."""
+    assert expected(Site({"a": 4, "b": 4})) == [None, None]
     site = after_waits(300.0, 40.0)
+    assert expected(site) == [300.0, 40.0]
     assert submissions(site.submit(job("1", 5, placement=SELECTED))) == {"b": 5}
     assert submissions(site.submit(job("2", 5))) == {"a": 5}
 
@@ -419,7 +384,6 @@ def test_a_submission_is_one_entry_of_its_longest_wait() -> None:
 
 
 def test_what_waits_now_counts_once_it_exceeds_the_mean() -> None:
-    """A queue that stands still is noticed before it delivers."""
     site = after_waits(30.0, 40.0)
     site.queue(job("1", component("x", 2, cluster="a")))
     site.now += 25.0
@@ -441,7 +405,6 @@ def test_wait_in_vain_counts_only_when_it_was_long(waited: float, known: float) 
 
 
 def test_history_is_bounded_and_forgets_the_oldest() -> None:
-    """After many submissions only the last ones count."""
     site = Site({"a": 4, "b": 4})
     for number in range(WAITS_KEPT + 5):
         site.queue(job(str(number), component("x", 1, cluster="a")))
@@ -453,7 +416,6 @@ def test_history_is_bounded_and_forgets_the_oldest() -> None:
 
 
 def test_history_survives_a_snapshot() -> None:
-    """What was learned is not lost by a restart, and what is pending neither."""
     site = after_waits(300.0, 40.0)
     site.submit(job("1", component("x", 2, cluster="a")))
     site.now += 500.0
@@ -477,7 +439,6 @@ def test_cost_of_a_cluster_is_that_of_the_site(cost: float, where: dict[str, int
 
 
 def test_pending_is_kept_true() -> None:
-    """What waits by submission sums up to what waits."""
     site = Site({"a": 8, "b": 8})
     site.submit(job("1", component("x", 3, cluster="a")), job("2", component("x", 2, cluster="a")))
     assert list(site.state.clusters[A].pending.values()) == [3, 2]

@@ -254,7 +254,7 @@ def test_silent_placeholder_is_not_handed_on() -> None:
     site = reusing(job("2", 3))
     silent = site.claimed("1")[0].id
     site.rank_ends("1", 0)
-    site.post(ev.PlaceholderSilent(time=site.now, placeholder=silent, detail=""))
+    site.silence(silent)
     site.rank_ends("1", 1)
     assert launches(site.rank_ends("1", 2)) == []
 

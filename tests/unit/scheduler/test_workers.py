@@ -19,7 +19,6 @@ from koala_adapter.scheduler.actions import (
     SubmitPlaceholders,
     TakeProcessors,
 )
-from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.parameters import Approach
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, offers, part, requests
 from tests.unit.scheduler.scheduler_site import WELL, component, job, of_kind
@@ -395,15 +394,15 @@ def test_a_rule_that_fails_is_told() -> None:
     (offer, *_) = of_kind(OfferProcessors, site.start(headed(1, 3)))
     site.post(ev.OfferAnswered(time=site.now, job_id=JobId("1"), number=offer.number, accepted=0, trouble="it raises"))
     assert site.sizes("1") == [1, 1]
-    assert "Last trouble: it raises." in explain(site.state, None, site.record("1"), site.now)
+    assert "Last trouble: it raises." in site.explained()
 
 
 def silenced(site: MalleableSite, rank: int) -> str:
     """Lose contact with the agent of a rank; return what is explained half a minute later."""
     placeholder = site.record("1").ranks[rank].placeholder
-    site.post(ev.PlaceholderSilent(time=site.now, placeholder=placeholder, detail="reset"))
+    site.silence(placeholder)
     site.pass_time(30)
-    return explain(site.state, None, site.record("1"), site.now)
+    return site.explained()
 
 
 def test_what_is_explained_while_there_is_no_contact_comes_true() -> None:
@@ -468,7 +467,7 @@ def test_a_worker_that_cannot_be_started_leaves_the_job_running(first: int, runn
         else:
             site.post(ev.RankStarted(time=site.now, job_id=JobId("1"), rank=rank))
     assert (site.record("1").state, site.sizes("1")) == (JobState.RUNNING, [1])
-    assert "no such directory" in explain(site.state, None, site.record("1"), site.now)
+    assert "no such directory" in site.explained()
     if runner is RunnerName.WORKERS:
         end(site, 0)
         assert site.record("1").state is JobState.COMPLETED
