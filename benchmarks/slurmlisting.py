@@ -29,6 +29,7 @@ import anyio
 from benchmarks.common import Row, main
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
+from koala_adapter.testing.trial import begin_start
 from koala_slurm import SlurmSettings
 from koala_slurm.lrm import SlurmLrm
 from tests.real.systems import SlurmCluster
@@ -120,7 +121,7 @@ async def starts(cluster: SlurmCluster, sides: Sequence[Side], repeat: int) -> l
         for side in sides:
             job = LrmJobId(cluster.submit("#!/bin/sh\n", "--hold", "-n1", "--output=/dev/null"))
             await side.lrm.jobs()
-            costs[side.access].append(await side.measured(partial(side.lrm.start_on, job, ["n1"])))
+            costs[side.access].append(await side.measured(partial(begin_start, side.lrm, job, ["n1"])))
     return [_row(f"a start: {name}", costs, name) for name in ("here", "controller", "requests")]
 
 

@@ -455,7 +455,8 @@ class LrmJob:
     requeues: int = 0
     """How often it was queued again after it had run; its time of submission may be that of the last time."""
     tied: bool = False
-    """It waits, and is still tied to the nodes on which we started it: see ``Lrm.undo_start``."""
+    """It waits, and may still be tied to the nodes on which we started it: plugins do not tell this, the record of
+    starts does."""
 
     def cores(self, processors: int, threads: int) -> int:
         """Return how many cores of so many threads each it takes for so many processors on a node."""

@@ -10,8 +10,10 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmRejectedError
+from koala_adapter.lrm import PinnedStart
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import LrmConformance, LrmUnderTest
+from koala_adapter.testing.trial import begin_start
 from koala_pbs import PLUGIN, PbsSettings
 from tests.fakes.pbs import FakePbs
 from tests.undertest import started_plugin
@@ -144,11 +146,11 @@ class TestAsOperator(FakeConformance):
         batch = await trial.submit(held=True)
         await trial.wait_states(batch, LrmJobState.HELD)
         with pytest.raises(LrmRejectedError, match="where 0 are idle"):
-            await trial.lrm.start_on(batch.ids[0], [node])
+            await begin_start(trial.lrm, batch.ids[0], [node])
         for _ in range(2):
-            await trial.lrm.undo_start(batch.ids[0])
+            await trial.lrm.undo_start(PinnedStart(job=batch.ids[0], nodes=(node,)))
             await trial.wait_states(batch, LrmJobState.HELD)
         full.go()
         await trial.wait_ended(full)
-        await trial.lrm.start_on(batch.ids[0], [node])
+        await begin_start(trial.lrm, batch.ids[0], [node])
         await trial.wait_running(batch)

@@ -17,6 +17,7 @@ from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import BatchKey, EndReason, LrmJobState
 from koala_adapter.service.clusters import read_cluster
+from koala_adapter.testing.trial import begin_start
 from koala_local import processes as process
 from tests.local_daemon import end_daemon
 from tests.test_local_daemon import job_of, start_trial, state_of
@@ -212,7 +213,7 @@ async def test_start_on_a_busy_node_waits(trial: Trial) -> None:
     busy, held = await trial.submit(), await trial.submit(held=True)
     await trial.wait_running(busy)
     (node,) = (await job_of(trial, busy)).nodes
-    await trial.lrm.start_on(held.ids[0], [node])
+    await begin_start(trial.lrm, held.ids[0], [node])
     other = await trial.submit()
     await trial.wait_running(other)
     assert await trial.states(held) == [LrmJobState.QUEUED]
@@ -225,9 +226,9 @@ async def test_start_on_impossible_nodes(trial: Trial) -> None:
     """Unknown nodes and more nodes than a placeholder has processors are refused."""
     held = await trial.submit(held=True)
     with pytest.raises(LrmNotFoundError, match="no node n9"):
-        await trial.lrm.start_on(held.ids[0], ["n9"])
+        await begin_start(trial.lrm, held.ids[0], ["n9"])
     with pytest.raises(LrmRejectedError, match="one processor"):
-        await trial.lrm.start_on(held.ids[0], ["n1", "n2"])
+        await begin_start(trial.lrm, held.ids[0], ["n1", "n2"])
     assert await trial.states(held) == [LrmJobState.HELD]
 
 

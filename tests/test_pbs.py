@@ -7,6 +7,7 @@ import getpass
 import json
 import os
 import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,7 @@ from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnsup
 from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
 from koala_adapter.testing import RecordingRunner, eventually, new_context
+from koala_adapter.testing.trial import begin_start
 from koala_pbs import PLUGIN, PbsSettings
 from koala_pbs.lrm import make_lrm
 from tests.fakes.pbs import FakePbs
@@ -101,43 +103,38 @@ async def runs(lrm: Lrm, id_: LrmJobId) -> LrmJob:
 class TestByScheduler:
     """As the user of a job, or whoever may alter and release it."""
 
-    async def test_a_job_is_tied_and_comes_back_held(self, user: Lrm, fake: FakePbs, context: ClusterContext) -> None:
-        """Queued again it is in the site's hold, shown as its user asked, and untied when it is taken back."""
+    async def test_a_job_is_tied_and_comes_back_held(self, user: Lrm, fake: FakePbs) -> None:
+        """Queued again it is in the site's hold, and has what its user asked for when it is taken back."""
         job = submit(fake)
         before = await job_of(user, job)
-        await user.start_on(job, ["n2", "n2", "n3", "n3"])
+        start = await begin_start(user, job, ["n2", "n2", "n3", "n3"])
         seen = await runs(user, job)
         assert seen.layout == (("n2", 2), ("n3", 2))
-        await user.confirm_start(job)
+        await user.confirm_start(start)
         fake.run("qrerun", job, user=OPERATOR)
 
         async def waits() -> LrmJob:
             return await job_of(user, job)
 
         seen = await eventually(waits, lambda one: one.state is LrmJobState.HELD, what="it is held", seconds=120)
-        assert seen.tied
-        assert (seen.node_bounds, seen.requested_nodes) == (before.node_bounds, ())
-        assert list((context.state_directory / "tied").iterdir())
-        await user.undo_start(job)
+        assert seen.requested_nodes == ("n2", "n3")
+        await user.undo_start(start)
         seen = await job_of(user, job)
-        assert (seen.tied, seen.hold, seen.node_bounds) == (False, before.hold, before.node_bounds)
-        assert not list((context.state_directory / "tied").iterdir())
+        assert (seen.hold, seen.node_bounds, seen.requested_nodes) == (before.hold, before.node_bounds, ())
 
     async def test_another_process_goes_on_after_a_kill(
         self, user: Lrm, fake: FakePbs, context: ClusterContext
     ) -> None:
-        """What the job had asked for is on disk; also what is started again is then tied to the new vnodes alone."""
+        """What is started again is tied to the new vnodes alone."""
         job = submit(fake)
         fake.set_scheduling(on=False)
-        await user.start_on(job, ["n2", "n2", "n3", "n3"])
+        start = await begin_start(user, job, ["n2", "n2", "n3", "n3"])
         later = await started(fake, context, operator=False)
-        assert (await job_of(later, job)).tied
-        await later.start_on(job, ["n1", "n1", "n3", "n3"])
+        await later.start_on(replace(start, nodes=("n1", "n1", "n3", "n3")))
         fake.set_scheduling(on=True)
         assert (await runs(later, job)).layout == (("n1", 2), ("n3", 2))
         fake.run("qdel", job)
         await eventually(later.jobs, lambda jobs: not jobs, what="it is gone", seconds=120)
-        assert not list((context.state_directory / "tied").iterdir())
 
     async def test_what_is_refused_leaves_the_job_as_it_was(self, fake: FakePbs, tmp_path: Path) -> None:
         """Also when only the release is refused: the site's hold needs an operator."""
@@ -147,7 +144,7 @@ class TestByScheduler:
         before = await job_of(lrm, job)
         for nodes in (["n1", "n1", "n2", "n2"], ["n1"] * 3 + ["n2"], ["n1", "n2"]):
             with pytest.raises(LrmRejectedError):
-                await lrm.start_on(job, nodes)
+                await begin_start(lrm, job, nodes)
         assert await job_of(lrm, job) == before
         assert fake.processors == other.processors
         other.close()
@@ -157,7 +154,7 @@ class TestByScheduler:
         submit(fake, "-J", "1-2", select="1:ncpus=1")
         first = (await user.jobs())[0].id
         with pytest.raises(LrmRejectedError, match="operator = true"):
-            await user.start_on(first, ["n1"])
+            await begin_start(user, first, ["n1"])
         assert not user.capabilities.pin_elements
         with pytest.raises(LrmUnsupportedError, match="operator = true"):
             await user.suspend([first])
@@ -170,36 +167,36 @@ class TestByOperator:
         """Also with PBS's own scheduling off; queued again it is held."""
         fake.set_scheduling(on=False)
         job = submit(fake)
-        await operator.start_on(job, ["n2", "n2", "n3", "n3"])
+        start = await begin_start(operator, job, ["n2", "n2", "n3", "n3"])
         seen = await job_of(operator, job)
         assert (seen.state, seen.layout) == (LrmJobState.RUNNING, (("n2", 2), ("n3", 2)))
-        await operator.confirm_start(job)
+        await operator.confirm_start(start)
         await operator.requeue([job])
 
         async def state() -> LrmJobState:
             return (await job_of(operator, job)).state
 
         await eventually(state, lambda now: now is LrmJobState.HELD, what="it is held again", seconds=120)
-        await operator.undo_start(job)
+        await operator.undo_start(start)
         assert (await job_of(operator, job)).requeues == 1
 
     async def test_nothing_is_put_where_there_is_no_room(self, operator: Lrm, fake: FakePbs) -> None:
         """PBS would: so all starts at the same time are looked at one after the other."""
         jobs = [submit(fake, select="1:ncpus=3") for _ in range(2)]
-        await operator.start_on(jobs[0], ["n1"] * 3)
+        await begin_start(operator, jobs[0], ["n1"] * 3)
         with pytest.raises(LrmRejectedError, match="where 1 are idle"):
-            await operator.start_on(jobs[1], ["n1"] * 3)
+            await begin_start(operator, jobs[1], ["n1"] * 3)
         fake.set_offline("n2")
         for nodes in (["n2"] * 3, ["n9"] * 3):
             with pytest.raises(LrmRejectedError):
-                await operator.start_on(jobs[1], nodes)
+                await begin_start(operator, jobs[1], nodes)
         assert (await job_of(operator, jobs[1])).state is LrmJobState.HELD
 
     async def test_elements_start_one_by_one(self, operator: Lrm, fake: FakePbs) -> None:
         """The others of the array stay in hold."""
         submit(fake, "-J", "1-3", select="1:ncpus=1")
         second = next(job.id for job in await operator.jobs() if job.array_index == 2)
-        await operator.start_on(second, ["n3"])
+        await begin_start(operator, second, ["n3"])
         seen = {job.array_index: job for job in await operator.jobs()}
         assert [seen[index].state for index in (1, 2, 3)] == [
             LrmJobState.HELD,

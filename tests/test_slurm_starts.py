@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -13,10 +12,11 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm import PinnedStart
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import RecordingRunner, eventually, new_context
+from koala_adapter.testing.trial import begin_start
 from koala_slurm import PLUGIN, SlurmSettings
-from koala_slurm.lrm import SlurmLrm
 from tests.fakes.slurm import FakeSlurm
 from tests.fakes.slurm.state import Store
 
@@ -63,16 +63,16 @@ def submit(fake: FakeSlurm, processors: int, *options: str) -> LrmJobId:
     return LrmJobId(fake.run("sbatch", *common, *options, stdin=SLEEP).strip())
 
 
-def entries(**counts: int) -> list[str]:
+def entries(**counts: int) -> tuple[str, ...]:
     """Return one entry for each processor."""
-    return [node for node, count in counts.items() for _ in range(count)]
+    return tuple(node for node, count in counts.items() for _ in range(count))
 
 
 async def run(lrm: Lrm, job: LrmJobId, **counts: int) -> None:
     """Start a job, see it run, and say so."""
-    await lrm.start_on(job, entries(**counts))
+    start = await begin_start(lrm, job, entries(**counts))
     await eventually(lrm.jobs, lambda jobs: state_of(jobs, job) is LrmJobState.RUNNING, what="it runs", seconds=120)
-    await lrm.confirm_start(job)
+    await lrm.confirm_start(start)
 
 
 def state_of(jobs: Sequence[LrmJob], id_: LrmJobId) -> LrmJobState:
@@ -168,7 +168,7 @@ async def test_a_controller_that_was_upgraded(fake: FakeSlurm, lrm: Lrm) -> None
     job = submit(fake, 6, "--hold")
     fake.conf.write_text(fake.conf.read_text().replace("22.05.8", "25.11.7"))
     with pytest.raises(LrmRejectedError, match="no longer valid"):
-        await lrm.start_on(job, entries(n2=4, n3=2))
+        await begin_start(lrm, job, entries(n2=4, n3=2))
     await run(lrm, job, n2=4, n3=2)
     assert layouts(fake)[job] == {"n2": 4, "n3": 2}
 
@@ -181,13 +181,14 @@ async def test_a_start_that_fails_leaves_what_the_user_asked_for(
     """Held again, the job has its number of processors and nodes, and no nodes of ours."""
     blocking = [submit(fake, 8, "--nodes=1") for _ in range(3)]
     job = submit(fake, 6, "--hold", *options)
+    start = PinnedStart(job=job, nodes=entries(**counts), original=await lrm.original_request(job))
     if len(set(counts.values())) == 1:
-        await lrm.start_on(job, entries(**counts))
+        await lrm.start_on(start)
         assert state_of(await lrm.jobs(), job) is LrmJobState.QUEUED
     else:
         with pytest.raises(LrmUnavailableError):
-            await lrm.start_on(job, entries(**counts))
-    await lrm.undo_start(job)
+            await lrm.start_on(start)
+    await lrm.undo_start(start)
     assert Counter(job.state for job in await lrm.jobs())[LrmJobState.RUNNING] == len(blocking)
     assert_as_asked(fake, job, options)
 
@@ -254,21 +255,16 @@ async def test_killed_before_any_request_of_a_start(fake: FakeSlurm, tmp_path: P
     counts = {"n1": 3, "n2": 3} if begins == "to take back" else {"n1": 4, "n2": 2}
     blocking = [submit(fake, 8, "--nodes=1") for _ in range(3)] if begins == "to take back" else []
     job = submit(fake, 6, "--hold")
+    start = PinnedStart(job=job, nodes=entries(**counts), original=await doomed.original_request(job))
     if begins != "to start":
-        await doomed.start_on(job, entries(**counts))
-    steps = {
-        "to start": partial(doomed.start_on, job, entries(**counts)),
-        "to confirm": partial(doomed.confirm_start, job),
-        "to take back": partial(doomed.undo_start, job),
-    }
+        await doomed.start_on(start)
+    steps = {"to start": doomed.start_on, "to confirm": doomed.confirm_start, "to take back": doomed.undo_start}
     runner.dies_at = word
     with pytest.raises(Killed):
-        await steps[begins]()
-    assert isinstance(doomed, SlurmLrm)
-    for descriptor in doomed._notes._locked.values():
-        os.close(descriptor)  # as the kernel does
+        await steps[begins](start)
     following = PLUGIN.factory(new_context(tmp_path), settings_of(fake))
     await following.start()
+    await (following.confirm_start if begins == "to confirm" else following.undo_start)(start)
     await following.close()
     with Store(fake.conf).locked() as state:
         states = {one.identity: one.state for one in state.jobs}

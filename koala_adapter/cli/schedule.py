@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm import Lrm
+    from koala_adapter.lrm.starts import Pin
     from koala_adapter.model import LrmJobId
     from koala_adapter.ordering.asking import Explanation, Overview
     from koala_adapter.ordering.scheduler import GivenBack
@@ -297,22 +298,22 @@ async def _give_back(session: Session, config: ClusterConfig, record: Path) -> t
     try:
         with session.progress.status("looking at the queue") as status:
             await lrm.start()
-            return await give_back(lrm, tied=_tied(record), tell=status.update), lrm.hook_removal
+            return await give_back(lrm, pins=_pins(record), tell=status.update), lrm.hook_removal
     finally:
         await close_lrm(lrm)
 
 
-def _tied(record: Path) -> frozenset[LrmJobId]:
-    """Return the jobs whose start a killed ``koala schedule`` left on record."""
+def _pins(record: Path) -> tuple[Pin, ...]:
+    """Return the starts that ``koala schedule`` or ``koala wiki serve`` left on record."""
     if record.exists():
         # A damaged record must not keep the queue from its owner.
         with suppress(JournalError):
             log = StartLog(record)
             try:
-                return frozenset(pin.job_id for pin in log.pins if not pin.started)
+                return log.pins
             finally:
                 log.close()
-    return frozenset()
+    return ()
 
 
 def _tell(session: Session, cluster: str, done: GivenBack) -> None:

@@ -18,7 +18,7 @@ import anyio
 import click
 
 from koala_adapter.api.statedirectory import ownership, prepare_directory
-from koala_adapter.cli.schedule import schedule_directory
+from koala_adapter.cli.schedule import RECORD, schedule_directory
 from koala_adapter.cli.serve import metrics_port_option, tell_metrics
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, LrmError
@@ -328,7 +328,8 @@ async def _serve(
             stack.push_async_callback(close_lrm, lrm)
             await lrm.start()
             lrms.append((one.cluster_name, lrm))
-        starts = StartLog(directory / "starts.sqlite")
+        # As with the order itself, `koala schedule` goes on from the starts of this server.
+        starts = StartLog((schedule_directory(session, config.name) if config else directory) / RECORD)
         stack.callback(starts.close)
         served = lrms[0][1]
         if config is None:

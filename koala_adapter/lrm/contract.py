@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -260,6 +261,22 @@ class ClusterContext:
     """Login name of the user on whose behalf we submit."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedStart:
+    """The start of one held job on chosen nodes. The core has it on disk before it asks for it."""
+
+    job: LrmJobId
+    nodes: tuple[str, ...]
+    """One entry for each processor, equal ones adjacent: ``n4 n4 n4 n2`` is three processors of n4 and one of n2."""
+    original: str = ""
+    """What `Lrm.original_request` returned before the job was tied to nodes for the first time; empty: not known."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Processors on each node, in the order asked for."""
+        return dict(Counter(self.nodes))
+
+
 class Lrm(ABC):
     """One cluster's local resource manager.
 
@@ -362,39 +379,47 @@ class Lrm(ABC):
         """Release held jobs. Needs ``hold``."""
         self._unsupported("release", ids)
 
-    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+    async def original_request(self, job: LrmJobId) -> str:  # noqa: ARG002 - most need nothing
+        """Return what `undo_start` must know of a job in hold that is tied to no nodes, in the plugin's own words.
+
+        The core keeps the text on disk until the job is over, and reads nothing in it. Empty where the LRM keeps what
+        its user asked for.
+        """
+        return ""
+
+    async def start_on(self, start: PinnedStart) -> None:
         """Have one held job start on exactly these nodes; return when the LRM has accepted that. Needs ``pin``.
 
-        ``nodes`` has one entry for each processor, equal ones adjacent: ``n4 n4 n4 n2`` is three processors of n4 and
-        one of n2. Nothing is waited for: whoever asks sees in a listing whether the job runs, and ends each start with
+        Nothing is waited for: the caller sees in a listing whether the job runs, and ends each start with
         :meth:`confirm_start` or :meth:`undo_start`. Raises LrmRejectedError, with the job still held and as it was,
         when the LRM cannot be made to start it so; after LrmUnavailableError it is undone if the job still waits.
         """
-        self._unsupported("start_on", (job, *nodes))
+        self._unsupported("start_on", (start.job, *start.nodes))
 
-    async def confirm_start(self, job: LrmJobId) -> None:  # noqa: B027 - most have nothing to do
+    async def confirm_start(self, start: PinnedStart) -> None:  # noqa: B027 - most have nothing to do
         """Confirm that a job runs after ``start_on``: whatever was reserved for its start is given back.
 
         Where the LRM can, the job is made to come back in hold, should it be queued again.
         """
 
-    async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
+    async def confirm_starts(self, starts: Sequence[PinnedStart]) -> Mapping[LrmJobId, LrmError]:
         """Confirm several starts, in one request where the LRM can; return what went wrong, by job."""
         errors: dict[LrmJobId, LrmError] = {}
-        for job in jobs:
+        for start in starts:
             try:
-                await self.confirm_start(job)
+                await self.confirm_start(start)
             except LrmError as error:
-                errors[job] = error
+                errors[start.job] = error
         return errors
 
-    async def undo_start(self, job: LrmJobId) -> None:
+    async def undo_start(self, start: PinnedStart) -> None:
         """Hold a job that waits after ``start_on``, and untie it from its nodes. Needs ``hold``.
 
         It did not start, or ran and was queued again, or is gone by now; whatever was reserved for its start is given
-        back. Harmless when it is held and free already; one that has started meanwhile runs on.
+        back. Harmless when it is held and free already; one that has started meanwhile runs on. The start may have been
+        asked for by an earlier process.
         """
-        await self.hold([job])
+        await self.hold([start.job])
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs that are in hold because the site has jobs come in held for an outside scheduler.

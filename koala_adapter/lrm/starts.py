@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 import structlog
@@ -22,7 +22,8 @@ from pydantic import ValidationError
 
 from koala_adapter.errors import JournalError, LrmError, LrmNotFoundError, LrmUnavailableError, LrmUnsupportedError
 from koala_adapter.host.clock import ClockReading
-from koala_adapter.lrm.listing import is_another
+from koala_adapter.lrm.contract import PinnedStart
+from koala_adapter.lrm.listing import answering, is_another
 from koala_adapter.model import (
     LrmJobId,
     LrmJobState,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from koala_adapter.lrm.contract import Lrm
     from koala_adapter.model import LrmJob, Node
 
 
@@ -87,8 +89,11 @@ class Pin:
     submitted_at: float | None
     """Tells the job from a later one of the same number."""
     nodes: tuple[tuple[str, int], ...]
-    wishes: OriginalRequest
-    """What its user asked for (called so on disk): what the batch system shows from now on is ours."""
+    wishes: OriginalRequest | None
+    """What its user asked for (called so on disk): what the batch system shows from now on is ours.
+
+    None: it was refused before anything had tied it, so what the batch system shows is its user's.
+    """
     at: float
     """Like all times but ``submitted_at`` by our own clock."""
     failures: int = 0
@@ -99,6 +104,13 @@ class Pin:
     """Why the last start failed, or that the job was queued again."""
     started: bool = False
     """It ran there: kept until it is over, because the batch system may queue it again."""
+    original: str = ""
+    """What the plugin must know to untie it, in the plugin's own words (`Lrm.original_request`)."""
+
+    @property
+    def start(self) -> PinnedStart:
+        """The start as a plugin takes it."""
+        return PinnedStart(job=self.job_id, nodes=entries_of(self.nodes), original=self.original)
 
 
 HINT = "is the disk full, or the file damaged?"
@@ -254,6 +266,8 @@ class Attempt:
     """What the batch system said, or why it is not known whether it was accepted."""
     elsewhere: str = ""
     """How the job was placed, when that is not what was asked for: it is to be sent back."""
+    tied_before: bool = False
+    """An earlier start has tied the job, so that its request is known from then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,9 +293,13 @@ class Starts:
     # -- what is done ------------------------------------------------------------------------------------------------
 
     def begin(self, pin: Pin, *, until: float | None = None) -> None:
-        """Take note of a start that was decided."""
+        """Take note of a start that was decided. What the job asked for before its first one stays on record."""
+        former = self.pins.get(pin.job_id)
+        tied_before = former is not None and former.wishes is not None
+        if former is not None and tied_before:
+            pin = replace(pin, wishes=former.wishes, original=former.original)
         self.pins[pin.job_id] = pin
-        self.attempts[pin.job_id] = Attempt(nodes=pin.nodes, until=until)
+        self.attempts[pin.job_id] = Attempt(nodes=pin.nodes, until=until, tied_before=tied_before)
 
     def resume(self, pin: Pin, stage: Stage) -> None:
         """Go on with a start that an earlier process had asked for."""
@@ -295,6 +313,9 @@ class Starts:
         attempt = self.attempts.get(job_id)
         if attempt is None or (attempt.stage is Stage.RUNS and stage is not Stage.CONFIRMED):
             return
+        pin = self.pins.get(job_id)
+        if stage is Stage.REFUSED and pin is not None and not attempt.tied_before:
+            self.pins[job_id] = replace(pin, wishes=None, original="")
         if attempt.stage is not Stage.GONE:
             attempt.stage, attempt.error = stage, error or attempt.error
         elif stage in OVER:
@@ -302,15 +323,15 @@ class Starts:
         attempt.since = now
 
     def observe(self, jobs: Iterable[LrmJob], read_at: float) -> Mapping[LrmJobId, Failure]:
-        """Judge all starts by a listing, for whoever keeps no picture of the queue; return those that have failed."""
+        """Judge all starts by a listing, for a caller without a picture of the queue; return those that have failed."""
         self._observed_at = read_at
         failures: dict[LrmJobId, Failure] = {}
         listed = by_id(jobs)
-        for job_id in list(self.attempts):
+        for job_id in [*self.attempts, *(id_ for id_ in self.pins if id_ not in self.attempts)]:
             job, pin = listed.get(job_id), self.pins.get(job_id)
-            if job is not None and pin is not None and is_another(job, pin.submitted_at):
-                self.forget(job_id)
-            elif job is None:
+            if job is not None and pin is not None and self.pin_of(job) is None:
+                continue
+            if job is None:
                 self.gone(job_id)
             elif job.state is LrmJobState.ENDED:
                 self.over(job, read_at)
@@ -318,15 +339,19 @@ class Starts:
                 self.shown(job, read_at)
                 if elsewhere := self.attempts[job_id].elsewhere:
                     failures[job_id] = Failure(reason=elsewhere, at=read_at, refused=True)
+            elif pin is not None and pin.started:
+                self.requeued(job_id, read_at)
             elif pin is not None and (failure := self.failure(job, read_at)) is not None:
                 self.failed(job_id, failure)
                 failures[job_id] = failure
+                if self.attempts[job_id].stage is Stage.REFUSED:
+                    self.dismiss(job_id)
         return failures
 
     def is_over(self, job_id: LrmJobId) -> bool:
         """Tell whether a start has come to its end; what was taken back is when a later listing has shown it.
 
-        Then it is certain that the job has not started meanwhile.
+        Then it is certain that the job has not started meanwhile. A start of which nothing is known is over.
         """
         attempt = self.attempts.get(job_id)
         if attempt is None or attempt.stage not in OVER:
@@ -334,6 +359,21 @@ class Starts:
         return attempt.stage is not Stage.TAKEN_BACK or self._observed_at >= attempt.since
 
     # -- what is listed ----------------------------------------------------------------------------------------------
+
+    def pin_of(self, job: LrmJob) -> Pin | None:
+        """Return what is on record of a job's start; that of an earlier job of the same number is dropped."""
+        pin = self.pins.get(job.id)
+        if pin is None or not is_another(job, pin.submitted_at):
+            return pin
+        self.forget(job.id)
+        return None
+
+    def as_asked(self, job: LrmJob) -> LrmJob:
+        """Return a job as its user asked for it, also when it waits again after we had tied it to nodes."""
+        pin = self.pin_of(job)
+        if pin is None or job.state not in WAITING:
+            return job
+        return replace(job if pin.wishes is None else pin.wishes.restored(job), tied=self.is_tied(job.id))
 
     def failure(self, job: LrmJob, now: float) -> Failure | None:
         """Return why the start of a job that was listed at ``now`` as waiting has failed; None while it may show."""
@@ -423,12 +463,24 @@ class Starts:
         else:
             attempt.stage = Stage.GONE
 
+    def dismiss(self, job_id: LrmJobId) -> None:
+        """Drop a start that was refused; what an earlier one has left stays on record."""
+        self.attempts.pop(job_id, None)
+        pin = self.pins.get(job_id)
+        if pin is not None and pin.wishes is None:
+            del self.pins[job_id]
+
     def forget(self, job_id: LrmJobId) -> None:
         """Drop all of a start: the job is held, or is another one of the same number."""
         self.pins.pop(job_id, None)
         self.attempts.pop(job_id, None)
 
     # -- what is to be done ------------------------------------------------------------------------------------------
+
+    def is_decided(self, job_id: LrmJobId) -> bool:
+        """Tell whether a start was decided, and neither asked for nor refused yet."""
+        attempt = self.attempts.get(job_id)
+        return attempt is not None and attempt.stage is Stage.DECIDED
 
     def in_stage(self, *stages: Stage) -> list[LrmJobId]:
         """Return the jobs whose starts have come so far."""
@@ -475,9 +527,9 @@ def placed_elsewhere(job: LrmJob, nodes: Layout) -> str:
     return f"it was started with {places}, which is not what was asked"
 
 
-def entries_of(nodes: Layout) -> list[str]:
-    """Return one entry for each processor, as ``start_on`` takes them."""
-    return [name for name, count in nodes for _ in range(count)]
+def entries_of(nodes: Layout) -> tuple[str, ...]:
+    """Return one entry for each processor."""
+    return tuple(name for name, count in nodes for _ in range(count))
 
 
 def by_id(jobs: Iterable[LrmJob]) -> Mapping[LrmJobId, LrmJob]:
@@ -495,29 +547,15 @@ AT_ONCE = 8
 TO_LEAVE = 10.0
 """Seconds at most for taking starts back when nobody will look any more."""
 
+NOT_THERE = LrmNotFoundError("the job is not there any more")
+
 log = structlog.get_logger()
-
-
-class StartingSystem(Protocol):
-    """What starts need of a batch system: an Lrm has it. All methods raise LrmError."""
-
-    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
-        """Have a held job start on these nodes; return when that is accepted."""
-
-    async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
-        """Confirm that jobs run; return those of which that is to be told again, or was refused, and why."""
-
-    async def undo_start(self, job: LrmJobId) -> None:
-        """Hold a job that did not start, or waits again, and free it from its nodes."""
-
-    async def requeue(self, ids: Sequence[LrmJobId]) -> None:
-        """Stop jobs that were confirmed, and queue them again, in hold."""
 
 
 class Starter:
     """Does to one batch system what its starts need."""
 
-    def __init__(self, system: StartingSystem, starts: Starts, record: StartLog, *, clock: Callable[[], float]) -> None:
+    def __init__(self, system: Lrm, starts: Starts, record: StartLog, *, clock: Callable[[], float]) -> None:
         """``clock``: that of ``starts`` and of the listings by which they are judged."""
         self._system = system
         self.starts = starts
@@ -531,23 +569,40 @@ class Starter:
         """Put all starts on record; on return that is on disk. Raises JournalError: then nothing may be asked for."""
         self._record.store(self.starts.pins)
 
-    def note_before(self, starting: Sequence[LrmJobId]) -> bool:
-        """Put all starts on record before ``starting`` are asked for; where that fails these count as refused.
+    async def put_on_record(self, starting: Sequence[LrmJobId]) -> list[LrmJobId]:
+        """Have starts on disk, with all that undoing them needs; return those that may be asked for.
 
-        Returns whether they may be asked for.
+        The others count as refused.
         """
+        async with anyio.create_task_group() as tasks:
+            for job_id in starting:
+                tasks.start_soon(self._know_original, job_id)
+        left = [job_id for job_id in starting if self.starts.is_decided(job_id)]
         try:
             self.note()
         except JournalError as error:
             log.warning("nothing is started as long as that cannot be put on record", error=str(error))
-            for job_id in starting:
+            for job_id in left:
                 self.starts.advance(job_id, Stage.REFUSED, self._clock(), error=LrmUnavailableError(str(error)))
-            return False
-        return True
+            return []
+        return left
 
-    async def ask(self, pin: Pin) -> tuple[Stage, LrmError | None]:
+    async def _know_original(self, job_id: LrmJobId) -> None:
+        """Keep what undoing a start needs, unless it is known from an earlier start of the job."""
+        if self.starts.pins[job_id].original:
+            return
+        try:
+            with answering(job_id):
+                async with self._limit:
+                    original = await self._system.original_request(job_id)
+        except LrmError as error:
+            self.starts.advance(job_id, Stage.REFUSED, self._clock(), error=error)
+        else:
+            if job_id in self.starts.pins:  # a listing may have shown meanwhile that the job is gone
+                self.starts.pins[job_id] = replace(self.starts.pins[job_id], original=original)
+
+    async def ask(self, job_id: LrmJobId) -> tuple[Stage, LrmError | None]:
         """Ask for a start that is on record; return whether it is accepted, perhaps accepted, or refused, and why."""
-        job_id = pin.job_id
         # So it stands when it is waited for no longer.
         stage: Stage = Stage.REFUSED
         error: LrmError | None = LrmUnavailableError("too many starts are asked for at once")
@@ -556,7 +611,8 @@ class Starter:
                 self.starts.advance(job_id, Stage.ASKED, self._clock())
                 self._in_hand.add(job_id)
                 stage, error = Stage.UNCERTAIN, LrmUnavailableError("it was not accepted in time")
-                stage, error = await self._ask(pin)
+                pin = self.starts.pins.get(job_id)
+                stage, error = (Stage.REFUSED, NOT_THERE) if pin is None else await self._ask(pin)
         finally:
             self._in_hand.discard(job_id)
             self.starts.advance(job_id, stage, self._clock(), error=error)
@@ -564,7 +620,7 @@ class Starter:
 
     async def _ask(self, pin: Pin) -> tuple[Stage, LrmError | None]:
         try:
-            await self._system.start_on(pin.job_id, entries_of(pin.nodes))
+            await self._system.start_on(pin.start)
         except LrmUnavailableError as error:
             log.warning("it is not known whether a start was taken", job=pin.job_id, error=str(error))
             return Stage.UNCERTAIN, error
@@ -582,7 +638,7 @@ class Starter:
             return False
         self._in_hand.add(job_id)
         try:
-            await self._system.undo_start(job_id)
+            await self._system.undo_start(self._start_of(job_id))
         except (LrmNotFoundError, LrmUnsupportedError):
             pass
         except LrmError as error:
@@ -593,6 +649,12 @@ class Starter:
             self._in_hand.discard(job_id)
         self.starts.advance(job_id, Stage.TAKEN_BACK, self._clock())
         return True
+
+    def _start_of(self, job_id: LrmJobId) -> PinnedStart:
+        """Return a start as it was asked for; of a job that is gone only where that was."""
+        pin, attempt = self.starts.pins.get(job_id), self.starts.attempts.get(job_id)
+        nodes = () if attempt is None else entries_of(attempt.nodes)
+        return PinnedStart(job=job_id, nodes=nodes) if pin is None else pin.start
 
     def to_confirm(self) -> list[LrmJobId]:
         """Return the jobs that were seen to run and are not being confirmed yet."""
@@ -615,7 +677,7 @@ class Starter:
 
     async def _told_of(self, job_ids: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
         try:
-            return await self._system.confirm_starts(job_ids)
+            return await self._system.confirm_starts([self._start_of(job_id) for job_id in job_ids])
         except LrmError as error:
             return dict.fromkeys(job_ids, error)
 
@@ -640,7 +702,7 @@ class Starter:
             log.warning("a job that is queued again will not be in hold", job=job_id, error=str(error))
         return False
 
-    # -- for whoever keeps no picture of the queue ---------------------------------------------------------------------
+    # -- for callers without a picture of the queue --------------------------------------------------------------------
 
     async def settle(self, jobs: Sequence[LrmJob], read_at: float) -> tuple[bool, Mapping[LrmJobId, Failure]]:
         """Judge all starts by a listing and do what follows.
@@ -649,13 +711,13 @@ class Starter:
         again are held and freed, before anybody sees them wait. What jobs that are gone have left is for `give_back`.
         """
         failures = self.starts.observe(jobs, read_at)
-        back = {*self.starts.in_stage(Stage.FAILED), *(job.id for job in jobs if job.tied)}
+        back = self.starts.in_stage(Stage.FAILED)
         for job_id in back:
             log.warning("a job is taken back", job=job_id)
             await self.undo_start(job_id)
         if running := self.to_confirm():
             await self.confirm(*running)
-        self._put_away([id_ for id_ in self.starts.attempts if self.starts.is_over(id_)])
+        self.note_later()
         return bool(back), failures
 
     async def give_back(self) -> None:
@@ -664,18 +726,12 @@ class Starter:
             if job_id in self.starts.attempts:  # another look may have done so while we were at the one before it
                 await self.undo_start(job_id)
 
-    def put_away(self, job_id: LrmJobId) -> None:
-        """Forget a start that was refused: its job is in hold as it was."""
-        self._put_away([job_id])
-
-    def _put_away(self, over: Sequence[LrmJobId]) -> None:
-        for job_id in over:
-            self.starts.forget(job_id)
+    def note_later(self) -> None:
+        """Put on record what has become of starts; where that fails the next process finds it out by a listing."""
         try:
             self.note()
         except JournalError as error:
-            # The next process finds out that these are over.
-            log.warning("starts that are over stay on record", jobs=over, error=str(error))
+            log.warning("what has become of starts is not on record", error=str(error))
 
     # -- leaving -------------------------------------------------------------------------------------------------------
 

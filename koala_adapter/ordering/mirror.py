@@ -198,9 +198,9 @@ class Mirror:
         if entry is not None and is_another(job, entry.job.submitted_at):
             self._gone(entry, now, JobEventKind.GONE)
             entry = None
-        pin = self._pin(job)
-        if pin is not None and job.state in WAITING:
-            job = pin.wishes.restored(job)
+        pin = self.starts.pin_of(job)
+        if pin is not None and pin.wishes is not None:
+            job = self.starts.as_asked(job)
         elif self.rules.one_node and job.state in WAITING:
             job = replace(job, nodes_wanted=1)
         wall = now if self.listing is None else self.listing.time_of_day
@@ -234,8 +234,8 @@ class Mirror:
             # It had been released when we were stopped: the next looks tell what came of it.
             entry.phase, entry.nodes = Phase.STARTING, pin.nodes
             self.starts.resume(pin, Stage.ACCEPTED)
-        elif pin is not None and job.state is LrmJobState.QUEUED:
-            # We were stopped before it was in hold again.
+        elif pin is not None and pin.wishes is not None and job.state in WAITING:
+            # We were stopped before it was in hold again, or in hold and tied to nothing.
             entry.phase, entry.reason = Phase.RETURNING, pin.failure
             self.starts.resume(pin, Stage.FAILED)
         return entry
@@ -293,10 +293,10 @@ class Mirror:
 
     def _waits(self, entry: Entry, reason: str, now: float) -> None:
         """Put a job that may not be started aside; the others are queued once the size of the cluster is known."""
-        if entry.phase is Phase.RUNNING or (entry.job.tied and entry.phase is not Phase.RETURNING):
+        if entry.phase is Phase.RUNNING:
             self._queued_again(entry, now)
         held = entry.job.state is LrmJobState.HELD
-        if entry.phase is Phase.RETURNING and held and not self._is_tied(entry):
+        if entry.phase is Phase.RETURNING and held and not self.starts.is_tied(entry.job.id):
             entry.phase = Phase.LEFT_OUT
         if entry.phase is Phase.RETURNING:
             return
@@ -319,11 +319,8 @@ class Mirror:
         self._withdraw(entry, now)
         self._tell(JobEventKind.REQUEUED, entry, now, nodes=())
         entry.phase, entry.nodes, entry.promised, entry.requeues = Phase.LEFT_OUT, (), None, entry.job.requeues
-        if self.starts.requeued(entry.job.id, now) or entry.job.tied:
+        if self.starts.requeued(entry.job.id, now):
             entry.phase, entry.reason = Phase.RETURNING, REQUEUED
-
-    def _is_tied(self, entry: Entry) -> bool:
-        return entry.job.tied or self.starts.is_tied(entry.job.id)
 
     def _settle(self, occupying: Iterable[Entry], waiting: Iterable[Entry], now: float) -> None:
         """Tell the policies the size of the cluster, and then what runs and what waits."""
@@ -380,8 +377,8 @@ class Mirror:
 
     def starts_to_undo(self) -> list[LrmJobId]:
         """Return the jobs to be held and untied: they did not start in time, or were queued again."""
-        returning = (entry for entry in self.entries.values() if entry.phase is Phase.RETURNING)
-        return [entry.job.id for entry in returning if entry.job.state is LrmJobState.QUEUED or self._is_tied(entry)]
+        returning = (entry.job for entry in self.entries.values() if entry.phase is Phase.RETURNING)
+        return [job.id for job in returning if job.state is LrmJobState.QUEUED or self.starts.is_tied(job.id)]
 
     def _gone(self, entry: Entry, now: float, kind: JobEventKind) -> None:
         ran = entry.phase in {Phase.RUNNING, Phase.STARTING}
@@ -405,13 +402,6 @@ class Mirror:
             self.schedulers[_pool(entry)].withdraw(entry.local, now)
             entry.local = None
             self.dirty = True
-
-    def _pin(self, job: LrmJob) -> Pin | None:
-        pin = self.starts.pins.get(job.id)
-        if pin is None or not is_another(job, pin.submitted_at):
-            return pin
-        self.starts.forget(job.id)
-        return None
 
     def _tell(
         self, kind: JobEventKind, entry: Entry, now: float, *, detail: str = "", nodes: Layout | None = None

@@ -16,20 +16,21 @@ from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.metrics import process_meter
 from koala_adapter.lrm.listing import Watcher, answering, read_listing
 from koala_adapter.lrm.rate import CircuitBreaker
+from koala_adapter.lrm.starts import Starts
 from koala_adapter.model import LrmJobState
 from koala_adapter.ordering.asking import as_read
 from koala_adapter.ordering.jobs import Phase
 from koala_adapter.ordering.passes import decide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from anyio.abc import TaskGroup
 
     from koala_adapter.host.metrics import Meter
     from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.listing import Listing
-    from koala_adapter.lrm.starts import Starter, StartLog
+    from koala_adapter.lrm.starts import Pin, Starter, StartLog
     from koala_adapter.model import LrmJob, LrmJobId, Queue
     from koala_adapter.ordering.asking import Overview
     from koala_adapter.ordering.jobs import JobEvent, Start
@@ -206,14 +207,12 @@ class GivenBack:
     """Why, by job."""
 
 
-async def give_back(
-    lrm: Lrm, *, tied: Collection[LrmJobId] = (), tell: Callable[[str], None] = lambda _: None
-) -> GivenBack:
-    """Release what the site's hook holds. ``tied``: jobs that we may have tied to nodes and that did not start.
+async def give_back(lrm: Lrm, *, pins: Iterable[Pin] = (), tell: Callable[[str], None] = lambda _: None) -> GivenBack:
+    """Release what the site's hook holds. ``pins``: starts on record, whose jobs may be tied to nodes.
 
     Raises LrmUnavailableError when the batch system does not answer; then it can be repeated.
     """
-    held = await _untied(lrm, await lrm.held_by_hook(), tied, tell)
+    held = await _untied(lrm, await lrm.held_by_hook(), pins, tell)
     running = [job.id for job in held if job.state is not LrmJobState.HELD]
     await _release(lrm, running)
     waiting: dict[LrmJobId, None] = {}
@@ -234,14 +233,16 @@ async def give_back(
 
 
 async def _untied(
-    lrm: Lrm, held: Sequence[LrmJob], tied: Collection[LrmJobId], tell: Callable[[str], None]
+    lrm: Lrm, held: Sequence[LrmJob], pins: Iterable[Pin], tell: Callable[[str], None]
 ) -> Sequence[LrmJob]:
     """Untie jobs whose start was cut short, and return what is held then."""
-    ours = [job.id for job in held if job.state is LrmJobState.HELD and (job.tied or job.id in tied)]
-    for job in ours:
-        tell(f"untying {job} from its nodes")
+    on_record = Starts(pins=pins)
+    found = (on_record.pin_of(job) for job in held if job.state is LrmJobState.HELD)
+    ours = [pin.start for pin in found if pin is not None and pin.wishes is not None]
+    for start in ours:
+        tell(f"untying {start.job} from its nodes")
         try:
-            await lrm.undo_start(job)
+            await lrm.undo_start(start)
         except LrmUnavailableError:
             raise
         except LrmError:
@@ -348,9 +349,8 @@ class OutsideScheduler:
         starts: list[Start] = []
         if deciding and (mirror.dirty or mirror.unfinished or (due is not None and due <= listing.read_at)):
             starts = decide(mirror, self._misfit_rules, listing.read_at)
-        if self._starter.note_before([start.job_id for start in starts]):
-            for start in starts:
-                tasks.start_soon(self._start, start)
+        for job_id in await self._starter.put_on_record([start.job_id for start in starts]):
+            tasks.start_soon(self._start, job_id)
         self._tell_all()
 
     def _note_clock(self) -> None:
@@ -360,9 +360,9 @@ class OutsideScheduler:
             # What is lost is that the time of day was set, should this process end before it is noted again.
             log.warning("the clock's reading cannot be put on record", error=str(error))
 
-    async def _start(self, start: Start) -> None:
+    async def _start(self, job_id: LrmJobId) -> None:
         """Have one job started; what came of it shows in the next looks."""
-        await self._starter.ask(start.pin)
+        await self._starter.ask(job_id)
         self._watcher.look_soon()
 
     def _tell_all(self) -> None:

@@ -18,6 +18,7 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnsupportedError
+from koala_adapter.lrm import PinnedStart
 from koala_adapter.model import EndReason, LrmJobState
 from koala_adapter.testing.trial import BEATS_PER_SECOND, LONGEST_JOB
 
@@ -237,7 +238,7 @@ OPERATIONS: Mapping[str, tuple[str, Callable[[Lrm, LrmJobId], Awaitable[object]]
     "history": ("accounting", lambda lrm, job: lrm.history([job])),
     "hold": ("hold", lambda lrm, job: lrm.hold([job])),
     "release": ("hold", lambda lrm, job: lrm.release([job])),
-    "start_on": ("pin", lambda lrm, job: lrm.start_on(job, ["node"])),
+    "start_on": ("pin", lambda lrm, job: lrm.start_on(PinnedStart(job=job, nodes=("node",)))),
     "suspend": ("suspend", lambda lrm, job: lrm.suspend([job])),
     "resume": ("suspend", lambda lrm, job: lrm.resume([job])),
     "requeue": ("requeue", lambda lrm, job: lrm.requeue([job])),
@@ -354,9 +355,9 @@ class ControlTests:
         for node in [node.name for node in await live_trial.lrm.nodes() if node.processors_idle]:
             batch = await live_trial.submit(held=True)
             await live_trial.wait_states(batch, LrmJobState.HELD)
-            await live_trial.lrm.start_on(batch.ids[0], [node])
+            start = await live_trial.start_on(batch.ids[0], node)
             await live_trial.wait_running(batch)
-            await live_trial.lrm.confirm_start(batch.ids[0])
+            await live_trial.lrm.confirm_start(start)
             assert (await live_trial.jobs(batch))[batch.ids[0]].nodes == (node,)
             batch.go()
             await live_trial.wait_ended(batch)
@@ -371,16 +372,16 @@ class ControlTests:
         node = (await trial.jobs(full))[full.ids[0]].nodes[0]
         batch = await trial.submit(held=True)
         await trial.wait_states(batch, LrmJobState.HELD)
-        await trial.lrm.start_on(batch.ids[0], [node])
+        start = await trial.start_on(batch.ids[0], node)
         assert await trial.states(batch) == [LrmJobState.QUEUED]
         for _ in range(2):
-            await trial.lrm.undo_start(batch.ids[0])
+            await trial.lrm.undo_start(start)
             await trial.wait_states(batch, LrmJobState.HELD)
         full.go()
         await trial.wait_ended(full)
         await anyio.sleep(2)
         assert await trial.states(batch) == [LrmJobState.HELD]
-        await trial.lrm.start_on(batch.ids[0], [node])
+        await trial.lrm.start_on(start)
         await trial.wait_running(batch)
 
     async def test_a_start_that_was_confirmed_may_be_confirmed_again(self, live_trial: Trial) -> None:
@@ -390,13 +391,13 @@ class ControlTests:
         batch = await trial.submit(held=True)
         await trial.wait_states(batch, LrmJobState.HELD)
         node = next(node.name for node in await trial.lrm.nodes() if node.processors_idle)
-        await trial.lrm.start_on(batch.ids[0], [node])
+        start = await trial.start_on(batch.ids[0], node)
         await trial.wait_running(batch)
         for _ in range(2):
-            await trial.lrm.confirm_start(batch.ids[0])
+            await trial.lrm.confirm_start(start)
         if trial.lrm.capabilities.hold:
             with suppress(LrmRejectedError):  # where what runs cannot be put in hold
-                await trial.lrm.undo_start(batch.ids[0])
+                await trial.lrm.undo_start(start)
         assert await trial.states(batch) == [LrmJobState.RUNNING]
 
     async def test_suspend_and_resume(self, live_trial: Trial) -> None:

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmError
-from koala_adapter.lrm import ClusterContext, Submission
+from koala_adapter.lrm import ClusterContext, PinnedStart, Submission
 from koala_adapter.lrm.commands import DEFAULT_TIMEOUT, CommandResult, CommandRunner, login_name
 from koala_adapter.model import BatchKey, ClusterName, LrmJobId, LrmJobState
 
@@ -205,6 +205,16 @@ async def eventually(
         await anyio.sleep(max(interval, now - began))
 
 
+async def begin_start(lrm: Lrm, job: LrmJobId, nodes: Sequence[str]) -> PinnedStart:
+    """Have a held job that was never tied started on nodes, one entry for each processor; return the start.
+
+    As the core does: first the plugin is asked what undoing the start will need.
+    """
+    start = PinnedStart(job=job, nodes=tuple(nodes), original=await lrm.original_request(job))
+    await lrm.start_on(start)
+    return start
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """A submission of the kit: its scripts write into ``directory`` and wait there for the file ``go``."""
@@ -334,6 +344,10 @@ class Trial:
             'mv "$d/.report.$index" "$d/report.$index"\n'
             f"{body}\n{waiting if wait else ''}exit {exit_code}\n"
         )
+
+    async def start_on(self, job: LrmJobId, *nodes: str) -> PinnedStart:
+        """Have a held job started on nodes; see `begin_start`."""
+        return await begin_start(self.lrm, job, nodes)
 
     # -- watching --------------------------------------------------------------------------------------------
 

@@ -312,8 +312,6 @@ class Inventory:
         """The element of each array that may be started next; empty: none."""
         self._promises: dict[str, Promise] = {}
         self.setbacks = Setbacks()
-        self.pinned: set[str] = set()
-        """Waiting jobs whose required nodes are what is left of a start of ours that failed."""
         self.refused: dict[str, str] = {}
         """Jobs that cannot be reported, and why."""
         self.ready = False
@@ -466,11 +464,8 @@ class Inventory:
 
     def _as_told(self, job: LrmJob) -> LrmJob:
         if job.state not in WAITING:
-            self.pinned.discard(str(job.id))
             self.setbacks.forget(str(job.id))
             return job
-        if str(job.id) in self.pinned:
-            job = replace(job, requested_nodes=())
         promise = self._promises.get(str(job.id))
         if promise is None:
             if job.array_index is not None and self._turns.get(array_of(job), str(job.id)) != str(job.id):

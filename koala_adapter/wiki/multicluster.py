@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.api.client import Client
-    from koala_adapter.lrm import RenderedSubmission, Submission
+    from koala_adapter.lrm import PinnedStart, RenderedSubmission, Submission
     from koala_adapter.model import Queue
     from koala_adapter.report.values import JobReport
 
@@ -130,9 +130,9 @@ class Multicluster(Lrm):
         """Refuse: jobs come by `koala run`."""
         self._unsupported("submit", [submission.key])
 
-    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:  # noqa: ARG002
+    async def start_on(self, start: PinnedStart) -> None:
         """Refuse: koala places its jobs itself."""
-        message = f"koala cannot let others place its jobs: it does so itself, in its own order (job {job})"
+        message = f"koala cannot let others place its jobs: it does so itself, in its own order (job {start.job})"
         raise LrmUnsupportedError(message)
 
     async def cancel(self, ids: Sequence[LrmJobId]) -> None:

@@ -16,7 +16,6 @@ import anyio
 import structlog
 
 from koala_adapter.errors import (
-    JournalError,
     LrmError,
     LrmNotFoundError,
     LrmRejectedError,
@@ -346,7 +345,6 @@ class FreshInventory:
     def _note_failure(self, job_id: LrmJobId, failure: Failure) -> None:
         """Tell of a job whose start has failed what is shown of it, and keep it back for a while."""
         if self._inventory.withdraw(job_id):
-            self._inventory.pinned.add(job_id)
             setback = self._inventory.set_back(job_id, failure.reason, refused=failure.refused)
             pause = round(setback.until - self._steady(), 1)
             log.warning("not started", job=job_id, reason=failure.reason, failures=setback.failures, kept_back=pause)
@@ -361,7 +359,8 @@ class FreshInventory:
             self._note_failure(job_id, failure)
         queue = self._options.queue
         shown = (node for node in listing.nodes if queue is None or queue in node.queues)
-        return replace(listing, nodes=up_for_us(shown, in_hand)), taken_back
+        jobs = tuple(map(self._starter.starts.as_asked, listing.jobs))
+        return replace(listing, jobs=jobs, nodes=up_for_us(shown, in_hand)), taken_back
 
 
 # -- Starts --------------------------------------------------------------------------------------------------
@@ -424,7 +423,8 @@ class JobStarts:
 
     async def start(self, request: StartJob) -> str:
         """Have a job started and return the answer, once the batch system has taken it or is slow. Raises WikiError."""
-        if request.job in self._starter.starts.attempts:
+        job_id, starts = LrmJobId(request.job), self._starter.starts
+        if not (starts.is_over(job_id) or starts.is_tied(job_id)):
             raise WikiError("Job not pending, can't start: it is being started", status=Status.REFUSED)
         await self._look_again(request.job)
         try:
@@ -435,13 +435,17 @@ class JobStarts:
         tasks = self._tasks
         if tasks is None:
             raise WikiError("the server is about to stop: nothing is started any more", status=Status.REFUSED)
-        pin = self._put_on_record(LrmJobId(request.job), admission.given)
+        job = require_job(self._inventory, request.job)
+        layout = tuple(host_counts(admission.given).items())
+        wishes = OriginalRequest.of(job)
+        starts.begin(Pin(job_id=job_id, submitted_at=job.submitted_at, nodes=layout, wishes=wishes, at=self._steady()))
         self._inventory.promise(request.job, Promise(until=inf, nodes=admission.taken))
         self._inventory.report_tasks(request.job, request.tasks)
         self._on_begun()
-        refusal = await self._refusal(pin, tasks)
+        refusal = await self._refusal(job_id, tasks)
         if refusal is not None:
-            self._starter.put_away(pin.job_id)
+            starts.dismiss(job_id)
+            self._starter.note_later()
             if self._inventory.withdraw(request.job):
                 grave = not isinstance(refusal, LrmUnavailableError)
                 self._inventory.set_back(request.job, str(refusal), refused=grave)
@@ -465,7 +469,7 @@ class JobStarts:
                 return
             await anyio.sleep(pause)
 
-    async def _refusal(self, pin: Pin, tasks: TaskGroup) -> LrmError | None:
+    async def _refusal(self, job_id: LrmJobId, tasks: TaskGroup) -> LrmError | None:
         """Return why a start was refused; None when it was taken, or must be answered before that is known.
 
         It is gone on with in any case.
@@ -475,11 +479,14 @@ class JobStarts:
 
         async def ask() -> None:
             try:
-                # Once begun, a start comes to its end whatever becomes of who asked for it.
-                stage, error = await self._starter.ask(pin)
-                refusals.append(error if stage is Stage.REFUSED else None)
+                # Once begun, a start comes to its end whatever becomes of the request for it.
+                if await self._starter.put_on_record([job_id]):
+                    stage, error = await self._starter.ask(job_id)
+                    refusals.append(error if stage is Stage.REFUSED else None)
+                elif (attempt := self._starter.starts.attempts.get(job_id)) is not None:
+                    refusals.append(attempt.error)
             finally:
-                self._inventory.extend(pin.job_id, self._steady() + self._options.start_within + PROMISED)
+                self._inventory.extend(job_id, self._steady() + self._options.start_within + PROMISED)
                 answered.set()
 
         tasks.start_soon(ask)
@@ -487,21 +494,6 @@ class JobStarts:
             await answered.wait()
         self._begun.set()
         return refusals[0] if refusals else None
-
-    def _put_on_record(self, id_: LrmJobId, nodes: Sequence[str]) -> Pin:
-        """Put a start on disk before it is asked for. Raises WikiError when that cannot be done."""
-        job = require_job(self._inventory, id_)
-        layout = tuple(host_counts(nodes).items())
-        pin = Pin(
-            job_id=id_, submitted_at=job.submitted_at, nodes=layout, wishes=OriginalRequest.of(job), at=self._steady()
-        )
-        self._starter.starts.begin(pin)
-        try:
-            self._starter.note()
-        except JournalError as error:
-            self._starter.starts.forget(id_)
-            raise WikiError(f"{error.message}: nothing is started off the record", status=Status.REFUSED) from error
-        return pin
 
     def _set_back(self, job: str, refusal: WikiError) -> None:
         """Keep a job back that is refused again and again, before the batch system is even asked."""
@@ -549,7 +541,7 @@ class JobStarts:
         Raises LrmError when the source does not answer.
         """
         starts = self._starter.starts
-        interrupted = [pin for pin in starts.pins.values() if pin.job_id not in starts.attempts]
+        interrupted = [pin for pin in starts.pins.values() if pin.job_id not in starts.attempts and not pin.started]
         for pin in interrupted:
             starts.resume(pin, Stage.FAILED)
         self._resumed += interrupted
@@ -559,8 +551,6 @@ class JobStarts:
         await self._starter.give_back()
         for pin in self._resumed:
             job = self._inventory.job(pin.job_id)
-            if job is not None and job.state in WAITING:
-                self._inventory.pinned.add(pin.job_id)
             state = "gone" if job is None else str(job.state)
             log.warning("an interrupted start", job=pin.job_id, nodes=pin.nodes, found=state)
         if any(starts.is_tied(pin.job_id) for pin in self._resumed):

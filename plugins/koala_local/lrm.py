@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import SocketStream
 
-    from koala_adapter.lrm import ClusterContext, Submission
+    from koala_adapter.lrm import ClusterContext, PinnedStart, Submission
     from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.model import LrmJob
     from koala_local.jobs import Fields, Json
@@ -315,9 +315,9 @@ class LocalLrm(Lrm):
     async def release(self, ids: Sequence[LrmJobId]) -> None:
         await self._daemon.ask("release", {"ids": [*ids]})
 
-    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+    async def start_on(self, start: PinnedStart) -> None:
         """Release a held job for one node; it waits while that node has no idle processor."""
-        await self._daemon.ask("start_on", {"id": job, "nodes": [*nodes]})
+        await self._daemon.ask("start_on", {"id": start.job, "nodes": [*start.nodes]})
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """SIGSTOP to all processes of running jobs."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from koala_adapter.errors import LrmRejectedError
@@ -550,13 +550,6 @@ def _state(letter: str, holds: str, attributes: Attributes) -> tuple[LrmJobState
         # PBS lets it go by itself.
         return LrmJobState.QUEUED, dependent
     return state, dependent and state in _WAITING
-
-
-def shape_of(job: LrmJob, select: str, place: str) -> LrmJob:
-    """Return a job that asks for these chunks, in this arrangement. Raises ValueError."""
-    chunks = parse_select(select)
-    processors = sum(chunk.processors for chunk in chunks) or job.processors
-    return replace(job, processors=processors, **_shape(chunks, place))
 
 
 def _shape(chunks: tuple[Chunk, ...], place: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from koala_pbs.client import ARGUMENTS_PER_COMMAND, Holding, PbsCommands
 from koala_pbs.jobs import INDEX_VARIABLE
 from koala_pbs.queues import ends_of, largest_array, served
 from koala_pbs.settings import OPENPBS, TORQUE
-from koala_pbs.starting import ByOperator, ByScheduler, Starting, TiedNotes
+from koala_pbs.starting import ByOperator, ByScheduler, Starting
 from koala_pbs.submission import QSUB, native_specification, obstacle_to_drmaa, pieces, qsub_command
 from koala_pbs.torque import packed
 from koala_pbs.vnodes import tied
@@ -47,7 +47,7 @@ from koala_pbs.words import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from koala_adapter.lrm import CheckResult, ClusterContext, Submission
+    from koala_adapter.lrm import CheckResult, ClusterContext, PinnedStart, Submission
     from koala_adapter.model import LrmJob, Node, Queue
     from koala_pbs.queues import QueueConfig, ServerConfig
     from koala_pbs.settings import PbsSettings
@@ -95,11 +95,7 @@ class PbsLrm(CommandPlugin):
         self._sizes: dict[str, int] = {}
         self._suspended: frozenset[LrmJobId] = frozenset()
         self._without_arrays: set[str | None] = set()
-        self._starting: Starting = (
-            ByOperator(self._commands)
-            if settings.operator
-            else ByScheduler(self._commands, TiedNotes(context.state_directory / "tied"))
-        )
+        self._starting: Starting = ByOperator(self._commands) if settings.operator else ByScheduler(self._commands)
         self.capabilities = self._capabilities()
 
     def _capabilities(self) -> Capabilities:
@@ -139,7 +135,7 @@ class PbsLrm(CommandPlugin):
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs of all users from one listing; elements stay in it until their whole array has ended."""
-        jobs = self._starting.as_asked(await self._commands.jobs())
+        jobs = await self._commands.jobs()
         self._suspended = frozenset(job.id for job in jobs if job.state is LrmJobState.SUSPENDED)
         self._submitter.sweep({job.name for job in jobs if job.state is not LrmJobState.ENDED})
         return tuple(oldest_first(job for job in jobs if job.name.startswith(name_prefix)))
@@ -313,19 +309,25 @@ class PbsLrm(CommandPlugin):
             raise LrmUnsupportedError("Torque's qmsg may never return", hint="write to the job's user instead")
         await self._commands.change(client.notify(job, text), action="notify")
 
-    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
-        """Have a held job start on vnodes, with one entry for each of its processors: see koala_pbs.starting."""
+    async def original_request(self, job: LrmJobId) -> str:
+        return await self._starting.original_request(checked(job))
+
+    async def start_on(self, start: PinnedStart) -> None:
+        """Have a held job start on vnodes: see koala_pbs.starting."""
         if not self.capabilities.pin:
-            message = f"Torque lets only its operators start jobs on chosen nodes ({job})"
+            message = f"Torque lets only its operators start jobs on chosen nodes ({start.job})"
             raise LrmUnsupportedError(message, hint=BE_OPERATOR)
-        await self._starting.start_on(checked(job), nodes)
+        checked(start.job)
+        await self._starting.start_on(start)
 
-    async def confirm_start(self, job: LrmJobId) -> None:
+    async def confirm_start(self, start: PinnedStart) -> None:
         """Have a job that runs come back in hold."""
-        await self._starting.confirm(checked(job))
+        checked(start.job)
+        await self._starting.confirm_start(start)
 
-    async def undo_start(self, job: LrmJobId) -> None:
-        await self._starting.undo_start(checked(job))
+    async def undo_start(self, start: PinnedStart) -> None:
+        checked(start.job)
+        await self._starting.undo_start(start)
 
     # -- checking ----------------------------------------------------------------------------------------------------
 

@@ -13,49 +13,12 @@ from typing import TYPE_CHECKING
 from koala_sge.listing import number_of, parse_xml, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from lxml.etree import _Element
 
-# -- Contexts ------------------------------------------------------------------------------------------------
-# What stands in the contexts of jobs (``qalter -ac``) for an outside scheduler. The context is the only place of a job
-# in which a submission verifier and a scheduler can leave a word that has no other meaning.
-
 USER_HOLD = "koala_user_hold"
-"""Set by conf/sge_jsv.sh for a job that its user held, too."""
-QUEUES = "koala_queues"
-"""The queues that a job asked for before it was pinned to others."""
-ANY_QUEUE = "*"
-BETWEEN_QUEUES = "+"
-"""A comma ends a value, and no name of a queue has a plus sign."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobContext:
-    """What is left of a job for an outside scheduler."""
-
-    user_hold: bool = False
-    queues: tuple[str, ...] | None = None
-    """The queues that it asked for before it was pinned; empty: any, None: it is not pinned."""
-
-
-def noted(queues: Sequence[str]) -> str:
-    """Return the word in which a context keeps the queues that a job asked for."""
-    return f"{QUEUES}={BETWEEN_QUEUES.join(queues) or ANY_QUEUE}"
-
-
-def _context(element: _Element) -> JobContext:
-    words = {text_of(word, "VA_variable"): text_of(word, "VA_value") for word in element.iterfind("JB_context/*")}
-    queues = words.get(QUEUES)
-    return JobContext(user_hold=USER_HOLD in words, queues=None if queues is None else _queues(queues))
-
-
-def _queues(word: str) -> tuple[str, ...]:
-    return () if word == ANY_QUEUE else tuple(word.split(BETWEEN_QUEUES))
-
-
-# -- Jobs ----------------------------------------------------------------------------------------------------
-
+"""Word in the context of a job, set by conf/sge_jsv.sh for one that its user held, too."""
 ROOT = "detailed_job_info"
 NO_ACCOUNT = "sge"
 """Account of jobs that were given none (qsub(1), -A)."""
@@ -73,7 +36,8 @@ _ORIGIN = re.compile(r"^\S+ \S+ \[\d+:\d+\]: (?:error: )?")
 class ExplainedJob:
     """What is told of one job, or of an array as a whole."""
 
-    context: JobContext = JobContext()
+    user_hold: bool = False
+    """Its user holds it, too."""
     error_reasons: Mapping[int, str] = field(default_factory=dict)
     """Why tasks are in error state, by their numbers; a job that is no array has task 1."""
     group: str = ""
@@ -97,7 +61,7 @@ def parse_explained(raw: bytes) -> dict[str, ExplainedJob]:
 def _explained(element: _Element) -> ExplainedJob:
     account = text_of(element, "JB_account")
     return ExplainedJob(
-        context=_context(element),
+        user_hold=any(text_of(word, "VA_variable") == USER_HOLD for word in element.iterfind("JB_context/*")),
         error_reasons=_error_reasons(element),
         group=text_of(element, "JB_group"),
         account=account if account != NO_ACCOUNT else text_of(element, "JB_project"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
 from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
 from koala_adapter.model import LrmJobState
-from koala_sge.explained import ANY_QUEUE, QUEUES, ExplainedJob, JobContext, parse_explained
+from koala_sge.explained import ExplainedJob, parse_explained
 from koala_sge.listing import has_access_lists, listed_jobs, parse_limits, seconds_of, text_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 WALLTIMES = frozenset({"h_rt", "s_rt"})
 _INSTANCE = re.compile(r"[^\s@]+@\S+")
+ANY_QUEUE = "*"
 PLAIN_QUEUE = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 """The name of one cluster queue, and no pattern."""
 
@@ -179,14 +180,9 @@ def select_instances(wishes: Wishes, queues: Sequence[str]) -> tuple[str, ...]:
     return ("qselect", *(word for pair in given if pair[1] for word in pair))
 
 
-def pin(number: str, queues: Sequence[str], *, context: str = "") -> tuple[str, ...]:
-    """Let a job start in these queue instances only. Works on whole jobs, not on tasks. ``context`` is added to its."""
-    return ("qalter", "-q", ",".join(queues), *(("-ac", context) if context else ()), number)
-
-
-def unpin(number: str, queues: Sequence[str]) -> tuple[str, ...]:
-    """Let a job start in the queues that it had asked for, and forget that it was pinned."""
-    return ("qalter", "-q", ",".join(queues) or ANY_QUEUE, "-dc", QUEUES, number)
+def pin(number: str, queues: Sequence[str]) -> tuple[str, ...]:
+    """Let a job start in these queues or queue instances only; none: in any. Works on whole jobs, not on tasks."""
+    return ("qalter", "-q", ",".join(queues) or ANY_QUEUE, number)
 
 
 def job_number(id_: LrmJobId) -> str:
@@ -213,12 +209,12 @@ def possibly_hook_holds(jobs: Iterable[LrmJob], in_user_hold: Collection[str]) -
     ]
 
 
-def without_users(jobs: Iterable[LrmJob], contexts: Mapping[str, JobContext]) -> tuple[LrmJob, ...]:
+def without_users(jobs: Iterable[LrmJob], explained: Mapping[str, ExplainedJob]) -> tuple[LrmJob, ...]:
     """Return jobs but for those that their users hold, or of which that is not known.
 
-    ``contexts``: those that are known, by the numbers of jobs.
+    ``explained``: what is known, by the numbers of jobs.
     """
-    free = {number for number, context in contexts.items() if not context.user_hold}
+    free = {number for number, job in explained.items() if not job.user_hold}
     return tuple(job for job in jobs if job.id.partition(".")[0] in free)
 
 
@@ -249,10 +245,10 @@ class HeldJobs:
         self._by_queue = by_queue
         self._explained: dict[str, ExplainedJob] = {}
         """What is told of each job, by its number."""
-        self._contexts: dict[str, JobContext] = {}
-        """Of jobs in hold, by job number, with what was changed since."""
+        self._asked_in_hold: set[str] = set()
+        """Numbers of the jobs of which that was told while they were in hold."""
         self._wishes: Mapping[str, Wishes] = {}
-        """By job number, as they were before a pin of ours."""
+        """By job number."""
         self._selected: dict[Wishes, tuple[float, frozenset[str]]] = {}
         """When it was asked which queue instances have what is asked for, and which."""
         self._limits: Mapping[str, int | None] = {}
@@ -274,7 +270,7 @@ class HeldJobs:
             return told
         wishes = {number: wish for number, wish in parse_wishes(listing).items() if number in held}
         await self._ask_queues()
-        self._wishes = {number: self._asked_for(number, wish) for number, wish in wishes.items()}
+        self._wishes = {number: wish if self._of_users else replace(wish, user="") for number, wish in wishes.items()}
         await self._ask_selections(tuple(dict.fromkeys([Wishes(), *(wish.selected for wish in self._wishes.values())])))
         return [self._described(job) if job.state is LrmJobState.HELD else job for job in told]
 
@@ -286,36 +282,21 @@ class HeldJobs:
         submitted = told.submitted_at or job.submitted_at
         return replace(job, group=told.group, account=told.account, submitted_at=submitted)
 
-    def queues(self, job: LrmJobId) -> tuple[str, ...]:
-        """Return the queues that a job in hold asked for before it was pinned; empty: any."""
+    def queues(self, job: LrmJobId) -> tuple[str, ...] | None:
+        """Return the queues that a job in hold asks for; empty: any, None: it was not listed."""
         wishes = self._wishes.get(job_number(job))
-        return () if wishes is None else wishes.queues
+        return None if wishes is None else wishes.queues
 
     def instances(self, job: LrmJobId, node: str) -> tuple[str, ...] | None:
         """Return the queue instances of a node that a job may have; None when that is not known."""
         found = self._instances(job_number(job))
         return None if found is None else instances_on(node, found, by_queue=self._by_queue)
 
-    def note_pin(self, job: LrmJobId) -> None:
-        """Take note that a job was pinned, and keeps in its context what it had asked for."""
-        number = job_number(job)
-        if number in self._contexts:
-            self._contexts[number] = replace(self._contexts[number], queues=self.queues(job))
-
-    async def context(self, job: LrmJobId) -> JobContext:
-        """Return the context of a job as it is now. Raises LrmError, also when Grid Engine does not tell it."""
-        number = job_number(job)
-        explained = parse_explained(await self._commands.document(explain_jobs([number])))
-        if number not in explained:
-            message = f"Grid Engine does not know job {job} any more"
-            raise LrmNotFoundError(message, hint="it has ended, or never was")
-        return explained[number].context
-
     async def _ask_explanations(self, numbers: set[str], held: set[str]) -> None:
         self._explained = {number: known for number, known in self._explained.items() if number in numbers}
-        self._contexts = {number: known for number, known in self._contexts.items() if number in held}
-        # A hold of its user may be taken back.
-        first = {number for number in held if number not in self._contexts or self._contexts[number].user_hold}
+        # A hold of its user may be taken back; that of a job that waits again was not asked for.
+        self._asked_in_hold &= held
+        first = {number for number in held if number not in self._asked_in_hold or self._explained[number].user_hold}
         others = numbers - self._explained.keys() - first
         asked = [*sorted(first, key=int), *sorted(others, key=int)][:LARGEST_EXPLANATION]
         if not asked:
@@ -326,7 +307,7 @@ class HeldJobs:
             # It is asked again with the next listing; until then those in hold are not started.
             return
         self._explained.update(explained)
-        self._contexts.update((number, job.context) for number, job in explained.items() if number in held)
+        self._asked_in_hold |= explained.keys() & held
 
     async def _ask_queues(self) -> None:
         now = time.monotonic()
@@ -366,12 +347,6 @@ class HeldJobs:
             found.append(parse_instances(result.text))
         return found[0].intersection(*found)
 
-    def _asked_for(self, number: str, wishes: Wishes) -> Wishes:
-        """Return wishes with the queues that were asked for before a pin, and the user where that matters."""
-        context = self._contexts.get(number, JobContext())
-        queues = wishes.queues if context.queues is None else tuple(sorted(context.queues))
-        return replace(wishes, queues=queues, user=wishes.user if self._of_users else "")
-
     def _instances(self, number: str) -> frozenset[str] | None:
         """Return the queue instances that a job may have; None when that is not known."""
         wishes = self._wishes.get(number)
@@ -384,12 +359,12 @@ class HeldJobs:
     def _described(self, job: LrmJob) -> LrmJob:
         number = job_number(job.id)
         wishes, found = self._wishes.get(number, Wishes()), self._instances(number)
-        context = self._contexts.get(number)
+        known = self._explained.get(number) if number in self._asked_in_hold else None
         plain = len(wishes.queues) == 1 and PLAIN_QUEUE.fullmatch(wishes.queues[0])
         job = replace(job, queue=wishes.queues[0] if plain else "")
-        if context is not None and context.user_hold:
+        if known is not None and known.user_hold:
             return replace(job, obstacle=USER_HOLDS)
-        if context is None or found is None:
+        if known is None or found is None:
             return replace(job, obstacle=NOT_ASKED_YET)
         if not found:
             return replace(job, obstacle=f"no queue instance has what it asks for ({wishes.in_words})")

@@ -7,6 +7,7 @@ never taken from an exit code: qstat -xml of an unknown job and a refused qconf 
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from dataclasses import replace
@@ -26,7 +27,7 @@ from koala_adapter.model import HoldOwner, LrmJobState
 from koala_sge import heldjobs
 from koala_sge.checks import SgeChecks, check_outside
 from koala_sge.defaults import groups_arrays, require_whole_listings
-from koala_sge.explained import ExplainedJob, JobContext, noted, parse_explained
+from koala_sge.explained import ExplainedJob, parse_explained
 from koala_sge.heldjobs import HeldJobs, possibly_hook_holds, without_users
 from koala_sge.listing import (
     GridEngineCommands,
@@ -43,7 +44,7 @@ from koala_sge.submission import CHANGES, native_options, parse_refusals, parse_
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koala_adapter.lrm import CheckResult, ClusterContext, Submission
+    from koala_adapter.lrm import CheckResult, ClusterContext, PinnedStart, Submission
     from koala_adapter.lrm.drmaa.protocol import Refusal
     from koala_adapter.model import LrmJob, LrmJobId, Node, Queue
     from koala_sge.settings import SgeSettings
@@ -76,6 +77,11 @@ HOLDERS_KEPT = 60.0
 """Seconds for which it is believed who holds the same jobs."""
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*", re.ASCII)
+
+
+def _unknown(job: LrmJobId) -> LrmNotFoundError:
+    message = f"Grid Engine does not know job {job} any more"
+    return LrmNotFoundError(message, hint="it has ended, or never was")
 
 
 class SgeLrm(CommandPlugin):
@@ -294,11 +300,10 @@ class SgeLrm(CommandPlugin):
         # The letters of a listing do not tell this hold from an operator's.
         listed = await self._commands.document(heldjobs.list_held("*", "u", singly=self._singly))
         held = possibly_hook_holds(parse_jobs(document), {job.id for job in parse_jobs(listed)})
-        contexts: dict[str, JobContext] = {}
+        explained: dict[str, ExplainedJob] = {}
         for part in portions(sorted({heldjobs.job_number(job.id) for job in held}), heldjobs.LARGEST_EXPLANATION):
-            explained = parse_explained(await self._commands.document(heldjobs.explain_jobs(part)))
-            contexts |= {number: job.context for number, job in explained.items()}
-        return without_users(held, contexts)
+            explained |= parse_explained(await self._commands.document(heldjobs.explain_jobs(part)))
+        return without_users(held, explained)
 
     async def give_back(self, ids: Sequence[LrmJobId]) -> None:
         """Take the user hold from jobs; from arrays as a whole. Managers may do it with all jobs."""
@@ -312,51 +317,61 @@ class SgeLrm(CommandPlugin):
     async def resume(self, ids: Sequence[LrmJobId]) -> None:
         raise_for(await self._control(ControlAction.RESUME, ids))
 
-    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
-        """Pin a held job or task to a node, with one entry for each of its processors, and release it.
+    async def original_request(self, job: LrmJobId) -> str:
+        """Return the queues that the job asks for."""
+        queues = self._held_jobs.queues(job)
+        if queues is None:
+            listed = heldjobs.parse_wishes(await self._commands.document(heldjobs.list_jobs(singly=self._singly)))
+            wishes = listed.get(heldjobs.job_number(job))
+            if wishes is None:
+                raise _unknown(job)
+            queues = wishes.queues
+        return json.dumps(queues)
+
+    async def start_on(self, start: PinnedStart) -> None:
+        """Pin a held job or task to a node and release it.
 
         Grid Engine itself chooses how many slots of a parallel job each of several nodes gives, so that such a start is
         refused. It pins whole jobs, not tasks, and only while they wait; so tasks of one array are started on chosen
         nodes one after another: while one that was released has not started, LrmRejectedError.
         """
-        places = tuple(dict.fromkeys(nodes))
+        job, places = start.job, tuple(start.counts)
         if len(places) != 1:
             message = f"Grid Engine itself divides job {job} among {len(places)} nodes, by the rule of its environment"
             raise LrmRejectedError(message, hint="start it on one node (NODES=1, or pack jobs: NODEALLOCATIONPOLICY)")
         node = places[0]
         if not _NODE.fullmatch(node):
             raise LrmRejectedError(f"{node!r} is no node name", hint="name nodes that qhost -q shows")
-        held = await self._may_be_pinned(job, len(nodes))
+        held = await self._may_be_pinned(job, len(start.nodes))
         where = self._held_jobs.instances(job, node)
         if where is None:
             where = (node if self._by_queue else f"{self._settings.queue or '*'}@{node}",)
         elif not where:
             message = f"{node} has not what job {job} asks for"
             raise LrmRejectedError(message, hint="start it on a node that is listed for it")
-        number, context = heldjobs.job_number(job), noted(self._held_jobs.queues(job))
-        self._held_jobs.note_pin(job)
+        number = heldjobs.job_number(job)
         if held.array_index is None:
             # Pinned, and released from the hold of its user, in one request.
-            *pinned, _ = heldjobs.pin(number, where, context=context)
+            *pinned, _ = heldjobs.pin(number, where)
             await self._commands.change((*pinned, "-h", "U", number), action="start")
         else:
-            await self._commands.change(heldjobs.pin(number, where, context=context), action="pin")
+            await self._commands.change(heldjobs.pin(number, where), action="pin")
             await self.release([job])
         if self._settings.trigger_scheduler:
             await self._commands.change(heldjobs.TRIGGER_SCHEDULER, action="trigger")
 
-    async def confirm_start(self, job: LrmJobId) -> None:
+    async def confirm_start(self, start: PinnedStart) -> None:
         """Hold a running job: it comes back in hold when it is queued again (``qmod -rj``, exit status 99)."""
-        await self.hold([job])
+        await self.hold([start.job])
 
-    async def undo_start(self, job: LrmJobId) -> None:
+    async def undo_start(self, start: PinnedStart) -> None:
         """Hold a job that waits again, and let it run in the queues it asked for. Tasks of one array go together."""
-        await self.hold([job])
+        await self.hold([start.job])
         _, everything = await self._listing()
-        waits = any(seen.id == job and seen.state is LrmJobState.HELD for seen in everything)
-        asked = (await self._held_jobs.context(job)).queues if waits else None
-        if asked is not None:
-            await self._commands.change(heldjobs.unpin(heldjobs.job_number(job), asked), action="unpin")
+        waits = any(seen.id == start.job and seen.state is LrmJobState.HELD for seen in everything)
+        if waits and start.original:
+            queues = json.loads(start.original)
+            await self._commands.change(heldjobs.pin(heldjobs.job_number(start.job), queues), action="unpin")
 
     async def _may_be_pinned(self, job: LrmJobId, processors: int) -> LrmJob:
         """Return a job that may be started on so many processors of a node. Raises LrmError."""
@@ -370,8 +385,7 @@ class SgeLrm(CommandPlugin):
             listed = {other.id: other for other in everything}
         siblings = {id_: other for id_, other in listed.items() if heldjobs.job_number(id_) == number}
         if job not in siblings:
-            message = f"Grid Engine does not know job {job} any more"
-            raise LrmNotFoundError(message, hint="it has ended, or never was")
+            raise _unknown(job)
         if siblings[job].state is not LrmJobState.HELD:
             message = f"job {job} is {siblings[job].state}, not held"
             raise LrmRejectedError(message, hint="hold it first")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
-from koala_adapter.lrm import Capabilities, RenderedSubmission
+from koala_adapter.lrm import Capabilities, PinnedStart, RenderedSubmission
 from koala_adapter.lrm.commandplugin import CommandPlugin, require_directives
 from koala_adapter.lrm.commands import EXPORTED, portions, worst
 from koala_adapter.lrm.drmaa.choice import Submitter
@@ -41,7 +41,7 @@ from koala_slurm.listing import (
     sacct_command,
 )
 from koala_slurm.outside import OutsideReader
-from koala_slurm.pinning import StartNotes, make_pin
+from koala_slurm.pinning import make_pin, original_text, parse_original
 from koala_slurm.reserving import CoreReservation, Reserved
 from koala_slurm.starting import Starting, hold_verb
 from koala_slurm.submission import SBATCH, SLOTS, long_name, native_specification, obstacle_to_drmaa, sbatch_command
@@ -114,7 +114,7 @@ class SlurmLrm(CommandPlugin):
             has_default=not any(long_name(text) == "--partition" for text in context.directives.add),
         )
         self._config: ControllerConfig | None = None
-        self._notes = StartNotes(context.state_directory / "starts")
+        self._reserved = Reserved()
         self._sizes: dict[str, int] = {}
         """Elements of each array of ours that is not forgotten."""
         self._arrays: dict[BatchKey, str] = {}
@@ -132,7 +132,7 @@ class SlurmLrm(CommandPlugin):
         self._config = await self._read_config()
 
     async def choose_submission(self) -> None:
-        """Verify how placeholders are submitted, and set right what a killed process left."""
+        """Verify how placeholders are submitted, and learn what this Slurm can do."""
         config = self._config or await self._read_config()
 
         async def misfit(library: Path) -> str:
@@ -149,22 +149,11 @@ class SlurmLrm(CommandPlugin):
         )
         self._config = config
         await self._reader.start(config)
-        for note in self._notes.left():
-            try:
-                await self._starting(note.job, note.nodes).undo_start(note, after_kill=True)
-            except LrmRejectedError as error:
-                # Perhaps an operator began it, and we are none: the note stays for the next one.
-                log.warning(
-                    "a start that was cut off cannot be undone",
-                    cluster=self._context.cluster,
-                    job=note.job,
-                    error=str(error),
-                )
 
     @cached_property
     def _outside(self) -> OutsideReader:
         """What reads all that an outside scheduler must know: imported for that alone."""
-        return OutsideReader(self._commands, self._notes)
+        return OutsideReader(self._commands)
 
     def _access(self) -> LibraryAccess | None:
         """Return pyslurm for an outside scheduler's listing, or why not; None where it is not to be used.
@@ -174,11 +163,6 @@ class SlurmLrm(CommandPlugin):
         if self.library is None and self._config is not None and self._settings.access != "commands":
             self.library = LibraryAccess(self._context, self._settings, self._config)
         return self.library
-
-    @cached_property
-    def _reserved(self) -> Reserved:
-
-        return Reserved()
 
     async def _by_library(self, verb: str, ids: Sequence[LrmJobId], value: object = None) -> bool:
         """Make a change through pyslurm where it is in use and can; False: the commands must."""
@@ -347,33 +331,35 @@ class SlurmLrm(CommandPlugin):
         if not await self._by_library("notify", [job], client.message_line(text)):
             await self._commands.change(client.notify_command(job, text), action="notify")
 
-    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
-        """Tie a held job to nodes, with one entry for each of its processors, and release it.
+    async def original_request(self, job: LrmJobId) -> str:
+        """Return what the job asks for of what tying it changes; asked for where no listing of all jobs has told it."""
+        known = self._outside.known(job)
+        return original_text(known[1] if known else await self._outside.details(job))
+
+    async def start_on(self, start: PinnedStart) -> None:
+        """Tie a held job to nodes and release it.
 
         Different numbers of processors on its nodes need an operator's rights.
         """
         if self._config is None:
             self._config = await self._read_config()
-        if self._notes.is_open(job):
-            await self.undo_start(job)
         try:
-            await self._starting(job, nodes).begin(self._outside.known(job))
+            await self._starting(start).begin(self._outside.known(start.job))
         except LrmRejectedError:
             # The controller may have been upgraded: before the next start it is asked again.
             self._config = None
             raise
 
-    async def confirm_start(self, job: LrmJobId) -> None:
+    async def confirm_start(self, start: PinnedStart) -> None:
         """Give the cores back that were reserved for the start of a job, and hold it: it comes back in hold."""
-        for error in (await self.confirm_starts([job])).values():
+        for error in (await self.confirm_starts([start])).values():
             raise error
 
-    async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
+    async def confirm_starts(self, starts: Sequence[PinnedStart]) -> Mapping[LrmJobId, LrmError]:
         """Put jobs that run in hold again, those that were held alike in one request, and give reserved cores back."""
         by_verb: dict[str, list[LrmJobId]] = {}
-        for job in jobs:
-            note = self._notes.of(job)
-            by_verb.setdefault("uhold" if note is None else hold_verb(note.before()), []).append(job)
+        for start in starts:
+            by_verb.setdefault(hold_verb(parse_original(start.original)), []).append(start.job)
         errors: dict[LrmJobId, LrmError] = {}
         for verb, alike in by_verb.items():
             for part in portions(alike, ARGUMENTS_PER_COMMAND):
@@ -381,13 +367,12 @@ class SlurmLrm(CommandPlugin):
                     await self._hold_again(verb, part)
                 except LrmError as error:
                     errors.update(dict.fromkeys(map(LrmJobId, part), error))
-        for job in jobs:
-            note = self._notes.of(job)
-            if note is not None and job not in errors:
+        for start in starts:
+            if start.job not in errors:
                 try:
-                    await self._starting(job, note.nodes).confirm()
+                    await self._starting(start).close()
                 except LrmError as error:
-                    errors[job] = error
+                    errors[start.job] = error
         return errors
 
     async def _hold_again(self, verb: str, jobs: Sequence[str]) -> None:
@@ -395,22 +380,25 @@ class SlurmLrm(CommandPlugin):
         with suppress(LrmRejectedError, LrmNotFoundError):
             await self._commands.change(client.job_command(verb, jobs), action="confirm_start")
 
-    async def undo_start(self, job: LrmJobId) -> None:
+    async def undo_start(self, start: PinnedStart) -> None:
         """Hold a job that waits after it was started, and give it back what it had before it was tied."""
-        note = self._notes.of(job)
-        if note is None:
-            await self.hold([job])
-            return
-        await self._starting(job, note.nodes).undo_start(note)
-        self._outside.forget(job)
+        if start.nodes:
+            await self._starting(start).undo()
+        else:
+            await self.hold([start.job])
+        self._outside.forget(start.job)
 
-    def _starting(self, job: str, nodes: Sequence[str]) -> Starting:
-
-        pin, numbers_by_node = make_pin(job, nodes), self._config is None or self._config.takes_cores_by_node
+    def _starting(self, start: PinnedStart) -> Starting:
+        pin, numbers_by_node = make_pin(start.job, start.nodes), self._takes_cores_by_node
         reservation = CoreReservation(
             self._commands, pin, self._reserved, numbers_by_node=numbers_by_node, threads=self._threads
         )
-        return Starting(self._commands, pin, self._notes, reservation=reservation, library=self.library)
+        before = parse_original(start.original)
+        return Starting(self._commands, pin, before, reservation=reservation, library=self.library)
+
+    @property
+    def _takes_cores_by_node(self) -> bool:
+        return self._config is None or self._config.takes_cores_by_node
 
     async def _control(self, verb: str, ids: Sequence[LrmJobId]) -> None:
         for part in _arguments(ids):

@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
     from koala_slurm.library import LibraryAccess, ToldJob
-    from koala_slurm.pinning import StartNotes
     from koala_slurm.requests import Restrictions, StateKey
 
 
@@ -73,14 +72,13 @@ _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 class OutsideReader:
     """Lists the jobs of all users; remembers the details of those it has seen."""
 
-    def __init__(self, commands: SlurmCommands, notes: StartNotes) -> None:
-        """Nothing is known yet. ``notes``: of the jobs that we have started."""
+    def __init__(self, commands: SlurmCommands) -> None:
+        """Nothing is known yet."""
         self._commands = commands
         self.access: LibraryAccess | None = None
         """pyslurm, and whether it is used; None: it is not."""
         self._asked: dict[str, tuple[LrmJob, ...]] = {}
         """Jobs that pyslurm does not tell as they are, by the id by which squeue was asked for them."""
-        self._notes = notes
         self._known: dict[StateKey, JobDetails] = {}
         self._latest: dict[str, LrmJob] = {}
         self._limits: Mapping[str, PartitionLimits] = {}
@@ -129,7 +127,6 @@ class OutsideReader:
         missing = [job for job in wanting if state_key(job) not in self._known]
         if missing:
             await self._ask_details(missing)
-        self._drop_notes(jobs)
         groups: Mapping[str, frozenset[str]] = {}
         if users := {job.user for job in jobs if job.state in _WAITING}:
             await self._ask_limits()
@@ -137,9 +134,9 @@ class OutsideReader:
         return tuple(await self._with_obstacles([self._described(job, groups) for job in jobs]))
 
     def _described(self, job: LrmJob, groups: Mapping[str, frozenset[str]]) -> LrmJob:
-        """Return a job as its user asked for it, with what its partitions keep it from. ``groups`` of users."""
+        """Return a job with its details, and with what its partitions keep it from. ``groups`` of users."""
         details = self._known.get(state_key(job))
-        asked = self._as_asked(with_details(job, details))
+        asked = with_details(job, details)
         if asked.state not in _WAITING:
             return asked
         if state_key(asked) not in self._known:
@@ -211,10 +208,14 @@ class OutsideReader:
                 self._known[state_key(job)] = found
         for key, job in list(ambiguous.items())[: client.ASKED_SINGLY]:
             with suppress(LrmNotFoundError):
-                shown = await self._commands.read(
-                    details_command(job.id), action="looking at a job", environment=ENVIRONMENT
-                )
-                self._known[key] = parse_one_detailed(shown)
+                self._known[key] = await self.details(job.id)
+
+    async def details(self, job: str) -> JobDetails:
+        """Return what scontrol tells of one job. Raises LrmError."""
+        command = details_command(job)
+        return parse_one_detailed(
+            await self._commands.read(command, action="looking at a job", environment=ENVIRONMENT)
+        )
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs that the site's hook holds, and those it would hold again. Raises LrmError."""
@@ -270,31 +271,6 @@ class OutsideReader:
 
     def _restrictions(self, job: LrmJob) -> Restrictions:
         return self._known.get(state_key(job), JobDetails()).restrictions
-
-    def _drop_notes(self, jobs: Sequence[LrmJob]) -> None:
-        """Drop the notes of jobs that are over."""
-        if self._notes.kept:
-            there = {str(job.id): job for job in jobs if job.state is not LrmJobState.ENDED}
-            for id_, note in list(self._notes.kept.items()):
-                if id_ not in there or not note.is_of(there[id_]):
-                    self._notes.remove(id_)
-
-    def _as_asked(self, job: LrmJob) -> LrmJob:
-        """Return a job that waits again after we had tied it to nodes with what its user asked for."""
-        note = self._notes.kept.get(job.id)
-        if note is None or job.state not in {LrmJobState.QUEUED, LrmJobState.HELD}:
-            return job
-        shown = self._known.get(state_key(job), JobDetails())
-        asked = note.asked(replace(shown, processors=job.processors, requested_nodes=job.requested_nodes))
-        return replace(
-            job,
-            processors=max(asked.processors or job.processors, asked.nodes_least * job.processors_per_task),
-            requested_nodes=asked.requested_nodes,
-            nodes_wanted=asked.nodes_wanted,
-            nodes_least=asked.nodes_least,
-            nodes_most=asked.nodes_most,
-            tied=not note.free,
-        )
 
 
 def groups_by_user(users: Iterable[str]) -> dict[str, frozenset[str]]:

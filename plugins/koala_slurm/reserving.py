@@ -167,12 +167,11 @@ class CoreReservation:
                 raise
             self._reserved.promised[self._pin.job] = self._pin.counts
 
-    async def give_back(self, *, after_kill: bool = False) -> None:
-        """Take the job out of the reservation, if it is in it, and delete that. Raises LrmUnavailableError.
-
-        ``after_kill``: whoever made it was killed, perhaps in the middle of that.
-        """
-        spare = self._spare_names().values() if after_kill and not self._numbers_by_node else ()
+    async def give_back(self) -> None:
+        """Take the job out of the reservation, if it is in it, and delete that. Raises LrmUnavailableError."""
+        # One that this process has not made may be that of a process which was killed in the middle of making it.
+        is_others = self._pin.job not in self._reserved.promised and not self._numbers_by_node
+        spare = self._spare_names().values() if is_others else ()
         leave = leave_reservation_command(self._pin)
         for command in (leave, *map(unreserve_command, (self._pin.reservation, *spare))):
             with suppress(LrmRejectedError, LrmNotFoundError):  # it is in none, or there is none

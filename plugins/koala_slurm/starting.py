@@ -2,7 +2,7 @@
 """Starts of held Slurm jobs on chosen nodes.
 
 A held job is tied to nodes and released; its start ends when it runs, or when it is held and untied again. Between the
-two, the cores of an uneven pin are reserved, and a note is on disk of what the job had before.
+two, the cores of an uneven pin are reserved.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
 from koala_adapter.model import LrmJobState
 from koala_slurm import client
 from koala_slurm.listing import ENVIRONMENT, EVERY_JOB, new_separator
-from koala_slurm.pinning import (
-    Pin,
-    StartNote,
-    StartNotes,
-    pin_commands,
-    unpin_commands,
-)
+from koala_slurm.pinning import Pin, pin_commands, unpin_commands
 from koala_slurm.requests import (
     JobDetails,
     details_command,
@@ -41,9 +35,9 @@ if TYPE_CHECKING:
     from koala_slurm.library import LibraryAccess
 
 
-def hold_verb(before: JobDetails) -> str:
+def hold_verb(before: JobDetails | None) -> str:
     """Return what puts a job in hold again as it was."""
-    return "hold" if before.reason == "JobHeldAdmin" else "uhold"
+    return "hold" if before is not None and before.reason == "JobHeldAdmin" else "uhold"
 
 
 class Starting:
@@ -53,18 +47,20 @@ class Starting:
         self,
         commands: SlurmCommands,
         pin: Pin,
-        notes: StartNotes,
+        before: JobDetails | None,
         *,
         reservation: CoreReservation,
         library: LibraryAccess | None = None,
     ) -> None:
-        """Nothing is asked yet. ``reservation``: for an uneven pin. ``library``: pyslurm, for what it can change."""
+        """Nothing is asked yet. ``before``: what the job had before it was tied; None: that is not known.
+
+        ``reservation``: for an uneven pin. ``library``: pyslurm, for what it can change.
+        """
         self._library = library
         self._commands = commands
         self._pin = pin
-        self._notes = notes
+        self._before = before
         self._reservation = reservation
-        self._after_kill = False
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -73,14 +69,11 @@ class Starting:
 
         ``known``: the waiting job as it was listed lately, which saves asking for it.
         """
-        job, shown = known or (await self._job(), await self._details())
-        kept = self._notes.kept.get(self._pin.job)
-        ran_before = kept is not None and kept.is_of(job)
-        before = kept.asked(shown) if kept is not None and ran_before else shown
+        before = self._before or (known[1] if known else await self._details())
         self._require_number_of_nodes(before)
-        self._notes.write(self._pin, before, job)
         try:
             if not self._pin.is_even:
+                job, shown = known or (await self._job(), await self._details())
                 await self._reservation.make(with_details(job, shown))
             # pyslurm cannot change more than the list of nodes.
             if self._pin.processors > 1 or not await self._by_library("pin", next(iter(self._pin.counts))):
@@ -91,7 +84,10 @@ class Starting:
                 await self._change(client.job_command("release", [self._pin.job]))
         except (LrmRejectedError, LrmNotFoundError):
             with anyio.CancelScope(shield=True):
-                await self._undo(before, ran_before=ran_before)
+                # It may be gone, or nobody may change it. Between two of the requests that tie it it is smaller.
+                with suppress(LrmRejectedError, LrmNotFoundError):
+                    await self._untie(before)
+                await self.close()
             raise
 
     def _require_number_of_nodes(self, asked: JobDetails) -> None:
@@ -101,44 +97,27 @@ class Starting:
             message = f"job {self._pin.job} asks for {asked.node_range} nodes (sbatch -N), and {given} are given"
             raise LrmRejectedError(message, hint="name as many nodes as its user allows")
 
-    async def _undo(self, before: JobDetails, *, ran_before: bool) -> None:
-        """Give a job that Slurm does not start what it had. Raises LrmUnavailableError."""
-        # It may be gone, or nobody may change it. Between two of the requests that tie it it is smaller than it is.
-        with suppress(LrmRejectedError, LrmNotFoundError):
-            await self._untie(before)
-        await self._close(ran_before=ran_before, free=True)
-
     # -- ending ------------------------------------------------------------------------------------------------------
 
-    async def confirm(self) -> None:
-        """End the start of a job that runs, and has been put in hold. Raises LrmError."""
-        await self._close(ran_before=True, free=False)
-
-    async def undo_start(self, note: StartNote, *, after_kill: bool = False) -> None:
-        """Hold and untie a job that waits; leave it alone if Slurm has started it. Raises LrmError.
-
-        ``after_kill``: who asked for the start was killed in the middle of it.
-        """
+    async def undo(self) -> None:
+        """Hold and untie the job if it waits; leave it alone if Slurm has started it. Raises LrmError."""
         self._reservation.distrust_order()
-        self._after_kill = after_kill
-        before = note.before()
         try:
             seen = await self._job()
             if seen.state not in {LrmJobState.HELD, LrmJobState.ENDED}:
-                seen = await self._held(before)
+                seen = await self._held()
         except LrmNotFoundError:
-            await self._close(ran_before=False, free=True)
+            await self.close()
             return
-        waits = seen.state in WAITING
-        if waits:
-            await self._untie(before)
-        await self._close(ran_before=seen.requeues > 0 or not waits, free=waits)
+        if seen.state in WAITING and self._before is not None:
+            await self._untie(self._before)
+        await self.close()
 
-    async def _held(self, before: JobDetails) -> LrmJob:
+    async def _held(self) -> LrmJob:
         """Hold the job and return it as it is then. Raises LrmRejectedError when it waits and cannot be held."""
         refusal: LrmRejectedError | None = None
         try:
-            await self._hold(before)
+            await self._change(client.job_command(hold_verb(self._before), [self._pin.job]))
         except LrmRejectedError as error:  # it may have ended meanwhile
             refusal = error
         # What gives a waiting job its nodes back would take nodes from one that has started meanwhile.
@@ -147,17 +126,10 @@ class Starting:
             raise refusal
         return seen
 
-    async def _close(self, *, ran_before: bool, free: bool) -> None:
-        """Give the cores back if they are reserved still, and the note away when the job is as it was."""
-        if not self._pin.is_even and self._notes.is_open(self._pin.job):
-            await self._reservation.give_back(after_kill=self._after_kill)
-        if ran_before:
-            self._notes.keep(self._pin.job, free=free)
-        else:
-            self._notes.remove(self._pin.job)
-
-    async def _hold(self, before: JobDetails) -> None:
-        await self._change(client.job_command(hold_verb(before), [self._pin.job]))
+    async def close(self) -> None:
+        """Give the cores back if any were reserved. Raises LrmError."""
+        if not self._pin.is_even:
+            await self._reservation.give_back()
 
     async def _untie(self, before: JobDetails) -> None:
         for command in unpin_commands(self._pin, before):

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import NoReturn
 
-    from koala_adapter.lrm import ClusterContext, RenderedSubmission, Submission
+    from koala_adapter.lrm import ClusterContext, PinnedStart, RenderedSubmission, Submission
     from koala_adapter.wiki.codec.verbs import Reply, Request
 
 
@@ -392,11 +392,12 @@ class WikiLrm(Lrm):
         if refused:
             raise refused[0]
 
-    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+    async def start_on(self, start: PinnedStart) -> None:
         """Start a waiting job on exactly these processors."""
+        job = start.job
         if job not in self._processors_per_task:
             await self._ask_for(job)
-        tasks = _tasks(job, nodes, self._processors_per_task[job])
+        tasks = _tasks(job, start.nodes, self._processors_per_task[job])
         await self._do(StartJob(job=job, tasks=tasks))
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:

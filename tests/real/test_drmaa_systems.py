@@ -15,6 +15,7 @@ from koala_adapter.errors import EXIT_REFUSED, LrmRejectedError
 from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context
+from koala_adapter.testing.trial import begin_start
 from koala_drmaa import PLUGIN
 from koala_drmaa.lrm import DrmaaSettings
 from koala_pbs import PLUGIN as PBS_PLUGIN
@@ -158,7 +159,7 @@ class TestPbsThroughDrmaa(LrmConformance):
         node = (await live_trial.jobs(full))[full.ids[0]].nodes[0]
         batch = await live_trial.submit(held=True)
         with pytest.raises(LrmRejectedError):
-            await live_trial.lrm.start_on(batch.ids[0], [node])
+            await begin_start(live_trial.lrm, batch.ids[0], [node])
 
 
 @pytest.mark.real

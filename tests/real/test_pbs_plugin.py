@@ -9,8 +9,10 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmRejectedError
+from koala_adapter.lrm import PinnedStart
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial
+from koala_adapter.testing.trial import begin_start
 from koala_pbs import PLUGIN, PbsSettings
 from tests.real.systems.pbs import PbsServer, missing_for_pbs
 from tests.real.systems.requirements import require
@@ -88,15 +90,15 @@ class TestAsOperator(PbsConformance):
         batch = await trial.submit(held=True)
         await trial.wait_states(batch, LrmJobState.HELD)
         with pytest.raises(LrmRejectedError):
-            await trial.lrm.start_on(batch.ids[0], [node])
+            await begin_start(trial.lrm, batch.ids[0], [node])
         for _ in range(2):
-            await trial.lrm.undo_start(batch.ids[0])
+            await trial.lrm.undo_start(PinnedStart(job=batch.ids[0], nodes=(node,)))
             await trial.wait_states(batch, LrmJobState.HELD)
         full.go()
         await trial.wait_ended(full)
         await anyio.sleep(2)
         assert await trial.states(batch) == [LrmJobState.HELD]
-        await trial.lrm.start_on(batch.ids[0], [node])
+        await begin_start(trial.lrm, batch.ids[0], [node])
         await trial.wait_running(batch)
 
     async def test_elements_start_one_by_one(self, live_trial: Trial, server: PbsServer) -> None:
@@ -110,8 +112,7 @@ class TestAsOperator(PbsConformance):
             # A server may have one vnode only.
             nodes = (names * 2)[:2]
             for id_, node in zip(sorted(listed)[:2], nodes, strict=True):
-                await trial.lrm.start_on(id_, [node])
-                await trial.lrm.confirm_start(id_)
+                await trial.lrm.confirm_start(await begin_start(trial.lrm, id_, [node]))
             seen = {job.id: job for job in await trial.lrm.jobs(name_prefix=name)}
             assert [seen[id_].state for id_ in sorted(seen)] == [*[LrmJobState.RUNNING] * 2, LrmJobState.HELD]
             assert [seen[id_].layout for id_ in sorted(seen)[:2]] == [((node, 1),) for node in nodes]

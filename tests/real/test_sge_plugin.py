@@ -17,6 +17,7 @@ from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch, Loading
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
 from koala_adapter.model import BatchKey, EndReason, LrmJob, LrmJobId, LrmJobState, NodeState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, eventually, new_context
+from koala_adapter.testing.trial import begin_start
 from koala_sge import PLUGIN, SgeLrm, SgeSettings, lrm
 from tests.real.systems.processes import GRID_ENGINE_PROGRAMS, run_command, wait_until
 from tests.undertest import started_plugin
@@ -332,7 +333,7 @@ async def test_pinning_one_task_of_several(sge: tuple[SgeLrm, Trial]) -> None:
     (node,) = await lrm.nodes()
     batch = await trial.submit(count=3, held=True)
     for started in (1, 2):
-        await lrm.start_on(batch.ids[started - 1], [node.name])
+        await begin_start(lrm, batch.ids[started - 1], [node.name])
         await trial.wait_states(
             batch, *[LrmJobState.RUNNING] * started, *[LrmJobState.HELD] * (3 - started), what=f"{started} run"
         )
@@ -343,7 +344,7 @@ async def test_pinning_to_a_node_that_is_not_there(sge: tuple[SgeLrm, Trial]) ->
     lrm, trial = sge
     batch = await trial.submit(held=True)
     with pytest.raises(LrmRejectedError):
-        await lrm.start_on(batch.ids[0], ["no-such-host"])
+        await begin_start(lrm, batch.ids[0], ["no-such-host"])
     await anyio.sleep(1)
     assert await trial.states(batch) == [LrmJobState.HELD]
 

@@ -13,11 +13,12 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
-from koala_adapter.lrm import Submission
+from koala_adapter.lrm import PinnedStart, Submission
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.lrm.listing import Listing
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState, NodeState
 from koala_adapter.testing import RecordingRunner, eventually, new_context
+from koala_adapter.testing.trial import begin_start
 from koala_slurm import SlurmSettings
 from koala_slurm.lrm import SlurmLrm
 from tests.real.systems.processes import CommandError, run_command, wait_until
@@ -190,13 +191,13 @@ async def test_busy_node(lrm: SlurmLrm, slurm_a: SlurmCluster) -> None:
     full = await lrm.submit(submission("koala-full", slurm_a.cpus * len(slurm_a.nodes)))
     await wait_for(lrm, "koala-full", *[LrmJobState.RUNNING] * len(full))
     (job,) = await lrm.submit(submission("koala-pinned", held=True))
-    await lrm.start_on(job, ["n1"])
+    start = await begin_start(lrm, job, ["n1"])
     await wait_for(lrm, "koala-pinned", LrmJobState.QUEUED)
-    await lrm.undo_start(job)
+    await lrm.undo_start(start)
     await wait_for(lrm, "koala-pinned", LrmJobState.HELD)
     await lrm.cancel(full)
     await wait_for(lrm, "koala-full", *[LrmJobState.ENDED] * len(full))
-    await lrm.start_on(job, ["n2"])
+    await lrm.start_on(replace(start, nodes=("n2",)))
     (running,) = await wait_for(lrm, "koala-pinned", LrmJobState.RUNNING)
     assert running.nodes == ("n2",)
 
@@ -211,11 +212,11 @@ async def test_starts_at_once_on_the_same_nodes(lrm: SlurmLrm, slurm_a: SlurmClu
     options = ("--hold", "--ntasks=3", "--nodes=2", "--output=/dev/null", "--time=10")
     first, second = (LrmJobId(slurm_a.submit(SLEEP, *options)) for _ in range(2))
     async with anyio.create_task_group() as group:
-        group.start_soon(lrm.start_on, first, ["n1", "n2", "n2"])
-        group.start_soon(lrm.start_on, second, ["n1", "n1", "n2"])
+        group.start_soon(begin_start, lrm, first, ["n1", "n2", "n2"])
+        group.start_soon(begin_start, lrm, second, ["n1", "n1", "n2"])
     layouts = await eventually(partial(running, lrm), lambda found: len(found) == 2, what="both run", seconds=90)
     for job in (first, second):
-        await lrm.confirm_start(job)
+        await lrm.confirm_start(PinnedStart(job=job, nodes=("n1", "n1", "n2")))
     assert layouts == {first: {"n1": 1, "n2": 2}, second: {"n1": 2, "n2": 1}}
     assert "No reservations" in slurm_a.run("scontrol", "show", "reservation")
 

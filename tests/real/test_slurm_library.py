@@ -17,6 +17,7 @@ import pytest
 from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import eventually, new_context
+from koala_adapter.testing.trial import begin_start
 from koala_slurm import SlurmSettings
 from koala_slurm.listing import release_of
 from koala_slurm.lrm import SlurmLrm
@@ -248,7 +249,7 @@ async def test_changes_do_what_the_commands_do(cluster: SlurmCluster, tmp_path: 
     await by_library.modify(job, walltime=59 * 60)
     after = shown()
     assert {name for name in before if before[name] != after[name]} == {"TimeLimit"}
-    await by_library.start_on(job, ["n2"])
+    start = await begin_start(by_library, job, ["n2"])
     running = await eventually(
         by_library.jobs,
         lambda jobs: any(one.id == job and one.state is LrmJobState.RUNNING for one in jobs),
@@ -256,7 +257,7 @@ async def test_changes_do_what_the_commands_do(cluster: SlurmCluster, tmp_path: 
         seconds=60,
     )
     assert [one.nodes for one in running if one.id == job] == [("n2",)]
-    await by_library.confirm_start(job)
+    await by_library.confirm_start(start)
     await by_library.notify(job, "hello there")
     await by_library.signal([job], signal.SIGUSR1)
     wait_until(

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.errors import LrmRejectedError
+from koala_adapter.lrm import PinnedStart
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, RecordingRunner, Trial
+from koala_adapter.testing.trial import begin_start
 from koala_pbs import PLUGIN, PbsSettings
 from tests.real.systems.requirements import require
 from tests.undertest import started_plugin
@@ -117,6 +119,6 @@ class TestAsOperator(TorqueConformance):
         batch = await trial.submit(held=True)
         await trial.wait_states(batch, LrmJobState.HELD)
         with pytest.raises(LrmRejectedError):
-            await trial.lrm.start_on(batch.ids[0], [node])
-        await trial.lrm.undo_start(batch.ids[0])
+            await begin_start(trial.lrm, batch.ids[0], [node])
+        await trial.lrm.undo_start(PinnedStart(job=batch.ids[0], nodes=(node,)))
         await trial.wait_states(batch, LrmJobState.HELD)

@@ -17,6 +17,7 @@ import pytest
 from koala_adapter.errors import LrmError
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
+from koala_adapter.testing.trial import begin_start
 from koala_adapter.wiki.codec.words import Dialect
 from koala_wiki import PLUGIN
 from koala_wiki.lrm import WikiSettings
@@ -116,7 +117,7 @@ def test_ten_ordinary_jobs(serving: WikiServing, tmp_path: Path) -> None:
         seen = {str(job.id): job for job in await lrm.jobs()}
         assert {seen[job].processors for job in jobs} == {6}
         assert {node.name for node in await lrm.nodes()} == {"n1", "n2", "n3", "n4"}
-        await lrm.start_on(LrmJobId(jobs[3]), ["n4", "n4", "n4", "n2", "n2", "n2"])
+        await begin_start(lrm, LrmJobId(jobs[3]), ["n4", "n4", "n4", "n2", "n2", "n2"])
         with anyio.fail_after(60):
             running = {str(job.id): job for job in await lrm.jobs()}[jobs[3]]
             while running.state is LrmJobState.STARTING:  # it is answered before the job runs

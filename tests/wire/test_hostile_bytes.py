@@ -107,7 +107,7 @@ def test_contexts_of_grid_engine(data: st.DataObject) -> None:
     good = one.format(2, "x", "account", "koala", "hello").encode()
     explained = parse_explained(b"<detailed_job_info><djob_info>" + evil + good + b"</djob_info></detailed_job_info>")
     assert set(explained) == {"1", "2"}
-    assert explained["2"].context.user_hold is False
+    assert explained["2"].user_hold is False
     assert explained["2"].account == "account"
 
 

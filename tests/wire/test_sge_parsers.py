@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
 from koala_adapter.model import EndReason, LrmJobState, NodeState
-from koala_sge.explained import JobContext, noted, parse_explained
+from koala_sge.explained import parse_explained
 from koala_sge.heldjobs import Wishes, instances_on, nodes_of, parse_instances, parse_wishes
 from koala_sge.listing import (
     LARGEST_DOCUMENT,
@@ -517,21 +517,9 @@ def test_hard_requests_of_a_listing() -> None:
 
 
 def test_contexts() -> None:
-    """A mark of the verifier, a word of ours, other people's words, none."""
-    found = parse_explained(
-        explained(
-            {"koala_user_hold": "1", "x": "1"},
-            {},
-            {"koala_queues": "n2.q+*@node7"},
-            {"a": "b", "koala_queues": "*"},
-        )
-    )
-    assert {number: job.context for number, job in found.items()} == {
-        "1": JobContext(user_hold=True),
-        "2": JobContext(),
-        "3": JobContext(queues=("n2.q", "*@node7")),
-        "4": JobContext(queues=()),
-    }
+    """A mark of the verifier, other people's words, none."""
+    found = parse_explained(explained({"koala_user_hold": "1", "x": "1"}, {}, {"a": "b"}))
+    assert {number: job.user_hold for number, job in found.items()} == {"1": True, "2": False, "3": False}
 
 
 def test_jobs_that_are_not_known_or_not_told() -> None:
@@ -552,13 +540,6 @@ def test_groups_accounts_and_submissions() -> None:
     job = parse_explained((SAMPLES / "qstat_j_error_state.xml").read_bytes())["1"]
     assert (job.group, job.account, job.submitted_at) == ("root", "", 1795259488.0)
     assert job.error_reasons == {1: "can't chdir to /nonexistent: No such file or directory"}
-
-
-@pytest.mark.parametrize("queues", [(), ("a.q",), ("a.q@n1", "*@@group")])
-def test_queues_come_back_from_a_context(queues: tuple[str, ...]) -> None:
-    """As they were noted."""
-    name, _, value = noted(queues).partition("=")
-    assert parse_explained(explained({name: value}))["1"].context.queues == queues
 
 
 def test_selected_instances_and_their_nodes() -> None:

@@ -11,7 +11,15 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from koala_adapter.errors import EXIT_CONFIGURATION, LrmUnsupportedError, PluginError
-from koala_adapter.lrm import ENTRY_POINT_GROUP, INTERFACE_VERSION, Capabilities, Lrm, PluginDefinition, load_plugins
+from koala_adapter.lrm import (
+    ENTRY_POINT_GROUP,
+    INTERFACE_VERSION,
+    Capabilities,
+    Lrm,
+    PinnedStart,
+    PluginDefinition,
+    load_plugins,
+)
 from koala_adapter.model import LrmJobId
 
 if TYPE_CHECKING:
@@ -177,11 +185,12 @@ class Bare(Lrm):
 
 
 JOB = LrmJobId("1")
+START = PinnedStart(job=JOB, nodes=("n1",))
 CALLS: dict[str, Callable[[Lrm], Any]] = {
     "history": lambda lrm: lrm.history([JOB]),
     "hold": lambda lrm: lrm.hold([JOB]),
     "release": lambda lrm: lrm.release([JOB]),
-    "start_on": lambda lrm: lrm.start_on(JOB, ["n1"]),
+    "start_on": lambda lrm: lrm.start_on(START),
     "suspend": lambda lrm: lrm.suspend([JOB]),
     "resume": lambda lrm: lrm.resume([JOB]),
     "requeue": lambda lrm: lrm.requeue([JOB]),
@@ -213,14 +222,15 @@ async def test_defaults_do_no_harm() -> None:
         if not getattr(method, "__isabstractmethod__", False)
     }
     with pytest.raises(LrmUnsupportedError, match="Bare cannot hold"):
-        await lrm.undo_start(JOB)
-    await lrm.confirm_start(JOB)
-    assert await lrm.confirm_starts([JOB]) == {}
+        await lrm.undo_start(START)
+    await lrm.confirm_start(START)
+    assert await lrm.confirm_starts([START]) == {}
+    assert await lrm.original_request(JOB) == ""
     with pytest.raises(LrmUnsupportedError, match="Bare cannot release"):
         await lrm.give_back([JOB])
     assert await lrm.held_by_hook() == ()
     harmless = {"start", "close", "check", "check_outside", "undo_start", "confirm_start", "confirm_starts"}
     await lrm.look_for_obstacle()
     assert lrm.submission_obstacle == lrm.submission_way == ""
-    harmless |= {"held_by_hook", "give_back", "look_for_obstacle"}
+    harmless |= {"held_by_hook", "give_back", "look_for_obstacle", "original_request"}
     assert optional - harmless == set(CALLS)

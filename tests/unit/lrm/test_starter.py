@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
 
-from koala_adapter.errors import JournalError, LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm import PinnedStart
 from koala_adapter.lrm import starts as starter
 from koala_adapter.lrm.starts import (
     Failure,
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from koala_adapter.lrm import Lrm
+
 pytestmark = pytest.mark.anyio
 
 JOB = LrmJobId("1")
 NODES = (("n1", 4), ("n2", 2))
+START = PinnedStart(job=JOB, nodes=("n1", "n1", "n1", "n1", "n2", "n2"), original="original 1")
 PIN = Pin(job_id=JOB, submitted_at=None, nodes=NODES, wishes=OriginalRequest(processors=6), at=0.0)
 
 
@@ -82,10 +86,15 @@ class System:
         self.job = replace(self._known(), state=LrmJobState.RUNNING, layout=self.layout)
         self.runs += 1
 
-    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+    async def original_request(self, job: LrmJobId) -> str:
+        """Return a text that is to come back."""
+        self._known()
+        return f"original {job}"
+
+    async def start_on(self, start: PinnedStart) -> None:
         """Release the job, which runs at once unless the system is busy."""
         self._enter("start")
-        assert (job, self._known().state, len(nodes)) == (JOB, LrmJobState.HELD, 6)
+        assert (start, self._known().state) == (START, LrmJobState.HELD)
         self.reserved = True
         self.job = replace(self._known(), state=LrmJobState.QUEUED)
         if not self.busy:
@@ -93,18 +102,18 @@ class System:
         await anyio.lowlevel.checkpoint()
         self._leave("start")
 
-    async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
+    async def confirm_starts(self, starts: Sequence[PinnedStart]) -> Mapping[LrmJobId, LrmError]:
         """Give back what was reserved."""
         self._enter("confirm")
-        assert (tuple(jobs), self._known().state) == ((JOB,), LrmJobState.RUNNING)
+        assert (tuple(starts), self._known().state) == ((START,), LrmJobState.RUNNING)
         self.reserved = False
         self._leave("confirm")
         return {}
 
-    async def undo_start(self, job: LrmJobId) -> None:
+    async def undo_start(self, start: PinnedStart) -> None:
         """Hold the job if it waits."""
         self._enter("take back")
-        assert job == JOB
+        assert start == START or self.job is None
         self.reserved = False
         if self._known().state is LrmJobState.QUEUED:
             self.job = replace(self._known(), state=LrmJobState.HELD)
@@ -114,7 +123,7 @@ class System:
         """Queue the job again, in hold."""
         self._enter("requeue")
         assert (tuple(ids), self._known().state) == ((JOB,), LrmJobState.RUNNING)
-        self.job = replace(self._known(), state=LrmJobState.HELD, layout=(), requeues=1, tied=True)
+        self.job = replace(self._known(), state=LrmJobState.HELD, layout=(), requeues=1)
 
 
 class Process:
@@ -124,10 +133,11 @@ class Process:
         self.system = system
         self.record = closed_later(StartLog(directory / "starts.sqlite"))
         self.starts = Starts(Patience(start=0.2), pins=self.record.pins)
-        self.starter = Starter(system, self.starts, self.record, clock=anyio.current_time)
+        self.starter = Starter(cast("Lrm", system), self.starts, self.record, clock=anyio.current_time)
         self.looks = 0
         for pin in self.record.pins:
-            self.starts.resume(pin, Stage.FAILED)
+            if not pin.started:
+                self.starts.resume(pin, Stage.FAILED)
 
     async def look(self) -> Mapping[LrmJobId, Failure]:
         """List the job, and have starts judged; again after a job was taken back. Return the starts that failed."""
@@ -147,15 +157,15 @@ class Process:
     async def start(self) -> str:
         """Start the job, and return when that is over; return why it has failed, if it has."""
         self.starts.begin(PIN, until=anyio.current_time() + 0.2)
-        self.starter.note()
-        await self.starter.ask(PIN)
+        for job_id in await self.starter.put_on_record([JOB]):
+            await self.starter.ask(job_id)
         return await self.followed()
 
     async def followed(self) -> str:
         """Return when the start is over, and why it has failed, if it has."""
         reason = ""
         with anyio.fail_after(60):
-            while not self.starts.is_over(JOB) or JOB in self.starts.attempts:
+            while not self.starts.is_over(JOB) or self.starts.in_stage(Stage.REFUSED):
                 failures = await self.look()
                 reason = failures[JOB].reason if JOB in failures else reason
                 await anyio.sleep(0.01)
@@ -174,31 +184,34 @@ async def test_killed_at_any_request(tmp_path: Path, what: str, *, busy: bool, a
     following = Process(tmp_path, system)
     assert [pin.job_id for pin in following.record.pins] == [JOB]
     await following.look()
-    assert following.record.pins == ()
     assert not system.reserved
     assert system.job is not None
     if system.job.state is LrmJobState.HELD:
         system.busy = False
         await following.start()
     assert (system.job.state, system.runs) == (LrmJobState.RUNNING, 1)
-    assert following.record.pins == ()
+    assert [(pin.started, pin.start) for pin in following.record.pins] == [(True, START)]
 
 
 async def test_a_start_is_accepted_and_then_seen(tmp_path: Path) -> None:
-    """It is over when the batch system was told that it runs; nothing is left on record."""
+    """It is over when the batch system was told that it runs; it stays on record until the job is over."""
     system = System()
     process = Process(tmp_path, system)
     await process.start()
-    assert (system.asked, system.reserved, process.record.pins) == (["start", "confirm"], False, ())
+    await process.look()
+    assert (system.asked, system.reserved, len(process.record.pins)) == (["start", "confirm"], False, 1)
+    system.job = None
+    await process.look()
+    assert (system.asked, process.record.pins) == (["start", "confirm"], ())
 
 
 async def test_what_starts_while_it_is_taken_back_has_started(tmp_path: Path) -> None:
     """It is told so, not that it failed."""
 
     class Late(System):
-        async def undo_start(self, job: LrmJobId) -> None:
+        async def undo_start(self, start: PinnedStart) -> None:
             self.let_run()
-            await super().undo_start(job)
+            await super().undo_start(start)
 
     system = Late(busy=True)
     await Process(tmp_path, system).start()
@@ -221,7 +234,7 @@ async def test_the_end_of_a_start_is_tried_until_it_is_answered(tmp_path: Path, 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(answer)
         await process.start()
-    assert (system.reserved, process.record.pins) == (False, ())
+    assert not system.reserved
 
 
 async def test_a_start_for_which_there_was_no_time_is_not_asked_for(tmp_path: Path) -> None:
@@ -234,7 +247,7 @@ async def test_a_start_for_which_there_was_no_time_is_not_asked_for(tmp_path: Pa
             await process.starter._limit.acquire_on_behalf_of(borrower)
             stack.callback(process.starter._limit.release_on_behalf_of, borrower)
         with anyio.move_on_after(0.05):
-            await process.starter.ask(PIN)
+            await process.starter.ask(JOB)
     assert "too many starts" in await process.followed()
     assert system.asked == []
 
@@ -252,15 +265,15 @@ async def test_without_an_answer_the_listing_tells(tmp_path: Path, *, taken: boo
     """It was taken or not; nothing is asked twice."""
 
     class Unanswering(System):
-        async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+        async def start_on(self, start: PinnedStart) -> None:
             if taken:
-                await super().start_on(job, nodes)
+                await super().start_on(start)
             raise LrmUnavailableError("no answer")
 
     system = Unanswering()
     process = Process(tmp_path, system)
     await process.start()
-    assert (system.runs, system.asked[-1], process.record.pins) == (taken, "confirm" if taken else "take back", ())
+    assert (system.runs, system.asked[-1]) == (taken, "confirm" if taken else "take back")
 
 
 async def test_a_job_that_runs_elsewhere_is_queued_again(tmp_path: Path) -> None:
@@ -294,8 +307,8 @@ async def test_who_leaves_takes_back_what_does_not_run(tmp_path: Path) -> None:
     for busy in (True, False):
         system = System(busy=busy)
         process = Process(tmp_path, system)
-        process.starts.begin(PIN)
-        await process.starter.ask(PIN)
+        process.starts.begin(replace(PIN, original=START.original))
+        await process.starter.ask(JOB)
         if not busy:
             assert system.job is not None
             process.starts.observe((system.job,), anyio.current_time())
@@ -309,8 +322,7 @@ async def test_nothing_is_asked_for_that_is_not_on_record(tmp_path: Path) -> Non
     system = System()
     process = Process(tmp_path, system)
     process.record.close()
-    with pytest.raises(JournalError):
-        await process.start()
+    assert "cannot be written" in await process.start()
     assert system.asked == []
 
 
@@ -318,8 +330,26 @@ async def test_a_job_that_has_gone_gives_back_what_was_kept(tmp_path: Path) -> N
     """Its user has cancelled it before it ran."""
     system = System(busy=True)
     process = Process(tmp_path, system)
-    process.starts.begin(PIN)
-    await process.starter.ask(PIN)
+    process.starts.begin(replace(PIN, original=START.original))
+    await process.starter.ask(JOB)
     system.job = None
     await process.look()
     assert (system.reserved, process.starts.attempts, process.record.pins) == (False, {}, ())
+
+
+@pytest.mark.parametrize("ran", [True, False])
+async def test_what_the_user_changes_after_a_refusal_counts(tmp_path: Path, *, ran: bool) -> None:
+    """A start that was refused has tied nothing; what an earlier one has tied stays as it was asked for."""
+    system = System()
+    process = Process(tmp_path, system)
+    assert system.job is not None
+    held = system.job
+    if ran:
+        await process.start()
+        system.job = replace(held, requeues=1)
+        await process.look()
+    system.errors = {"start": LrmRejectedError("not so")}
+    assert "not so" in await process.start()
+    changed = replace(held, requeues=int(ran), processors=2)
+    assert process.starts.as_asked(changed).processors == (6 if ran else 2)
+    assert [pin.start for pin in process.starts.pins.values()] == ([START] if ran else [])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
+    from koala_adapter.lrm import PinnedStart
     from koala_adapter.ordering.jobs import JobEvent
 
 pytestmark = pytest.mark.anyio
@@ -74,18 +75,19 @@ class StartingLrm(ScriptedLrm):
         self._answer("queues")
         return ()
 
-    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+    async def start_on(self, start: PinnedStart) -> None:
         """See Lrm."""
-        self.started.append((job, tuple(nodes)))
+        job = start.job
+        self.started.append((job, start.nodes))
         if self.takes_first or self.errors.get("start_on") is None:
             self.change(job, self.becomes)
             self.all_jobs = tuple(replace(one, layout=self.layout) if one.id == job else one for one in self.all_jobs)
         self._answer("start_on")
 
-    async def confirm_start(self, job: LrmJobId) -> None:
+    async def confirm_start(self, start: PinnedStart) -> None:
         """See Lrm."""
         self._answer("confirm_start")
-        self.confirmed.append(job)
+        self.confirmed.append(start.job)
 
     async def requeue(self, ids: Sequence[LrmJobId]) -> None:
         """See Lrm."""
@@ -276,7 +278,7 @@ async def test_what_a_job_that_is_gone_has_left_keeps_no_look_waiting(tmp_path: 
     driven = Driven(tmp_path)
     slow, never = anyio.Event(), anyio.Event()
 
-    async def undo(job: LrmJobId) -> None:
+    async def undo(start: PinnedStart) -> None:
         slow.set()
         await never.wait()
 

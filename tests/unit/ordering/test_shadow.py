@@ -292,7 +292,7 @@ def test_it_is_held_and_untied_before_it_may_start_again(held: bool) -> None:  #
     site.start_undone(id_)
     site.end("2")
     (again,) = site.look()
-    assert (again.job_id, again.pin.wishes.requested_nodes) == ("1", ("n2",))
+    assert (again.job_id, again.pin.wishes and again.pin.wishes.requested_nodes) == ("1", ("n2",))
     assert [one.kind for one in site.mirror.happened if one.job_id == "1"] == [
         JobEventKind.SUBMITTED,
         JobEventKind.START,
@@ -340,16 +340,6 @@ def test_what_the_batch_system_starts_first_is_adopted() -> None:
     assert [job.started_at for job in site.mirror.schedulers[0].running] == [site.now - 0.5]
     site.look()
     assert len(site.told(JobEventKind.ADOPTED)) == 1
-
-
-def test_what_a_plugin_shows_as_tied_is_freed_without_a_record() -> None:
-    """Also a job that somebody else of ours had started."""
-    site = Listed()
-    site.submit("1", 8, tied=True)
-    assert site.look() == []
-    assert site.mirror.starts_to_undo() == ["1"]
-    site.change("1", tied=False)
-    assert [one.job_id for one in site.look()] == ["1"]
 
 
 def test_what_the_batch_system_started_itself_is_left_to_it() -> None:

@@ -17,6 +17,7 @@ from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnsup
 from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
+from koala_adapter.testing.trial import begin_start
 from koala_pbs import PLUGIN, PbsSettings
 from koala_pbs.torque import LARGEST_SCRIPT, packed
 
@@ -121,12 +122,12 @@ async def test_operators_start_jobs_on_nodes(commands: Commands, tmp_path: Path)
     lrm = await started(commands, tmp_path)
     assert not lrm.capabilities.pin
     with pytest.raises(LrmUnsupportedError, match="operator = true"):
-        await lrm.start_on(LrmJobId("104.head.site"), ["n1"])
+        await begin_start(lrm, LrmJobId("104.head.site"), ["n1"])
     operator = await started(commands, tmp_path, operator=True)
-    await operator.start_on(LrmJobId("105.head.site"), ["n1"])
+    await begin_start(operator, LrmJobId("105.head.site"), ["n1"])
     assert commands.calls("qrun") == ["-H n1:ppn=1 105.head.site"]
     with pytest.raises(LrmRejectedError, match="where 0 are idle"):
-        await operator.start_on(LrmJobId("104.head.site"), ["n5"])
+        await begin_start(operator, LrmJobId("104.head.site"), ["n5"])
 
 
 async def test_check_says_what_it_is(commands: Commands, tmp_path: Path) -> None:

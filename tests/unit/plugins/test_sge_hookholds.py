@@ -11,7 +11,7 @@ from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
 from koala_sge import SgeLrm, SgeSettings
-from koala_sge.explained import JobContext
+from koala_sge.explained import ExplainedJob
 from koala_sge.heldjobs import possibly_hook_holds, without_users
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def test_operators_holds_are_not_ours() -> None:
 
 def test_what_users_hold_is_left_to_them() -> None:
     """By the word that conf/sge_jsv.sh leaves in the context of the job, or of the array."""
-    contexts = {"1": JobContext(), "2": JobContext(), "5": JobContext(user_hold=True)}
-    assert [one.id for one in without_users(JOBS, contexts)] == ["1", "2"]
+    explained = {"1": ExplainedJob(), "2": ExplainedJob(), "5": ExplainedJob(user_hold=True)}
+    assert [one.id for one in without_users(JOBS, explained)] == ["1", "2"]
 
 
 def test_what_is_not_known_is_not_released() -> None:

@@ -15,6 +15,7 @@ from koala_adapter.lrm.commands import CommandResult, CommandRunner
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
 from koala_adapter.model import BatchKey, ClusterName, LrmJobId
+from koala_adapter.testing.trial import begin_start
 from koala_sge import SgeLrm, SgeSettings
 from koala_sge import heldjobs as sge_requests
 
@@ -162,7 +163,7 @@ class TestAnswers:
         listing = HELD.format(number=7, letters="hqw", tasks="1", more=more)
         lrm = lrm_of(tmp_path, answers={"qstat": (0, listing, ""), **QUEUES})
         with pytest.raises(LrmRejectedError, match=r"7\.2 of the same array"):
-            await lrm.start_on(LrmJobId("7.1"), ["n1"])
+            await begin_start(lrm, LrmJobId("7.1"), ["n1"])
 
     @pytest.mark.parametrize(
         ("nodes", "letters", "words"), [(["a", "b"], "hqw", "one node"), (["a"], "r", "running, not held")]
@@ -172,7 +173,7 @@ class TestAnswers:
         listing = HELD.format(number=7, letters=letters, tasks="1", more="")
         lrm = lrm_of(tmp_path, answers={"qstat": (0, listing, ""), **QUEUES})
         with pytest.raises(LrmRejectedError, match=words):
-            await lrm.start_on(LrmJobId("7.1"), nodes)
+            await begin_start(lrm, LrmJobId("7.1"), nodes)
 
     async def test_start_on_refused_by_grid_engine(self, tmp_path: Path) -> None:
         """A refusal of qalter is raised as one."""
@@ -180,7 +181,7 @@ class TestAnswers:
         denied = 'denied: "me" must be at least owner of job 7 to change job attributes\n'
         lrm = lrm_of(tmp_path, answers={"qstat": (0, listing, ""), "qalter": (1, "", denied), **QUEUES})
         with pytest.raises(LrmRejectedError, match="at least owner"):
-            await lrm.start_on(LrmJobId("7.1"), ["n1"])
+            await begin_start(lrm, LrmJobId("7.1"), ["n1"])
 
 
 @pytest.mark.parametrize(("id_", "number"), [("123.4", "123"), ("123", "123")])

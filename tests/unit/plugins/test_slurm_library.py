@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.lrm.helper import HelperDiedError
 from koala_adapter.testing import eventually, new_context
+from koala_adapter.testing.trial import begin_start
 from koala_slurm import SlurmSettings
 from koala_slurm.library import CHANGES, DEATHS
 from koala_slurm.library_helper import Names, Picture, row_of, squeue_id, untold
@@ -301,7 +302,7 @@ async def test_changes_by_the_library(fake: FakeSlurm, tmp_path: Path) -> None:
     element = next(job.id for job in jobs.values() if job.name == "array")
     made.clear()
     await lrm.modify(held, walltime=3600)
-    await lrm.start_on(held, ["n2"])
+    await begin_start(lrm, held, ["n2"])
     assert made == ["pyslurm walltime", "pyslurm pin", "pyslurm release"]
     made.clear()
     await lrm.release([element])

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +15,7 @@ from koala_adapter.errors import (
     LrmUnavailableError,
     LrmUnsupportedError,
 )
-from koala_adapter.lrm import Submission
+from koala_adapter.lrm import PinnedStart, Submission
 from koala_adapter.lrm.commands import CommandResult, child_environment
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
@@ -24,8 +23,6 @@ from koala_adapter.testing import RecordingRunner, eventually, new_context
 from koala_slurm import PLUGIN, SlurmSettings
 from koala_slurm.listing import parse_config
 from koala_slurm.lrm import SlurmLrm
-from koala_slurm.pinning import StartNote
-from koala_slurm.starting import Starting
 from tests.fakes.slurm import FakeSlurm
 
 if TYPE_CHECKING:
@@ -190,7 +187,8 @@ async def test_what_is_taken_back_is_in_hold(fake: FakeSlurm, context: ClusterCo
     script = "#!/bin/sh\nexec sleep 60\n"
     await lrm.submit(Submission(key=BatchKey("full"), count=fake.processors, script=script, walltime=60))
     (job,) = await lrm.submit(replace(HELD, count=1))
-    for step, state in ((lrm.start_on(job, ["n1"]), LrmJobState.QUEUED), (lrm.undo_start(job), LrmJobState.HELD)):
+    start = PinnedStart(job=job, nodes=("n1",), original=await lrm.original_request(job))
+    for step, state in ((lrm.start_on(start), LrmJobState.QUEUED), (lrm.undo_start(start), LrmJobState.HELD)):
         await step
         states = {seen.id: seen.state for seen in await lrm.jobs(name_prefix="koala")}
         assert states[job] is state
@@ -201,7 +199,7 @@ async def test_start_on_nonsense(fake: FakeSlurm, context: ClusterContext, nodes
     """What is no node name does not reach a command line."""
     lrm = await started(fake, context)
     with pytest.raises(LrmRejectedError):
-        await lrm.start_on(LrmJobId("1_1"), nodes)
+        await lrm.start_on(PinnedStart(job=LrmJobId("1_1"), nodes=tuple(nodes)))
     assert sent(context, "scontrol") == [("show", "config")]
 
 
@@ -352,25 +350,6 @@ def test_settings_are_checked(key: str, value: object) -> None:
     """Relative paths, empty or broken words, impossible numbers and unknown keys are refused."""
     with pytest.raises(ValueError, match=key):
         SlurmSettings.model_validate({key: value})
-
-
-async def test_a_start_that_cannot_be_undone_keeps_no_cluster_out(
-    fake: FakeSlurm, context: ClusterContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An operator's `koala schedule` was killed, and the service of a user without rights finds what it left."""
-    lrm = SlurmLrm(context, settings_of(fake))
-    starts = context.state_directory / "starts"
-    starts.mkdir(parents=True)
-    note = StartNote(job="7", nodes=("n1",), processors=1, node_range="1", requested_nodes=(), reason="JobHeldAdmin")
-    (starts / "7.json").write_text(json.dumps(asdict(note)))
-
-    async def refuse(*_: object, **__: object) -> None:
-        raise LrmRejectedError("Access/permission denied")
-
-    monkeypatch.setattr(Starting, "undo_start", refuse)
-    await lrm.start()
-    assert await lrm.nodes()
-    assert (starts / "7.json").exists()
 
 
 async def test_sizes_of_arrays_are_kept_until_they_are_forgotten(fake: FakeSlurm, context: ClusterContext) -> None:

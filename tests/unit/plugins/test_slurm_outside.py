@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import HoldOwner
 from koala_slurm.client import LISTING_REQUESTS, show_command
 from koala_slurm.listing import (
@@ -26,7 +23,14 @@ from koala_slurm.listing import (
     squeue_command,
 )
 from koala_slurm.outside import OutsideReader
-from koala_slurm.pinning import StartNotes, make_pin, natural_order, pin_commands, unpin_commands
+from koala_slurm.pinning import (
+    make_pin,
+    natural_order,
+    original_text,
+    parse_original,
+    pin_commands,
+    unpin_commands,
+)
 from koala_slurm.requests import (
     ANY_NODES,
     DETAILS_COMMAND,
@@ -246,7 +250,7 @@ def test_the_last_element_of_an_array_has_its_details() -> None:
     assert parse_details(forged).of(job) is None
 
 
-async def test_a_comment_hides_nothing_of_another_job(tmp_path: Path) -> None:
+async def test_a_comment_hides_nothing_of_another_job() -> None:
     """A user writes the head of another's record into a comment: that job is asked for by itself."""
     record = "JobId=7 JobName=job\n   NumNodes=1 NumCPUs=6\n   OverSubscribe=NO Licenses=(null)\n   Comment=(null) \n\n"
     evil = (
@@ -255,7 +259,7 @@ async def test_a_comment_hides_nothing_of_another_job(tmp_path: Path) -> None:
     commands = Answering()
     commands.rows = (wide(), wide(JobArrayID="9", Comment="a\n\nJobId=7 JobName=x"))
     commands.details, commands.single = record + evil, {"7": record}
-    reader = OutsideReader(cast("SlurmCommands", commands), StartNotes(tmp_path / "starts"))
+    reader = OutsideReader(cast("SlurmCommands", commands))
     victim, _ = await reader.jobs()
     assert (victim.exclusive, victim.obstacle, victim.possible_nodes) == (True, "", None)
     # Every user can read a command line while the command runs.
@@ -266,7 +270,7 @@ async def test_a_comment_hides_nothing_of_another_job(tmp_path: Path) -> None:
     assert len(singly) == 1
 
 
-async def test_jobs_whose_details_are_not_known_yet_are_not_offered(tmp_path: Path) -> None:
+async def test_jobs_whose_details_are_not_known_yet_are_not_offered() -> None:
     """However many records a comment imitates, a listing costs a bounded number of requests."""
     numbers = [str(number) for number in range(100, 130)]
     record = "".join(f"JobId={number} JobName=job\n   NumNodes=1 NumCPUs=6\n\n" for number in numbers)
@@ -274,7 +278,7 @@ async def test_jobs_whose_details_are_not_known_yet_are_not_offered(tmp_path: Pa
     commands.rows = tuple(wide(JobArrayID=number) for number in numbers)
     commands.details = record + record
     commands.single = {number: f"JobId={number} JobName=job\n   NumNodes=1 NumCPUs=6\n" for number in numbers}
-    reader = OutsideReader(cast("SlurmCommands", commands), StartNotes(tmp_path / "starts"))
+    reader = OutsideReader(cast("SlurmCommands", commands))
     jobs = await reader.jobs()
     assert len(commands.asked) <= LISTING_REQUESTS
     assert {job.obstacle == "" for job in jobs} == {True, False}
@@ -344,49 +348,11 @@ def test_cores_promised_to_another_start_are_not_idle() -> None:
     assert reserved.idle({"n1": 8, "n3": 2}, {"6"}) == {"n1": 7, "n3": 2}
 
 
-def test_notes_of_starts(tmp_path: Path) -> None:
-    """A note is there until its start is over, and belongs to the process that wrote it as long as that lives."""
-    notes = StartNotes(tmp_path / "starts")
-    assert notes.left() == ()
-    pin = make_pin("5", ["n1", "n1"])
-    (job,) = parse_everything(listing("|@|", wide(JobArrayID="5")), "|@|")
-    notes.write(pin, JobDetails(processors=2, node_range="1-1", reason="JobHeldAdmin"), job)
-    assert StartNotes(tmp_path / "starts").left() == ()
-    os.close(notes._locked.pop("5"))  # as the kernel does when the process is killed
-    (note,) = StartNotes(tmp_path / "starts").left()
-    assert (note.job, note.nodes, note.before().reason) == ("5", ("n1", "n1"), "JobHeldAdmin")
-    (tmp_path / "starts" / "6.json").write_text("{")
-    assert len(notes.left()) == 1
-    notes.remove("5")
-    assert notes.left() == ()
-
-
-def test_a_note_that_cannot_be_written_leaves_nothing_open(tmp_path: Path) -> None:
-    """Each start that is refused for that would cost a descriptor."""
-    notes = StartNotes(tmp_path / "starts")
-    (job,) = parse_everything(listing("|@|", wide(JobArrayID="5")), "|@|")
-    (tmp_path / "starts" / "5.json").mkdir(parents=True)  # the new note cannot take its place
-    before = set(Path("/proc/self/fd").iterdir())
-    with pytest.raises(LrmUnreachableError):
-        notes.write(make_pin("5", ["n1"]), JobDetails(processors=1), job)
-    assert set(Path("/proc/self/fd").iterdir()) == before
-
-
-def test_notes_of_jobs_that_were_started(tmp_path: Path) -> None:
-    """They are kept for the next process, too, until the job is over or its number is another's."""
-    notes = StartNotes(tmp_path / "starts")
-    (job,) = parse_everything(listing("|@|", wide()), "|@|")
-    notes.write(make_pin("7", ["n1", "n1"]), JobDetails(processors=6, node_range="2-3"), job)
-    notes.keep("7")
-    following = StartNotes(tmp_path / "starts")
-    assert following.left() == ()
-    (note,) = following.kept.values()
-    assert (note.before().processors, note.before().nodes_least, note.before().nodes_most) == (6, 2, 3)
-    assert note.is_of(replace(job, submitted_at=9.0, requeues=1))
-    assert not note.is_of(replace(job, submitted_at=9.0))
-    assert not note.is_of(replace(job, user="bob"))
-    following.remove("7")
-    assert StartNotes(tmp_path / "starts").left() == ()
+def test_what_a_job_asked_for_comes_back_from_its_text() -> None:
+    """A text that is empty, or not ours, tells nothing."""
+    details = JobDetails(processors=6, node_range="2-3", requested_nodes=("n1",), reason="JobHeldAdmin")
+    assert parse_original(original_text(details)) == details
+    assert [parse_original(text) for text in ("", "{}", "[1]", '{"requested_nodes": [], "size": 1}')] == [None] * 4
 
 
 class Answering:
@@ -408,28 +374,3 @@ class Answering:
             return self.single.get(command[-1], self.details)
         separator = environment["SQUEUE_FORMAT2"].partition("JobArrayID:")[2].partition(",")[0]
         return listing(separator, *self.rows)
-
-
-async def test_a_job_that_waits_again_is_shown_as_its_user_asked(tmp_path: Path) -> None:
-    """Slurm shows our nodes and our number of them; the note tells the user's, until the job is untied or over."""
-    notes = StartNotes(tmp_path / "starts")
-    (job,) = parse_everything(listing("|@|", wide(ReqNodes="")), "|@|")
-    notes.write(make_pin("7", ["n1", "n1"]), JobDetails(processors=6, node_range="2-3"), job)
-    notes.keep("7")
-    commands = Answering()
-    reader = OutsideReader(cast("SlurmCommands", commands), notes)
-    again = {"RestartCnt": "1", "SubmitTime": "1795000099", "ReqNodes": "n1,n2", "NumCPUs": "4"}
-    commands.rows = (wide(**again),)
-    commands.details = "JobId=7 JobName=x\n   ReqNodeList=n1,n2\n   NumNodes=2-2 NumCPUs=4\n"
-    (seen,) = await reader.jobs()
-    assert (seen.tied, seen.requested_nodes, seen.processors) == (True, (), 6)
-    assert (seen.nodes_wanted, seen.nodes_least, seen.nodes_most, seen.requeues) == (None, 2, 3, 1)
-    notes.keep("7", free=True)
-    reader.forget("7")
-    commands.rows = (wide(**{**again, "ReqNodes": "", "NumCPUs": "6"}),)
-    commands.details = "JobId=7 JobName=x\n   ReqNodeList=(null)\n   NumNodes=2 NumCPUs=6\n"
-    (seen,) = await reader.jobs()
-    assert (seen.tied, seen.requested_nodes, seen.nodes_least, seen.nodes_most) == (False, (), 2, 3)
-    commands.rows = (wide(State="COMPLETED", **again),)
-    (seen,) = await reader.jobs()
-    assert (seen.tied, notes.kept) == (False, {})

@@ -29,6 +29,7 @@ from koala_adapter.errors import (
 from koala_adapter.lrm.starts import OriginalRequest, Pin, StartLog
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.testing import new_context
+from koala_adapter.testing.trial import begin_start
 from koala_adapter.wiki.client import Peer, exchange
 from koala_adapter.wiki.codec.frames import FrameReader, Key, open_request, read_key, seal
 from koala_adapter.wiki.codec.records import JobRecord, NodeRecord, build_job, build_node, join_records
@@ -228,12 +229,12 @@ def two_processors_a_task(message: bytes) -> bytes:
 async def test_a_start_names_one_host_for_each_task(tmp_path: Path) -> None:
     """Six processors are three tasks of two; what does not fill tasks is not sent."""
     async with plugin(tmp_path, two_processors_a_task, Dialect.WIKI) as (lrm, seen):
-        await lrm.start_on(LrmJobId("7"), ["n4"] * 4 + ["n2"] * 2)
+        await begin_start(lrm, LrmJobId("7"), ["n4"] * 4 + ["n2"] * 2)
         assert seen == [b"CMD=GETJOBS ARG=0:7", b"CMD=STARTJOB ARG=7 TASKLIST=n4:n4:n2"]
         with pytest.raises(LrmRejectedError, match="tasks of 2 processors"):
-            await lrm.start_on(LrmJobId("7"), ["n4"] * 3)
+            await begin_start(lrm, LrmJobId("7"), ["n4"] * 3)
         with pytest.raises(LrmNotFoundError):
-            await lrm.start_on(LrmJobId("8"), ["n4"] * 2)
+            await begin_start(lrm, LrmJobId("8"), ["n4"] * 2)
     assert not any(b"ARG=8 TASKLIST" in message for message in seen)
 
 
@@ -590,7 +591,7 @@ async def test_interrupted_starts_are_set_right_when_it_answers(tmp_path: Path) 
         assert server.source.calls == []
         source_of(server).answers.set()
         with anyio.fail_after(60):
-            while "5" not in server.resource.inventory.pinned:  # noqa: ASYNC110 - it is not announced
+            while ("take back", "5") not in server.source.calls:  # noqa: ASYNC110 - it is not announced
                 await anyio.sleep(0.01)
         assert server.source.calls == [("take back", "5")]
         tasks.cancel_scope.cancel()

@@ -19,9 +19,10 @@ from tests.sqlite_watch import closed_later
 from tests.unit.wiki.wiki_source import NOW, MemorySource, Server, job, node, running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from koala_adapter.lrm import PinnedStart
     from koala_adapter.model import LrmJob
 
 pytestmark = pytest.mark.anyio
@@ -69,7 +70,8 @@ async def test_started_as_told(server: Server) -> None:
     assert (reply.status, reply.text) == (0, "job 5 started successfully")
     assert server.source.calls == [("start", "5 n4:n4:n4:n2:n2:n2")]
     assert "STATE=Running;TASKLIST=n4:n4:n4:n2:n2:n2;" in (await server.records("GETJOBS ARG=0:5"))["5"]
-    assert server.starts.pins == ()
+    assert [pin.started for pin in server.starts.pins] == [True]
+    assert server.source.confirmed == ["5"]
 
 
 async def test_a_start_that_shows_late_is_promised(server: Server) -> None:
@@ -115,14 +117,20 @@ async def test_refused_before_anything_is_done(
 
 
 async def test_a_job_that_was_queued_again_is_idle_once_it_is_held_and_untied(server: Server) -> None:
-    """Whoever asks first sees it as it is afterwards; where that fails it is shown in hold and not started."""
-    server.source.add(job("6", 2, state=LrmJobState.QUEUED, tied=True, requeues=1))
-    assert (await server.states())["6"] == "Idle"
-    assert server.source.calls == [("take back", "6")]
-    server.source.add(job("6", 2, tied=True, requeues=2))
-    server.source.undo_failure = LrmUnavailableError("no answer")
-    server.now += 60
-    assert (await server.states())["6"] == "Hold"
+    """The first listing shows it as it is afterwards; where that fails it is shown in hold and not started."""
+    server.source.add(job("6", 2, requested_nodes=("n4",)))
+    for requeues in (1, 2):
+        assert (await server.ask("STARTJOB ARG=6 TASKLIST=n4:n4")).status == 0
+        await server.seen("6", "Running")
+        server.source.calls.clear()
+        state = LrmJobState.QUEUED if requeues == 1 else LrmJobState.HELD
+        # As Slurm shows it, tied to our nodes.
+        server.source.add(job("6", 2, state=state, requested_nodes=("n3",), requeues=requeues))
+        server.source.undo_failure = LrmUnavailableError("no answer") if requeues == 2 else None
+        server.now += 60
+        assert (await server.states())["6"] == ("Idle" if requeues == 1 else "Hold")
+        assert ("take back", "6") in server.source.calls
+        assert "HOSTLIST=n4" in (await server.records("GETJOBS ARG=0:6"))["6"]
     refused = await server.ask("STARTJOB ARG=6 TASKLIST=n3:n3")
     assert (refused.status, "of an earlier start" in refused.text) == (-918, True)
 
@@ -157,8 +165,8 @@ async def test_no_poll_waits_for_what_a_gone_job_has_left(tmp_path: Path) -> Non
     given_back = anyio.Event()
 
     class Source(MemorySource):
-        async def undo_start(self, job: LrmJobId) -> None:
-            self.calls.append(("take back", job))
+        async def undo_start(self, start: PinnedStart) -> None:
+            self.calls.append(("take back", start.job))
             await given_back.wait()
 
     async with Server(tmp_path, Source(), reply_within=60.0).running() as server:
@@ -222,10 +230,10 @@ async def test_a_start_that_is_not_accepted_in_time_goes_on(tmp_path: Path) -> N
     asked: list[str] = []
 
     class Source(MemorySource):
-        async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
-            asked.append(job)
+        async def start_on(self, start: PinnedStart) -> None:
+            asked.append(start.job)
             await accepted.wait()
-            await super().start_on(job, nodes)
+            await super().start_on(start)
 
     async with Server(tmp_path, Source(), start_reply_within=0.1, start_within=600.0).running() as server:
         server.source.add(*(job(str(number), 2) for number in range(5, 10)))
@@ -243,9 +251,9 @@ async def test_what_is_refused_after_the_answer_is_in_hold(tmp_path: Path) -> No
     refused = anyio.Event()
 
     class Source(MemorySource):
-        async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+        async def start_on(self, start: PinnedStart) -> None:
             await refused.wait()
-            raise LrmRejectedError(f"it does not divide jobs so: {job} on {nodes}")
+            raise LrmRejectedError(f"it does not divide jobs so: {start.job} on {start.nodes}")
 
     async with Server(tmp_path, Source(), start_reply_within=0.1, start_within=600.0).running() as server:
         server.source.add(job("5", 2))
@@ -262,7 +270,6 @@ async def test_not_started_is_held_again(server: Server) -> None:
     assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")).status == 0
     assert await server.seen("5", "Idle", "Hold") == "Idle"
     assert server.source.job_list["5"].state is LrmJobState.HELD
-    assert server.starts.pins == ()
     assert server.resource.inventory.used("n3") == 0
     server.source.never_starts = False
     server.source.add(replace(server.source.job_list["5"], requested_nodes=("n3",)))
@@ -569,7 +576,8 @@ async def test_interrupted_starts_are_settled(tmp_path: Path, shows: str) -> Non
     server = Server(tmp_path, source)
     await server.resource.starts.reconcile()
     assert source.calls == ([] if shows == "running" else [("take back", "5")])
-    assert server.starts.pins == ()
+    assert source.confirmed == (["5"] if shows == "running" else [])
+    assert [pin.started for pin in server.starts.pins] == ([] if shows == "gone" else [shows == "running"])
     expected = {"released": {"5": "Idle"}, "held": {"5": "Idle"}, "running": {"5": "Running"}, "gone": {}}
     assert await server.states() == expected[shows]
 
@@ -586,5 +594,6 @@ async def test_a_later_job_of_the_same_number_is_left_alone(tmp_path: Path) -> N
 async def test_nothing_is_started_off_the_record(server: Server) -> None:
     """When a start cannot be put on record it is refused."""
     server.starts.close()
-    assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")).status == -700
+    reply = await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")
+    assert (reply.status, "cannot be written" in reply.text) == (-913, True)
     assert server.source.calls == []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from koala_adapter.lrm import RenderedSubmission, Submission
+    from koala_adapter.lrm import PinnedStart, RenderedSubmission, Submission
     from koala_adapter.wiki.resource import RunningJobsFile
 
 KEY = read_key("1234567890")
@@ -77,6 +77,7 @@ class MemorySource(Lrm):
     """Seconds that a listing takes."""
     reads: int = 0
     calls: list[tuple[str, str]] = field(default_factory=list)
+    confirmed: list[LrmJobId] = field(default_factory=list)
 
     def add(self, *jobs: LrmJob) -> None:
         """Have these jobs."""
@@ -117,19 +118,18 @@ class MemorySource(Lrm):
             nodes.append(replace(one, processors_used=max(used, one.processors_used)))
         return tuple(nodes)
 
-    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+    async def start_on(self, start: PinnedStart) -> None:
         """Let a job run there."""
-        self.calls.append(("start", f"{job} {':'.join(nodes)}"))
+        job = start.job
+        self.calls.append(("start", f"{job} {':'.join(start.nodes)}"))
         if self.start_failure:
             raise self.start_failure
         self.job_list[job] = replace(self.job_list[job], state=LrmJobState.QUEUED, hold=None)
         await anyio.sleep(self.starts_after)
         if self.never_starts:
             return
-        counts: dict[str, int] = {}
-        for name in nodes:
-            counts[name] = counts.get(name, 0) + 1
-        self.job_list[job] = replace(self.job_list[job], state=LrmJobState.RUNNING, layout=tuple(counts.items()))
+        layout = tuple(start.counts.items())
+        self.job_list[job] = replace(self.job_list[job], state=LrmJobState.RUNNING, layout=layout)
 
     async def cancel(self, ids: Sequence[LrmJobId]) -> None:
         """End a job."""
@@ -140,14 +140,19 @@ class MemorySource(Lrm):
             raise LrmNotFoundError(f"no job {job}")
         self.job_list[job] = replace(found, state=LrmJobState.ENDED, end=EndReason.CANCELLED, ends_at=NOW)
 
-    async def undo_start(self, job: LrmJobId) -> None:
+    async def confirm_start(self, start: PinnedStart) -> None:
+        """Take note of it."""
+        self.confirmed.append(start.job)
+
+    async def undo_start(self, start: PinnedStart) -> None:
         """Hold and untie a job."""
+        job = start.job
         self.calls.append(("take back", job))
         if self.undo_failure:
             raise self.undo_failure
         if job not in self.job_list:
             raise LrmNotFoundError(f"no job {job}")
-        held = replace(self.job_list[job], state=LrmJobState.HELD, hold=HoldOwner.OPERATOR, tied=False)
+        held = replace(self.job_list[job], state=LrmJobState.HELD, hold=HoldOwner.OPERATOR)
         self.job_list[job] = held
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
