@@ -117,6 +117,10 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         priority: int = 0,
         walltime: str | int = "01:00:00",
         worker_init: str = "",
+        export: str | Sequence[str] = (),
+        setup: str | Sequence[str] = (),
+        software: str | Sequence[str] = (),
+        container: str | None = None,
         nodes_per_block: int = 1,
         init_blocks: int = 1,
         min_blocks: int = 0,
@@ -129,6 +133,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         ``site``, ``state``: site file and state directory, by default where the command line has them. ``cluster``: the
         one on which blocks must run, by default any. ``placement``, ``priority``, ``walltime``: as in a job file; a
         ``walltime`` that is a number is in seconds. ``worker_init``: shell lines that are run before the workers start.
+        ``export``, ``setup``, ``software``, ``container``: as in a job file; ``setup`` is run before ``worker_init``.
         ``nodes_per_block``: processors of a block; with a placement policy that splits, they may be on several
         clusters. ``init_blocks``, ``min_blocks``, ``max_blocks``, ``parallelism``: how Parsl scales, see there.
         ``status_polling_interval``: seconds between two questions of Parsl.
@@ -142,6 +147,10 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         self.priority = priority
         self.walltime = walltime
         self.worker_init = worker_init
+        self.export = export
+        self.setup = setup
+        self.software = software
+        self.container = container
         self.nodes_per_block = nodes_per_block
         self.init_blocks = init_blocks
         self.min_blocks = min_blocks
@@ -203,6 +212,10 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
             name=COMPONENT,
             processors=self.nodes_per_block,
             environment={"PARSL_CORES": "1"},
+            export=self.export,
+            setup=self.setup,
+            software=self.software,
+            container=self.container,
             cluster=self.cluster,
             flexible=True if self.cluster is None and self.nodes_per_block > 1 else None,
         )

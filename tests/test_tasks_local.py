@@ -92,6 +92,20 @@ def test_calls_come_back_from_both_clusters(site: koala.Site, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+def test_workers_run_in_the_environment_that_is_asked_for(site: koala.Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exported variables, and lines of a shell before each worker."""
+    monkeypatch.setenv("EXPORTED", "from here")
+    setup = f"export PYTHONPATH={FINDS_US['PYTHONPATH']} OWN=line"
+    with koala.Executor(2, site=site, setup=setup, export="EXPORT*") as executor:
+        assert [executor.submit(os.getenv, name).result(LIVENESS) for name in ("OWN", "EXPORTED")] == [
+            "line",
+            "from here",
+        ]
+        assert executor.submit(square, 3).result(LIVENESS) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_number_of_workers_that_does_not_change(site: koala.Site, workers: int) -> None:
     """It is a rigid job, on both clusters if need be, and ends as well as one whose size changes."""

@@ -30,6 +30,7 @@ from koala_adapter.dask import leave
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.privatedirectory import transient_directory
 from koala_adapter.lrm.commands import login_name
+from koala_adapter.python.description import listed
 from koala_adapter.python.site import Site
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ class WorkerSettings:
     python: str
     worker_options: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    export: str | Sequence[str] = ()
+    setup: str | Sequence[str] = ()
+    software: str | Sequence[str] = ()
+    container: str | None = None
     input_files: Sequence[str] = ()
     cluster: str | None = None
     placement: str | None = None
@@ -108,6 +113,9 @@ def job_values(
         component["cluster"] = settings.cluster
     if settings.placement is not None:
         job["placement"] = settings.placement
+    for name in ("export", "setup", "software", "container"):
+        if value := getattr(settings, name):
+            component[name] = listed(name, value)
     return job
 
 
@@ -375,6 +383,10 @@ class KoalaCluster(SpecCluster):
         priority: int = 0,
         placement: str | None = None,
         environment: Mapping[str, str] | None = None,
+        export: str | Sequence[str] = (),
+        setup: str | Sequence[str] = (),
+        software: str | Sequence[str] = (),
+        container: str | None = None,
         input_files: Sequence[str | PathLike[str]] = (),
         python: str = sys.executable,
         worker_options: Sequence[str] = (),
@@ -395,6 +407,7 @@ class KoalaCluster(SpecCluster):
         cluster: The only cluster of the site to be used. Default: all.
         walltime, job_name, priority, placement, environment, input_files: As in a job file; the job ends with its
             walltime. Input files are relative to the current directory.
+        export, setup, software, container: As in a job file. In a container, ``python`` is that of the image.
         python: The Python of the nodes, with the same versions of distributed and of what tasks need.
         worker_options: Further options of ``dask worker``, such as ``["--resources", "GPU=1"]``.
         retire_grace: Seconds that a worker has to leave; half of them, tasks have to be finished.
@@ -420,6 +433,10 @@ class KoalaCluster(SpecCluster):
             python=python,
             worker_options=tuple(worker_options),
             environment=dict(environment or {}),
+            export=export,
+            setup=setup,
+            software=software,
+            container=container,
             input_files=tuple(str(Path(file).absolute()) for file in input_files),
             cluster=cluster,
             placement=placement,

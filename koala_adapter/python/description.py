@@ -27,6 +27,8 @@ ALONE = frozenset({
 })
 # fmt: on
 """What a job without ``components`` says of its only one."""
+LISTS = frozenset({"export", "setup", "software"})
+"""Lists of texts of which one alone may stand for a list of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,9 @@ class Component:
     environment: Mapping[str, str] = field(default_factory=dict)
     export: str | Sequence[str] = ()
     """Variables of the present environment that its processes get, beside those of the job: names and patterns."""
-    setup: Sequence[str] = ()
+    setup: str | Sequence[str] = ()
     """Lines that a shell runs before each process, after those of the job."""
-    software: Sequence[str] = ()
+    software: str | Sequence[str] = ()
     """Names of software of the site file that it needs, beside that of the job."""
     container: Word | None = None
     """Image in which its processes run. Default: that of the job."""
@@ -126,9 +128,9 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     export: str | Sequence[str] = ()
     """Variables of the present environment that the processes get: "all", or names and patterns."""
-    setup: Sequence[str] = ()
+    setup: str | Sequence[str] = ()
     """Lines that a shell runs on the node before each process, such as "module load gcc/12"."""
-    software: Sequence[str] = ()
+    software: str | Sequence[str] = ()
     """Names of software of the site file: the job runs only on clusters that have it."""
     container: Word | None = None
     """Image in which the processes run, by the container runtime of their cluster."""
@@ -166,7 +168,13 @@ def _given(described: Component | Job) -> Iterator[tuple[str, object]]:
     for one in fields(described):
         value = _plain(getattr(described, one.name)) if one.name != "components" else None
         if value not in (None, [], {}):
-            yield one.name, value
+            yield one.name, listed(one.name, value)
+
+
+def listed(name: str, value: object) -> object:
+    """Return the value of a key, a text that stands for a list of it as that list."""
+    alone = name in LISTS and isinstance(value, str) and (name, value) != ("export", "all")
+    return [value] if alone else _plain(value)
 
 
 def _plain(value: object) -> object:

@@ -263,6 +263,10 @@ class Executor(AnyExecutor):
         priority: int | None = None,
         placement: str | None = None,
         environment: Mapping[str, str] | None = None,
+        export: str | Sequence[str] = (),
+        setup: str | Sequence[str] = (),
+        software: str | Sequence[str] = (),
+        container: str | None = None,
         input_files: Sequence[InputFile] = (),
         python: str = sys.executable,
         retire_grace: float | str | None = None,
@@ -271,7 +275,8 @@ class Executor(AnyExecutor):
         """Submit the job of ``minimum`` to ``maximum`` workers, one processor each; calls wait until there is one.
 
         site: Default :meth:`Site.load`.
-        cluster, walltime, priority, placement, environment, input_files, retire_grace: As in a job file.
+        cluster, walltime, priority, placement, environment, input_files, retire_grace: As in a job file, as are
+            export, setup, software and container. In a container, ``python`` is that of the image.
         python: The Python of the nodes; pickles of this one must be good for it.
         host: Name or address by which nodes reach this process. Default: as they reach koala's control center.
 
@@ -294,6 +299,10 @@ class Executor(AnyExecutor):
                 [python, PROGRAM],
                 name="worker",
                 environment=environment or {},
+                export=export,
+                setup=setup,
+                software=software,
+                container=container,
                 input_files=[*programs, settings, *input_files],
                 cluster=cluster,
                 flexible=flexible,

@@ -52,6 +52,17 @@ def test_the_job_of_a_block_is_any_text_for_bash(site: Path) -> None:
     assert (block.minimum, block.maximum, block.flexible, block.cluster) == (3, 3, True, None)
 
 
+def test_the_environment_of_a_block_is_that_of_a_job(site: Path) -> None:
+    """As a job file has it; what no cluster has is refused before Parsl asks for a block."""
+    text = site.read_text().replace('name = "beta"', 'name = "beta"\nsoftware = { conda = ["module load conda"] }')
+    site.write_text(text.replace('name = "beta"', 'name = "beta"\ncontainer_runtime = "podman"'))
+    keys = {"setup": "one line", "software": ["conda"], "container": "worker.sif"}
+    (block,) = KoalaProvider(site=site, **keys)._job("true", "").components  # type: ignore[arg-type] # as users say it
+    assert (block.setup, block.software, block.container) == (("one line",), ("conda",), "worker.sif")
+    with pytest.raises(ConfigurationError, match="KoalaProvider: software: found vasp, allowed is what one cluster"):
+        KoalaProvider(site=site, software="vasp")
+
+
 def test_a_block_on_one_cluster_stays_there(site: Path) -> None:
     """A cluster that is named leaves nothing to be divided."""
     job = KoalaProvider(site=site, nodes_per_block=3, cluster="alpha")._job("true", "")

@@ -231,6 +231,9 @@ def test_what_the_user_says_of_the_job_is_in_it() -> None:
         placement="close-to-files",
         priority=7,
         environment={"DASK_LEAVE_SECONDS": "3", "PYTHONPATH": "/lib/mine"},
+        setup="module load python",
+        software=("conda",),
+        container="dask.sif",
         worker_options=("--resources", "GPU=1"),
         death_timeout=9,
     )
@@ -238,6 +241,7 @@ def test_what_the_user_says_of_the_job_is_in_it() -> None:
     (worker,) = job.components
     assert (worker.cluster, worker.flexible, job.placement, job.priority) == ("alpha", False, "close-to-files", 7)
     assert dict(worker.environment).items() >= settings.environment.items()
+    assert (worker.setup, worker.software, worker.container) == (("module load python",), ("conda",), "dask.sif")
     assert worker.command[-2:] == ("--resources", "GPU=1")
     assert worker.command[worker.command.index("--death-timeout") + 1] == "9"
 

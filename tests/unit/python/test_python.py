@@ -96,6 +96,31 @@ def test_all_that_is_said_arrives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (koala.Job(["a"], setup="one line", software="gromacs"), (("one line",), ("gromacs",), "")),
+        (koala.Job(["a"], setup=["x", "y"], container=Path("/a.sif")), (("x", "y"), (), "/a.sif")),
+        (
+            koala.Job(components=[koala.Component(["a"], setup="y", container="b", software=["u"])], setup="x"),
+            (("x", "y"), ("u",), "b"),
+        ),
+    ],
+)
+def test_a_text_stands_for_a_list_of_one(job: koala.Job, expected: tuple[object, ...], tmp_path: Path) -> None:
+    """Of lines of a shell, of software and of variables that are exported, of which "all" are all."""
+    (one,) = checked(job, tmp_path).components
+    assert (one.setup, one.software, one.container) == expected
+
+
+def test_variables_are_exported_from_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are when the job is made ready for submission."""
+    monkeypatch.setenv("HERE_AND_THERE", "1")
+    for export, found in (("HERE_*", True), (["HERE_AND_THERE"], True), ("all", True), ("ELSE", False), ((), False)):
+        environment = dict(checked(koala.Job(["a"], export=export), tmp_path).environment)
+        assert ("HERE_AND_THERE" in environment) is found
+
+
+@pytest.mark.parametrize(
     ("job", "said"),
     [
         (koala.Job(), "^koala.Job: it has nothing to run"),
