@@ -32,7 +32,6 @@ class Adaptive(Center):
     """The adaptive applications of one service: what that service knows of them, and their processes."""
 
     def __init__(self, service: SimulatedService) -> None:
-        """Talk through the service."""
         self._service = service
         self._runners: dict[JobId, AdaptiveRunner] = {}
         self.calm = False
@@ -56,7 +55,6 @@ class Adaptive(Center):
     # ---- what the service does ------------------------------------------------------------------------------------
 
     def adaptive(self, record: JobRecord) -> AdaptiveRunner | None:
-        """See Applications."""
         if record.state not in LAUNCHED_STATES:
             return None
         if record.job.id not in self._runners:
@@ -64,7 +62,6 @@ class Adaptive(Center):
         return self._runners[record.job.id]
 
     def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
-        """See Applications."""
         runner = self.adaptive(record)
         for addressed in () if runner is None else runner.grow(application_of(record), ranks):
             self._service.effector.start_in(addressed.placeholder)

@@ -78,7 +78,6 @@ class AdaptiveLaws:
     """What must hold for adaptive jobs, from one moment to the next."""
 
     def __init__(self) -> None:
-        """Know of no change yet."""
         self._waiting: dict[tuple[JobId, int], _Waiting] = {}
         """Of the changes that are open."""
 

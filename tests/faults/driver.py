@@ -294,7 +294,6 @@ class SimulatedService:
             self.clock.after(self.faults.chance.uniform(0.0, 60.0), self.restart)
 
     def handled(self, event: ev.Event) -> None:
-        """See LoopOwner."""
         if isinstance(event, ev.PlaceholderEnded) and event.placeholder in self.connected:
             agent = self.connected[event.placeholder]
             if agent.connection is not None:
@@ -302,7 +301,6 @@ class SimulatedService:
         self.effector.sized.handled(self._loop.scheduler.touched(event))
 
     def settled(self) -> None:
-        """See LoopOwner."""
         wakeup = None if self._loop.holding else self._loop.scheduler.next_wakeup
         if wakeup is not None and (self._wakeup is None or wakeup < self._wakeup):
             self._wakeup = wakeup
@@ -313,7 +311,6 @@ class SimulatedService:
         self.post(ev.TimeReached(time=self.now))
 
     def halted(self) -> None:
-        """See LoopOwner."""
         assert self.store.full
 
     def snapshot_begun(self) -> None:
@@ -339,7 +336,6 @@ class SimulatedService:
         self.effector.sized.handled(self.state.jobs)
 
     def failed(self, error: KoalaError) -> None:
-        """See LoopOwner."""
         raise AssertionError(error)
 
     # ---- agents ----------------------------------------------------------------------------------------------------

@@ -56,7 +56,6 @@ class SimulatedEffector:
     # ---- submissions -----------------------------------------------------------------------------------------------
 
     def submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
-        """See Effector."""
         key, service = action.batch, self._service
         assert key not in self._keys, "a submission is repeated under the same key"
         self._keys.add(key)
@@ -110,7 +109,6 @@ class SimulatedEffector:
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def end_placeholders(self, action: act.EndPlaceholders) -> None:
-        """See Effector."""
         to_cancel = []
         for placeholder, lrm_id in zip(action.placeholders, action.lrm_ids, strict=True):
             agent = self._service.connected.get(placeholder)
@@ -134,7 +132,6 @@ class SimulatedEffector:
             self._service.later(self._faults.delay(), reach)
 
     def read_output(self, action: act.ReadPlaceholderOutput) -> None:
-        """See Effector."""
         service = self._service
 
         def said() -> None:
@@ -147,7 +144,6 @@ class SimulatedEffector:
     # ---- applications ----------------------------------------------------------------------------------------------
 
     def launch_job(self, action: act.LaunchJob) -> None:
-        """See Effector."""
         state = self._service.state
         record = state.jobs[action.job_id]
         sizes = {claim.component: 0 for claim in record.claims}
@@ -164,7 +160,6 @@ class SimulatedEffector:
             self.start_in(rank.placeholder)
 
     def take_processors(self, action: act.TakeProcessors) -> None:
-        """See Effector."""
         state = self._service.state
         record = state.jobs[action.job_id]
         assert all(state.placeholders[rank.placeholder].held_at is not None for rank in action.ranks)
@@ -183,14 +178,12 @@ class SimulatedEffector:
         return placeholder.silent_since is not None and placeholder.silent_since != self._service.state.now
 
     def offer_processors(self, action: act.OfferProcessors) -> None:
-        """See Effector."""
         if self._changes(action.job_id):
             self.sized.carry_out(action)
         else:
             self.applications.told(action)
 
     def request_processors(self, action: act.RequestProcessors) -> None:
-        """See Effector."""
         state = self._service.state
         step = state.clusters[action.cluster].step
         # Beside a step, jobs are asked for what their owners no longer want.
@@ -270,15 +263,12 @@ class SimulatedEffector:
     # ---- outcomes --------------------------------------------------------------------------------------------------
 
     def finish_job(self, action: act.FinishJob) -> None:
-        """See Effector."""
         self._service.outcomes.setdefault(action.job_id, []).append(action.outcome)
         self.workers.finished(action.job_id)
         self.adaptive.finished(action.job_id)
 
     def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
-        """See Effector."""
         self.refused.append(action.reason)
 
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
-        """See Effector."""
         assert self._service.outcomes[action.job_id], "corrected before it was told"

@@ -49,7 +49,6 @@ class FaultyStore(MemoryStore):
             raise JournalBlockedError("no space left")
 
     def append(self, event: Event) -> int:
-        """See WritableStore."""
         self._write()
         self._moment()
         number = super().append(event)
@@ -57,23 +56,19 @@ class FaultyStore(MemoryStore):
         return number
 
     def note_batch(self, batch: NumberedBatch) -> None:
-        """See EventStore."""
         self._write()
         self._moment()
         super().note_batch(batch)
         self._moment()
 
     def probe(self) -> None:
-        """See WritableStore."""
         self._write()
 
     def sync(self) -> None:
-        """See WritableStore."""
         self._write()
         self._moment()
 
     def snapshot_in_groups(self, state: State, number: int) -> Generator[None, None, None]:
-        """See WritableStore."""
         begun = copied(state)
         for _ in range(GROUPS):
             self._write()
@@ -83,7 +78,6 @@ class FaultyStore(MemoryStore):
         self.snapshots.append((number, begun))
 
     def set_aside(self, number: int, event: Event, failure: str) -> None:
-        """See EventStore."""
         assert "InjectedError: " in failure, f"a defect that is nobody's fault but ours: {failure}"
         self._write()
         self._moment()
@@ -91,7 +85,6 @@ class FaultyStore(MemoryStore):
         self._moment()
 
     def recover(self) -> tuple[State | None, Generator[tuple[int, Event], None, None]]:
-        """See EventStore."""
         after, state = self.snapshots[-1] if self.snapshots else (0, None)
         numbered = enumerate(list(self.events), start=1)
         events = ((number, event) for number, event in numbered if number > after and number not in self.left_out)

@@ -39,7 +39,6 @@ class StrangePlacement(FlexibleClusterMinimization):
         self._seed = seed
 
     def place(self, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> Any:  # noqa: ANN401 - anything
-        """Answer."""
         shown = [(one.name, one.room, one.available, one.closed) for one in views.values()]
         chance = random.Random(f"{self._seed}/{requests}/{shown}")
         good = super().place(requests, views)
@@ -80,7 +79,6 @@ class StrangeMalleability(MalleabilityPolicy):
         self.rebalances = chance.random() < 0.5
 
     def messages(self, running: RunningJobs[J], step: Step) -> Any:  # noqa: ANN401 - anything
-        """Answer."""
         shown = [(job.order, job.size, job.busy) for job in running]
         asked = (step.direction, step.remaining, step.rounds, step.last, sorted(step.unwilling))
         chance = random.Random(f"{self._seed}/{asked}/{shown}")

@@ -50,7 +50,6 @@ class WorkerLaws:
     """What must hold for jobs of a head and workers, from one moment to the next."""
 
     def __init__(self) -> None:
-        """Know of no job yet."""
         self._agreed: dict[tuple[JobId, str], set[int]] = {}
         """Numbers of the releases that components had agreed to when they were looked at last."""
         self._departed: dict[JobId, int] = {}

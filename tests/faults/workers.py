@@ -35,7 +35,6 @@ class Workers:
     """The applications of a head and workers of one service: what that service knows of them, and what they do."""
 
     def __init__(self, service: SimulatedService) -> None:
-        """Talk through the service."""
         self._service = service
         self._runners: dict[JobId, WorkersRunner] = {}
         self.retired = 0
@@ -48,7 +47,6 @@ class Workers:
     # ---- what the service does ---------------------------------------------------------------------------------------
 
     def workers(self, record: JobRecord) -> WorkersRunner | None:
-        """See Applications."""
         if record.state not in LAUNCHED_STATES:
             return None
         if record.job.id not in self._runners:
@@ -56,7 +54,6 @@ class Workers:
         return self._runners[record.job.id]
 
     def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
-        """See Applications."""
         runner = self.workers(record)
         for addressed in () if runner is None else runner.grow(application_of(record), ranks):
             self._service.effector.start_in(addressed.placeholder)

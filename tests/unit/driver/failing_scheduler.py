@@ -53,7 +53,6 @@ class FailingScheduler(Scheduler):
         self._defects = defects
 
     def handle(self, event: Event, recorded: RecordedBatches | None = None) -> list[Action]:
-        """See Scheduler."""
         if self._defects.before(event):
             advance(self.state, event.time)
             raise InjectedError(f"before {type(event).__name__}")

@@ -41,26 +41,20 @@ class RecordingOwner:
         self.failure: KoalaError | None = None
 
     def handled(self, event: Event) -> None:
-        """See LoopOwner."""
         self.events.append(event)
 
     def settled(self) -> None:
-        """See LoopOwner."""
         self.settled_often += 1
 
     def halted(self) -> None:
-        """See LoopOwner."""
         self.halted_often += 1
 
     def snapshot_begun(self) -> None:
-        """See LoopOwner."""
         self.snapshots_begun += 1
 
     def state_rebuilt(self, set_aside: Sequence[Event]) -> None:
-        """See LoopOwner."""
         self.rebuilt_often += 1
         self.set_aside = list(set_aside)
 
     def failed(self, error: KoalaError) -> None:
-        """See LoopOwner."""
         self.failure = error

@@ -70,7 +70,6 @@ class Looped:
 
     @property
     def stored(self) -> bytes:
-        """The state, byte for byte."""
         return STATE.dump_json(self.loop.scheduler.state)
 
     def fill(self) -> None:

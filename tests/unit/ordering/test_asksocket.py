@@ -165,7 +165,6 @@ class Failing(Easy):
     """A site's own policy with a defect."""
 
     def schedule(self, now: float) -> list[LocalJob]:
-        """Fail."""
         raise ZeroDivisionError(now)
 
 

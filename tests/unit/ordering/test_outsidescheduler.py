@@ -71,12 +71,10 @@ class StartingLrm(ScriptedLrm):
         self.all_jobs = tuple(replace(job, state=state) if job.id == job_id else job for job in self.all_jobs)
 
     async def queues(self) -> tuple[Queue, ...]:
-        """See Lrm."""
         self._answer("queues")
         return ()
 
     async def start_on(self, start: PinnedStart) -> None:
-        """See Lrm."""
         job = start.job
         self.started.append((job, start.nodes))
         if self.takes_first or self.errors.get("start_on") is None:
@@ -85,12 +83,10 @@ class StartingLrm(ScriptedLrm):
         self._answer("start_on")
 
     async def confirm_start(self, start: PinnedStart) -> None:
-        """See Lrm."""
         self._answer("confirm_start")
         self.confirmed.append(start.job)
 
     async def requeue(self, ids: Sequence[LrmJobId]) -> None:
-        """See Lrm."""
         self._answer("requeue")
         self.sent_back += ids
         for job_id in ids:
@@ -100,7 +96,6 @@ class StartingLrm(ScriptedLrm):
             )
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
-        """See Lrm."""
         self._answer("hold")
         self.held += ids
         for job_id in ids:

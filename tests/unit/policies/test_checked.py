@@ -83,6 +83,13 @@ def placed(*parts: object) -> Placed:
     return answer
 
 
+def scripted(answer: object) -> tuple[Scripted, Policies]:
+    """Return a policy that answers so, and the policies of a site that has it."""
+    policy = Scripted()
+    policy.answer = answer
+    return policy, Policies(placement={"mine": CheckedPlacement(policy, DESCRIBED)})
+
+
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
@@ -111,10 +118,8 @@ def placed(*parts: object) -> Placed:
 )
 def test_a_placement_that_cannot_be_followed(answer: object, problem: str) -> None:
     """The job waits, `koala explain` and the log say why, once; when the policy is well again, the job is placed."""
-    policy = Scripted()
-    policies = Policies(placement={"mine": CheckedPlacement(policy, DESCRIBED)})
+    policy, policies = scripted(answer)
     site = Site({"a": 4, "b": 2}, policies=policies)
-    policy.answer = answer
     done = site.submit(job("1", 3, placement="mine"))
     (told,) = of_kind(ReportRefusedAnswer, done)
     assert told.reason.startswith(f"the answer of {DESCRIBED} was refused: it ")
@@ -133,28 +138,20 @@ def test_a_placement_that_cannot_be_followed(answer: object, problem: str) -> No
 
 def test_more_than_there_is_room_for_is_refused() -> None:
     """Also when each component alone would fit."""
-    policy = Scripted()
-    site = Site({"a": 4, "b": 4}, policies=Policies(placement={"mine": CheckedPlacement(policy, DESCRIBED)}))
-    policy.answer = placed(on(A, 3, "x"), on(A, 3, "y"))
+    _, policies = scripted(placed(on(A, 3, "x"), on(A, 3, "y")))
+    site = Site({"a": 4, "b": 4}, policies=policies)
     done = site.submit(job("1", component("x", 3), component("y", 3), placement="mine"))
     (told,) = of_kind(ReportRefusedAnswer, done)
     assert "places 6 processors on 'a', which has room for 4" in told.reason
 
 
 def test_a_job_whose_policy_never_answers_well_is_given_up_after_its_tries() -> None:
-    """As one that finds no room, with what the policy did as the reason."""
-    policy = Scripted()
-    policy.answer = ZeroDivisionError("boom")
-    site = Site(
-        {"a": 4},
-        Parameters(maximum_tries=3),
-        policies=Policies(placement={"mine": CheckedPlacement(policy, DESCRIBED)}),
-    )
+    _, policies = scripted(ZeroDivisionError("boom"))
+    site = Site({"a": 4}, Parameters(maximum_tries=3), policies=policies)
     site.submit(job("1", 3, placement="mine"), job("2", 3))
     assert site.placed("2") == {"c0": ("a", 3)}
     site.pass_time(3600.0)
-    outcome = site.record("1").outcome
-    assert outcome is not None
+    outcome = site.outcome("1")
     assert outcome.state is JobState.NOT_PLACED
     assert "raises ZeroDivisionError: boom" in outcome.detail
 
@@ -162,7 +159,6 @@ def test_a_job_whose_policy_never_answers_well_is_given_up_after_its_tries() -> 
 @pytest.mark.parametrize("policy", sorted(PLACEMENT_POLICIES))
 @given(view_sets(), all_requests())
 def test_own_placements_would_pass(policy: str, views: Views, requests: list[ComponentRequest]) -> None:
-    """Nothing is refused that koala's own policies answer."""
     if not PLACEMENT_POLICIES[policy].splits:
         requests = [replace(one, splittable=False) for one in requests]
     CheckedPlacement(PLACEMENT_POLICIES[policy], DESCRIBED).place(requests, views)
@@ -181,7 +177,6 @@ class Told(MalleabilityPolicy):
         self.answer: Callable[[Any], Any] = lambda _: []
 
     def messages(self, running: Any, step: Any) -> Any:  # noqa: ANN401, ARG002 - anything
-        """Answer."""
         return self.answer(list(running))
 
     def _grow(self, running: Any, step: Any) -> Any:  # noqa: ANN401 - anything
@@ -238,7 +233,6 @@ def test_messages_that_cannot_be_sent(answer: Callable[[Any], Any], problem: str
 
 
 def test_nobody_is_asked_for_more_than_it_can_give_and_than_is_wanted() -> None:
-    """The jobs that run are left alone, and the job that waits goes on waiting."""
     policy = Told()
     site = MalleableSite(
         {"a": 8}, policy="mine", policies=Policies(malleability={"mine": CheckedMalleability(policy, "policy 'mine'")})

@@ -128,7 +128,6 @@ def test_good_policies_are_made() -> None:
     ids=lambda value: f"{value.name} {value.value}" if isinstance(value, EntryPoint) else "",
 )
 def test_broken_policies_are_refused(broken: EntryPoint, complaint: str) -> None:
-    """Whatever is wrong, the error says what, and a way out."""
     with pytest.raises(PluginError) as caught:
         load_policies([broken])
     assert complaint in caught.value.message
@@ -136,14 +135,9 @@ def test_broken_policies_are_refused(broken: EntryPoint, complaint: str) -> None
     assert caught.value.exit_code == EXIT_CONFIGURATION
 
 
-def test_a_queue_that_is_none_is_refused() -> None:
-    """What a factory of queues makes is looked at before anything is scheduled by it."""
+def test_a_queue_that_is_none_and_two_of_one_name_are_refused() -> None:
     with pytest.raises(PluginError, match="makes a tuple, no ClusterScheduler"):
         load_queue_policy("mine", [entry("NO_QUEUE", "queue.mine")])
-
-
-def test_two_of_one_name_are_refused() -> None:
-    """A person must settle it."""
     with pytest.raises(PluginError, match="'mine' is the name of another installed one"):
         load_definitions(PolicyKind.PLACEMENT, (), [entry("GOOD"), entry("GOOD")])
 
@@ -188,7 +182,6 @@ TRACE = """\
 
 @pytest.mark.usefixtures("example_policies")
 def test_placement() -> None:
-    """The first cluster of the site file gets the job, not the one with the most idle processors."""
     site = Site({"a": 4, "b": 8}, policies=load_policies())
     site.submit(job("1", 2, placement="first-listed"), job("2", 4, placement="first-listed"))
     assert (site.placed("1"), site.placed("2")) == ({"c0": ("a", 2)}, {"c0": ("b", 4)})
@@ -196,7 +189,6 @@ def test_placement() -> None:
 
 @pytest.mark.usefixtures("example_policies")
 def test_malleability() -> None:
-    """The smallest job is offered one processor at a time."""
     site = MalleableSite({"a": 12}, policy="smallest-first", policies=load_policies())
     (first,) = of_kind(OfferProcessors, site.start(malleable("1", part(2, 9), initial=4)))
     assert first.processors == 1
@@ -231,7 +223,6 @@ def test_sizes_in_a_job_file(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("example_policies")
 @pytest.mark.parametrize("as_default", [True, False])
 def test_files_name_them(tmp_path: Path, *, as_default: bool) -> None:
-    """Job files and the site's default find installed policies; what is not there is refused with all that are."""
     name = "first-listed"
     default = f'[scheduler]\nplacement = "{name}"\n' if as_default else ""
     site = load_site_text(one_cluster("") + default, PLUGINS)
@@ -287,7 +278,6 @@ def test_a_journal_is_replayed_with_its_policies(tmp_path: Path, *, snapshot: bo
 
 @pytest.mark.usefixtures("example_policies")
 def test_a_malleability_policy_that_is_gone(tmp_path: Path) -> None:
-    """A journal that was decided with one is refused without it, too."""
     lived(tmp_path, snapshot=False, policies=load_policies(), own_malleability=True)
     with pytest.raises(ConfigurationError, match="no malleability policy 'smallest-first'"):
         read_record(tmp_path, OWN)
@@ -304,7 +294,6 @@ def placed_by(policy: str, *submitted: float) -> list[Any]:
 
 @pytest.mark.usefixtures("example_policies")
 def test_placement_on_counts() -> None:
-    """The first cluster of the platform, not the one with the most idle processors."""
     where, workload = platform(4, 16), placed_by("first-listed", 0.0, 0.0, 0.0)
     outcome = simulate(where, workload, Settings(policies=load_policies()))
     assert sorted(one.clusters for one in outcome.jobs) == [("c0",), ("c0",), ("c1",)]
@@ -314,7 +303,6 @@ def test_placement_on_counts() -> None:
 
 @pytest.mark.usefixtures("example_policies")
 def test_malleability_on_counts() -> None:
-    """The smallest job grows, by one processor at a time."""
     settings = Settings(malleability="smallest-first", policies=load_policies())
     outcome = simulate(platform(12), jobs(0.0, 0.0), settings)
     assert [one.maximum_processors for one in outcome.jobs] == [6, 6]
@@ -325,7 +313,6 @@ def test_malleability_on_counts() -> None:
 
 @pytest.mark.usefixtures("example_policies")
 def test_a_policy_at_fault_ends_a_simulation() -> None:
-    """What came out would say nothing of it."""
     bad = Policies(
         placement={"mine": CheckedPlacement(Scripted(), "policy 'placement.mine'")},
         malleability={"mine": CheckedMalleability(Told(), "policy 'malleability.mine'")},
@@ -351,7 +338,6 @@ def test_an_experiment_compares_them() -> None:
 
 @pytest.mark.usefixtures("example_policies")
 def test_the_command_names_what_there_is(tmp_path: Path) -> None:
-    """A policy of another kind is not there, and one that is not installed neither."""
     pytest.importorskip("matplotlib")
     command = ["experiment", "run", "placement", "--out", str(tmp_path), "--set", "also=smallest-first"]
     wrong = CliRunner().invoke(koala, command)

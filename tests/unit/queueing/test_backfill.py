@@ -79,42 +79,42 @@ def test_the_shadow_counts_every_end_up_to_and_including_it() -> None:
     assert names(scheduler.schedule(0)) == ["a", "b", "long"]
 
 
-def test_candidates_are_asked_in_the_order_of_the_queue() -> None:
+@pytest.mark.parametrize(("policy", "started"), [("easy", "narrow"), ("bestfit", "wide")])
+def test_candidates_are_asked_in_the_order_of_the_queue(policy: str, started: str) -> None:
     """EASY takes the first that fits though the second would fill the gap better; BESTFIT takes the second."""
-    narrow, wide = job("narrow", 2, 60, 2), job("wide", 4, 60, 3)
-    assert names(blocked("easy", narrow, wide).schedule(2)) == ["narrow"]
-    narrow, wide = job("narrow", 2, 60, 2), job("wide", 4, 60, 3)
-    assert names(blocked("bestfit", narrow, wide).schedule(2)) == ["wide"]
+    waiting = job("narrow", 2, 60, 2), job("wide", 4, 60, 3)
+    assert names(blocked(policy, *waiting).schedule(2)) == [started]
+
+
+@pytest.mark.parametrize(("depth", "started"), [(1, ["x"]), (2, [])])
+def test_a_second_reservation_is_not_delayed_either(depth: int, started: list[str]) -> None:
+    """With depth 2 the second job has a start too: "x" would take its place, and may only with depth 1."""
+    # h holds 8 of 10 from 100 to 150, s needs 9: it is to start at 150; x would hold 2 from 0 to 1000.
+    waiting = job("s", 9, 10, 2), job("x", 2, 1000, 3)
+    assert names(blocked("firstfit", *waiting, depth=depth).schedule(3)) == started
 
 
 @pytest.mark.parametrize(
-    ("metric", "bestfit", "greedy"),
-    [("processors", ["three"], ["two a", "two b"]), ("seconds", ["long"], ["long", "three"])],
+    ("policy", "metric", "more", "started"),
+    [
+        ("bestfit", "processors", [], ["three"]),
+        ("greedy", "processors", [], ["two a", "two b"]),
+        ("bestfit", "seconds", [("long", 1, 90, 5)], ["long", "three"]),
+        ("greedy", "seconds", [("long", 1, 90, 5)], ["long", "three"]),
+    ],
 )
-def test_best_job_and_best_combination(metric: str, bestfit: list[str], greedy: list[str]) -> None:
+def test_best_job_and_best_combination(
+    policy: str, metric: str, more: list[tuple[str, int, float, float]], started: list[str]
+) -> None:
     """Four processors are free until 100: three and one wasted, or two and two; by seconds, 90 and 50 or others."""
-    waiting = [job("three", 3, 50, 2), job("two a", 2, 40, 3), job("two b", 2, 30, 4)]
-    if metric == "seconds":
-        waiting.append(job("long", 1, 90, 5))
-        bestfit, greedy = ["long", "three"], ["long", "three"]
-    assert sorted(names(blocked("bestfit", *waiting, metric=metric).schedule(4))) == sorted(map(str, bestfit))
-    waiting = [job(str(each.id), each.processors, each.estimate, each.submitted_at) for each in waiting]
-    assert sorted(names(blocked("greedy", *waiting, metric=metric).schedule(4))) == sorted(map(str, greedy))
+    waiting = [job("three", 3, 50, 2), job("two a", 2, 40, 3), job("two b", 2, 30, 4), *(job(*one) for one in more)]
+    assert sorted(map(str, names(blocked(policy, *waiting, metric=metric).schedule(4)))) == started
 
 
 def test_the_best_combination_keeps_clear_of_the_reservation() -> None:
     """Four are free, two of them extra: two long jobs would fill the gap but only one may run, with the short one."""
     waiting = [job("long a", 2, 500, 2), job("long b", 2, 500, 3), job("short", 1, 90, 4)]
     assert names(blocked("greedy", *waiting).schedule(4)) == ["long a", "short"]
-
-
-def test_a_second_reservation_is_not_delayed_either() -> None:
-    """With depth 2 the second job has a start too: "x" would take its place, and may only with depth 1."""
-    # h holds 8 of 10 from 100 to 150, s needs 4: it is to start at 150; x would hold 2 from 0 to 1000, s still fits.
-    second, third = job("s", 9, 10, 2), job("x", 2, 1000, 3)
-    assert names(blocked("firstfit", second, third, depth=1).schedule(3)) == ["x"]
-    second, third = job("s", 9, 10, 2), job("x", 2, 1000, 3)
-    assert names(blocked("firstfit", second, third, depth=2).schedule(3)) == []
 
 
 def test_conservative_compresses_when_a_job_ends_early() -> None:
@@ -130,7 +130,6 @@ def test_conservative_compresses_when_a_job_ends_early() -> None:
 
 
 def test_conservative_starts_at_a_reserved_time_at_which_nothing_happens() -> None:
-    """A pass at ``wake_at`` starts what is due even though no job ended then."""
     scheduler = blocked("conservative")
     scheduler.schedule(1)
     assert scheduler.wake_at == 100
@@ -161,7 +160,6 @@ def test_greedy_beyond_its_bound_still_fills_the_gap() -> None:
 
 
 def test_equal_arrivals_keep_their_order() -> None:
-    """Jobs submitted at the same time start in the order in which they were told."""
     scheduler = make_cluster_scheduler("fcfs", 1)
     for name in "abc":
         scheduler.submit(job(name, 1, 10, 5))
@@ -178,7 +176,6 @@ def test_equal_arrivals_keep_their_order() -> None:
     ],
 )
 def test_priority_is_a_weighted_sum(weights: PriorityWeights, order: list[str]) -> None:
-    """Waiting time, size and both against each other, on a cluster that is full."""
     scheduler = make_cluster_scheduler("fcfs", 8, weights=weights)
     for each in (job("old", 1, 10, 0), job("wide", 5, 10, 10), job("new", 2, 10, 20)):
         scheduler.submit(each)
@@ -222,7 +219,6 @@ def test_who_used_much_lately_goes_later(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_withdrawing_the_head_lets_the_next_start(policy: str) -> None:
-    """The head goes, and who it was in the way of starts at the next pass."""
     scheduler = blocked(policy, job("next", 4, 900, 2))
     assert scheduler.schedule(2) == []
     head = scheduler.waiting[0]
@@ -234,7 +230,6 @@ def test_withdrawing_the_head_lets_the_next_start(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_job_larger_than_the_cluster_is_in_nobodys_way(policy: str) -> None:
-    """It waits, with the reason, while others run, and has its old place once the cluster is large enough."""
     scheduler = make_cluster_scheduler(policy, 4)
     large, small = job("large", 6, 10, 0), job("small", 4, 10, 1)
     scheduler.submit(large)
@@ -276,7 +271,6 @@ def test_a_longer_walltime_moves_the_shadow(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["easy", "metacluster", "firstfit", "bestfit", "greedy", "conservative"])
 def test_a_shorter_walltime_of_a_waiting_job_lets_it_overtake(policy: str) -> None:
-    """The user corrects an estimate that was in the way."""
     long = job("long", 4, 147, 2)
     scheduler = blocked(policy, long)
     assert scheduler.schedule(2) == []
@@ -287,7 +281,6 @@ def test_a_shorter_walltime_of_a_waiting_job_lets_it_overtake(policy: str) -> No
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_job_that_runs_without_us_holds_its_processors(policy: str) -> None:
-    """It is counted as running since it started, and its end frees what it held."""
     scheduler = make_cluster_scheduler(policy, 4)
     stranger, ours = job("stranger", 3, 100), job("ours", 2, 10)
     scheduler.submit(ours)
@@ -347,7 +340,6 @@ def test_conservative_that_is_asked_late_does_not_give_processors_twice() -> Non
 
 
 def test_why_a_job_waits() -> None:
-    """The head waits for processors; who would delay it for that; the others for those before them."""
     second, third = job("second", 4, 147, 2), job("third", 5, 1, 3)
     scheduler = blocked("conservative", second)
     scheduler.schedule(2)
@@ -364,11 +356,15 @@ def test_why_a_job_waits() -> None:
         scheduler.reservation(scheduler.running[0], 3)
 
 
-def test_counters() -> None:
-    """Passes, and jobs that overtook."""
+def test_counters_and_metrics() -> None:
     scheduler = blocked("easy", *behind())
     scheduler.schedule(0)
     assert scheduler.counters() == {"passes": 2, "backfilled": 2}
+    assert [metric.of(job("a", 3, 20)) for metric in Metric] == [3, 60, 20]
+
+
+def test_the_example_of_the_interface_is_true() -> None:
+    assert doctest.testmod(cluster_module).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -381,25 +377,10 @@ def test_counters() -> None:
     ],
 )
 def test_what_cannot_be_made_is_refused(policy: str, options: dict[str, object], message: str) -> None:
-    """A wrong name or number gets a message that says what there is."""
     with pytest.raises(ConfigurationError, match=message):
         make_cluster_scheduler(policy, **{"processors": 4, **options})  # type: ignore[arg-type]
-
-
-def test_a_half_life_of_nothing_is_refused() -> None:
-    """Use cannot fade in no time."""
     with pytest.raises(ValueError, match="half-life"):
         PriorityWeights(half_life=0)
-
-
-def test_metrics() -> None:
-    """What each metric gives for three processors and twenty seconds."""
-    assert [metric.of(job("a", 3, 20)) for metric in Metric] == [3, 60, 20]
-
-
-def test_the_example_of_the_interface_is_true() -> None:
-    """What the module's docstring shows is what happens."""
-    assert doctest.testmod(cluster_module).failed == 0
 
 
 # -- The first level of Metacluster: which cluster a job goes to.
@@ -417,14 +398,12 @@ def test_the_least_loaded_cluster_that_satisfies_the_job() -> None:
 
 
 def test_equal_load_goes_to_the_larger_then_the_first_by_name() -> None:
-    """The choice does not depend on the order of the clusters."""
     clusters = [ClusterLoad(name=name, processors=size, demanded=0) for name, size in (("b", 8), ("c", 8), ("a", 4))]
     for order in (clusters, clusters[::-1]):
         assert least_loaded(Requirements(processors=1), order).name == "b"
 
 
 def test_no_cluster_will_do() -> None:
-    """The refusal says what each cluster lacks."""
     clusters = [ClusterLoad(name="a", processors=4, demanded=0), ClusterLoad(name="b", processors=16, demanded=0)]
     with pytest.raises(JobRefusedError, match="a: has 4 of 8 processors; b: lacks gpu, linux"):
         least_loaded(Requirements(processors=8, features=frozenset({"linux", "gpu"})), clusters)

@@ -92,7 +92,6 @@ def test_earliest_start(windows: list[Window], processors: int, duration: int, a
 @given(windows=WINDOWS)
 @examples(40)
 def test_least_until_each_time(windows: list[Window]) -> None:
-    """The steps say how many are free without a break from the beginning."""
     steps = taken(windows).least()
     for until in range(1, 2 * HORIZON):
         expected = min(level(at, windows) for at in range(until))
@@ -102,7 +101,6 @@ def test_least_until_each_time(windows: list[Window]) -> None:
 @given(ends=st.lists(st.tuples(st.integers(0, HORIZON), st.integers(1, 5)), max_size=20), now=st.integers(0, HORIZON))
 @examples(40)
 def test_a_profile_of_what_runs(ends: list[tuple[int, int]], now: int) -> None:
-    """Each end gives its processors back; one that has passed counts as now."""
     profile = Profile(now, 3, [(end, processors, None) for end, processors in sorted(ends)])
     for time in range(now, HORIZON + 1):
         assert profile.level(time) == 3 + sum(processors for end, processors in ends if max(end, now) <= time)

@@ -129,7 +129,6 @@ def test_every_job_runs_once_and_never_too_many(policy: str, options: dict[str, 
 @given(jobs=workloads())
 @examples(40)
 def test_fcfs_never_overtakes(jobs: list[SlowJob]) -> None:
-    """Starts are in the order of arrival."""
     starts = play(make_cluster_scheduler("fcfs", SIZE), jobs).starts
     in_order = [starts[job.id] for job in jobs]
     assert in_order == sorted(in_order)
@@ -176,7 +175,6 @@ def test_what_fills_the_gap_delays_no_reservation(policy: str, jobs: list[SlowJo
 @given(jobs=workloads())
 @examples(40)
 def test_conservative_never_delays_anybody(jobs: list[SlowJob]) -> None:
-    """Everybody starts no later than the start first reserved."""
     played = play(make_cluster_scheduler("conservative", SIZE), jobs)
     assert all(played.starts[number] <= start for number, start in played.first_reserved.items())
 

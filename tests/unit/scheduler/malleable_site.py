@@ -47,7 +47,6 @@ class MalleableSite(Site):
         shrink_pause: float = 0.0,
         largest_change: int | None = None,
     ) -> None:
-        """Nothing is running."""
         parameters = Parameters(
             approach=approach,
             malleability_policy=policy,

@@ -28,7 +28,7 @@ from koala_adapter.scheduler.states import CHANGE_TRANSITIONS, JOB_TRANSITIONS, 
 from koala_adapter.scheduler.timetable import Timetable
 from tests.unit.scheduler import test_malleability_state
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
-from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, job, launches, of_kind, submissions
+from tests.unit.scheduler.scheduler_site import A, B, C, Site, component, copied, job, launches, of_kind, submissions
 from tests.unit.scheduler.test_state import eventful
 
 if TYPE_CHECKING:
@@ -121,7 +121,6 @@ def test_a_second_writer_is_found(statement: str) -> None:
 @pytest.mark.parametrize("malleable", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_counts_are_what_they_would_be_if_counted_again(seed: int, *, malleable: bool) -> None:
-    """After random events of every kind."""
     site = test_malleability_state.eventful(seed)[0] if malleable else eventful(seed)
     again = copied(site.state)
     for cluster in again.clusters.values():
@@ -236,7 +235,6 @@ def test_a_job_goes_where_the_table_says(source: JobState, target: JobState) -> 
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(ChangePhase, ChangePhase)))
 def test_a_change_goes_where_the_table_says(source: ChangePhase, target: ChangePhase) -> None:
-    """Any other move is a defect: it is refused, and the counts stay as they are."""
     site = MalleableSite({"a": 8})
     site.start(malleable("1", part(2, 8)))
     record, ledger, cluster = site.record("1"), site.scheduler.ledger, site.state.clusters[A]
@@ -259,7 +257,6 @@ def test_a_change_goes_where_the_table_says(source: ChangePhase, target: ChangeP
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.permutations(PlaceholderState, 2)))
 def test_a_placeholder_goes_where_the_table_says(source: PlaceholderState, target: PlaceholderState) -> None:
-    """Any other move is a defect: it is refused, and the counts stay as they are."""
     site = Site({"a": 4})
     site.submit(job("1", 1))
     (placeholder,) = site.claimed("1")
@@ -319,7 +316,6 @@ def test_a_timer_that_is_set_again_fires_once() -> None:
 
 
 def test_what_its_record_does_not_keep_is_passed_over() -> None:
-    """A cancelled timer, one of a record that is gone, and a pause that was made longer."""
     site = waiting_site()
     timetable, cluster = site.scheduler.timetable, site.state.clusters[A]
     timetable.for_job(site.record("1"), TimerKind.RECLAIM, site.now + 1.0)
@@ -336,7 +332,6 @@ def test_what_its_record_does_not_keep_is_passed_over() -> None:
 
 
 def test_pauses_that_end_together_have_one_timer() -> None:
-    """Also one that was taken back and begun again."""
     site = waiting_site()
     timetable, cluster = site.scheduler.timetable, site.state.clusters[A]
     at = site.now + 3.0
@@ -350,7 +345,6 @@ def test_pauses_that_end_together_have_one_timer() -> None:
 @pytest.mark.parametrize("malleable", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 def test_the_order_can_be_made_from_the_records(seed: int, *, malleable: bool) -> None:
-    """After random events, a scheduler that begins with their snapshot has the same timers ahead."""
     site = test_malleability_state.eventful(seed)[0] if malleable else eventful(seed)
     again = Timetable(copied(site.state))
     assert len(again) == len(site.scheduler.timetable)
@@ -367,7 +361,6 @@ def test_the_order_can_be_made_from_the_records(seed: int, *, malleable: bool) -
 
 
 def test_a_job_that_is_over_has_no_timers() -> None:
-    """Whatever it awaited when it ended."""
     site = Site({"a": 4}, Parameters(placeholder_life=100.0))
     site.queue(job("1", 2))
     site.hold(site.claimed("1")[0].id)
@@ -393,17 +386,31 @@ def pieces_claims(site: Site, id_: str = "1") -> list[tuple[str | None, int, int
     return [(claim.cluster, claim.processors, claim.piece) for claim in site.record(id_).claims]
 
 
-def test_pieces_are_claimed_on_their_clusters() -> None:
-    """9 processors on two clusters of 6: 6 and 3, one submission each."""
+@pytest.mark.parametrize(
+    ("one", "where", "pieces"),
+    [
+        (flexible_job("1", 9), {"a": 6, "b": 3}, [("a", 6, 6), ("b", 3, 3)]),
+        (flexible_job("1", 5), {"a": 5}, [("a", 5, None)]),
+        # 7 to 10 on 6 and 6: claimed 6 and 4, of which the second piece needs 1.
+        (flexible_job("1", 7, 10), {"a": 6, "b": 4}, [("a", 6, 6), ("b", 4, 1)]),
+    ],
+    ids=["two pieces", "one claim", "moldable"],
+)
+def test_pieces_are_claimed_on_their_clusters(
+    one: Job, where: dict[str, int], pieces: list[tuple[str, int, int | None]]
+) -> None:
+    """With one submission for each."""
     site = Site({"a": 6, "b": 6})
-    assert submissions(site.submit(flexible_job("1", 9))) == {"a": 6, "b": 3}
-    assert pieces_claims(site) == [("a", 6, 6), ("b", 3, 3)]
+    assert submissions(site.submit(one)) == where
+    assert pieces_claims(site) == pieces
 
 
 def test_ranks_are_numbered_through_the_pieces() -> None:
-    """To the program it is one component: component ranks 0 to 8, each with its cluster."""
+    """To the program it is one component: component ranks 0 to 8, each with its cluster; also after a restart."""
     site = Site({"a": 6, "b": 6})
-    site.queue(flexible_job("1", 9))
+    site.submit(flexible_job("1", 9))
+    site.scheduler = Scheduler(copied(site.state))
+    site.take_all()
     (launch,) = of_kind(LaunchJob, site.hold_all("1"))
     assert [rank.component_rank for rank in launch.ranks] == list(range(9))
     assert Counter(rank.cluster for rank in launch.ranks) == {"a": 6, "b": 3}
@@ -412,39 +419,32 @@ def test_ranks_are_numbered_through_the_pieces() -> None:
     assert site.outcome("1").state is JobState.COMPLETED
 
 
-def test_small_flexible_job_is_one_claim() -> None:
-    """Where one cluster holds it there are no pieces."""
-    site = Site({"a": 6, "b": 6})
-    site.submit(flexible_job("1", 5))
-    assert pieces_claims(site) == [("a", 5, None)]
+def lose(site: Site, *clusters: ClusterName) -> None:
+    """Have the placeholders of job 1 on clusters be lost, and the clusters out of reach."""
+    for placeholder in site.claimed("1"):
+        if placeholder.cluster in clusters:
+            site.ended(placeholder.id, EndReason.NODE_LOST)
+    for name in clusters:
+        site.post(ev.ClusterUnavailable(time=site.now, cluster=name, reason="down"))
 
 
-def test_only_the_piece_that_failed_is_placed_again() -> None:
-    """The piece on b is lost and goes to c; the one on a stays (incremental claiming)."""
-    site = Site({"a": 6, "b": 4, "c": 3}, PARAMETERS)
-    site.queue(flexible_job("1", 9))
+@pytest.mark.parametrize(
+    ("processors", "size", "elsewhere"),
+    [({"a": 6, "b": 4, "c": 3}, 9, {"c": 3}), ({"a": 6, "b": 4, "c": 2, "d": 2}, 10, {"c": 2, "d": 2})],
+    ids=["whole", "split again"],
+)
+def test_only_the_piece_that_failed_is_placed_again(
+    processors: dict[str, int], size: int, elsewhere: dict[str, int]
+) -> None:
+    """The one on a stays (incremental claiming)."""
+    site = Site(processors, PARAMETERS)
+    site.queue(flexible_job("1", size))
     site.hold_all("1", "a")
     kept = [p.id for p in site.claimed("1") if p.cluster == A]
-    for placeholder in site.claimed("1"):
-        if placeholder.cluster == B:
-            site.ended(placeholder.id, EndReason.NODE_LOST)
-    site.post(ev.ClusterUnavailable(time=site.now, cluster=B, reason="down"))
-    assert submissions(site.pass_time(100.0)) == {"c": 3}
-    assert pieces_claims(site) == [("a", 6, 6), ("c", 3, 3)]
+    lose(site, B)
+    assert submissions(site.pass_time(100.0)) == elsewhere
+    assert pieces_claims(site) == [("a", 6, 6), *((name, count, count) for name, count in elsewhere.items())]
     assert [p.id for p in site.claimed("1") if p.cluster == A] == kept
-
-
-def test_a_piece_may_be_split_again() -> None:
-    """The lost piece of 4 goes to two clusters of 2."""
-    site = Site({"a": 6, "b": 4, "c": 2, "d": 2}, PARAMETERS)
-    site.queue(flexible_job("1", 10))
-    site.hold_all("1", "a")
-    for placeholder in site.claimed("1"):
-        if placeholder.cluster == B:
-            site.ended(placeholder.id, EndReason.NODE_LOST)
-    site.post(ev.ClusterUnavailable(time=site.now, cluster=B, reason="down"))
-    assert submissions(site.pass_time(100.0)) == {"c": 2, "d": 2}
-    assert pieces_claims(site) == [("a", 6, 6), ("c", 2, 2), ("d", 2, 2)]
     site.take_all()
     assert launches(site.hold_all("1")) == ["1"]
 
@@ -454,11 +454,7 @@ def test_lost_pieces_are_explained_as_one() -> None:
     site = Site({"a": 6, "b": 2, "c": 2}, PARAMETERS)
     site.queue(flexible_job("1", 10))
     site.hold_all("1", "a")
-    for placeholder in site.claimed("1"):
-        if placeholder.cluster != A:
-            site.ended(placeholder.id, EndReason.NODE_LOST)
-    for name in (B, ClusterName("c")):
-        site.post(ev.ClusterUnavailable(time=site.now, cluster=name, reason="down"))
+    lose(site, B, C)
     site.pass_time(100.0)
     assert pieces_claims(site) == [("a", 6, 6), (None, 0, 4)]
     said = site.explained()
@@ -479,7 +475,6 @@ def test_pieces_are_one_component_again_in_the_queue() -> None:
 
 
 def test_refusal_of_one_piece_excludes_that_cluster_for_it() -> None:
-    """A cluster that refuses a piece gets none again; what is placed elsewhere stays."""
     site = Site({"a": 6, "b": 5, "c": 4}, PARAMETERS)
     site.submit(flexible_job("1", 9))
     refused = next(batch.key for batch in site.state.batches.values() if batch.cluster == B)
@@ -489,47 +484,23 @@ def test_refusal_of_one_piece_excludes_that_cluster_for_it() -> None:
     assert pieces_claims(site) == [("a", 6, 6), ("c", 3, 3)]
 
 
-def test_moldable_pieces_keep_their_share_of_the_minimum() -> None:
-    """7 to 10 on 6 and 5: claimed 6 and 4, of which the second piece needs 1."""
-    site = Site({"a": 6, "b": 5})
-    site.submit(flexible_job("1", 7, 10))
-    assert pieces_claims(site) == [("a", 6, 6), ("b", 4, 1)]
-
-
 def test_large_flexible_job_waits_for_the_sum() -> None:
-    """Larger than any cluster and more than what is free: it waits, and starts as soon as the sum suffices."""
+    """All clusters count for it, also those that are smaller than it is; it starts as soon as the sum suffices."""
     site = Site({"a": 6, "b": 6})
     site.start(job("small", component("y", 4, cluster="a")))
     site.submit(flexible_job("1", 9))
-    assert site.record("1").state is JobState.WAITING
-    site.finish("small")
-    assert pieces_claims(site) == [("b", 6, 6), ("a", 3, 3)]
-
-
-def test_waiting_flexible_job_is_explained() -> None:
-    """All clusters count for it, also those that are smaller than it is."""
-    site = Site({"a": 6, "b": 6})
-    site.submit(job("small", component("y", 4, cluster="a")), flexible_job("1", 9))
     assert site.explained() == (
         "The job is number 1 in the queue and needs 9 processors on one or more clusters. "
         "It starts when that can be had at once: a has room for 2; b has room for 6."
     )
+    site.finish("small")
+    assert pieces_claims(site) == [("b", 6, 6), ("a", 3, 3)]
 
 
 def test_policy_that_does_not_split_keeps_it_whole() -> None:
-    """The same job under worst fit needs one cluster for all."""
     site = Site({"a": 6, "b": 12})
     site.submit(flexible_job("1", 9, placement="worst-fit"))
     assert pieces_claims(site) == [("b", 9, None)]
     site.submit(flexible_job("2", 13, placement="worst-fit"))
     assert site.record("2").state is JobState.REFUSED
     assert site.outcome("2").detail.endswith("at most 12 can be used there); its placement policy splits no components")
-
-
-def test_pieces_survive_a_snapshot() -> None:
-    """A restart in the middle goes on with the same pieces."""
-    site = Site({"a": 6, "b": 6})
-    site.submit(flexible_job("1", 9))
-    site.scheduler = Scheduler(copied(site.state))
-    site.take_all()
-    assert launches(site.hold_all("1")) == ["1"]

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from koala_adapter.model import JobKind
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.actions import GrantProcessors, OfferProcessors, RequestProcessors, TakeProcessors
-from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.malleable.jobmanagement import Shrinkable, cluster_to_shrink
 from koala_adapter.scheduler.malleable.policies import (
     MALLEABILITY_POLICIES,
@@ -81,20 +80,66 @@ class Scene:
 TWO = PowerOfTwo()
 
 
-def test_fpsma_grows_the_first_started_first() -> None:
-    """All of 10 is offered to the first, which has room for 3; the 7 left to the second, which takes them."""
-    scene = Scene((1, 2, 5), (1, 2, 9), (1, 2, 9))
-    assert scene.step("fpsma", GROW, 10) == 10
-    assert scene.said == [(0, 10, 3), (1, 7, 7)]
-    assert scene.sizes == [5, 9, 2]
+def said(*amounts: int) -> list[tuple[int, int, int]]:
+    """Return what is said to jobs that do all they are asked, one after the other."""
+    return [(number, amount, amount) for number, amount in enumerate(amounts)]
 
 
-def test_fpsma_shrinks_the_last_started_first() -> None:
-    """All of 7 is requested from the last, which gives 3; the rest from the one before it."""
-    scene = Scene((2, 8, 9), (2, 8, 9), (2, 5, 9))
-    assert scene.step("fpsma", SHRINK, 7) == -7
-    assert scene.said == [(2, -7, -3), (1, -4, -4)]
-    assert scene.sizes == [8, 4, 2]
+THREE = ((2, 5, 5), (2, 2, 9), (2, 4, 9))
+
+
+@pytest.mark.parametrize(
+    ("policy", "bounds", "direction", "value", "changed", "said"),
+    [
+        # All of 10 is offered to the first, which has room for 3; the 7 left to the second, which takes them.
+        ("fpsma", ((1, 2, 5), (1, 2, 9), (1, 2, 9)), GROW, 10, 10, [(0, 10, 3), (1, 7, 7)]),
+        # All of 7 is requested from the last, which gives 3; the rest from the one before it.
+        ("fpsma", ((2, 8, 9), (2, 8, 9), (2, 5, 9)), SHRINK, 7, -7, [(2, -7, -3), (1, -4, -4)]),
+        # 11 over four jobs: 2 each, and 1 more to the three least recently started, or from the most recently started.
+        ("egs", ((1, 2, 99), (1, 5, 99), (1, 2, 99), (1, 9, 99)), GROW, 11, 11, said(3, 3, 3, 2)),
+        ("egs", ((1, 9, 99),) * 4, SHRINK, 11, -11, said(-2, -3, -3, -3)),
+        # Less than one for each: the first two started get one each; shrinking, the last two lose one each.
+        ("egs", ((1, 4, 9),) * 3, GROW, 2, 2, [(0, 1, 1), (1, 1, 1)]),
+        ("egs", ((1, 5, 9), (1, 5, 9), (1, 4, 9)), SHRINK, 2, -2, [(1, -1, -1), (2, -1, -1)]),
+        # As published: those at their maximum or minimum have a share, too, and decline it; nobody is asked instead.
+        ("egs", THREE, GROW, 6, 4, [(0, 2, 0), (1, 2, 2), (2, 2, 2)]),
+        ("egs", THREE, SHRINK, 4, -3, [(0, -1, -1), (1, -1, 0), (2, -2, -2)]),
+        # In one round: what the small one cannot give is not requested from the large one.
+        ("egs", ((2, 20, 30), (2, 3, 9)), SHRINK, 10, -6, [(0, -5, -5), (1, -5, -1)]),
+        ("egs-repeated", ((2, 20, 30), (2, 3, 9)), SHRINK, 10, -10, [(0, -5, -5), (1, -5, -1), (0, -4, -4)]),
+        # Jobs at their maximum have no share of what is given, those at their minimum none of what is taken.
+        ("egs-repeated", THREE, GROW, 4, 4, [(1, 2, 2), (2, 2, 2)]),
+        ("egs-repeated", THREE, SHRINK, 3, -3, [(0, -1, -1), (2, -2, -2)]),
+        # 20 processors for three: 7, 7, 6, for which the largest gives some up first.
+        ("equipartition", ((1, 12, 99), (1, 2, 99), (1, 2, 99)), GROW, 4, 4, [(0, -5, -5), (1, 5, 5), (2, 4, 4)]),
+        # A step of 0 processors equalizes the sizes after a job has come.
+        ("equipartition", ((1, 9, 99), (2, 2, 99)), GROW, 0, 0, [(0, -3, -3), (1, 3, 3)]),
+        # 8 processors come from the two large ones, which end at one level; the small one is not touched.
+        ("equipartition", ((1, 12, 99), (1, 9, 99), (1, 4, 99)), SHRINK, 8, -8, [(0, -5, -5), (1, -3, -3)]),
+        # With 7 free, 2 and then 3 are doubled, for 4 the rest is too little; 4 are won back from the largest.
+        ("folding", ((1, 4, 99), (1, 3, 99), (1, 2, 99)), GROW, 7, 5, [(2, 2, 2), (1, 3, 3)]),
+        ("folding", ((1, 4, 99), (1, 6, 99), (1, 4, 99)), SHRINK, 4, -5, [(1, -3, -3), (2, -2, -2)]),
+        # A job is doubled only to its maximum, and halved only to its minimum.
+        ("folding", ((4, 5, 9), (1, 1, 2)), GROW, 20, 1, [(1, 1, 1)]),
+        ("folding", ((4, 5, 9), (1, 2, 2)), SHRINK, 20, -1, [(1, -1, -1)]),
+    ],
+)
+def test_what_a_policy_says_to_jobs(
+    *,
+    policy: str,
+    bounds: tuple[Bounds, ...],
+    direction: Direction,
+    value: int,
+    changed: int,
+    said: list[tuple[int, int, int]],
+) -> None:
+    scene = Scene(*bounds)
+    assert scene.step(policy, direction, value) == changed
+    assert scene.said == said
+    sizes = [size for _, size, _ in bounds]
+    for number, _, answer in said:
+        sizes[number] += answer
+    assert scene.sizes == sizes
 
 
 def test_fpsma_goes_on_after_a_refusal() -> None:
@@ -104,121 +149,18 @@ def test_fpsma_goes_on_after_a_refusal() -> None:
     assert scene.said == [(0, 3, 0), (1, 3, 3)]
 
 
-def test_egs_grows_all_equally_with_a_bonus_to_the_first_started() -> None:
-    """11 over four jobs: 2 each, and 1 more to the three least recently started."""
-    scene = Scene((1, 2, 99), (1, 5, 99), (1, 2, 99), (1, 9, 99))
-    assert scene.step("egs", GROW, 11) == 11
-    assert scene.said == [(0, 3, 3), (1, 3, 3), (2, 3, 3), (3, 2, 2)]
-    assert scene.sizes == [5, 8, 5, 11]
-
-
-def test_egs_shrinks_all_equally_with_a_malus_to_the_last_started() -> None:
-    """11 over four jobs: 2 each, and 1 more from the three most recently started."""
-    scene = Scene((1, 9, 99), (1, 9, 99), (1, 9, 99), (1, 9, 99))
-    assert scene.step("egs", SHRINK, 11) == -11
-    assert scene.said == [(0, -2, -2), (1, -3, -3), (2, -3, -3), (3, -3, -3)]
-    assert scene.sizes == [7, 6, 6, 6]
-
-
-def test_egs_with_less_than_one_for_each() -> None:
-    """Of 2 processors for three jobs the first two started get one each; shrinking, the last two lose one each."""
-    scene = Scene((1, 4, 9), (1, 4, 9), (1, 4, 9))
-    scene.step("egs", GROW, 2)
-    assert scene.sizes == [5, 5, 4]
-    scene.step("egs", SHRINK, 2)
-    assert scene.sizes == [5, 4, 3]
-
-
-def test_egs_asks_all_running_jobs_once() -> None:
-    """As published: those at their maximum or minimum have a share, too, and decline it; nobody is asked instead."""
-    scene = Scene((2, 5, 5), (2, 2, 9), (2, 4, 9))
-    assert scene.step("egs", GROW, 6) == 4
-    assert scene.said == [(0, 2, 0), (1, 2, 2), (2, 2, 2)]
-    scene = Scene((2, 5, 5), (2, 2, 9), (2, 4, 9))
-    assert scene.step("egs", SHRINK, 4) == -3
-    assert scene.said == [(0, -1, -1), (1, -1, 0), (2, -2, -2)]
-
-
-def test_egs_shrinks_in_one_round() -> None:
-    """What the small one cannot give is not requested from the large one."""
-    scene = Scene((2, 20, 30), (2, 3, 9))
-    assert scene.step("egs", SHRINK, 10) == -6
-    assert scene.said == [(0, -5, -5), (1, -5, -1)]
-    assert scene.sizes == [15, 2]
-
-
-def test_repeated_egs_leaves_out_those_that_cannot() -> None:
-    """Jobs at their maximum have no share of what is given, those at their minimum none of what is taken."""
-    scene = Scene((2, 5, 5), (2, 2, 9), (2, 4, 9))
-    scene.step("egs-repeated", GROW, 4)
-    assert scene.said == [(1, 2, 2), (2, 2, 2)]
-    scene = Scene((2, 5, 5), (2, 2, 9), (2, 4, 9))
-    scene.step("egs-repeated", SHRINK, 3)
-    assert scene.said == [(0, -1, -1), (2, -2, -2)]
-
-
 @pytest.mark.parametrize("policy", ["egs", "egs-repeated"])
-def test_egs_grows_in_one_round_as_in_the_paper(policy: str) -> None:
+@pytest.mark.parametrize(("thorough", "changed", "more"), [(False, 4, []), (True, 6, [(1, 2, 2)])])
+def test_egs_grows_in_one_round_as_in_the_paper(
+    policy: str, changed: int, more: list[tuple[int, int, int]], *, thorough: bool
+) -> None:
     """What a share was too large for stays free, unless the step is thorough: then the others are offered it."""
     scene = Scene((1, 2, 3), (1, 2, 99))
-    assert scene.step(policy, GROW, 6) == 4
-    assert scene.said == [(0, 3, 1), (1, 3, 3)]
-    scene = Scene((1, 2, 3), (1, 2, 99))
-    assert scene.step(policy, GROW, 6, thorough=True) == 6
-    assert scene.said == [(0, 3, 1), (1, 3, 3), (1, 2, 2)]
-
-
-def test_repeated_egs_shrinks_until_the_value_is_reached() -> None:
-    """What the small one cannot give is requested from the large one."""
-    scene = Scene((2, 20, 30), (2, 3, 9))
-    assert scene.step("egs-repeated", SHRINK, 10) == -10
-    assert scene.said == [(0, -5, -5), (1, -5, -1), (0, -4, -4)]
-    assert scene.sizes == [11, 2]
-
-
-def test_equipartition_makes_all_nearly_equal() -> None:
-    """20 processors for three: 7, 7, 6, for which the largest gives some up first."""
-    scene = Scene((1, 12, 99), (1, 2, 99), (1, 2, 99))
-    assert scene.step("equipartition", GROW, 4) == 4
-    assert scene.said == [(0, -5, -5), (1, 5, 5), (2, 4, 4)]
-    assert scene.sizes == [7, 7, 6]
-
-
-def test_equipartition_makes_room_in_the_balance_with_nothing_free() -> None:
-    """A step of 0 processors equalizes the sizes after a job has come."""
-    scene = Scene((1, 9, 99), (2, 2, 99))
-    assert scene.step("equipartition", GROW, 0) == 0
-    assert scene.sizes == [6, 5]
-
-
-def test_equipartition_brings_the_largest_down() -> None:
-    """8 processors come from the two large ones, which end at one level; the small one is not touched."""
-    scene = Scene((1, 12, 99), (1, 9, 99), (1, 4, 99))
-    assert scene.step("equipartition", SHRINK, 8) == -8
-    assert scene.sizes == [7, 6, 4]
-
-
-def test_folding_doubles_the_smallest_and_halves_the_largest() -> None:
-    """With 7 free, 2 and then 3 are doubled, for 4 the rest is too little; 4 are won back from the largest."""
-    scene = Scene((1, 4, 99), (1, 3, 99), (1, 2, 99))
-    assert scene.step("folding", GROW, 7) == 5
-    assert scene.said == [(2, 2, 2), (1, 3, 3)]
-    assert scene.sizes == [4, 6, 4]
-    assert scene.step("folding", SHRINK, 4) == -5
-    assert scene.said[2:] == [(1, -3, -3), (2, -2, -2)]
-    assert scene.sizes == [4, 3, 2]
-
-
-def test_folding_stays_within_bounds() -> None:
-    """A job is doubled only to its maximum, and halved only to its minimum."""
-    scene = Scene((4, 5, 9), (1, 1, 2))
-    assert scene.step("folding", GROW, 20) == 1
-    assert scene.step("folding", SHRINK, 20) == -1
-    assert scene.sizes == [5, 1]
+    assert scene.step(policy, GROW, 6, thorough=thorough) == changed
+    assert scene.said == [(0, 3, 1), (1, 3, 3), *more]
 
 
 def test_jobs_in_a_change_are_left_alone() -> None:
-    """Neither share nor message for a job whose last change is not through; afterwards it counts again."""
     scene = Scene((1, 4, 9), (1, 4, 9))
     scene.running.begin(scene.jobs[0])
     assert (scene.running.growth, scene.running.spare) == (5, 3)
@@ -231,7 +173,6 @@ def test_jobs_in_a_change_are_left_alone() -> None:
 
 
 def test_sizes_out_of_bounds_are_refused() -> None:
-    """No job is made or resized below its minimum or above its maximum."""
     scene = Scene((2, 4, 9))
     for size in (1, 10):
         with pytest.raises(ValueError, match="not within"):
@@ -240,14 +181,14 @@ def test_sizes_out_of_bounds_are_refused() -> None:
             MalleableJob(minimum=2, maximum=9, size=size, started_at=0.0, number=0)
 
 
-def test_power_of_two_rule() -> None:
+@pytest.mark.parametrize(
+    ("size", "amount", "minimum", "maximum", "answer"),
+    [(4, 3, 2, 32, 0), (4, 13, 2, 32, 12), (16, 100, 2, 40, 16), (16, -1, 2, 32, -8), (16, -16, 3, 32, -12),
+     (4, -1, 3, 32, 0)],
+)  # fmt: skip
+def test_power_of_two_rule(size: int, amount: int, minimum: int, maximum: int, answer: int) -> None:
     """Total sizes are powers of two, releases may exceed the request, and minima hold."""
-    assert TWO.answer(4, 3, 2, 32) == 0
-    assert TWO.answer(4, 13, 2, 32) == 12
-    assert TWO.answer(16, 100, 2, 40) == 16
-    assert TWO.answer(16, -1, 2, 32) == -8
-    assert TWO.answer(16, -16, 3, 32) == -12
-    assert TWO.answer(4, -1, 3, 32) == 0
+    assert TWO.answer(size, amount, minimum, maximum) == answer
     assert TWO.largest(0) == 0
 
 
@@ -341,7 +282,6 @@ def test_equipartition_sizes_are_equal_where_no_bound_holds(bounds: list[Bounds]
 
 @given(bounds=st.lists(BOUNDS, min_size=1, max_size=12), value=VALUES)
 def test_levels(bounds: list[Bounds], value: int) -> None:
-    """Both ways of levelling add up and stay within the bounds."""
     jobs = Scene(*bounds).jobs
     total = sum(job.minimum for job in jobs) + value
     assert sum(equal_sizes(jobs, total)) == min(total, sum(job.maximum for job in jobs))
@@ -354,7 +294,6 @@ def test_levels(bounds: list[Bounds], value: int) -> None:
     moves=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 9)), max_size=60),
 )
 def test_running_jobs_agree_with_a_plain_list(moves: list[tuple[int, int, int]]) -> None:
-    """Whatever is added, removed, resized and marked busy: lists, order and sums are those of a recount."""
     running: RunningJobs[MalleableJob] = RunningJobs()
     plain: list[MalleableJob] = []
     for number, (kind, which, size) in enumerate(moves):
@@ -421,19 +360,21 @@ def test_voluntary_wish() -> None:
     assert site.sizes("1") == [7]
 
 
-def test_wish_beyond_the_maximum() -> None:
-    """What it could not use is not granted."""
-    site = still({"1": 7})
-    assert granted(site.ask("1", 5)) == [("1", 2, "its maximum is reached")]
-    site = still({"1": 9})
-    assert granted(site.ask("1", 5)) == [("1", 0, "its maximum is reached")]
-
-
-def test_mandatory_wish_that_can_be_granted_at_once() -> None:
-    """Nobody is shrunk where enough is free."""
-    site = still({"1": 4, "2": 4})
-    actions = site.ask("1", 4, mandatory=True)
-    assert granted(actions) == [("1", 4, "")]
+@pytest.mark.parametrize(
+    ("sizes", "processors", "mandatory", "answer"),
+    [
+        ({"1": 7}, 5, False, (2, "its maximum is reached")),
+        ({"1": 9}, 5, False, (0, "its maximum is reached")),
+        ({"1": 4, "2": 4}, 4, True, (4, "")),
+        # When the others cannot give enough it gets what is free, at once.
+        ({"1": 3, "2": 4, "3": 3}, 6, True, (2, "the others could not give more")),
+    ],
+)
+def test_wishes_that_shrink_nobody(
+    sizes: dict[str, int], processors: int, answer: tuple[int, str], *, mandatory: bool
+) -> None:
+    actions = still(sizes).ask("1", processors, mandatory=mandatory)
+    assert granted(actions) == [("1", *answer)]
     assert requests(actions) == []
 
 
@@ -452,22 +393,14 @@ def test_mandatory_wish_shrinks_others() -> None:
 
 
 def test_what_is_promised_is_kept_from_waiting_jobs() -> None:
-    """A job that comes meanwhile does not get what the others give up, nor what was free."""
     site = still({"1": 3, "2": 7})
     (request,) = of_kind(RequestProcessors, site.ask("1", 4, mandatory=True))
     assert request.processors == 2
+    assert "it asked for 4 more, and others give up processors for it" in site.explained()
     assert submissions(site.submit(job("late", 1))) == {}
     site.shrink_by(request)
     assert granted(site.actions) == [("1", 4, "")]
     assert site.record("late").state is JobState.WAITING
-
-
-def test_mandatory_wish_shrinks_nobody_in_vain() -> None:
-    """When the others cannot give enough it gets what is free, at once."""
-    site = still({"1": 3, "2": 4, "3": 3})
-    actions = site.ask("1", 6, mandatory=True)
-    assert requests(actions) == []
-    assert granted(actions) == [("1", 2, "the others could not give more")]
 
 
 def test_a_reading_in_which_one_counts_twice() -> None:
@@ -481,7 +414,6 @@ def test_a_reading_in_which_one_counts_twice() -> None:
 
 
 def test_others_who_take_more_than_there_is() -> None:
-    """The second reading that says so ends the wait."""
     site = still({"1": 3, "2": 3})
     site.poll("a", 12, idle=0, ours=5)
     site.ask("1", 1, mandatory=True)
@@ -490,7 +422,6 @@ def test_others_who_take_more_than_there_is() -> None:
 
 
 def test_others_that_refuse() -> None:
-    """They are asked once; then it gets what is free."""
     site = still({"1": 3, "2": 7})
     (request,) = of_kind(RequestProcessors, site.ask("1", 4, mandatory=True))
     assert granted(site.answer(request, 0)) == [("1", 2, "the others could not give more")]
@@ -498,7 +429,6 @@ def test_others_that_refuse() -> None:
 
 
 def test_others_that_never_release() -> None:
-    """A promise is not kept open for ever."""
     site = MalleableSite({"a": 12}, Approach.NONE)
     for name, initial in {"1": 3, "2": 7}.items():
         site.start(malleable(name, part(2, 9), initial=initial, walltime=9000))
@@ -509,7 +439,6 @@ def test_others_that_never_release() -> None:
 
 
 def test_two_mandatory_wishes_are_granted_in_order() -> None:
-    """The second waits for the first, and then has its own step."""
     site = still({"1": 2, "2": 2, "3": 8})
     (first,) = of_kind(RequestProcessors, site.ask("1", 2, mandatory=True))
     assert site.ask("2", 2, mandatory=True) == []
@@ -520,7 +449,6 @@ def test_two_mandatory_wishes_are_granted_in_order() -> None:
 
 
 def test_a_request_told_twice_is_taken_once() -> None:
-    """A repeated request, or an older one, changes nothing."""
     site = still({"1": 3})
     site.ask("1", 1, number=2)
     assert site.ask("1", 1, number=2) == []
@@ -538,15 +466,7 @@ def test_request_instead_of_an_answer() -> None:
     assert site.state.clusters[A].offered == 0
 
 
-def test_request_in_the_middle_of_a_change() -> None:
-    """It is answered at once, with nothing and the reason."""
-    site = still({"1": 3})
-    site.ask("1", 1)
-    assert granted(site.ask("1", 1, number=2)) == [("1", 0, "another change is under way")]
-
-
 def test_requests_that_nobody_can_grant() -> None:
-    """A job that does not run yet, that is about to end, that is over, or has no such component."""
     site = still({"1": 3})
     site.submit(malleable("2", part(2, 9)))
     assert granted(site.ask("2", 1)) == [("2", 0, "the job does not run")]
@@ -554,13 +474,12 @@ def test_requests_that_nobody_can_grant() -> None:
     assert granted(site.ask("1", 1)) == [("1", 0, "the job does not run")]
     assert site.ask("1", 1, number=2, component_name="other") == []
     assert site.ask("nobody", 1) == []
-
-
-def test_requests_of_jobs_that_are_not_malleable() -> None:
-    """A rigid job has a fixed size."""
     site = MalleableSite({"a": 12})
     site.start(job("r", component("m", 3, cluster="a")))
     assert granted(site.ask("r", 1)) == [("r", 0, f"a {JobKind.RIGID} job keeps its size")]
+    site = still({"1": 3})
+    site.ask("1", 1)
+    assert granted(site.ask("1", 1, number=2)) == [("1", 0, "another change is under way")]
 
 
 @pytest.mark.parametrize("which", ["asking", "giving"])
@@ -576,19 +495,9 @@ def test_end_of_a_job_while_others_shrink_for_a_wish(which: str) -> None:
 
 
 def test_wish_of_one_of_several_components() -> None:
-    """A component asks for its own cluster."""
     site = MalleableSite({"a": 6, "b": 6}, Approach.NONE)
     site.start(malleable("1", part(2, 9, "a", "x"), part(2, 9, "b", "y")))
     assert submissions(site.ask("1", 3, component_name="y")) == {"b": 3}
-
-
-def test_explanation_of_a_mandatory_wish() -> None:
-    """Who waits for others to give up processors is told so."""
-    site = still({"1": 3, "2": 7})
-    site.ask("1", 4, mandatory=True)
-    record = site.record("1")
-    said = "it asked for 4 more, and others give up processors for it"
-    assert said in explain(site.state, None, record, site.now)
 
 
 def test_mandatory_wish_does_not_wait_for_levelling() -> None:

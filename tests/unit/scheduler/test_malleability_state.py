@@ -235,7 +235,6 @@ def test_random_events_reach_every_phase() -> None:
 
 
 def test_empty_roster() -> None:
-    """Of a cluster on which nobody runs nothing is known."""
     roster = Roster()
     assert (len(roster), roster.clusters(), list(roster.on(A)), A in roster) == (0, [], [], False)
 
@@ -263,43 +262,22 @@ def freed(site: MalleableSite) -> list[Action]:
     return site.poll("a", 6, idle=4, ours=2)
 
 
-def test_processors_are_offered_as_long_as_there_is_time() -> None:
-    """A second before there is too little of it, too."""
-    site = crowded()
-    site.pass_time(WALLTIME - LEAST - 1)
-    (offer,) = of_kind(OfferProcessors, freed(site))
-    assert offer.processors == 4
-
-
-def test_nothing_is_offered_when_the_walltime_is_near() -> None:
-    """And it is said why; the job goes on as it is."""
-    site = crowded()
-    site.pass_time(WALLTIME - LEAST + 1)
-    assert of_kind(OfferProcessors, freed(site)) == []
-    assert site.sizes("1") == [2]
-    assert "It grows no more: its walltime is near." in site.explained()
-
-
-def test_without_the_setting_growth_has_no_end() -> None:
-    """As earlier versions decided."""
-    site = crowded(least=0)
-    site.pass_time(WALLTIME - 1)
-    assert of_kind(OfferProcessors, freed(site)) != []
+@pytest.mark.parametrize(("least", "left", "offered"), [(LEAST, LEAST + 1, [4]), (LEAST, LEAST - 1, []), (0, 1, [4])])
+def test_processors_are_offered_as_long_as_there_is_time(least: float, left: float, offered: list[int]) -> None:
+    """Near its end the job goes on as it is, and why is said, also where it insists on more."""
+    site = crowded(least=least)
+    site.pass_time(WALLTIME - left)
+    assert [one.processors for one in of_kind(OfferProcessors, freed(site))] == offered
+    if not offered:
+        assert site.sizes("1") == [2]
+        assert "It grows no more: its walltime is near." in site.explained()
+        (grant,) = of_kind(GrantProcessors, site.ask("1", 1, mandatory=True))
+        assert (grant.processors, grant.reason) == (0, "the walltime of the job is near")
 
 
 def test_a_job_that_is_too_short_never_grows() -> None:
-    """Its walltime is near from its start."""
     site = MalleableSite({"a": 6}, policy="egs")
     assert of_kind(OfferProcessors, site.start(malleable("1", part(2, 6), walltime=LEAST))) == []
-
-
-def test_what_the_application_asks_for_is_declined_with_the_reason() -> None:
-    """Also where it insists."""
-    site = crowded()
-    site.pass_time(WALLTIME - LEAST + 1)
-    freed(site)
-    (grant,) = of_kind(GrantProcessors, site.ask("1", 1, mandatory=True))
-    assert (grant.processors, grant.reason) == (0, "the walltime of the job is near")
 
 
 @pytest.mark.parametrize("accepted_late", [False, True])
@@ -321,7 +299,6 @@ def test_what_is_not_there_by_then_is_handed_back(*, accepted_late: bool) -> Non
 
 
 def test_workers_that_their_owner_wants_are_not_added_either() -> None:
-    """What is queued for them is given up, too."""
     site = MalleableSite({"a": 6}, Approach.NONE)
     site.start(workers("1", part(2, 6), walltime=WALLTIME))
     site.poll("a", 6, idle=0, ours=2)

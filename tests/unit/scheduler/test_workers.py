@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from koala_adapter.api.reporting import former_sizes
+from koala_adapter.errors import EXIT_LOST
 from koala_adapter.model import ClusterName, Component, EndReason, Job, JobId, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
@@ -44,7 +45,6 @@ def end(site: MalleableSite, rank: int, how: TaskEnd = WELL, id_: str = "1") -> 
 
 
 def test_the_head_keeps_its_size() -> None:
-    """Only the workers are offered processors; the head's component never is."""
     site = MalleableSite({"a": 6}, policy="egs")
     actions = site.start(headed())
     (offer,) = of_kind(OfferProcessors, actions)
@@ -56,23 +56,24 @@ def test_the_head_keeps_its_size() -> None:
     assert (change.before, change.after, change.reason) == (1, 4, "processors are free")
 
 
-def test_the_end_of_the_head_is_the_end_of_the_job() -> None:
-    """Workers that still run then are ended with their placeholders; the job has completed."""
+@pytest.mark.parametrize(
+    ("how", "state", "code"),
+    [(WELL, JobState.COMPLETED, 0), (FAILED, JobState.FAILED, 3), (None, JobState.LOST, EXIT_LOST)],
+    ids=["well", "badly", "lost"],
+)
+def test_the_end_of_the_head_is_the_end_of_the_job(how: TaskEnd | None, state: JobState, code: int) -> None:
+    """Workers that still run then are ended with their placeholders."""
     site = MalleableSite({"a": 3}, Approach.NONE)
-    site.start(headed(2, 2 + 1))
-    end(site, 0)
-    assert site.record("1").state is JobState.COMPLETED
-    assert sum(len(one.placeholders) for one in of_kind(EndPlaceholders, site.actions)) == 3
-
-
-def test_a_head_that_fails_fails_the_job() -> None:
-    """Its exit status is the job's."""
-    site = MalleableSite({"a": 3}, Approach.NONE)
-    site.start(headed())
-    end(site, 0, FAILED)
-    outcome = site.record("1").outcome
-    assert outcome is not None
-    assert (site.record("1").state, outcome.exit_code, outcome.rank) == (JobState.FAILED, 3, 0)
+    site.start(headed(2, 3))
+    if how is None:
+        site.ended(site.record("1").ranks[0].placeholder, EndReason.NODE_LOST)
+    else:
+        end(site, 0, how)
+    outcome = site.outcome("1")
+    assert (outcome.state, outcome.exit_code) == (state, code)
+    assert outcome.rank == (0 if how is FAILED else None)
+    ended = sum(len(one.placeholders) for one in of_kind(EndPlaceholders, site.actions))
+    assert ended == (2 if how is None else 3)
 
 
 def test_an_asked_worker_may_end_in_any_way() -> None:
@@ -100,7 +101,7 @@ def test_an_asked_worker_may_end_in_any_way() -> None:
 def test_workers_that_end_by_themselves_are_not_replaced_at_once(how: TaskEnd) -> None:
     """The job is smaller, even below its minimum, and is offered processors again after a pause."""
     site = MalleableSite({"a": 4})
-    site.start(headed(2, 2 + 1))
+    site.start(headed(2, 3))
     site.answer(of_kind(OfferProcessors, site.actions)[0], 0)
     before = len(site.actions)
     end(site, 1, how)
@@ -114,26 +115,21 @@ def test_workers_that_end_by_themselves_are_not_replaced_at_once(how: TaskEnd) -
     assert offers(site.actions[before:]) == [("1", 2)]
 
 
-def test_pauses_grow_with_each_failure() -> None:
-    """A worker command that fails again and again is tried less and less often."""
-    site = MalleableSite({"a": 6})
-    site.start(headed(5, 6))
-    for rank in range(1, 4):
+@pytest.mark.parametrize(
+    ("processors", "one", "pause"),
+    [(6, headed(5, 6), 40), (12, replace(malleable("1", part(9, 10)), runner=RunnerName.SWEEP), 60)],
+    ids=["workers", "sweep"],
+)
+def test_pauses_grow_with_each_failure(processors: int, one: Job, pause: float) -> None:
+    """A sweep rests for a minute at most: launchers that failed keep its processors from no others for longer."""
+    site = MalleableSite({"a": processors}, Approach.NONE)
+    site.start(one)
+    failing = range(8) if one.runner is RunnerName.SWEEP else range(1, 4)
+    for rank in failing:
         end(site, rank, FAILED)
     due = site.record("1").timers
-    assert site.record("1").worker_failures == 3
-    assert max(one.at for kind, one in due.items() if kind == "workers") == pytest.approx(site.now + 40)
-
-
-def test_a_sweep_rests_for_a_minute_at_most() -> None:
-    """Launchers that failed, however many, keep its processors from no others for longer."""
-    site = MalleableSite({"a": 12}, Approach.NONE)
-    site.start(replace(malleable("1", part(9, 10)), runner=RunnerName.SWEEP))
-    for rank in range(8):
-        end(site, rank, FAILED)
-    assert site.record("1").worker_failures == 8
-    due = site.record("1").timers
-    assert max(one.at for kind, one in due.items() if kind == "workers") == pytest.approx(site.now + 60)
+    assert site.record("1").worker_failures == len(failing)
+    assert max(timer.at for kind, timer in due.items() if kind == "workers") == pytest.approx(site.now + pause)
 
 
 def test_a_sweep_of_one_processor_gets_another_launcher() -> None:
@@ -164,8 +160,7 @@ def test_the_last_worker_that_fails_ends_the_job_unless_the_head_ends_first() ->
     end(copy, 0)
     assert copy.record("1").state is JobState.COMPLETED
     site.pass_time(11)
-    outcome = site.record("1").outcome
-    assert outcome is not None
+    outcome = site.outcome("1")
     assert (site.record("1").state, outcome.exit_code) == (JobState.FAILED, 3)
     assert outcome.detail == "no worker is left; worker 1 (component 'm') exited with status 3"
 
@@ -188,7 +183,6 @@ def test_workers_that_end_as_they_were_asked_to_leave_the_head_its_time(*, faile
 
 
 def test_without_a_head_the_last_worker_ends_the_job() -> None:
-    """Well when it ended well, by the pause when it did not."""
     site = MalleableSite({"a": 2}, Approach.NONE)
     site.start(workers("1", part(2, 3)))
     end(site, 0, FAILED)
@@ -209,21 +203,12 @@ def test_a_lost_placeholder_costs_a_worker_only(*, launched: bool) -> None:
         for rank in (0, 1):
             site.post(ev.RankStarted(time=site.now, job_id=JobId("1"), rank=rank))
     lost = site.record("1").ranks[2].placeholder
-    site.post(ev.PlaceholderEnded(time=site.now, placeholder=lost, reason=EndReason.NODE_LOST))
+    site.ended(lost, EndReason.NODE_LOST)
     record = site.record("1")
     assert (record.state, site.sizes("1"), record.growth_rests) == (JobState.RUNNING, [1, 1], False)
     assert "worker 2 on a was lost (node_lost)" in record.last_trouble.replace(" lost)", "_lost)")
     end(site, 0)
     assert site.record("1").state is JobState.COMPLETED
-
-
-def test_the_loss_of_the_head_is_the_loss_of_the_job() -> None:
-    """As of any rank."""
-    site = MalleableSite({"a": 4}, Approach.NONE)
-    site.start(headed(2, 3))
-    head = site.record("1").ranks[0].placeholder
-    site.post(ev.PlaceholderEnded(time=site.now, placeholder=head, reason=EndReason.NODE_LOST))
-    assert site.record("1").state is JobState.LOST
 
 
 @pytest.mark.parametrize(("approach", "state"), [(Approach.NONE, JobState.LOST), (Approach.PRA, JobState.RUNNING)])
@@ -234,7 +219,7 @@ def test_without_a_head_the_loss_of_the_last_worker_is_the_end_unless_others_can
     site = MalleableSite({"a": 2}, approach)
     site.start(workers("1", part(2, 3)))
     for rank in site.record("1").ranks:
-        site.post(ev.PlaceholderEnded(time=site.now, placeholder=rank.placeholder, reason=EndReason.NODE_LOST))
+        site.ended(rank.placeholder, EndReason.NODE_LOST)
     assert site.record("1").state is state
     if state is JobState.LOST:
         outcome = site.record("1").outcome
@@ -243,13 +228,12 @@ def test_without_a_head_the_loss_of_the_last_worker_is_the_end_unless_others_can
 
 
 def test_without_a_head_a_wanted_size_brings_new_workers_when_all_are_lost() -> None:
-    """The owner has said what size it is to have, so it gets what is free."""
     site = MalleableSite({"a": 2}, Approach.NONE)
     site.start(workers("1", part(1, 3)))
     want(site, 1)
     lost = site.record("1").ranks[0].placeholder
     before = len(site.actions)
-    site.post(ev.PlaceholderEnded(time=site.now, placeholder=lost, reason=EndReason.NODE_LOST))
+    site.ended(lost, EndReason.NODE_LOST)
     assert site.record("1").state is JobState.RUNNING
     site.poll("a", 2)
     assert [one.count for one in of_kind(SubmitPlaceholders, site.actions[before:])] == [1]
@@ -269,7 +253,6 @@ def test_a_flexible_component_grows_everywhere_within_its_bounds() -> None:
 
 
 def test_a_flexible_component_may_give_up_all_it_has_on_a_cluster() -> None:
-    """As long as enough is left elsewhere."""
     site = MalleableSite({"a": 2, "b": 4})
     site.start(headed(1, 4, flexible=True))
     for offer in of_kind(OfferProcessors, list(site.actions)):
@@ -346,7 +329,6 @@ def _latest(site: MalleableSite, asked: RequestProcessors) -> list[int]:
 
 
 def test_an_application_that_keeps_what_it_has_is_not_asked_for_ever() -> None:
-    """It is asked again after a pause."""
     site = MalleableSite({"a": 4})
     site.start(headed(1, 3))
     site.grow_by(of_kind(OfferProcessors, site.actions)[0])
@@ -357,7 +339,6 @@ def test_an_application_that_keeps_what_it_has_is_not_asked_for_ever() -> None:
 
 
 def test_without_an_approach_a_wanted_size_is_had_from_what_is_free() -> None:
-    """As when the application asks for more by itself."""
     site = MalleableSite({"a": 4}, Approach.NONE)
     site.start(headed(1, 6))
     want(site, 5)
@@ -408,7 +389,7 @@ def silenced(site: MalleableSite, rank: int) -> str:
 def test_what_is_explained_while_there_is_no_contact_comes_true() -> None:
     """Without a worker the job goes on, without its head it is lost; each is said before it happens."""
     site = MalleableSite({"a": 3}, Approach.NONE)
-    site.start(headed(2, 2 + 1))
+    site.start(headed(2, 3))
     assert silenced(site, 2).endswith(
         "with 1 of its placeholders (1 on a); if that lasts another 4 min, the job goes on with fewer workers."
     )
@@ -421,7 +402,6 @@ def test_what_is_explained_while_there_is_no_contact_comes_true() -> None:
 
 @pytest.mark.parametrize(("approach", "said"), [(Approach.NONE, "the job is lost"), (Approach.PRA, "fewer workers")])
 def test_the_last_worker_of_a_job_without_a_head_out_of_contact(approach: Approach, said: str) -> None:
-    """The job is lost with it where nobody gives it processors; elsewhere it gets others."""
     site = MalleableSite({"a": 1}, approach)
     site.start(workers("1", part(1, 3)))
     assert silenced(site, 0).endswith(f"{said}.")
@@ -460,7 +440,7 @@ def launched(site: MalleableSite, one: Job) -> None:
 def test_a_worker_that_cannot_be_started_leaves_the_job_running(first: int, runner: RunnerName) -> None:
     """Its end is the only report of it; the others do the work, whichever report comes first."""
     site = MalleableSite({"a": 2}, Approach.NONE)
-    launched(site, replace(workers("1", part(2, 2 + 1), walltime=3600), runner=runner))
+    launched(site, replace(workers("1", part(2, 3), walltime=3600), runner=runner))
     for rank in (first, 1 - first):
         if rank:
             end(site, rank, NOT_STARTED)
@@ -476,11 +456,10 @@ def test_a_worker_that_cannot_be_started_leaves_the_job_running(first: int, runn
 def test_a_job_none_of_whose_workers_can_be_started_fails() -> None:
     """It fails with the reason after the pause in which somebody else could explain it, not at its walltime."""
     site = MalleableSite({"a": 1}, Approach.NONE)
-    launched(site, workers("1", part(1, 1 + 1), walltime=3600))
+    launched(site, workers("1", part(1, 2), walltime=3600))
     end(site, 0, NOT_STARTED)
     site.pass_time(60)
-    outcome = site.record("1").outcome
-    assert outcome is not None
+    outcome = site.outcome("1")
     assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 127)
     assert "no such directory" in outcome.detail
 
@@ -488,7 +467,7 @@ def test_a_job_none_of_whose_workers_can_be_started_fails() -> None:
 def test_a_sweep_none_of_whose_launchers_can_be_started_ends() -> None:
     """Nobody gives it other launchers here, so that it would wait for its tasks until its walltime."""
     site = MalleableSite({"a": 1}, Approach.NONE)
-    launched(site, replace(workers("1", part(1, 1 + 1), walltime=36000), runner=RunnerName.SWEEP))
+    launched(site, replace(workers("1", part(1, 2), walltime=36000), runner=RunnerName.SWEEP))
     end(site, 0, NOT_STARTED)
     site.pass_time(1800)
     assert site.record("1").state.final
@@ -497,7 +476,7 @@ def test_a_sweep_none_of_whose_launchers_can_be_started_ends() -> None:
 def test_a_job_with_a_head_grows_although_a_worker_could_not_be_started() -> None:
     """All processes have been tried, so the job runs; once the pause is over it is offered processors."""
     site = MalleableSite({"a": 3})
-    launched(site, headed(2, 2 + 1))
+    launched(site, headed(2, 3))
     for rank in (0, 1):
         site.post(ev.RankStarted(time=site.now, job_id=JobId("1"), rank=rank))
     end(site, 2, NOT_STARTED)
