@@ -30,6 +30,7 @@ from koala_adapter.config.sitefile import (
     MetricsConfig,
     SchedulerConfig,
 )
+from koala_adapter.config.slottable import SlotTable
 from koala_adapter.host import metrics as catalogue
 from koala_adapter.lrm import Capabilities, PluginDefinition
 from koala_adapter.negotiation.serviceside.states import RECEIVED, SENT, Message, Reply, State, Step
@@ -72,6 +73,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "clusters.map": MapConfig,
     "job": JobHeader,
     "components": ComponentTable,
+    "components.slot": SlotTable,
     "components.input_files": InputFileTable,
     "sweep": SweepTable,
     "platform": Platform,
@@ -316,7 +318,9 @@ def _keys(model: type[BaseModel] | None) -> str:
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})
     required = schema.get("required", [])
-    entries = [_entry(key, value, definitions, key in required) for key, value in schema["properties"].items()]
+    elsewhere = SlotTable.model_fields if model is ComponentTable else {}
+    shown = {key: value for key, value in schema["properties"].items() if key not in elsewhere}
+    entries = [_entry(key, value, definitions, key in required) for key, value in shown.items()]
     return (
         "\n".join(["", "| key | value | meaning |", "|---|---|---|", *entries, "", ""])
         if entries
@@ -348,13 +352,15 @@ def _toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
+CHOICES = ("anyOf", "allOf", "oneOf")
+
+
 def _type(value: Mapping[str, object], definitions: Mapping[str, object]) -> str:
     """Return the kind of value in words, with its bounds."""
-    options = value.get("anyOf", value.get("allOf"))
+    options = next((value[key] for key in CHOICES if value.get(key)), None)
     if isinstance(options, list):
-        words = [
-            _type({**value, "anyOf": None, "allOf": None, **o}, definitions) for o in options if o != {"type": "null"}
-        ]
+        rest = {**value, **dict.fromkeys(CHOICES)}
+        words = [_type({**rest, **one}, definitions) for one in options if one != {"type": "null"}]
         return " or ".join(dict.fromkeys(words))
     if isinstance(reference := value.get("$ref"), str):
         target = definitions.get(reference.rpartition("/")[2])

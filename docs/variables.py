@@ -43,6 +43,7 @@ GROUPS = {
             "KOALA_COMPONENT_RANK": "Its number within the component, from 0.",
             "KOALA_COMPONENT_SIZE": "How many processes the component had then.",
             "KOALA_CLUSTER": "The cluster on which the process runs.",
+            "KOALA_THREADS": "The processors that it has. `OMP_NUM_THREADS` says the same, unless the job sets it.",
             "KOALA_ADDRESSES": "Addresses of the nodes of all processes then, by rank, with commas between.",
             "KOALA_HEAD_ADDRESS": "In a job of a head and workers: the address of the head's first process.",
             "KOALA_STDOUT": "The pipe that is its standard output, in the private directory of its agent.",

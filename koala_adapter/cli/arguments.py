@@ -9,19 +9,20 @@ import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import click
 
 from koala_adapter.config.tomlfile import toml_of
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.python.description import WALLTIME, Component, Job
+from koala_adapter.python.description import SLOT_NAMES, WALLTIME, Component, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from koala_adapter.cli.session import Session
     from koala_adapter.model import Job as CheckedJob
+    from koala_adapter.python.description import SlotKeys
 
 R = TypeVar("R")
 
@@ -67,6 +68,79 @@ def environment_options(function: Callable[..., R]) -> Callable[..., R]:
     return with_environment
 
 
+def _gpus(_context: click.Context, _option: click.Parameter, value: str | None) -> int | str | None:
+    """Return a number as a number."""
+    return int(value) if value and value.isdecimal() else value
+
+
+def _one_or_by_cluster(
+    _context: click.Context, _option: click.Parameter, values: Sequence[str]
+) -> str | dict[str, str] | None:
+    """Return a name for all clusters, or names by cluster."""
+    if len(values) == 1 and "=" not in values[0]:
+        return values[0]
+    if not all("=" in value for value in values):
+        raise click.BadParameter(f"found {', '.join(values)}, allowed is one NAME, or CLUSTER=NAME for each cluster")
+    return dict(_pair(value, "CLUSTER=NAME") for value in values)
+
+
+def _licenses(_context: click.Context, _option: click.Parameter, values: Sequence[str]) -> dict[str, int]:
+    pairs = [_pair(value, "NAME=N") for value in values]
+    for name, number in pairs:
+        if not number.isdecimal():
+            raise click.BadParameter(f'found "{name}={number}", allowed is NAME=N with a whole number N')
+    return {name: int(number) for name, number in pairs}
+
+
+def _directives(_context: click.Context, _option: click.Parameter, values: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for value in values:
+        cluster, argument = _pair(value, "CLUSTER=ARG, such as alpha=--reservation=course")
+        found.setdefault(cluster, []).append(argument)
+    return found
+
+
+def _pair(text: str, allowed: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not (name and value):
+        raise click.BadParameter(f'found "{text}", allowed is {allowed}')
+    return name, value
+
+
+def slot_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Have a command take what each rank needs, as its argument ``slot``: SlotKeys."""
+
+    @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Processors of each rank. Default: 1.")
+    @click.option("--memory", metavar="SIZE", help="Memory of each rank, such as 4GiB.")
+    @click.option("--gpus", metavar="[KIND:]N", callback=_gpus, help="GPUs of each rank, such as a100:2.")
+    @click.option("--exclusive", is_flag=True, help="Nothing else runs on the node of a rank.")
+    @click.option("--scratch", metavar="SIZE", help="Space on the node's own disk for each rank.")
+    @click.option("--feature", "features", multiple=True, metavar="WORD", help="Feature that the nodes must have.")
+    @click.option(
+        "--license", "licenses", multiple=True, metavar="NAME=N", callback=_licenses, help="Licenses of each rank."
+    )
+    @click.option(
+        "--queue", multiple=True, metavar="[CLUSTER=]NAME", callback=_one_or_by_cluster, help="Queue or partition."
+    )
+    @click.option(
+        "--account", multiple=True, metavar="[CLUSTER=]NAME", callback=_one_or_by_cluster, help="Account to charge."
+    )
+    @click.option(
+        "--qos", multiple=True, metavar="[CLUSTER=]NAME", callback=_one_or_by_cluster, help="Quality of service."
+    )
+    @click.option(
+        "--directive", "directives", multiple=True, metavar="CLUSTER=ARG", callback=_directives,
+        help="Argument of the submission to a cluster.",
+    )  # fmt: skip
+    @functools.wraps(function)
+    def with_slot(*args: object, **options: object) -> R:
+        given = {name: options.pop(name) for name in SLOT_NAMES}
+        slot = cast("SlotKeys", {name: value for name, value in given.items() if value})
+        return function(*args, slot=slot, **options)
+
+    return with_slot
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobArguments:
     """The arguments and options of ``koala run`` and ``submit`` that say what is to run."""
@@ -79,6 +153,7 @@ class JobArguments:
     cluster: str | None
     split: bool
     save: Path | None
+    slot: SlotKeys
     environment: ProgramEnvironment = ProgramEnvironment()
 
     def job(self, session: Session) -> CheckedJob:
@@ -105,7 +180,8 @@ class JobArguments:
     @property
     def _given(self) -> bool:
         given = (self.processors, self.walltime, self.cluster, self.save)
-        return self.mpi or self.split or self.environment.is_given or any(one is not None for one in given)
+        words = self.mpi or self.split or self.environment.is_given or bool(self.slot)
+        return words or any(one is not None for one in given)
 
     def _description(self) -> Job:
         job = Job(
@@ -117,6 +193,7 @@ class JobArguments:
             placement="flexible-cluster-minimization" if self.split else None,
             flexible=True if self.split else None,
             working_directory=Path.cwd(),
+            **self.slot,
         )
         return self.environment.added_to(job)
 
@@ -151,16 +228,17 @@ def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
     """Have a command take what is to run, as its argument ``wanted``: JobArguments."""
 
     @click.argument("words", metavar="JOB | [--] PROGRAM [ARGUMENTS]", nargs=-1, required=True, type=click.UNPROCESSED)
-    @click.option("--processors", "-n", type=click.IntRange(min=1), metavar="N", help="Processors for PROGRAM.")
+    @click.option("--processors", "-n", type=click.IntRange(min=1), metavar="N", help="Ranks of PROGRAM. Default: 1.")
     @click.option("--mpi", is_flag=True, help="PROGRAM is one MPI world of N processes.")
     @click.option("--walltime", "-t", metavar="TIME", help="How long PROGRAM may run, such as 10m. Default: 1h.")
     @click.option("--cluster", "-C", metavar="NAME", help="Cluster that PROGRAM must run in.")
     @click.option("--split", is_flag=True, help="Several clusters may share N, where one has not enough.")
     @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file this stands for.")
+    @slot_options
     @environment_options
     @functools.wraps(function)
     def with_arguments(*args: object, **options: object) -> R:
-        names = ("words", "processors", "mpi", "walltime", "cluster", "split", "save", "environment")
+        names = ("words", "processors", "mpi", "walltime", "cluster", "split", "save", "environment", "slot")
         wanted = JobArguments(**{name: options.pop(name) for name in names})  # type: ignore[arg-type] # as click checked
         return function(*args, wanted=wanted, **options)
 
@@ -186,10 +264,12 @@ def sweep_of_words(
     grace: int | None = None,
     walltime: str | None = None,
     cluster: str | None = None,
+    slot: SlotKeys | None = None,
 ) -> Job:
     """Return the sweep that the words of ``koala sweep`` describe: a program, ``:::`` and NAME=VALUES.
 
-    ``grace``: seconds that a task has to end when its processor is wanted. Raises ConfigurationError.
+    ``grace``: seconds that a task has to end when its processor is wanted. ``slot``: what each task needs.
+    Raises ConfigurationError.
     """
     command, parameters = _split(words)
     component = Component(
@@ -199,6 +279,7 @@ def sweep_of_words(
         cluster=cluster,
         flexible=True if cluster is None else None,
         retire_grace=grace or 0,
+        **(slot or {}),
     )
     tasks: dict[str, object] = {"repeats": REPEATS if repeats is None else repeats, "parameters": parameters}
     return Job(

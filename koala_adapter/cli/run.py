@@ -27,6 +27,7 @@ from koala_adapter.cli.arguments import (
     checked,
     environment_options,
     job_arguments,
+    slot_options,
     sweep_of_words,
 )
 from koala_adapter.cli.display import FittingTable
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Component, Job
+    from koala_adapter.python.description import SlotKeys
     from koala_adapter.report.sitevalues import PlannedComponent, PlanReport, SampleSubmission
     from koala_adapter.report.values import JobReport
 
@@ -222,7 +224,7 @@ def run_job(session: Session, job: Job, *, quiet: bool, output: bool = True) -> 
 
 @click.command()
 @click.argument("words", metavar="[--] PROGRAM [ARGUMENTS] ::: NAME=VALUES ...", nargs=-1, type=click.UNPROCESSED)
-@click.option("--maximum", "-n", type=click.IntRange(min=1), metavar="N", help="Most processors. Default: 1000.")
+@click.option("--maximum", "-n", type=click.IntRange(min=1), metavar="N", help="Most tasks at once. Default: 1000.")
 @click.option("--together", is_flag=True, help="The first values are a task, the second ones the next, and so on.")
 @click.option("--repeats", type=click.IntRange(0, 1000), help="New tries of what fails. Default: 2.")
 @click.option(
@@ -232,6 +234,7 @@ def run_job(session: Session, job: Job, *, quiet: bool, output: bool = True) -> 
 @click.option("--walltime", "-t", metavar="TIME", help="How long the sweep may run, such as 10m. Default: 1h.")
 @click.option("--cluster", "-C", metavar="NAME", help="The only cluster to run on.")
 @click.option("--save", "save_as", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file too.")
+@slot_options
 @environment_options
 @click.option("--resume", metavar="ID", help="Go on with the sweep of an earlier job: what is not done, or failed.")
 @json_option
@@ -249,6 +252,7 @@ def sweep(
     cluster: str | None,
     save_as: Path | None,
     resume: str | None,
+    slot: SlotKeys,
     environment: ProgramEnvironment,
     as_json: bool,
     quiet: bool,
@@ -269,7 +273,7 @@ def sweep(
       koala sweep --resume 12
     """
     if resume is not None:
-        if words or save_as is not None or cluster is not None or together or environment.is_given:
+        if words or save_as is not None or cluster is not None or together or slot or environment.is_given:
             raise click.UsageError(
                 "with --resume the sweep is what it was: nothing may stand beside it but -n, -t, --repeats, --grace"
             )
@@ -287,6 +291,7 @@ def sweep(
             grace=grace,
             walltime=walltime,
             cluster=cluster,
+            slot=slot,
         )
         job = checked(session, environment.added_to(wanted), save_as)
     report = run_job(session, job, quiet=quiet or as_json)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of values in site files and job files: durations, names, paths, hosts, patterns, signals, sizes.
+"""Types of values in site files and job files: durations, sizes of memory, names, paths, hosts, patterns, signals.
 
 A validator raises NotAllowedError with the words that complete "allowed is ..."; before them,
 :mod:`koala_adapter.config.diagnosis` puts file, line, key and what was found.
@@ -8,9 +8,11 @@ A validator raises NotAllowedError with the words that complete "allowed is ..."
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import signal
 from enum import StrEnum
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,6 +63,8 @@ TITLE_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u
 QUEUE_PATTERN = r"^[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]{0,127}$"
 FLAG_PATTERN = r"^--?[A-Za-z][A-Za-z0-9_-]*$"
 ARGUMENT_PATTERN = r"^-[^\x00-\x1f\x7f]+$"
+CHARGE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.+:=/@#%-]{0,127}$"
+FEATURE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.+:=/@#%-]{0,63}$"
 
 LONGEST_NAME = 255
 """Bytes of a name in a directory (NAME_MAX, limits.h)."""
@@ -74,6 +78,8 @@ PATTERN_WORDS: Mapping[str, str] = {
     QUEUE_PATTERN: "the name of a partition or queue, without spaces",
     FLAG_PATTERN: 'the name of a flag alone, without a value, such as "--no-requeue" or "-V"',
     ARGUMENT_PATTERN: 'an argument that begins with - and has no line break, such as "--account=physics"',
+    CHARGE_PATTERN: "one word of letters, digits and . _ - + : = / @ # %, at most 128 characters",
+    FEATURE_PATTERN: "one word of letters, digits and . _ - + : = / @ # %, at most 64 characters",
 }
 """What each pattern means, in words for a refusal."""
 
@@ -101,6 +107,29 @@ def parse_duration(value: object) -> object:
             f"{DURATION_WORDS}; two numbers may be hours and minutes or minutes and seconds: write all three"
         )
     raise NotAllowedError(DURATION_WORDS)
+
+
+SIZE_WORDS = 'MiB as a whole number, or a text with a unit (K, M, G or T, with or without iB), such as "4GiB" or "500M"'
+SIZE_PATTERN = r"^[0-9]{1,15}(\.[0-9]{1,6})?([KkMmGgTt]([Ii]?[Bb])?)?$"
+LARGEST_SIZE = 2**30
+"""MiB, which is a PiB."""
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?(?:([KMGT])(?:I?B)?)?", re.IGNORECASE)
+_KIB = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
+
+
+def parse_size(value: object) -> int:
+    """Return the MiB of a whole number or of a text such as ``4GiB``, rounded up.
+
+    Units are powers of 1024, with and without the ``i``, as the batch systems read them; a text without a unit is MiB.
+    Raises NotAllowedError.
+    """
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value)):
+        value = math.ceil(Fraction(found[1]) * _KIB[(found[2] or "M").upper()] / 1024)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise NotAllowedError(SIZE_WORDS)
+    if not 1 <= value <= LARGEST_SIZE:
+        raise NotAllowedError(f"from 1 to {LARGEST_SIZE} MiB")
+    return value
 
 
 def policy_schema(own: Collection[str]) -> JsonDict:
@@ -166,6 +195,18 @@ PlacementName = Annotated[
     WithJsonSchema(policy_schema(PLACEMENTS)),
 ]
 Whole = Annotated[int, Strict()]
+Mebibytes = Annotated[
+    int,
+    PlainValidator(parse_size),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": LARGEST_SIZE},
+                {"type": "string", "pattern": SIZE_PATTERN},
+            ]
+        }
+    ),
+]
 Flag = Annotated[bool, Strict()]
 Seconds = Annotated[float, Strict(), AllowInfNan(allow_inf_nan=False), BeforeValidator(parse_duration)]
 MebibytesPerSecond = Annotated[float, Strict(), AllowInfNan(allow_inf_nan=False)]
@@ -176,6 +217,10 @@ QueueName = Annotated[str, StringConstraints(pattern=QUEUE_PATTERN)]
 AbsolutePath = Annotated[str, StringConstraints(pattern=ABSOLUTE_PATH_PATTERN), AfterValidator(_short_enough)]
 FlagName = Annotated[str, StringConstraints(pattern=FLAG_PATTERN)]
 DirectiveArgument = Annotated[str, StringConstraints(pattern=ARGUMENT_PATTERN)]
+ChargeName = Annotated[str, StringConstraints(pattern=CHARGE_PATTERN)]
+"""Name of an account, a project or a quality of service."""
+FeatureName = Annotated[str, StringConstraints(pattern=FEATURE_PATTERN)]
+"""Name of a feature of nodes, or of a license."""
 Host = Annotated[str, AfterValidator(_host)]
 PlainText = Annotated[str, AfterValidator(_no_null)]
 VariableName = Annotated[str, AfterValidator(_variable)]

@@ -30,6 +30,7 @@ from koala_adapter.config.jobtables import (
     SweepTable,
     ValuesFile,
 )
+from koala_adapter.config.slottable import slots_of, unknown_clusters
 from koala_adapter.config.tomlfile import Document, parse_document, read_document, show_duration
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.host.regularfile import read_regular
@@ -551,6 +552,7 @@ def _table(
     if site is not None:
         pinned = [(index, _cluster_name(component)) for index, component in components]
         problems.add_all(_site_problems(pinned, header.walltime if header else None, site))
+        problems.add_all(unknown_clusters(components, [cluster.name for cluster in site.clusters]))
     if header is not None:
         problems.add_all(malleability_problems(header, components))
         problems.add_all(sweep_problems(header, components, document.data.get("sweep"), directory))
@@ -653,6 +655,7 @@ def _job(document: Document, name: str, directory: Path, *, user: str, site: Sit
     """Return the job of a document; ``name``: that of a job whose file gives it none."""
     table, files = _table(document, directory, site)
     patience = 0 if table.runner is RunnerName.SWEEP else Retirement().grace
+    needed = [slots_of(component) for component in table.components]
     components = tuple(
         Component(
             name=_component_name(index, component),
@@ -667,6 +670,8 @@ def _job(document: Document, name: str, directory: Path, *, user: str, site: Sit
             setup=(*table.setup, *component.setup),
             software=_software(table, component),
             container=component.container or table.container or "",
+            slot=needed[index][0],
+            slots=needed[index][1],
             initial=component.initial,
             flexible=component.flexible,
             sizes=component.sizes,

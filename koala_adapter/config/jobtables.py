@@ -46,6 +46,7 @@ from koala_adapter.config.fields import (
     Whole,
     WholeSeconds,
 )
+from koala_adapter.config.slottable import SlotTable
 from koala_adapter.config.tomlfile import LONGEST_SHOWN
 from koala_adapter.model import JobKind, Launcher, RunnerName
 from koala_adapter.tasks.sweep import range_axis
@@ -199,7 +200,7 @@ def _command(value: object) -> object:
     raise NotAllowedError(f"a list of texts, such as command = {json.dumps(words, ensure_ascii=False)}")
 
 
-class ComponentTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
+class ComponentTable(SlotTable, frozen=True, extra="forbid", defer_build=True):
     """A part of the job that runs in one cluster."""
 
     name: Name | None = Field(
@@ -214,26 +215,26 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
         default=None,
         ge=1,
         le=MOST_PROCESSORS,
-        description="Processors, one rank on each. Either this or minimum and maximum.",
+        description="Number of ranks; each has as many processors as threads says. Either this or minimum and maximum.",
     )
     minimum: Whole | None = Field(
         default=None,
         ge=1,
         le=MOST_PROCESSORS,
-        description="Fewest processors to start with and, in a malleable job, to keep. Only in a moldable or malleable "
-        "job, together with maximum.",
+        description="Fewest ranks to start with and, in a malleable job, to keep. Only in a moldable or malleable job, "
+        "together with maximum.",
     )
     maximum: Whole | None = Field(
         default=None,
         ge=1,
         le=MOST_PROCESSORS,
-        description="Most processors of use. Only in a moldable or malleable job, together with minimum.",
+        description="Most ranks of use. Only in a moldable or malleable job, together with minimum.",
     )
     initial: Whole | None = Field(
         default=None,
         ge=1,
         le=MOST_PROCESSORS,
-        description="Processors to start with where so many are idle. Only in a malleable job. Default: minimum.",
+        description="Ranks to start with where so many have room. Only in a malleable job. Default: minimum.",
     )
     cluster: Name | None = Field(
         default=None,

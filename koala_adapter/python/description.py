@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from os import PathLike, fspath
 from pathlib import PurePath
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from koala_adapter.errors import ConfigurationError
 
@@ -21,18 +21,71 @@ WALLTIME = "1h"
 """How long a job may run unless it says otherwise, as for `koala run -- PROGRAM`."""
 LONGEST_NAME = 60
 """Characters of a program's name that a job is called by."""
+
+
+class SlotKeys(TypedDict, total=False):
+    """The arguments of :class:`SlotKeywords`, for those that hand them on."""
+
+    threads: int
+    memory: int | str
+    gpus: int | str
+    exclusive: bool
+    scratch: int | str
+    features: Sequence[str]
+    licenses: Mapping[str, int]
+    queue: str | Mapping[str, str]
+    account: str | Mapping[str, str]
+    qos: str | Mapping[str, str]
+    directives: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotKeywords:
+    """What each rank needs on its node, by the keys of a component in a job file."""
+
+    threads: int | None = None
+    """Processors of each rank, all on one node. Default: 1."""
+    memory: int | str | None = None
+    """Of each rank: MiB, or a text such as "4GiB"."""
+    gpus: int | str | None = None
+    """Of each rank: a number, or kind and number such as "a100:2"."""
+    exclusive: bool | None = None
+    """Nothing else runs on the node of a rank."""
+    scratch: int | str | None = None
+    """Space on the node's own disk for each rank, as ``memory``."""
+    features: Sequence[str] = ()
+    """Words of the site, all of which the node has."""
+    licenses: Mapping[str, int] = field(default_factory=dict)
+    queue: str | Mapping[str, str] | None = None
+    """One for all clusters, or a mapping of clusters to queues; so are ``account`` and ``qos``."""
+    account: str | Mapping[str, str] | None = None
+    qos: str | Mapping[str, str] | None = None
+    directives: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Further arguments of the submission, by cluster."""
+
+
+SLOT_NAMES = tuple(one.name for one in fields(SlotKeywords))
+
 # fmt: off
 ALONE = frozenset({
     "command", "processors", "minimum", "maximum", "initial", "cluster", "flexible", "input_files", "output_files",
-})
+}).union(SLOT_NAMES)
 # fmt: on
 """What a job without ``components`` says of its only one."""
 LISTS = frozenset({"export", "setup", "software"})
 """Lists of texts of which one alone may stand for a list of it."""
 
 
+def slot_values(owner: str, given: SlotKeys) -> dict[str, object]:
+    """Return what an ``owner`` was given for its slots, by the keys of a job file. Raises TypeError for other names."""
+    for name in given:
+        if name not in SLOT_NAMES:
+            raise TypeError(f"{owner} got an unexpected keyword argument {name!r}")
+    return dict(_given(SlotKeywords(**given)))
+
+
 @dataclass(frozen=True, slots=True)
-class Component:
+class Component(SlotKeywords):
     """A part of a job that runs in one cluster: a table ``[[components]]`` of a job file.
 
     What is None, or empty, is as the job file has it by default. All is checked when the job is submitted.
@@ -45,10 +98,10 @@ class Component:
     """Program and arguments. No shell reads it."""
     _: KW_ONLY
     processors: int | None = None
-    """Processors, one process on each. Default: 1, unless ``minimum`` and ``maximum`` are given."""
+    """Number of ranks, each of ``threads`` processors. Default: 1, unless ``minimum`` and ``maximum`` are given."""
     name: str | None = None
     minimum: int | None = None
-    """Fewest processors of a job that is not rigid."""
+    """Fewest ranks of a job that is not rigid."""
     maximum: int | None = None
     initial: int | None = None
     cluster: str | None = None
@@ -83,7 +136,7 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Job(SlotKeywords):
     """One job: of one program, or of ``components`` that start together, wherever each of them runs.
 
     >>> Job(["./simulate"], processors=4, walltime="10m").values()["components"]
@@ -163,9 +216,9 @@ def _with_processors(component: dict[str, object]) -> dict[str, object]:
     return component if sized else {**component, "processors": 1}
 
 
-def _given(described: Component | Job) -> Iterator[tuple[str, object]]:
-    """Yield what was given, as TOML would have it."""
-    for one in fields(described):
+def _given(described: SlotKeywords) -> Iterator[tuple[str, object]]:
+    """Yield what was given, as TOML would have it: what to run, then what its ranks need."""
+    for one in sorted(fields(described), key=lambda one: one.name in SLOT_NAMES):
         value = _plain(getattr(described, one.name)) if one.name != "components" else None
         if value not in (None, [], {}):
             yield one.name, listed(one.name, value)

@@ -51,6 +51,10 @@ def job_ends_at(record: JobRecord, placeholders: Mapping[PlaceholderId, Placehol
     return min((process_ends_at(record, rank, placeholders, now) for rank in here), default=now + record.job.walltime)
 
 
+OPENMP_THREADS = "OMP_NUM_THREADS"
+"""Set to the threads of a slot for every rank, unless the job sets it: OpenMP would use all processors of the node."""
+
+
 # -- The interface -------------------------------------------------------------------------------------------
 
 
@@ -112,6 +116,7 @@ class Application:
     def environment(self, rank: Rank) -> tuple[tuple[str, str], ...]:
         """Return what a rank finds in its environment beside the node's own."""
         component = self.job.component(rank.component)
+        threads = str(component.slot.threads)
         own = {
             "KOALA_JOB_ID": self.job.id,
             "KOALA_JOB_NAME": self.job.name,
@@ -121,11 +126,13 @@ class Application:
             "KOALA_COMPONENT_RANK": str(rank.component_rank),
             "KOALA_COMPONENT_SIZE": str(self._sizes[rank.component]),
             "KOALA_CLUSTER": self._cluster(rank),
+            "KOALA_THREADS": threads,
             "KOALA_ADDRESSES": self._addresses,
         }
         if self._head is not None:
             own["KOALA_HEAD_ADDRESS"] = self._head.address or self._head.host
-        return tuple({**dict(self.job.environment), **dict(component.environment), **own}.items())
+        given = {OPENMP_THREADS: threads, **dict(self.job.environment), **dict(component.environment)}
+        return tuple({**given, **own}.items())
 
     def component(self, rank: Rank) -> Component:
         """Return the component of a rank."""
@@ -138,8 +145,8 @@ class Application:
     def container(self, rank: Rank) -> tuple[str, ...]:
         """Return what stands before a command of a rank to run it in its container; empty: it has none."""
         component = self.component(rank)
-        variables = dict.fromkeys(name for name, _ in (*self.job.environment, *component.environment))
-        return self._software(rank).container_of(component, tuple(variables))
+        given = dict([(OPENMP_THREADS, ""), *self.job.environment, *component.environment])
+        return self._software(rank).container_of(component, tuple(given))
 
     def program(self, rank: Rank) -> tuple[str, ...]:
         """Return the command of a rank."""

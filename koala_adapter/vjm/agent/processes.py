@@ -132,6 +132,7 @@ FOREIGN_PREFIXES = (
     "KOALA_", "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SGE_", "PBS_", "PMI_", "PMI2_", "PMIX_", "OMPI_",
     "PRTE_", "HYDRA_", "HYDI_", "MPIR_",
 )  # fmt: skip
+RESOURCES = ("SGE_HGR_",)  # which GPUs and the like Grid Engine has given, where CUDA_VISIBLE_DEVICES does not say so
 FOREIGN_NAMES = frozenset((
     "ARC", "BATCHJOB_ID", "BATCH_JOBID", "ENVIRONMENT", "JOB_ID", "JOB_NAME", "JOB_SCRIPT", "LSB_JOBID", "NHOSTS",
     "NQUEUES", "NSLOTS", "PE", "PE_HOSTFILE", "QUEUE", "REQNAME", "REQUEST", "RESTARTED", "TASK_ID",
@@ -164,7 +165,7 @@ def task_environment(base: "Dict[str, str]", added: "List[List[str]]") -> "Dict[
     environment = {
         name: value
         for name, value in base.items()
-        if name not in FOREIGN_NAMES and not name.startswith(FOREIGN_PREFIXES)
+        if name.startswith(RESOURCES) or (name not in FOREIGN_NAMES and not name.startswith(FOREIGN_PREFIXES))
     }
     environment.update((name, value) for name, value in added)
     return environment

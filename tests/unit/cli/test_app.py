@@ -12,9 +12,11 @@ import sys
 import threading
 import tomllib
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from json import dumps, loads
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+import click
 import pytest
 import structlog
 from click.testing import CliRunner
@@ -22,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.application.shipping import C_FILES, FILE_NAME, NEGOTIATION_FILE_NAME, PKG_CONFIG_FILE
-from koala_adapter.cli.arguments import SOURCE, JobArguments, sweep_of_words
+from koala_adapter.cli.arguments import SOURCE, JobArguments, slot_options, sweep_of_words
 from koala_adapter.cli.innerservice import log_to_file
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.log import KEPT, LARGEST, RotatedLog
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import Job
     from koala_adapter.python.description import Job as Description
+    from koala_adapter.python.description import SlotKeys
 
 
 # -- ``koala app``: what it writes is whole, compiles with what pkg-config says, and overwrites nothing of others.
@@ -133,7 +136,15 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 def arguments(words: list[str], **options: object) -> JobArguments:
     """Return arguments of ``koala run``."""
-    given = {"processors": None, "mpi": False, "walltime": None, "cluster": None, "split": False, "save": None}
+    given: dict[str, object] = {
+        "processors": None,
+        "mpi": False,
+        "walltime": None,
+        "cluster": None,
+        "split": False,
+        "save": None,
+        "slot": {},
+    }
     return JobArguments(words=tuple(words), **given | options)  # type: ignore[arg-type]
 
 
@@ -167,6 +178,53 @@ def test_what_no_job_may_be(options: dict[str, object], word: str, key: str) -> 
     """It is refused as in a job file; the refusal names the key, and no line of a file that does not exist."""
     with pytest.raises(ConfigurationError, match=f"^{SOURCE}: [^:]*{key}"):
         job_of(arguments([word, "x"], **options)._description())
+
+
+def slot_of(words: str) -> SlotKeys:
+    """Return the slot that options say. Raises UsageError."""
+    command = click.command()(slot_options(lambda slot: slot))
+    return cast("SlotKeys", command.main(words.split(), standalone_mode=False))
+
+
+@pytest.mark.parametrize(
+    ("words", "slot"),
+    [
+        ("", {}),
+        ("--threads 2 --memory 4GiB --exclusive --scratch 500",
+         {"threads": 2, "memory": "4GiB", "exclusive": True, "scratch": "500"}),
+        ("--gpus 2", {"gpus": 2}),
+        ("--gpus a100:2", {"gpus": "a100:2"}),
+        ("--queue long --qos alpha=high --account alpha=a --account beta=b",
+         {"queue": "long", "qos": {"alpha": "high"}, "account": {"alpha": "a", "beta": "b"}}),
+        ("--feature ib --feature avx512 --license m=2 --license n=1",
+         {"features": ("ib", "avx512"), "licenses": {"m": 2, "n": 1}}),
+        ("--directive alpha=--x=1 --directive alpha=-y", {"directives": {"alpha": ["--x=1", "-y"]}}),
+    ],
+)  # fmt: skip
+def test_options_of_a_slot(words: str, slot: SlotKeys) -> None:
+    assert slot_of(words) == slot
+    values = arguments(["p"], slot=slot)._description().values()
+    assert tomllib.loads(toml_of(values)) == values
+    assert values["components"] == [{"command": ["p"], "processors": 1, **loads(dumps(slot))}]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--threads 0", "0 is not in the range x>=1"),
+        (
+            "--queue alpha=long --queue short",
+            "found alpha=long, short, allowed is one NAME, or CLUSTER=NAME for each cluster",
+        ),
+        ("--license m", 'found "m", allowed is NAME=N'),
+        ("--license m=x", 'found "m=x", allowed is NAME=N with a whole number N'),
+        ("--directive --reservation", 'found "--reservation", allowed is CLUSTER=ARG'),
+    ],
+)
+def test_options_that_are_no_slot(words: str, said: str) -> None:
+    with pytest.raises(click.UsageError) as caught:
+        slot_of(words)
+    assert said in caught.value.format_message()
 
 
 # ---- sweeps ---------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from koala_adapter.config.jobtables import ComponentTable, InputFileTable, JobTa
 from koala_adapter.config.sitefile import NoSettings, SiteConfig, load_site_text
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind, Launcher, Retirement, RunnerName
+from koala_adapter.slots import Slot
 from tests.unit.config.toml_text import plugin, replaced, toml_file, values
 
 if TYPE_CHECKING:
@@ -486,3 +487,84 @@ def test_workers_and_their_head() -> None:
     assert (workers.initial, workers.sizes, workers.flexible) == (2, "multiple-of-2", True)
     assert workers.retirement == Retirement(command=("bye",), grace=120)
     assert head.retirement == Retirement(signal=signal.SIGTERM, grace=30)
+
+
+# -- Slots: what each rank needs, in words of the job file and as a value.
+
+ALPHA, BETA = ClusterName("alpha"), ClusterName("beta")
+EACH = Slot(threads=2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "slot", "slots"),
+    [
+        ("", Slot(), ()),
+        ("threads = 2", EACH, ()),
+        ('memory = "4GiB"', Slot(memory_mib=4096), ()),
+        ("memory = 500", Slot(memory_mib=500), ()),
+        ('memory = "500"', Slot(memory_mib=500), ()),
+        ('memory = "500 M"', Slot(memory_mib=500), ()),
+        ('memory = "1.5g"', Slot(memory_mib=1536), ()),
+        ('memory = "1025K"', Slot(memory_mib=2), ()),
+        ('scratch = "2TB"', Slot(scratch_mib=2 * 1024**2), ()),
+        ("gpus = 2", Slot(gpus=2), ()),
+        ('gpus = "2"', Slot(gpus=2), ()),
+        ('gpus = "a100:2"', Slot(gpus=2, gpu_kind="a100"), ()),
+        ("gpus = 0", Slot(), ()),
+        ("exclusive = true", Slot(exclusive=True), ()),
+        ('features = ["avx512", "ib", "ib"]', Slot(features=("avx512", "ib")), ()),
+        ("licenses = { matlab = 2 }", Slot(licenses=(("matlab", 2),)), ()),
+        ('queue = "long"\naccount = "physics"\nqos = "high"', Slot(queue="long", account="physics", qos="high"), ()),
+        ('threads = 2\nqueue = { alpha = "long" }', EACH, ((ALPHA, replace(EACH, queue="long")),)),
+        (
+            'qos = "h"\nqueue = { alpha = "l" }\naccount = { alpha = "a", beta = "b" }\ndirectives = {beta=["-y=1"]}',
+            Slot(qos="h"),
+            (
+                (ALPHA, Slot(qos="h", queue="l", account="a")),
+                (BETA, Slot(qos="h", account="b", directives=("-y=1",))),
+            ),
+        ),
+    ],
+)
+def test_slots(keys: str, slot: Slot, slots: tuple[tuple[ClusterName, Slot], ...], site: SiteConfig) -> None:
+    component = loaded(f"{HEAD}{COMPONENT}{keys}", site=site).components[0]
+    assert (component.slot, component.slots) == (slot, slots)
+
+
+SIZE_ALLOWED = "allowed is MiB as a whole number, or a text with a unit"
+GPUS_ALLOWED = 'allowed is a whole number from 0 to 1024, or a kind and a number, such as "a100:2"'
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("threads = 0", "threads: found 0, allowed is a whole number from 1 to 65536"),
+        ('threads = "2"', 'threads: found "2", allowed is a whole number from 1 to 65536'),
+        ('memory = "4 bananas"', f'memory: found "4 bananas", {SIZE_ALLOWED}'),
+        ("memory = 1.5", f"memory: found 1.5, {SIZE_ALLOWED}"),
+        ("memory = true", f"memory: found true, {SIZE_ALLOWED}"),
+        ("memory = 0", "memory: found 0, allowed is from 1 to 1073741824 MiB"),
+        ('scratch = "9999999T"', 'scratch: found "9999999T", allowed is from 1 to 1073741824 MiB'),
+        ('gpus = "a100"', f'gpus: found "a100", {GPUS_ALLOWED}'),
+        ('gpus = "a100:0"', f'gpus: found "a100:0", {GPUS_ALLOWED}'),
+        ("gpus = -1", f"gpus: found -1, {GPUS_ALLOWED}"),
+        ("exclusive = 1", "exclusive: found 1, allowed is true or false"),
+        ('features = "ib"', 'features: found "ib", allowed is a list: [ ... ]'),
+        ('features = ["a&b"]', 'features[0]: found "a&b", allowed is one word of letters'),
+        ("licenses = { m = 0 }", "licenses.m: found 0, allowed is a whole number from 1 to 1000000"),
+        ("queue = 3", 'queue: found 3, allowed is a name in quotes, or a table by cluster, such as { alpha = "long" }'),
+        ('queue = "a b"', 'queue: found "a b", allowed is the name of a partition or queue, without spaces'),
+        ('account = { alpha = "" }', 'account.alpha: found "", allowed is one word of letters'),
+        (
+            'qos = { alpa = "x" }',
+            'qos.alpa: found "alpa", allowed is a cluster of the site: "alpha", "beta", "gamma"; did',
+        ),
+        ('directives = { alpha = ["x"] }', 'directives.alpha[0]: found "x", allowed is an argument that begins with -'),
+        ('directives = { d = ["-x"] }', 'directives.d: found "d", allowed is a cluster of the site: "alpha", "beta"'),
+        ('directives = ["-x"]', "directives: found a list of 1, allowed is a table"),
+    ],
+)
+def test_slots_that_cannot_be(line: str, said: str, site: SiteConfig) -> None:
+    message = refusal(f"{HEAD}{COMPONENT}{line}\n", site=site)
+    assert message.startswith(f"j.toml:5: components[0].{said}")
+    assert "\n" not in message

@@ -7,7 +7,7 @@ import doctest
 import os
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -15,17 +15,20 @@ import koala_adapter as koala
 from koala_adapter.config.jobfile import job_of_values
 from koala_adapter.config.jobtables import ComponentTable, JobTable
 from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.config.slottable import SlotTable
 from koala_adapter.errors import JobNotFoundError
 from koala_adapter.lrm import load_plugins
-from koala_adapter.model import EndReason, JobKind, RunnerName
+from koala_adapter.model import ClusterName, EndReason, JobKind, RunnerName
 from koala_adapter.model import Job as CheckedJob
 from koala_adapter.outcome import JobOutcome, JobState
 from koala_adapter.python import description
+from koala_adapter.python.description import SlotKeys
 from koala_adapter.python.jobs import mimebundle, show_reports, text_of
 from koala_adapter.python.localsite import local_site_text
 from koala_adapter.report.values import ComponentReport
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.platform import ClusterModel
+from koala_adapter.slots import Slot
 from koala_experiments.liveruns import site_text
 from tests.imported import imported_packages
 from tests.unit.api.jobreports import job_report
@@ -58,6 +61,20 @@ def test_a_program_alone_is_a_job(tmp_path: Path) -> None:
     job = checked(koala.Job([Path("/bin/echo"), "hello"]), tmp_path)
     assert (job.name, job.walltime, job.components[0].minimum) == ("echo", 3600, 1)
     assert job.components[0].command == ("/bin/echo", "hello")
+
+
+def test_a_slot_has_the_same_keys_everywhere() -> None:
+    """In job files, of components and jobs of programs, and as arguments that are handed on."""
+    assert set(description.SLOT_NAMES) == set(SlotTable.model_fields) == set(SlotKeys.__annotations__)
+    with pytest.raises(TypeError, match="KoalaCluster got an unexpected keyword argument 'thread'"):
+        description.slot_values("KoalaCluster", cast("SlotKeys", {"thread": 2}))
+
+
+def test_a_job_says_what_its_ranks_need(tmp_path: Path) -> None:
+    job = koala.Job(["p"], threads=2, memory="4GiB", gpus="a100:2", features=("ib",), queue={"alpha": "long"})
+    (component,) = checked(job, tmp_path).components
+    assert component.slot == Slot(threads=2, memory_mib=4096, gpus=2, gpu_kind="a100", features=("ib",))
+    assert component.slot_on(ClusterName("alpha")).queue == "long"
 
 
 def test_all_that_is_said_arrives(tmp_path: Path) -> None:
@@ -127,6 +144,8 @@ def test_variables_are_exported_from_the_program(tmp_path: Path, monkeypatch: py
         (koala.Job("sleep 100"), r'command: found "sleep 100", allowed is a list of texts, .*\["sleep", "100"\]'),
         (koala.Job(["sleep"], processors=0), "processors: found 0, allowed is a whole number from 1"),
         (koala.Job(["sleep"], walltime="90"), 'walltime: found "90"'),
+        (koala.Job(["sleep"], memory="much"), r'components\[0\].memory: found "much", allowed is MiB'),
+        (koala.Job(threads=2, components=[koala.Component(["b"])]), "given together with components: threads"),
         (koala.Job(["sleep"], kind="soft"), 'kind: found "soft", allowed is '),
         (koala.Job(["a"], components=[koala.Component(["b"])]), "given together with components: command"),
         (koala.Job(processors=3, components=[koala.Component(["b"])]), "given together with components: processors"),

@@ -25,6 +25,7 @@ from koala_adapter.runners.mpi import MpiRunner
 from koala_adapter.runners.runner import Application, ProcessRunner
 from koala_adapter.scheduler.actions import Rank
 from koala_adapter.scheduler.events import RankEnded, RankStarted
+from koala_adapter.slots import Slot
 from koala_adapter.vjm.channel import LaunchFile
 
 if TYPE_CHECKING:
@@ -107,8 +108,22 @@ def test_ranks_find_themselves_and_the_others_in_their_environment() -> None:
         "KOALA_COMPONENT_RANK": "0",
         "KOALA_COMPONENT_SIZE": "1",
         "KOALA_CLUSTER": "west",
+        "KOALA_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
         "KOALA_ADDRESSES": "10.0.0.1,10.0.0.2,10.0.0.3",
     }
+
+
+@pytest.mark.parametrize(
+    ("of_job", "of_component", "found"),
+    [({}, {}, "4"), ({"OMP_NUM_THREADS": "2"}, {}, "2"), ({"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "3"}, "3")],
+)
+def test_ranks_find_the_threads_of_their_slot(of_job: dict[str, str], of_component: dict[str, str], found: str) -> None:
+    one = application(Launcher.PROCESS)
+    component = replace(one.job.components[1], slot=Slot(threads=4), environment=tuple(of_component.items()))
+    job = replace(one.job, environment=tuple(of_job.items()), components=(one.job.components[0], component))
+    environment = dict(list(ProcessRunner(replace(one, job=job)).launches())[2].launch.environment)
+    assert (environment["KOALA_THREADS"], environment["OMP_NUM_THREADS"]) == ("4", found)
 
 
 def test_ranks_of_a_split_component_know_their_own_cluster() -> None:

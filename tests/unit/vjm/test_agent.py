@@ -162,17 +162,18 @@ def test_token_file_of_another_user_is_refused(token_file: Path) -> None:
 
 
 def test_task_environment_is_free_of_the_batch_system() -> None:
-    """Nothing of the LRM and of MPI starters gets through, everything else does, and what was asked for wins."""
+    """Nothing of the LRM and of MPI starters gets through but its GPUs; the rest does, and what was asked for wins."""
     base = {
         "PATH": "/bin", "HOME": "/home/u", "TMPDIR": "/scratch", "LANG": "C", "JAVA_HOME": "/opt/java",
         "SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n", "SBATCH_X": "1", "SGE_TASK_ID": "1", "JOB_ID": "2",
         "PE_HOSTFILE": "x", "NSLOTS": "1", "QUEUE": "q", "PBS_JOBID": "3", "PMI_RANK": "0", "PMI2_X": "1",
         "PMIX_RANK": "0", "OMPI_X": "1", "HYDRA_X": "1", "KOALA_TOKEN": "secret", "SRUN_DEBUG": "3",
+        "CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "0", "SGE_HGR_gpu": "1",
     }  # fmt: skip
     built = task_environment(base, [["KOALA_RANK", "3"], ["LANG", "de_DE.UTF-8"]])
     assert built == {
         "PATH": "/bin", "HOME": "/home/u", "TMPDIR": "/scratch", "JAVA_HOME": "/opt/java", "KOALA_RANK": "3",
-        "LANG": "de_DE.UTF-8",
+        "LANG": "de_DE.UTF-8", "CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "0", "SGE_HGR_gpu": "1",
     }  # fmt: skip
 
 
