@@ -18,6 +18,7 @@ from koala_adapter.scheduler.actions import Effects
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
 from koala_adapter.scheduler.states import Roster, initial_size
+from koala_adapter.slots import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.claiming.queue import PlacementQueue
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.parameters import Parameters
+    from koala_adapter.scheduler.placement.policy import PlacedComponent
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State, TimerKind
     from koala_adapter.scheduler.states import Ledger
     from koala_adapter.scheduler.timetable import Timetable
+    from koala_adapter.slots import Slot
 
 
 # -- Numbers of submissions, none of which is given twice ----------------------------------------------------
@@ -184,15 +187,16 @@ class Context:
         state.batches_made = max(state.batches_made, number)
         return number
 
-    def view(self, cluster: ClusterRecord) -> ClusterView:
-        """Return what a placement policy may know of a cluster."""
+    def view(self, cluster: ClusterRecord, slot: Slot = PLAIN) -> ClusterView:
+        """Return what a placement policy may know of a cluster, counted in slots of a shape."""
+        room = cluster.room_for(slot)
         return ClusterView(
             name=cluster.parameters.name,
-            capacity=cluster.largest_capacity,
+            capacity=room.capacity,
             in_flight=cluster.parameters.placeholders_in_flight,
-            room=cluster.room,
-            available=cluster.available,
-            load_free=cluster.load_free,
+            room=room.room,
+            available=room.available,
+            load_free=room.load_free,
             walltime_limit=cluster.parameters.walltime_limit,
             closed=closed_reason(cluster, self.now),
             files=cluster.parameters.files,
@@ -201,11 +205,17 @@ class Context:
             expected_wait=self.state.expected_wait(cluster, self.now),
             software=cluster.parameters.software,
             container_runtime=cluster.parameters.container_runtime,
+            slot_processors=room.slot_processors,
+            lack="" if slot == PLAIN else lack_of(cluster, slot),
         )
+
+    def slot_processors(self, record: JobRecord, component: str, cluster: ClusterName) -> int:
+        """Return the processors of a cluster that a slot of a component takes there."""
+        return self.state.clusters[cluster].processors_of(record.job.component(component).slot_on(cluster))
 
     def views(self) -> Views:
         """Return the views of all clusters of the site."""
-        return Views(self)
+        return Views(self, (name for name, one in self.state.clusters.items() if one.configured))
 
     def request(self, record: JobRecord, claim: Claim) -> ComponentRequest:
         """Return what a claim asks of a placement policy."""
@@ -231,38 +241,119 @@ class Context:
 
 
 class Views(Mapping["ClusterName", ClusterView]):
-    """Views of the clusters of the site, each made when it is first looked at: of a thousand few are needed."""
+    """Views of clusters, each made when it is first looked at: of a thousand few are needed.
 
-    __slots__ = ("_clusters", "_context", "_made")
+    They are counted in slots of one component; :meth:`of` gives those of another one. What is taken from one is taken
+    from all of them.
+    """
 
-    def __init__(self, context: Context) -> None:
-        """Look at the clusters as they are while this is used."""
+    __slots__ = ("_component", "_context", "_emptied", "_family", "_made", "_names", "_taken")
+
+    def __init__(
+        self,
+        context: Context,
+        names: Iterable[ClusterName],
+        *,
+        component: Component | None = None,
+        taken: dict[ClusterName, int] | None = None,
+        emptied: bool = False,
+    ) -> None:
+        """Look at the clusters as they are while this is used, in slots of a component; None: of one processor.
+
+        ``taken``: processors that are left out. ``emptied``: as if nothing of koala's was there.
+        """
         self._context = context
-        self._clusters = {name: one for name, one in context.state.clusters.items() if one.configured}
+        self._names = dict.fromkeys(names)
+        self._component = component
+        self._taken = {} if taken is None else taken
+        self._emptied = emptied
+        self._family: dict[tuple[Slot, tuple[tuple[ClusterName, Slot], ...]], Views] = {}
         self._made: dict[ClusterName, ClusterView] = {}
 
+    def of(self, component: Component) -> Views:
+        """Return the views counted in slots of a component."""
+        if component.slot == PLAIN and not component.slots:
+            return self
+        key = component.slot, component.slots
+        if key not in self._family:
+            self._family[key] = Views(
+                self._context, self._names, component=component, taken=self._taken, emptied=self._emptied
+            )
+        return self._family[key]
+
+    def taken(self, name: ClusterName) -> int:
+        """Return the processors of a cluster that are left out."""
+        return self._taken.get(name, 0)
+
+    def take(self, name: ClusterName, processors: int) -> None:
+        """Leave so many further processors of a cluster out from now on."""
+        self._taken[name] = self.taken(name) + processors
+        self.refresh(name)
+
+    def refresh(self, name: ClusterName) -> None:
+        """Look at a cluster again: something was placed there."""
+        self._made.pop(name, None)
+        for views in self._family.values():
+            views.refresh(name)
+
+    def drop(self, name: ClusterName) -> None:
+        """Leave a cluster out from now on."""
+        self._names.pop(name, None)
+        self._made.pop(name, None)
+        for views in self._family.values():
+            views.drop(name)
+
+    def less(self, placed: Iterable[tuple[Component, PlacedComponent]]) -> Views:
+        """Return other views, in which what was placed is taken, too."""
+        views = Views(self._context, self._names, taken=dict(self._taken), emptied=self._emptied)
+        for component, part in placed:
+            views.take(part.cluster, part.processors * self.of(component)[part.cluster].slot_processors)
+        return views
+
     def __getitem__(self, name: ClusterName) -> ClusterView:
-        """Return the view of a cluster. Raises KeyError when it is not in the site file."""
+        """Return the view of a cluster. Raises KeyError when it is not among them."""
         view = self._made.get(name)
         if view is None:
-            view = self._made[name] = self._context.view(self._clusters[name])
+            if name not in self._names:
+                raise KeyError(name)
+            slot = PLAIN if self._component is None else self._component.slot_on(name)
+            view = self._context.view(self._context.state.clusters[name], slot)
+            if self._emptied:
+                most = min(view.capacity or 0, view.in_flight or 0)
+                view = replace(view, room=most, available=0, load_free=view.room)
+            view = self._made[name] = _less(view, self.taken(name))
         return view
-
-    def __setitem__(self, name: ClusterName, view: ClusterView) -> None:
-        """Put another view in the place of a cluster's."""
-        self._made[name] = view
 
     def __iter__(self) -> Iterator[ClusterName]:
         """Yield the names in the order of the site file."""
-        return iter(self._clusters)
+        return iter(self._names)
 
     def __len__(self) -> int:
         """Number of clusters."""
-        return len(self._clusters)
+        return len(self._names)
 
     def __contains__(self, name: object) -> bool:
-        """Tell whether a cluster is in the site file."""
-        return name in self._clusters
+        """Tell whether a cluster is among them."""
+        return name in self._names
+
+
+def _less(view: ClusterView, processors: int) -> ClusterView:
+    """Return a view of a cluster in which so many of its processors are spoken for."""
+    if processors <= 0:
+        return view
+    slots = -(-processors // view.slot_processors)
+    return replace(
+        view, room=view.room - slots, available=max(0, view.available - slots), load_free=view.load_free - slots
+    )
+
+
+def lack_of(cluster: ClusterRecord, slot: Slot) -> str:
+    """Return why a cluster never has a slot; empty when it has."""
+    known = cluster.parameters.slot_keys
+    unknown = () if known is None else slot.beyond(frozenset(known))
+    if unknown:
+        return f"its batch system cannot be asked for {' or '.join(unknown)}, unless [clusters.map] says how"
+    return cluster.count_of(slot).lack if not slot.is_plain else ""
 
 
 def closed_reason(cluster: ClusterRecord, now: float) -> str | None:

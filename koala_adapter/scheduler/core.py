@@ -20,6 +20,7 @@ from koala_adapter.scheduler.claiming.queue import PlacementQueue
 from koala_adapter.scheduler.claiming.waiting import (
     await_first_looks,
     enqueue,
+    impossible,
     interval_scan,
     looked_at,
     place,
@@ -36,7 +37,6 @@ from koala_adapter.scheduler.malleable.jobmanagement import JobManagement, Sched
 from koala_adapter.scheduler.malleable.requests import keep_to_wanted_sizes, place_lost, would_take
 from koala_adapter.scheduler.malleable.steps import others_seen
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.scheduler.placement.policy import infeasibility
 from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State, Timer, TimerKind
 from koala_adapter.scheduler.states import Ledger, Roster
 from koala_adapter.scheduler.timetable import Timetable, advance, change_due, give_time, postpone
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.context import Handlers, JobTimers, PlaceholderTimers, RecordedBatches
     from koala_adapter.scheduler.placement.policy import PlacementResult
+    from koala_adapter.slots import Slot
 
 SHRINK_PROOF = 3600.0
 """Seconds for which fewer processors must be seen before a cluster is taken to have lost the others for good."""
@@ -122,6 +123,10 @@ class Scheduler:
             return self.state.jobs[JobId(job_id)]
         except KeyError:
             raise JobNotFoundError(f"no job {job_id!r}", hint="`koala status` lists the jobs") from None
+
+    def shapes_on(self, cluster: ClusterName) -> tuple[Slot, ...]:
+        """Return the shapes of slots, other than one processor, that jobs need on a cluster which have not ended."""
+        return self.ledger.shapes_on(cluster)
 
     def queue_position(self, job_id: JobId) -> int | None:
         """Return the 1-based place of a job in the placement queue; None when it is not there."""
@@ -217,7 +222,7 @@ def _job_submitted(context: Context, event: ev.JobSubmitted) -> None:
         known = ", ".join(sorted(context.policies.placement_names))
         refuse(context, record, f"there is no placement policy {event.job.placement!r}; there are: {known}")
         return
-    never = infeasibility(context.requests(record), context.views())
+    never = impossible(context.requests(record), context.views())
     if never is not None:
         refuse(context, record, never)
     else:
@@ -245,11 +250,19 @@ def _cluster_polled(context: Context, event: ev.ClusterPolled) -> None:
         return
     cluster.ours_left = event.ours < cluster.ours_polled
     cluster.processors, cluster.idle, cluster.ours_polled = event.processors, event.idle, event.ours
+    cluster.slots = list(event.slots)
     others_seen(context, cluster, event.others_waiting)
     if _measure(cluster, context.now):
         refuse_impossible(context)
     if cluster.room > 0 or event.cluster in context.roster:
         context.scan_wanted = True
+
+
+def _slots_counted(context: Context, event: ev.SlotsCounted) -> None:
+    cluster = context.state.clusters.get(event.cluster)
+    if cluster is not None:
+        counted = {count.slot for count in event.slots}
+        cluster.slots = [*(one for one in cluster.slots if one.slot not in counted), *event.slots]
 
 
 def _measure(cluster: ClusterRecord, now: float) -> bool:
@@ -286,6 +299,7 @@ HANDLERS: Handlers = {
     ev.JobSubmitted: _job_submitted,
     ev.CancelRequested: _cancel_requested,
     ev.ClusterPolled: _cluster_polled,
+    ev.SlotsCounted: _slots_counted,
     ev.ClusterUnavailable: _cluster_unavailable,
     **claims.HANDLERS,
     **reports.HANDLERS,

@@ -21,6 +21,7 @@ from koala_adapter.model import (
     TaskEnd,
 )
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.slots import SlotCount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,16 @@ class ClusterPolled(Event):
     others_waiting: tuple[int, ...] = ()
     """Processors that each waiting job of others asks for, in the order of their queue. Known only where running
     malleable jobs would be shrunk for them."""
+    slots: tuple[SlotCount, ...] = ()
+    """Counts of the slots of other shapes that jobs need which have not ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsCounted(Event):
+    """Slots of shapes that a job is about to need, counted on what the latest poll of a cluster showed."""
+
+    cluster: ClusterName
+    slots: tuple[SlotCount, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

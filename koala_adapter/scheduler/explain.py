@@ -14,12 +14,14 @@ from koala_adapter.model import ClusterName, JobKind
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.claiming.waiting import awaited_looks
-from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.context import closed_reason, lack_of
 from koala_adapter.scheduler.ends import Fate, deserted, fate
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.malleable.policies import Direction
+from koala_adapter.scheduler.placement.policy import slots_said
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.scheduler.reports import hold_groups
+from koala_adapter.slots import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         SizeChange,
         State,
     )
+    from koala_adapter.slots import Slot
 
 
 # -- Durations in words --------------------------------------------------------------------------------------
@@ -433,7 +436,8 @@ def _needs(job: Job, policies: Policies) -> list[str]:
     for component in job.components:
         where = f"on {component.cluster}" if component.cluster is not None else "on one cluster"
         where = "on one or more clusters" if policies.may_split(job, component) else where
-        need = f"{_processors(component.minimum)} {where}"
+        size = component.minimum
+        need = f"{_processors(size) if component.slot == PLAIN else slots_said(component, size)} {where}"
         counts[need] = counts.get(need, 0) + 1
     return [need if count == 1 else f"{count} times {need}" for need, count in counts.items()]
 
@@ -444,7 +448,8 @@ def _clusters(state: State, record: JobRecord, now: float, policies: Policies) -
     if not clusters:
         return "No cluster that it may use is in the site file."
     said = [
-        f"{cluster.parameters.name} {_state_of(cluster, now)}{_kept_there(state, record, cluster, now)}"
+        f"{cluster.name} {_state_of(cluster, _slot_there(record, cluster), now)}"
+        f"{_kept_there(state, record, cluster, now)}"
         for cluster in clusters[:LISTED]
     ]
     rest = f"; {len(clusters) - LISTED} more" if len(clusters) > LISTED else ""
@@ -452,24 +457,37 @@ def _clusters(state: State, record: JobRecord, now: float, policies: Policies) -
 
 
 def _usable(cluster: ClusterRecord, record: JobRecord, policies: Policies) -> bool:
-    name, capacity = cluster.parameters.name, cluster.largest_capacity
+    name = cluster.name
+
+    def holds(component: Component) -> bool:
+        slot = component.slot_on(name)
+        capacity = cluster.room_for(slot).capacity
+        least = 1 if policies.may_split(record.job, component) else component.minimum
+        return not lack_of(cluster, slot) and (capacity is None or least <= capacity)
+
     return any(
         component.cluster in (None, name)
         and name not in claim.excluded
         and cluster.parameters.lacks(component) is None
-        and (capacity is None or (1 if policies.may_split(record.job, component) else component.minimum) <= capacity)
+        and holds(component)
         and (cluster.configured or component.cluster == name)
         for component, claim in record.components()
     )
 
 
-def _state_of(cluster: ClusterRecord, now: float) -> str:
+def _slot_there(record: JobRecord, cluster: ClusterRecord) -> Slot:
+    """Return the largest of the slots that components of a job need on a cluster."""
+    slots = [one.slot_on(cluster.name) for one in record.job.components if one.cluster in (None, cluster.name)]
+    return max(slots, key=lambda slot: (slot.gpus, slot.threads, slot.memory_mib), default=PLAIN)
+
+
+def _state_of(cluster: ClusterRecord, slot: Slot, now: float) -> str:
     closed = closed_reason(cluster, now)
     if closed is not None:
         return f"is {closed}" if cluster.listed or cluster.unavailable else f"is closed: {closed}"
     if cluster.room <= 0 and cluster.managed:
         return f"has no room (our jobs have all {cluster.managed} that we may use)"
-    return f"has room for {max(0, cluster.room)}"
+    return f"has room for {max(0, cluster.room_for(slot).room)}"
 
 
 def _kept_there(state: State, record: JobRecord, cluster: ClusterRecord, now: float) -> str:

@@ -67,6 +67,7 @@ NOT_IN_SITE_FILES: Mapping[str, str] = {
     "bandwidth_from": "for experiments: a service sends all files from its own host",
     "software": "the names of a table of its own, which says how each is made available",
     "container_runtime": "a key of its own: one of three programs",
+    "slot_keys": "what the plugin can ask its batch system for, and what [clusters.map] says",
 }
 """The parameters that have no setting, and why."""
 
@@ -347,6 +348,8 @@ class ClusterParameters:
     """Names of the software that its nodes have, as components ask for it."""
     container_runtime: str = ""
     """Program that runs containers on its nodes; empty: none does."""
+    slot_keys: tuple[str, ...] | None = None
+    """What its batch system can be asked for, of ``koala_adapter.slots.SLOT_KEYS``; None: all."""
 
     def lacks(self, component: Component) -> str | None:
         """Return what the cluster lacks of what the ranks of a component need on their nodes; None when it has all."""

@@ -36,6 +36,7 @@ from koala_adapter.scheduler.parameters import (
     ClusterParameters,
     Parameters,
 )
+from koala_adapter.slots import PLAIN, Slot, SlotCount
 from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
@@ -287,6 +288,21 @@ WAITS_KEPT = 20
 """Entries of a waiting history: what was earlier says little of the load now."""
 
 
+class SlotRoom(NamedTuple):
+    """The room for slots of a shape on a cluster, in the number of such slots."""
+
+    slot_processors: int
+    """Processors of the cluster that one takes."""
+    capacity: int | None
+    """Most that could ever be ours; None while nothing was seen."""
+    room: int
+    """Further ones that may be submitted."""
+    available: int
+    """Those of them that would start at once, as far as the last poll tells."""
+    load_free: int
+    """Slots that no other user has, less all that we have or asked for; may be negative."""
+
+
 @dataclass(slots=True)
 class ClusterRecord:
     """A cluster as last seen, and what we ourselves have there."""
@@ -304,6 +320,8 @@ class ClusterRecord:
     """False while the LRM answers but lists no processors at all, which is never the truth."""
     idle: int = 0
     ours_polled: int = 0
+    slots: list[SlotCount] = field(default_factory=list)
+    """Counts of the slots of other shapes than one processor that jobs need."""
     ours_left: bool = False
     """The last poll showed fewer of ours than the one before. The LRM lists jobs before nodes: a job that it listed as
     waiting may have started on the processors that came free."""
@@ -317,17 +335,19 @@ class ClusterRecord:
     configured: bool = True
     """False once the site file no longer lists the cluster; its placeholders are still followed."""
     managed: int = 0
-    """Placeholders of ours that have not ended, queued ones included."""
+    """Processors of our placeholders that have not ended, queued ones included."""
     queued: int = 0
-    """Those of them that wait in the LRM's queue (or are on their way there)."""
+    """Placeholders that wait in the LRM's queue (or are on their way there)."""
+    processors_queued: int = 0
+    """Processors of those."""
     pending: dict[BatchKey, int] = field(default_factory=dict)
     """Queued placeholders by submission, oldest first."""
     ending: int = 0
-    """Those of them that are on their way out: their processors come free soon."""
+    """Processors of placeholders that are on their way out: they come free soon."""
     offered: int = 0
     """Processors that are offered or promised to running jobs, so that no other job is placed on them."""
     gathering: int = 0
-    """Placeholders submitted for running jobs that grow and have not taken them in yet."""
+    """Processors of placeholders submitted for running jobs that grow and have not taken them in yet."""
     refused_answer: str = ""
     """Why the latest answer of its malleability policy, one of the site's own, is not followed; empty when it is."""
     step: ClusterStep | None = None
@@ -374,6 +394,39 @@ class ClusterRecord:
     def largest_capacity(self) -> int | None:
         """Most placeholders that could ever be there; None while nothing was seen."""
         return None if self.largest is None else max(0, self.largest - self.parameters.threshold)
+
+    def count_of(self, slot: Slot) -> SlotCount:
+        """Return the count of slots of a shape.
+
+        Where nodes were not looked at for it, it is that of as many processors anywhere.
+        """
+        shape = slot.shape
+        for count in self.slots:
+            if count.slot == shape:
+                return count
+        each = shape.threads
+        return SlotCount(slot=shape, most=(self.largest or 0) // each, idle=self.idle // each, processors=each)
+
+    def processors_of(self, slot: Slot) -> int:
+        """Return the processors of the cluster that one slot takes."""
+        return 1 if slot == PLAIN else self.count_of(slot).processors
+
+    def room_for(self, slot: Slot) -> SlotRoom:
+        """Return the room for slots of a shape, in the number of such slots."""
+        if slot == PLAIN or slot.is_plain:
+            return SlotRoom(1, self.largest_capacity, self.room, self.available, self.load_free)
+        count = self.count_of(slot)
+        each, in_flight = count.processors, self.parameters.placeholders_in_flight - self.queued
+        taken = max(0, self.managed - self.ours_polled) + self.offered
+        if count.other_queue:  # the processors that are counted are those of another queue
+            room = min(count.most - -(-self.managed // each), in_flight)
+            free = count.idle - self.queued
+            return SlotRoom(each, count.most, room, max(0, min(room, free)), free)
+        ever = None if self.largest_capacity is None else min(self.largest_capacity // each, count.most)
+        room = min((self.capacity - self.managed - self.offered) // each, in_flight - -(-self.offered // each))
+        room = min(room, count.most)
+        free = min(self.load_free // each, count.idle - -(-taken // each))
+        return SlotRoom(each, ever, room, max(0, min(room, free)), free)
 
     @property
     def room(self) -> int:
@@ -483,6 +536,8 @@ class PlaceholderRecord:
     ending_since: float | None = None
     timers: dict[TimerKind, Due] = field(default_factory=dict)
     """When it is looked at again, and what for."""
+    slot_processors: int = 1
+    """Processors of its cluster that its slot takes."""
     stub: bool = False
     """It is gathered for an application that grows and has not been told of it yet."""
     on_hold_since: float | None = None
@@ -545,7 +600,9 @@ class Claim:
 
     component: str
     processors: int = 0
-    """Wanted; 0 while the component has no placement."""
+    """Slots wanted; 0 while the component has no placement."""
+    slot_processors: int = 1
+    """Processors of its cluster that each of them takes."""
     cluster: ClusterName | None = None
     placeholders: list[PlaceholderId] = field(default_factory=list)
     piece: int | None = None
@@ -850,6 +907,11 @@ class State:
         """Return the placeholders in the claims of a job (not those already given up or gone)."""
         ids = (id_ for claim in record.claims for id_ in claim.placeholders)
         return [self.placeholders[id_] for id_ in ids if id_ in self.placeholders]
+
+    def slot_of(self, placeholder: PlaceholderRecord) -> Slot:
+        """Return the slot that a placeholder holds."""
+        component = self.jobs[placeholder.job_id].job.component(placeholder.component)
+        return component.slot_on(placeholder.cluster)
 
     def note_wait(self, placeholder: PlaceholderRecord, now: float) -> None:
         """Write into the waiting history of a cluster that a placeholder got its processor.

@@ -15,6 +15,7 @@ from koala_adapter.model import JobKind
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.malleable.policies import MalleableJob, RunningJobs
 from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.slots import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         PlaceholderRecord,
         State,
     )
+    from koala_adapter.slots import Slot
 
 
 # -- Transition tables ---------------------------------------------------------------------------------------
@@ -170,6 +172,10 @@ class Ledger:
     def __init__(self, state: State) -> None:
         """Count what is there."""
         self.state = state
+        self._with_slots: dict[JobId, None] = {}
+        """Jobs some of whose slots are more than a processor, until they are known to have ended."""
+        for record in state.jobs.values():
+            self._note_slots(record)
         self.recount()
 
     def recount(self) -> None:
@@ -177,6 +183,7 @@ class Ledger:
         state = self.state
         for cluster in state.clusters.values():
             cluster.managed = cluster.queued = cluster.ending = cluster.offered = cluster.gathering = 0
+            cluster.processors_queued = 0
             cluster.pending = {}
         for batch in state.batches.values():
             batch.live = 0
@@ -195,6 +202,7 @@ class Ledger:
     def add_job(self, record: JobRecord) -> None:
         """Take in a new job, which waits."""
         self.state.jobs[record.job.id] = record
+        self._note_slots(record)
 
     def move_job(self, record: JobRecord, target: JobState) -> None:
         """Bring a job into another state. Raises TransitionError."""
@@ -204,6 +212,24 @@ class Ledger:
     def drop_job(self, record: JobRecord) -> None:
         """Forget a job that has ended and has no placeholders any more."""
         del self.state.jobs[record.job.id]
+
+    def shapes_on(self, cluster: ClusterName) -> tuple[Slot, ...]:
+        """Return the shapes of slots, other than one processor, that jobs need on a cluster which have not ended."""
+        shapes: dict[Slot, None] = {}
+        for job_id in list(self._with_slots):
+            record = self.state.jobs.get(job_id)
+            if record is None or (record.state.final and not record.live):
+                del self._with_slots[job_id]
+                continue
+            for component in record.job.components:
+                if component.cluster in {None, cluster}:
+                    shapes[component.slot_on(cluster).shape] = None
+        shapes.pop(PLAIN, None)
+        return tuple(shapes)
+
+    def _note_slots(self, record: JobRecord) -> None:
+        if any(component.slot != PLAIN or component.slots for component in record.job.components):
+            self._with_slots[record.job.id] = None
 
     # ---- placeholders ---------------------------------------------------------------------------------------------
 
@@ -292,23 +318,23 @@ class Ledger:
     def _count_change(self, record: JobRecord, change: Change, one: int) -> None:
         """Add a change to what is kept or gathered on its clusters, or (``one`` = -1) take it out."""
         for part in change.parts:
-            name = record.claims[part.claim].cluster
-            if name is not None:
-                cluster = self.state.clusters[name]
-                cluster.offered += one * change.kept(part)
-                cluster.gathering += one * part.accepted if change.phase is ChangePhase.GATHERING else 0
+            claim = record.claims[part.claim]
+            if claim.cluster is not None:
+                cluster, each = self.state.clusters[claim.cluster], one * claim.slot_processors
+                cluster.offered += each * change.kept(part)
+                cluster.gathering += each * part.accepted if change.phase is ChangePhase.GATHERING else 0
 
     def _count_places(self, claim: Claim, count: int) -> None:
         """Add so many placeholders to those that running jobs have not taken in yet."""
         if claim.cluster is not None:
-            self.state.clusters[claim.cluster].gathering += count
+            self.state.clusters[claim.cluster].gathering += count * claim.slot_processors
 
     # ---- counts ---------------------------------------------------------------------------------------------------
 
     def _count_live(self, placeholder: PlaceholderRecord, one: int) -> None:
         """Add a placeholder to those that have not ended, or (``one`` = -1) take it out of them."""
         state = self.state
-        state.clusters[placeholder.cluster].managed += one
+        state.clusters[placeholder.cluster].managed += one * placeholder.slot_processors
         state.batches[placeholder.id.batch].live += one
         state.jobs[placeholder.job_id].live += one
 
@@ -317,6 +343,7 @@ class Ledger:
         if placeholder.waiting:
             cluster, batch = self.state.clusters[placeholder.cluster], placeholder.id.batch
             cluster.queued += one
+            cluster.processors_queued += one * placeholder.slot_processors
             left = cluster.pending.get(batch, 0) + one
             if left > 0:
                 cluster.pending[batch] = left
@@ -325,7 +352,7 @@ class Ledger:
         elif placeholder.state is PlaceholderState.HELD:
             self.state.jobs[placeholder.job_id].held += one
         elif placeholder.state is PlaceholderState.ENDING:
-            self.state.clusters[placeholder.cluster].ending += one
+            self.state.clusters[placeholder.cluster].ending += one * placeholder.slot_processors
 
 
 # -- The roster of running malleable jobs by cluster ---------------------------------------------------------
@@ -334,15 +361,15 @@ class Ledger:
 
 
 class RunningClaim(MalleableJob):
-    """A component of a running malleable job on its cluster."""
+    """A component of a running malleable job on its cluster, with its sizes in processors of the cluster."""
 
     __slots__ = ("claim", "cluster", "job_id")
 
     def __init__(self, record: JobRecord, number: int, cluster: ClusterName) -> None:
         """``number``: index of its claim."""
         claim = record.claims[number]
-        minimum, maximum = _limits(record, claim)
-        super().__init__(minimum=minimum, maximum=maximum, size=claim.processors, started_at=0.0, number=number)
+        minimum, size, maximum = _sizes(record, claim)
+        super().__init__(minimum=minimum, maximum=maximum, size=size, started_at=0.0, number=number)
         self.order = order_of(record, number)
         self.job_id = record.job.id
         self.claim = number
@@ -403,11 +430,11 @@ class Roster:
         claim, running, busy = record.claims[number], self._clusters[member.cluster], is_busy(record, number)
         if busy:
             running.begin(member)
-        minimum, maximum = _limits(record, claim)
+        minimum, size, maximum = _sizes(record, claim)
         if (minimum, maximum) == (member.minimum, member.maximum):
-            running.resize(member, claim.processors)
+            running.resize(member, size)
         else:
-            running.rebound(member, minimum=minimum, maximum=maximum, size=claim.processors)
+            running.rebound(member, minimum=minimum, maximum=maximum, size=size)
         if not busy:
             running.end(member)
 
@@ -451,14 +478,18 @@ def bounds(record: JobRecord, claim: Claim) -> tuple[int, int]:
     return max(0, minimum), max(0, maximum)
 
 
-def _limits(record: JobRecord, claim: Claim) -> tuple[int, int]:
-    """Return the bounds of a claim, wide enough for what it has: workers that are lost bring it below its minimum."""
+def _sizes(record: JobRecord, claim: Claim) -> tuple[int, int, int]:
+    """Return least, present and greatest size of a claim, in processors of its cluster.
+
+    The bounds are wide enough for what it has: workers that are lost bring it below its minimum.
+    """
     minimum, maximum = bounds(record, claim)
     if record.ends_soon:
         maximum = 0
     if record.job.kind is JobKind.EVOLVING:  # it is offered nothing, and asked for nothing
         minimum, maximum = claim.processors, claim.processors
-    return min(minimum, claim.processors), max(maximum, claim.processors)
+    each, size = claim.slot_processors, claim.processors
+    return min(minimum, size) * each, size * each, max(maximum, size) * each
 
 
 def initial_size(component: Component) -> int:

@@ -27,6 +27,7 @@ from koala_adapter.host.containment import contained
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.listing import Listing, Watcher, answering, possibly_ours, processors_wanted, read_listing
 from koala_adapter.lrm.rate import CircuitBreaker, PollPace
+from koala_adapter.lrm.slotcount import count_slots
 from koala_adapter.model import BatchKey, ClusterName, LrmJobId
 from koala_adapter.scheduler.events import (
     BatchAbsent,
@@ -35,6 +36,7 @@ from koala_adapter.scheduler.events import (
     BatchUncertain,
     Event,
     PlaceholderEnded,
+    SlotsCounted,
 )
 from koala_adapter.service.listings import ClusterObservation, ListingJudge, processors_held
 from koala_adapter.service.opening import remove_token, token_path
@@ -47,8 +49,9 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.commands import CommandRunner
-    from koala_adapter.model import LrmJob, PlaceholderId
+    from koala_adapter.model import Job, LrmJob, Node, PlaceholderId
     from koala_adapter.service.core import Core
+    from koala_adapter.slots import Slot, SlotCount
 
 
 # -- Poller: jobs and nodes of a cluster, at intervals -------------------------------------------------------
@@ -69,6 +72,12 @@ class ClusterReading(Listing):
     """Whether the jobs of all users were listed for it."""
     others_waiting: tuple[int, ...] = ()
     """Then: the processors that each waiting job of others asks for, in the order of their queue."""
+    all_nodes: tuple[Node, ...] = ()
+    """Those of all queues; ``nodes`` are those of ``queue``."""
+
+    def count(self, shapes: Iterable[Slot]) -> tuple[SlotCount, ...]:
+        """Return how many slots of each shape there are."""
+        return tuple(count_slots(self.all_nodes, shape, queue=self.queue) for shape in shapes)
 
     @property
     def ours(self) -> int:
@@ -172,7 +181,13 @@ async def read_cluster(
         foreign = (job for job in listing.jobs if job.id not in ours) if others else ()
         waiting = processors_wanted(foreign, nodes, time_of_day=time.time(), queue=queue)
     return ClusterReading(
-        read_at=read_at, nodes=nodes, jobs=jobs, queue=queue, of_all_users=others, others_waiting=waiting
+        read_at=read_at,
+        nodes=nodes,
+        jobs=jobs,
+        queue=queue,
+        of_all_users=others,
+        others_waiting=waiting,
+        all_nodes=listing.nodes,
     )
 
 
@@ -198,6 +213,15 @@ class ClusterDriver:
         """Name and version of the LRM, once it answered."""
         self._passed_over = False
         self.poller = Poller(core, config, lrm, self)
+
+    def slots_counted(self, job: Job) -> SlotsCounted | None:
+        """Count the slots that a new job needs on what the latest poll showed; None: they are known, or none was."""
+        known = {count.slot for count in self._core.state.clusters[self.name].slots}
+        wanted = {one.slot_on(self.name).shape: None for one in job.components if one.cluster in {None, self.name}}
+        new = [shape for shape in wanted if not shape.is_plain and shape not in known]
+        if not new or self.poller.latest is None:
+            return None
+        return SlotsCounted(time=self._core.now(), cluster=self.name, slots=self.poller.latest.count(new))
 
     def look_again(self) -> None:
         """Have the cluster polled soon if what it showed last was passed over, since events waited."""
@@ -280,6 +304,7 @@ class ClusterDriver:
             jobs=reading.jobs,
             tells_holders=capabilities.tells_holders or (capabilities.tells_own_holders and not reading.of_all_users),
             others_waiting=reading.others_waiting,
+            slots=reading.count(self._core.shapes_on(self.name)),
         )
         now = self._core.now()
         judgement = self.judge.judge(self._core.state, look, now=now, in_contact=self._core.in_contact)

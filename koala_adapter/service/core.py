@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import State
     from koala_adapter.service.journal import Journal
     from koala_adapter.sizes import SizeRules
+    from koala_adapter.slots import Slot
     from koala_adapter.vjm.center import ControlCenter
 
 
@@ -94,6 +95,10 @@ class Core:
     def others_matter(self, cluster: ClusterName) -> bool:
         """Tell whether it matters which jobs of other users wait on a cluster."""
         return self.scheduler.shrinks_for_others(cluster)
+
+    def shapes_on(self, cluster: ClusterName) -> tuple[Slot, ...]:
+        """Return the shapes of slots, other than one processor, that jobs need on a cluster which have not ended."""
+        return self.scheduler.shapes_on(cluster)
 
     def growth_waits(self, cluster: ClusterName) -> bool:
         """Tell whether a running job would take processors that come free on a cluster."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName, LrmJob
     from koala_adapter.scheduler.records import BatchRecord, PlaceholderRecord, State
+    from koala_adapter.slots import SlotCount
 
 
 # -- Suspended placeholders ----------------------------------------------------------------------------------
@@ -308,6 +309,8 @@ class ClusterObservation:
     """Whether they tell whose holds they are in."""
     others_waiting: tuple[int, ...] = ()
     """Processors that each waiting job of others asks for, as far as that was looked for."""
+    slots: tuple[SlotCount, ...] = ()
+    """Counts of the slots of other shapes than one processor that jobs need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +341,7 @@ class ListingJudge:
         self._user = user
         self._begun_at = begun_at
         self._reconciler = Reconciler(cluster=cluster, user=user)
-        self._told: tuple[int, int, int, tuple[int, ...]] | None = None
+        self._told: tuple[int, int, int, tuple[int, ...], tuple[SlotCount, ...]] | None = None
         self._told_at = 0.0
         self._others_waited: tuple[int, ...] = ()
         """What each job of others asked for that waited at the last look."""
@@ -391,6 +394,7 @@ class ListingJudge:
         lost = tuple(e for e in findings.events if isinstance(e, PlaceholderEnded) and e.reason is EndReason.LOST)
         waiting = both(look.others_waiting, self._others_waited)
         self._others_waited = look.others_waiting
+        look = replace(look, ours=_processors_of_ours(state, look))
         started = self._started_meanwhile(state, look)
         events: list[Event] = [
             *self._counts(state, replace(look, ours=look.ours + started, others_waiting=waiting), now),
@@ -422,7 +426,7 @@ class ListingJudge:
         known = state.clusters.get(self._cluster)
         if before is None or known is None:
             return 0
-        return max(0, min(known.queued, others - before))
+        return max(0, min(known.processors_queued, others - before))
 
     def failed(self, state: State, reason: str, *, now: float) -> ClusterUnavailable | None:
         """Return what is to be told of a look that failed; None when that is known."""
@@ -432,7 +436,7 @@ class ListingJudge:
         return ClusterUnavailable(time=now, cluster=self._cluster, reason=reason)
 
     def _counts(self, state: State, look: ClusterObservation, now: float) -> list[Event]:
-        counts = (look.processors, look.idle, look.ours, look.others_waiting)
+        counts = (look.processors, look.idle, look.ours, look.others_waiting, look.slots)
         known = state.clusters.get(self._cluster)
         back = known is not None and known.unavailable is not None
         if counts == self._told and not back and now - self._told_at <= REPEAT_POLLED:
@@ -448,6 +452,7 @@ class ListingJudge:
                 idle=look.idle,
                 ours=look.ours,
                 others_waiting=look.others_waiting,
+                slots=look.slots,
             )
         ]
 
@@ -481,6 +486,16 @@ class ListingJudge:
         """Return what accounting knows of each of these placeholders."""
         known = list(accounted)
         return {id_: job for id_, lrm_id in ids.items() for job in known if tells_of(job, id_, lrm_id, user=self._user)}
+
+
+def _processors_of_ours(state: State, look: ClusterObservation) -> int:
+    """Return how many processors of the cluster our jobs in a look occupy: those of the slots of our placeholders."""
+    further = sum(
+        placeholder.slot_processors - 1
+        for placeholder in (state.placeholders.get(placeholder_of(job)) for job in look.jobs if job.state in OCCUPYING)
+        if placeholder is not None
+    )
+    return look.ours + further
 
 
 def both(waiting: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:

@@ -552,6 +552,9 @@ class Service:
         self.applications.keep_input(job)
         try:
             self._note_submission(submission, job.id)
+            for driver in self.clusters.values():
+                if (counted := driver.slots_counted(job)) is not None:
+                    self._loop.enter(counted)
             self._loop.enter(ev.JobSubmitted(time=self.now(), job=job))
         except KoalaError:
             self.applications.forget(job.id)

@@ -19,8 +19,8 @@ from koala_adapter.scheduler.claiming.waiting import (
     Capacity,
     ask_policy,
     awaited_looks,
+    impossible,
     leave_queue,
-    less,
     place,
     refuse,
     tries_used_up,
@@ -29,7 +29,7 @@ from koala_adapter.scheduler.claiming.waiting import (
 )
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, backoff, life
 from koala_adapter.scheduler.events import BatchAbsent, BatchRejected, BatchSubmitted, BatchUncertain
-from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed, infeasibility
+from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed
 from koala_adapter.scheduler.records import BatchRecord, Claim, PlaceholderRecord, TimerKind
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def submit_batch(  # noqa: PLR0917 - what a batch consists of
     """
     state = context.state
     cluster = state.clusters[cluster_name]
+    slot = record.job.component(component).slot_on(cluster_name)
     number = context.batch_number((context.now, record.job.id, component, cluster_name, count))
     key = BatchKey(f"koala-{state.parameters.instance}-{number}")
     walltime = int(seconds)
@@ -83,12 +84,12 @@ def submit_batch(  # noqa: PLR0917 - what a batch consists of
             state=PlaceholderState.SUBMITTED,
             submitted_at=context.now,
             walltime=walltime,
+            slot_processors=context.slot_processors(record, component, cluster_name),
             stub=stub,
         )
         for index in range(1, count + 1)
     ]
     context.ledger.add_batch(batch, placeholders)
-    slot = record.job.component(component).slot_on(cluster_name)
     context.effects.add(
         SubmitPlaceholders(
             batch=key, cluster=cluster_name, count=count, walltime=walltime, memory_mib=memory_mib, slot=slot
@@ -244,7 +245,7 @@ def kept_timer(context: Context, placeholder: PlaceholderRecord) -> None:
     if record.state is not JobState.CLAIMING or claim is None:
         return
     claim.excluded[placeholder.cluster] = reason
-    if infeasibility(context.requests(record), context.views()) is not None:
+    if impossible(context.requests(record), context.views()) is not None:
         del claim.excluded[placeholder.cluster]
         watch_kept(context, placeholder)
         return
@@ -344,10 +345,10 @@ def batch_failed(context: Context, event: BatchRejected | BatchAbsent) -> None:
 def _exclude(context: Context, record: JobRecord, claim: Claim, batch: BatchRecord, reason: str) -> bool:
     """Never place this component on this cluster again; return False when that ends the job."""
     claim.excluded[batch.cluster] = reason
-    never = infeasibility(context.requests(record), context.views())
+    never = impossible(context.requests(record), context.views())
     if never is not None:
         said = f"{batch.cluster} refused the placeholders of {claim.component!r}: {reason}"
-        alone = infeasibility([context.request(record, claim)], context.views()) is not None
+        alone = impossible([context.request(record, claim)], context.views()) is not None
         refuse(context, record, said if alone else f"{said}; without it, {never}")
         return False
     useless = [context.state.placeholders[id_] for id_ in claim.placeholders]
@@ -432,6 +433,7 @@ def _fill(context: Context, record: JobRecord, claims: list[Claim], placed: tupl
         pieces = [claim, *(Claim(component=claim.component, excluded=dict(claim.excluded)) for _ in parts[1:])]
         for piece, part in zip(pieces, parts, strict=True):
             piece.cluster, piece.processors = part.cluster, part.processors
+            piece.slot_processors = context.slot_processors(record, claim.component, part.cluster)
             piece.piece = claim.piece if part.piece is None else part.piece
             if piece.missing > 0:
                 _submit(context, record, piece, part.cluster)
@@ -461,7 +463,7 @@ def reclaim(context: Context, record: JobRecord, *, early: bool = False) -> None
     settled = [claim for claim in short if claim.placeholders]
     views = context.views()
     _leave_kept(context, record, views)
-    trouble = _reserve(settled, views)
+    trouble = _reserve(record, settled, views)
     placed: tuple[PlacedComponent, ...] = ()
     if trouble is None and homeless:
         requests = [context.request(record, claim) for claim in homeless]
@@ -491,22 +493,20 @@ def _leave_kept(context: Context, record: JobRecord, views: Views) -> None:
     if state.guarded is not None and state.jobs[state.guarded].job.priority > record.job.priority:
         for name, kept in state.kept_room.items():
             if name in views:
-                views[name] = less(views[name], kept)
+                views.take(name, kept)
 
 
-def _reserve(settled: list[Claim], views: Views) -> str | None:
+def _reserve(record: JobRecord, settled: list[Claim], views: Views) -> str | None:
     """Take the room for what settled components miss out of the views; return the trouble when there is too little."""
-    needed: dict[ClusterName, int] = {}
     for claim in settled:
-        if claim.cluster is not None:
-            needed[claim.cluster] = needed.get(claim.cluster, 0) + claim.missing
-    for name, processors in needed.items():
-        view = views.get(name)
+        if claim.cluster is None:
+            continue
+        view = views.of(record.job.component(claim.component)).get(claim.cluster)
         if view is None or view.closed is not None:
-            return f"{name}: {view.closed if view else 'no longer in the site file'}"
-        if view.room < processors:
-            return f"{name}: room for {max(0, view.room)} placeholders, {processors} more are needed"
-        views[name] = less(view, processors)
+            return f"{claim.cluster}: {view.closed if view else 'no longer in the site file'}"
+        if view.room < claim.missing:
+            return f"{claim.cluster}: room for {max(0, view.room)} placeholders, {claim.missing} more are needed"
+        views.take(claim.cluster, claim.missing * view.slot_processors)
     return None
 
 

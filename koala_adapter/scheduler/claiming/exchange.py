@@ -97,7 +97,9 @@ def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
         sizes = {JobKind.MOLDABLE: component.maximum, JobKind.MALLEABLE: initial, JobKind.EVOLVING: initial}
         size = sizes.get(record.job.kind, component.minimum)
         for name in names:
-            lasting = [p for p in free.get(name, []) if p.id not in used and p.lasts(context.now, record.job.walltime)]
+            slot = component.slot_on(name)
+            fitting = [p for p in free.get(name, []) if p.id not in used and context.state.slot_of(p) == slot]
+            lasting = [p for p in fitting if p.lasts(context.now, record.job.walltime)]
             if (
                 len(lasting) >= component.minimum
                 and name not in claim.excluded
@@ -114,6 +116,7 @@ def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
 
 def _reassign_to(context: Context, record: JobRecord, claim: Claim, chosen: list[PlaceholderRecord]) -> None:
     claim.cluster, claim.processors = chosen[0].cluster, len(chosen)
+    claim.slot_processors = chosen[0].slot_processors
     claim.placeholders = [placeholder.id for placeholder in chosen]
     context.state.jobs[chosen[0].job_id].unclaim(set(claim.placeholders))
     for placeholder in chosen:
@@ -312,10 +315,13 @@ def _paired(
 
 def _suits(context: Context, held: PlaceholderRecord, pending: PlaceholderRecord, *, both: bool) -> bool:
     """Tell whether a held placeholder lasts for the job of a pending one, and (``both``) the other way round."""
-    taker = context.state.jobs[pending.job_id].job
+    state = context.state
+    taker = state.jobs[pending.job_id].job
     if held.cluster != pending.cluster or not held.lasts(context.now, taker.walltime):
         return False
-    return not both or pending.walltime >= context.state.jobs[held.job_id].job.walltime + context.margin()
+    if state.slot_of(held) != state.slot_of(pending):
+        return False
+    return not both or pending.walltime >= state.jobs[held.job_id].job.walltime + context.margin()
 
 
 def _exchange(context: Context, held: PlaceholderRecord, pending: PlaceholderRecord) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
+from koala_adapter.slots import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -53,6 +54,8 @@ class Need(NamedTuple):
     software: tuple[str, ...] = ()
     contained: str = ""
     """The launcher of ranks that run in a container; empty: they do not."""
+    slots: str = ""
+    """What its slots are, in a form that can be compared; empty: one processor each."""
 
 
 class Lane(NamedTuple):
@@ -185,6 +188,7 @@ class PlacementQueue(LaneQueue[Lane, Position, JobId]):
                 self._policies.may_split(record.job, component),
                 component.software,
                 component.launcher if component.container else "",
+                "" if component.slot == PLAIN and not component.slots else repr((component.slot, component.slots)),
             )
             for component, claim in record.components()
         )

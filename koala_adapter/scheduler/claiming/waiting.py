@@ -9,7 +9,6 @@ higher priority) are not held up. One job is guarded at a time, so at most its o
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import PolicyAnswerError
@@ -17,7 +16,7 @@ from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.actions import ReportRefusedAnswer
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER
-from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.context import Views, closed_reason
 from koala_adapter.scheduler.placement.policy import Insufficient, Placed, infeasibility
 from koala_adapter.scheduler.records import TimerKind
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.claiming.queue import Lane, Need, PlacementQueue
     from koala_adapter.scheduler.context import Context, JobTimers
-    from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult
+    from koala_adapter.scheduler.placement.policy import ComponentRequest, PlacedComponent, PlacementResult
     from koala_adapter.scheduler.records import ClusterRecord, JobRecord, State
 
 
@@ -40,31 +39,32 @@ class Capacity:
     def __init__(self, context: Context) -> None:
         """Take the views of now."""
         self._context = context
-        self._kept: Mapping[ClusterName, int] = {}
-        self.views: dict[ClusterName, ClusterView] = {}
-        """Open clusters with room, in the order of the site file."""
         self.largest = 0
         """Most room on any of them."""
         self.total = 0
         """Room on all of them together."""
-        for name, cluster in context.state.clusters.items():
-            if cluster.room > 0 and cluster.configured and closed_reason(cluster, context.now) is None:
-                self.views[name] = context.view(cluster)
+        usable = (name for name, one in context.state.clusters.items() if one.configured and self._is_open(one))
+        self.views = Views(context, usable)
+        """Open clusters with room, in the order of the site file."""
+        self._rooms = {name: self._room(name) for name in self.views}
+        for name in [name for name, room in self._rooms.items() if room <= 0]:
+            self._drop(name)
         self._measure()
 
     def refresh(self, names: Iterable[ClusterName]) -> None:
         """Look at these clusters again: something was placed there."""
         for name in names:
-            view = less(self._context.view(self._context.state.clusters[name]), self._kept.get(name, 0))
-            if view.room > 0:
-                self.views[name] = view
-            else:
-                del self.views[name]
+            self.views.refresh(name)
+            self._rooms[name] = self._room(name)
+            if self._rooms[name] <= 0:
+                self._drop(name)
         self._measure()
 
     def keep(self, kept: Mapping[ClusterName, int]) -> None:
         """Leave so many processors to another job from now on."""
-        self._kept = kept
+        for name, processors in kept.items():
+            if name in self.views:
+                self.views.take(name, processors)
         self.refresh([name for name in kept if name in self.views])
 
     def may_hold(self, lane: Lane) -> bool:
@@ -74,24 +74,24 @@ class Capacity:
     def _may_hold(self, need: Need) -> bool:
         if need.cluster == ANY_CLUSTER:
             return need.minimum <= (self.total if need.flexible else self.largest)
-        view = self.views.get(need.cluster)
-        return view is not None and view.room >= need.minimum
+        return self._rooms.get(need.cluster, 0) >= need.minimum
+
+    def _is_open(self, cluster: ClusterRecord) -> bool:
+        return closed_reason(cluster, self._context.now) is None
+
+    def _room(self, name: ClusterName) -> int:
+        """Return how many slots of any shape there is room for, at most: none takes less than a processor."""
+        cluster = self._context.state.clusters[name]
+        elsewhere = (one.most for one in cluster.slots if one.other_queue)
+        return max(0, cluster.room - self.views.taken(name), *elsewhere)
+
+    def _drop(self, name: ClusterName) -> None:
+        self.views.drop(name)
+        del self._rooms[name]
 
     def _measure(self) -> None:
-        rooms = [view.room for view in self.views.values()]
+        rooms = self._rooms.values()
         self.largest, self.total = max(rooms, default=0), sum(rooms)
-
-
-def less(view: ClusterView, processors: int) -> ClusterView:
-    """Return a view of a cluster in which so many processors are spoken for."""
-    if processors <= 0:
-        return view
-    return replace(
-        view,
-        room=view.room - processors,
-        available=max(0, view.available - processors),
-        load_free=view.load_free - processors,
-    )
 
 
 # -- Clusters that were not polled yet -----------------------------------------------------------------------
@@ -135,8 +135,9 @@ def waits_for_looks(context: Context, requests: Iterable[ComponentRequest]) -> b
     awaited = awaited_looks(context.state, context.now)
     if not awaited:
         return False
-    views = [context.view(cluster) for cluster in awaited]
-    if all(request.never(view) is not None for request in requests for view in views):
+    names = [cluster.name for cluster in awaited]
+    views = Views(context, names)
+    if all(request.never(views.of(request.component)[name]) is not None for request in requests for name in names):
         return False
     for cluster in awaited:
         if cluster.first_look_until is not None:
@@ -144,14 +145,18 @@ def waits_for_looks(context: Context, requests: Iterable[ComponentRequest]) -> b
     return True
 
 
-def would_be_queued(
-    requests: Iterable[ComponentRequest], placed: Placed, views: Mapping[ClusterName, ClusterView]
-) -> list[ComponentRequest]:
-    """Return those of the requests that were placed where too few processors are idle for all that was placed there."""
+def would_be_queued(requests: Sequence[ComponentRequest], placed: Placed, views: Views) -> list[ComponentRequest]:
+    """Return those of the requests that were placed where too few slots are idle for all that was placed there."""
+    components = {request.component.name: request.component for request in requests}
     wanted: dict[ClusterName, int] = {}
     for part in placed.components:
-        wanted[part.cluster] = wanted.get(part.cluster, 0) + part.processors
-    queued = {part.component for part in placed.components if wanted[part.cluster] > views[part.cluster].available}
+        each = views.of(components[part.component])[part.cluster].slot_processors
+        wanted[part.cluster] = wanted.get(part.cluster, 0) + part.processors * each
+    queued = set()
+    for part in placed.components:
+        view = views.of(components[part.component])[part.cluster]
+        if wanted[part.cluster] > view.available * view.slot_processors:
+            queued.add(part.component)
     return [request for request in requests if request.component.name in queued]
 
 
@@ -233,7 +238,7 @@ def _last_try(context: Context, record: JobRecord, verdict: PlacementResult) -> 
         enqueue(context, record)
 
 
-def place(context: Context, record: JobRecord, views: Mapping[ClusterName, ClusterView]) -> PlacementResult:
+def place(context: Context, record: JobRecord, views: Views) -> PlacementResult:
     """Ask the job's placement policy where it would go now."""
     return ask_policy(context, record, context.requests(record), views)
 
@@ -242,19 +247,50 @@ def ask_policy(
     context: Context,
     record: JobRecord,
     requests: Sequence[ComponentRequest],
-    views: Mapping[ClusterName, ClusterView],
+    views: Views,
 ) -> PlacementResult:
-    """Ask a job's placement policy where components of it would go now; an answer that cannot be followed is none."""
+    """Ask a job's placement policy where components of it would go now; an answer that cannot be followed is none.
+
+    A policy sees clusters in slots. So of components with other slots it is asked one kind of slot after the other,
+    each with what the earlier ones have left.
+    """
     policy = context.policies.placement_policy(record.job.placement, context.state.parameters)
-    try:
-        result = policy.place(requests, views)
-    except PolicyAnswerError as error:
-        if record.refused_answer != error.message:
-            record.refused_answer = error.message
-            context.effects.add(ReportRefusedAnswer(reason=error.message))
-        return Insufficient(reason=error.message)
+    groups = alike(requests)
+    placed: list[PlacedComponent] = []
+    for number, group in enumerate(groups, start=1):
+        try:
+            result = policy.place(group, views.of(group[0].component))
+        except PolicyAnswerError as error:
+            if record.refused_answer != error.message:
+                record.refused_answer = error.message
+                context.effects.add(ReportRefusedAnswer(reason=error.message))
+            return Insufficient(reason=error.message)
+        if not isinstance(result, Placed) or len(groups) == 1:
+            record.refused_answer = ""
+            return result
+        placed += result.components
+        if number < len(groups):
+            components = {request.component.name: request.component for request in group}
+            views = views.less((components[part.component], part) for part in result.components)
     record.refused_answer = ""
-    return result
+    return Placed(components=tuple(placed))
+
+
+def alike(requests: Sequence[ComponentRequest]) -> list[Sequence[ComponentRequest]]:
+    """Return the requests by what their slots are, the largest slots first."""
+    first = requests[0].component
+    if all(one.component.slot == first.slot and one.component.slots == first.slots for one in requests):
+        return [requests]
+    kinds: dict[object, list[ComponentRequest]] = {}
+    for request in requests:
+        kinds.setdefault((request.component.slot, request.component.slots), []).append(request)
+    return sorted(kinds.values(), key=lambda kind: (-kind[0].component.slot.threads, -kind[0].component.slot.gpus))
+
+
+def impossible(requests: Sequence[ComponentRequest], views: Views) -> str | None:
+    """Return why a job can never be placed, whatever becomes free; None when it can (policy.infeasibility)."""
+    reasons = (infeasibility(group, views.of(group[0].component)) for group in alike(requests))
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def refuse(context: Context, record: JobRecord, reason: str) -> None:
@@ -269,14 +305,14 @@ def refuse_impossible(context: Context) -> None:
         return
     views = context.views()
     for lane, first in context.queue.lanes().items():
-        if infeasibility(context.requests(context.state.jobs[first]), views) is None:
+        if impossible(context.requests(context.state.jobs[first]), views) is None:
             continue
         for job_id in context.queue.jobs_in(lane):
             record = context.state.jobs[job_id]
-            refuse(context, record, infeasibility(context.requests(record), views) or "it can never be placed")
+            refuse(context, record, impossible(context.requests(record), views) or "it can never be placed")
 
 
-def _guard(context: Context, views: Mapping[ClusterName, ClusterView]) -> None:
+def _guard(context: Context, views: Views) -> None:
     """Choose the job to be guarded, if one has waited long enough, and where."""
     state = context.state
     if state.guarded is not None:
@@ -290,16 +326,15 @@ def _guard(context: Context, views: Mapping[ClusterName, ClusterView]) -> None:
     long_waiting = [record for record in waiting if _guardable(context, record)]
     if not long_waiting:
         return
-    emptied = {
-        name: replace(view, room=min(view.capacity or 0, view.in_flight or 0), available=0, load_free=view.room)
-        for name, view in views.items()
-    }
+    emptied = Views(context, views, emptied=True)
     for record in long_waiting:
         result = place(context, record, emptied)
         if isinstance(result, Placed):
             state.guarded = record.job.id
             for placed in result.components:
-                state.kept_room[placed.cluster] = state.kept_room.get(placed.cluster, 0) + placed.processors
+                each = emptied.of(record.job.component(placed.component))[placed.cluster].slot_processors
+                kept = state.kept_room.get(placed.cluster, 0)
+                state.kept_room[placed.cluster] = kept + placed.processors * each
             return
 
 

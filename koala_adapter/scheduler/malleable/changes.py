@@ -77,9 +77,10 @@ class Changes:
         """
         for part in parts:
             cluster = self.cluster(part)
-            kept = sum(change.kept(one) for one in change.parts if one.claim == part.claim)
+            each = self.claim(part).slot_processors
+            kept = each * sum(change.kept(one) for one in change.parts if one.claim == part.claim)
             room = cluster.room + kept + promised_on(self.context, cluster)
-            if room < part.accepted or closed_reason(cluster, self.context.now) is not None:
+            if room < part.accepted * each or closed_reason(cluster, self.context.now) is not None:
                 return False
         self.move(change, ChangePhase.GATHERING, parts)
         for part in parts:
@@ -177,7 +178,8 @@ class Changes:
     def _has_room_again(self, part: Part) -> bool:
         cluster = self.cluster(part)
         is_open = closed_reason(cluster, self.context.now) is None
-        return is_open and cluster.room + promised_on(self.context, cluster) >= len(part.stubs)
+        needed = len(part.stubs) * self.claim(part).slot_processors
+        return is_open and cluster.room + promised_on(self.context, cluster) >= needed
 
     def check_taken(self) -> None:
         """End the changes whose new processes have all started."""
@@ -567,7 +569,12 @@ def _open_clusters(context: Context, record: JobRecord, *, added: bool = False) 
         there = {record.claims[number].cluster for number in own}
         refused = {name: said for number in own for name, said in record.claims[number].excluded.items()}
         more = [
-            Claim(component=component.name, cluster=name, excluded={name: refused[name]} if name in refused else {})
+            Claim(
+                component=component.name,
+                cluster=name,
+                slot_processors=context.slot_processors(record, component.name, name),
+                excluded={name: refused[name]} if name in refused else {},
+            )
             for name, parameters in configured.items()
             if name not in there and parameters.lacks(component) is None
         ]

@@ -436,7 +436,7 @@ class SchedulerClusters:
         for cluster in self.clusters():
             if cluster.queued:
                 lacking = -(cluster.load_free + cluster.ending) - cluster.gathering
-                yield cluster, min(lacking, cluster.queued), ShrunkFor.PLACED
+                yield cluster, min(lacking, cluster.processors_queued), ShrunkFor.PLACED
             yield cluster, lacking_for_others(self._context, cluster), ShrunkFor.OTHERS
 
     def needs_of_head(self) -> Iterator[Need[ClusterRecord]]:
@@ -444,10 +444,12 @@ class SchedulerClusters:
         views, clusters = self._context.views(), self._state.clusters
         for request in self._context.requests(self._head()):
             minimum, chosen = request.component.minimum, request.component.cluster
-            names = [name for name in views if chosen in {None, name} and request.never(views[name]) is None]
+            seen = views.of(request.component)
+            names = [name for name in seen if chosen in {None, name} and request.never(seen[name]) is None]
             # How many further placeholders may wait in a cluster's queue is not changed by shrinking.
             holding = [one for one in map(clusters.__getitem__, names) if minimum <= _queueable(one)]
-            yield Need(minimum, holding, insists=chosen is not None)
+            each = max((seen[one.name].slot_processors for one in holding), default=1)
+            yield Need(minimum * each, holding, insists=chosen is not None)
 
     # ---- what is decided ------------------------------------------------------------------------------------------
 

@@ -120,8 +120,9 @@ def _why_not_more(record: JobRecord, claim: Claim, wanted: int) -> str:
 
 def _free_for(changes: Changes, number: int, *, mandatory: bool) -> int:
     cluster = cluster_of(changes.context, changes.record, number)
-    free = free_on(changes.context, cluster)
-    return free if mandatory else min(free, free_for_growing(changes.context, cluster))
+    free = free_on(changes.context, changes.record, number)
+    each = changes.record.claims[number].slot_processors
+    return free if mandatory else min(free, free_for_growing(changes.context, cluster) // each)
 
 
 def _filled(free: Mapping[int, int], wanted: int) -> list[Part]:
@@ -133,7 +134,10 @@ def _filled(free: Mapping[int, int], wanted: int) -> list[Part]:
 def _promise(changes: Changes, change: Change, free: Mapping[int, int], wanted: int) -> None:
     """Keep what is free on all clusters, and have others make room where most could be had."""
     context, record = changes.context, changes.record
-    spare = {one: context.roster.on(cluster_of(context, record, one).name).spare for one in free}
+    spare = {
+        one: context.roster.on(cluster_of(context, record, one).name).spare // record.claims[one].slot_processors
+        for one in free
+    }
     number = max(free, key=lambda one: (free[one] + spare[one], -one))
     elsewhere = _filled({one: count for one, count in free.items() if one != number}, wanted)
     here = Part(number, wanted - sum(part.processors for part in elsewhere))
@@ -154,10 +158,12 @@ def keep_promises(context: Context, cluster: ClusterRecord) -> None:
             cluster.promises.pop(0)
             continue
         wanted, promised = change.parts[0].processors, promised_on(context, cluster)  # later promises wait for this one
-        free = free_on(context, cluster, kept=promised)
+        number = change.parts[0].claim
+        free = free_on(context, changes.record, number, kept=promised)
         if free < wanted and not change.shrunk_others:
             spare = context.roster.on(cluster.name).spare
-            lacking = wanted - min(cluster.room, cluster.load_free) - promised - cluster.ending
+            processors = wanted * changes.record.claims[number].slot_processors
+            lacking = processors - min(cluster.room, cluster.load_free) - promised - cluster.ending
             overdrawn = cluster.load_free + promised < 0
             if overdrawn and lacking > spare and promise.polled_at == cluster.polled_at:
                 return  # nodes are not listed at the same moment as jobs: what started in between may count twice
@@ -168,9 +174,10 @@ def keep_promises(context: Context, cluster: ClusterRecord) -> None:
                 continue
         if free < wanted and cluster.ending and change.due is not None:
             return  # what is on its way out may be what is missing
-        able = {change.parts[0].claim: min(free, wanted)}
+        able = {number: min(free, wanted)}
         for part in change.parts[1:]:
-            there = free_on(context, changes.cluster(part), kept=part.processors)
+            kept = part.processors * changes.claim(part).slot_processors
+            there = free_on(context, changes.record, part.claim, kept=kept)
             able[part.claim] = min(there, part.processors)
         parts = _filled(able, change.processors)
         short = "the others could not give more" if sum(part.processors for part in parts) < change.processors else ""
@@ -238,7 +245,7 @@ def _claims_meant(changes: Changes, event: ev.MoreRequested, own: list[int]) -> 
     able = [one for one in named if record.claims[one].cluster is not None and not record.is_changing(one)]
     able = [one for one in able if not record.claims[one].growth_refused] or able
     able = [one for one in able if not _lacking_memory(changes, one, event)] or able
-    free = {one: free_on(context, cluster_of(context, record, one)) for one in able}
+    free = {one: free_on(context, record, one) for one in able}
     return sorted(able, key=lambda one: (-free[one], one)) or (named or own)[:1]
 
 
@@ -388,7 +395,7 @@ class ComponentSize:
             if self._record.is_changing(number) or claim.growth_refused:
                 continue
             cluster = cluster_of(self._context, self._record, number)
-            count = min(lacking - given - len(claim.places), free_on(self._context, cluster))
+            count = min(lacking - given - len(claim.places), free_on(self._context, self._record, number))
             if count > 0 and not growth_paused(self._context, cluster):
                 change = self._new(number, count)
                 if self._is_asked:
@@ -457,7 +464,8 @@ class ComponentSize:
         claims, room = self._record.claims, {}
         for number in self._claims:
             if claims[number].cluster is not None and self._in_time(number):
-                room[number] = cluster_of(self._context, self._record, number)
+                cluster = cluster_of(self._context, self._record, number)
+                room[number] = cluster.room_for(self._component.slot_on(cluster.name))
         for number in sorted(room, key=lambda one: (-room[one].load_free, one)):
             count = min(missing, room[number].room)
             if count > 0:

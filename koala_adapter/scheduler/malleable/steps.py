@@ -15,6 +15,7 @@ from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
 from koala_adapter.scheduler.malleable.policies import Direction, Step
 from koala_adapter.scheduler.records import Change, ChangePhase, ClusterStep, ForeignJob, Part
 from koala_adapter.scheduler.states import order_of
+from koala_adapter.slots import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -210,8 +211,9 @@ def wanted_again(context: Context, record: JobRecord, component: str) -> None:
 
 def promised_on(context: Context, cluster: ClusterRecord) -> int:
     """Return how many processors are kept for all promises of a cluster."""
-    changes = (context.state.jobs[one.job_id].changes.get(one.change) for one in cluster.promises)
-    return sum(change.parts[0].processors for change in changes if change is not None)
+    records = ((context.state.jobs[one.job_id], one.change) for one in cluster.promises)
+    parts = ((record, record.changes[number].parts[0]) for record, number in records if number in record.changes)
+    return sum(part.processors * record.claims[part.claim].slot_processors for record, part in parts)
 
 
 def policy_of(context: Context, cluster: ClusterRecord) -> MalleabilityPolicy:
@@ -255,9 +257,7 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
         if policy.rebalances and cluster.ending:
             return  # what some have given up for others is not free yet
         step.remaining = min(step.remaining, free_for_growing(context, cluster))
-    for member, amount in _messages(context, cluster, policy, step):
-        current.awaited += 1
-        _ask(context, member, amount, current.reason)
+    _send_round(context, cluster, current)
     if current.awaited:
         return
     cluster.step = None
@@ -274,6 +274,19 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
     else:
         cluster.fruitless_shrinks, cluster.fruitless_until = 0, None
         jobs_have_shrunk(context, cluster)
+
+
+def _send_round(context: Context, cluster: ClusterRecord, current: ClusterStep) -> None:
+    """Send the next round of a step; what is less than a slot of a job counts as declined by it."""
+    policy = policy_of(context, cluster)
+    while not current.awaited and (messages := _messages(context, cluster, policy, current.step)):
+        for member, amount in messages:
+            slots = amount // context.state.jobs[member.job_id].claims[member.claim].slot_processors
+            if slots:
+                current.awaited += 1
+                _ask(context, member, slots, current.reason)
+            else:
+                current.step.answered(member.order, amount, 0)
 
 
 def _note_unwanted(context: Context, cluster: ClusterRecord, over: ClusterStep) -> None:
@@ -294,7 +307,8 @@ def settle(context: Context, record: JobRecord, change: Change, accepted: int) -
         return
     change.in_step = False
     current.awaited -= 1
-    current.step.answered(order_of(record, part.claim), part.processors, accepted)
+    each = record.claims[part.claim].slot_processors
+    current.step.answered(order_of(record, part.claim), part.processors * each, accepted * each)
     continue_step(context, cluster)
 
 
@@ -350,8 +364,16 @@ def ask(context: Context, record: JobRecord, change: Change) -> None:
     context.roster.update(record)
 
 
-def free_on(context: Context, cluster: ClusterRecord, *, kept: int = 0) -> int:
-    """Return the processors that a running job would get at once on a cluster. ``kept``: for it, or for later ones."""
+def free_on(context: Context, record: JobRecord, number: int, *, kept: int = 0) -> int:
+    """Return the slots that a claim of a running job would get at once.
+
+    ``kept``: processors that are kept for it, or for later ones.
+    """
+    cluster, claim = cluster_of(context, record, number), record.claims[number]
     if closed_reason(cluster, context.now) is not None:
         return 0
-    return max(0, min(cluster.room, cluster.load_free) + kept)
+    free = max(0, min(cluster.room, cluster.load_free) + kept) // claim.slot_processors
+    slot = record.job.component(claim.component).slot_on(cluster.name)
+    if slot == PLAIN:
+        return free
+    return max(0, min(free, cluster.room_for(slot).load_free + kept // claim.slot_processors))

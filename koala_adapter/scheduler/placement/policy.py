@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.model import ClusterName, Component
 from koala_adapter.scheduler.parameters import lacking
+from koala_adapter.slots import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -174,13 +175,13 @@ class ClusterView:
 
     name: ClusterName
     capacity: int | None
-    """Processors that placeholders may ever hold there (configured less threshold); None: not known yet."""
+    """Slots that placeholders may ever hold there (configured less threshold); None: not known yet."""
     in_flight: int | None = None
     """Most placeholders that may wait in its queue at once: no component can be larger. None: no bound."""
     room: int
     """Further placeholders that may be submitted now."""
     available: int
-    """Processors a claim would get at once."""
+    """Slots a claim would get at once."""
     load_free: int
     """As ``available`` but negative when more has been asked than is free: a measure of load."""
     walltime_limit: int | None
@@ -198,6 +199,10 @@ class ClusterView:
     """Names of the software that its nodes have."""
     container_runtime: str = ""
     """Program that runs containers on its nodes; empty: none does."""
+    slot_processors: int = 1
+    """Processors of the cluster that one slot takes: all counts here are of slots of the component that is placed."""
+    lack: str = ""
+    """Why the cluster has no such slot, and never will."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +227,7 @@ class ComponentRequest:
         """Processors that must be on one cluster, at least."""
         return 1 if self.splittable else self.component.minimum
 
-    def never(self, view: ClusterView) -> str | None:
+    def never(self, view: ClusterView) -> str | None:  # noqa: PLR0911 - one return for each reason
         """Return why this component can never run on a cluster; None when it can."""
         if self.component.cluster is not None and self.component.cluster != view.name:
             return "the component asks for another cluster"
@@ -230,17 +235,27 @@ class ComponentRequest:
             return "its batch system refused the submission"
         if view.walltime_limit is not None and self.walltime > view.walltime_limit:
             return f"needs a walltime of {self.walltime} s there, the limit is {view.walltime_limit} s"
+        if view.lack:
+            return view.lack
         least = 1 if self.splittable else self.component.minimum  # not a call: every cluster is asked for every job
         if view.capacity is not None and least > view.capacity:
-            return f"needs {least} processors, at most {view.capacity} can be used there"
+            return f"needs {slots_said(self.component, least)}, at most {view.capacity} can be used there"
         if view.in_flight is not None and least > view.in_flight:
             return f"needs {least} placeholders at once, the limit there is {view.in_flight}"
         return lacking(self.component, view.software, view.container_runtime)
 
 
+def slots_said(component: Component, count: int) -> str:
+    """Return a number of slots of a component, for people: as processors where each is one and nothing else."""
+    slot = component.slot
+    if slot == PLAIN:
+        return f"{count} processors"
+    return f"{count} {'slot' if count == 1 else 'slots'} of {slot}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedComponent:
-    """Where a component goes and how many processors it gets."""
+    """Where a component goes and how many slots it gets."""
 
     component: str
     cluster: ClusterName
@@ -345,7 +360,8 @@ def _too_large_in_pieces(request: ComponentRequest, views: Mapping[ClusterName, 
     if len(known) < len(bounds) or sum(known) >= request.component.minimum:
         return None
     need = request.component.minimum
-    return f"component {request.component.name!r} needs {need} processors, all its clusters have {sum(known)} to use"
+    needs = slots_said(request.component, need)
+    return f"component {request.component.name!r} needs {needs}, all its clusters have {sum(known)} to use"
 
 
 def allowed(request: ComponentRequest, views: Mapping[ClusterName, ClusterView]) -> Iterable[ClusterView]:
@@ -367,16 +383,18 @@ def _joint_infeasibility(requests: Sequence[ComponentRequest], views: Mapping[Cl
     for request in requests:
         if request.component.cluster is not None:
             needed[request.component.cluster] = needed.get(request.component.cluster, 0) + request.component.minimum
-    for name, processors in needed.items():
+    for name, count in needed.items():
         most = most_ever(views[name])
-        if most is not None and processors > most:
-            return f"its components need {processors} processors on {name} together, at most {most} can be used there"
+        if most is not None and count > most:
+            needs = slots_said(requests[0].component, count)
+            return f"its components need {needs} on {name} together, at most {most} can be used there"
     if len(requests) < 2 or any(view.capacity is None for view in views.values()):  # noqa: PLR2004 - one fits alone
         return None
     rooms = {name: most_ever(view) or 0 for name, view in views.items()}
     total = sum(request.component.minimum for request in requests)
     if total > sum(rooms.values()):
-        return f"the job needs {total} processors at once, all clusters together have {sum(rooms.values())} to use"
+        needs = slots_said(requests[0].component, total)
+        return f"the job needs {needs} at once, all clusters together have {sum(rooms.values())} to use"
     whole = [request for request in requests if not request.splittable]
     packing = pack(pieces(whole, views.values()), rooms)
     if packing.clusters is None and packing.exhaustive:
@@ -496,12 +514,12 @@ def shortage(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, C
         asked = allowed(request, views)
         if not any(view.room >= least and view.closed is None and request.never(view) is None for view in asked):
             said = listed(f"{view.name}: {view.closed or _room(view)}" for view in asked if request.never(view) is None)
-            return f"component {component.name!r} needs {component.minimum} processors ({said})"
+            return f"component {component.name!r} needs {slots_said(component, component.minimum)} ({said})"
     total = sum(request.component.minimum for request in requests)
     said = listed(f"{view.name}: {view.closed or _room(view)}" for view in views.values())
     if len(requests) == 1:
-        return f"component {requests[0].component.name!r} needs {total} processors ({said})"
-    return f"its {len(requests)} components need {total} processors together ({said})"
+        return f"component {requests[0].component.name!r} needs {slots_said(requests[0].component, total)} ({said})"
+    return f"its {len(requests)} components need {slots_said(requests[0].component, total)} together ({said})"
 
 
 def _room(view: ClusterView) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, PlaceholderId
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
+    from koala_adapter.slots import Slot
     from koala_adapter.vjm.channel import Launch, Signal
 
 
@@ -74,6 +75,7 @@ class StandInCore(Core):
         self.name_prefix = "koala-k-"
         self.user = "alice"
         self.posted: list[Event] = []
+        self.shapes: tuple[Slot, ...] = ()
         self.is_holding = self.shrinks_for_others = self.grows = False
         database = closed_later(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
         weakref.finalize(self, database.close)
@@ -107,6 +109,10 @@ class StandInCore(Core):
     def others_matter(self, _cluster: ClusterName) -> bool:
         """Return what was set."""
         return self.shrinks_for_others
+
+    def shapes_on(self, _cluster: ClusterName) -> tuple[Slot, ...]:
+        """Return what was set."""
+        return self.shapes
 
     def growth_waits(self, _cluster: ClusterName) -> bool:
         """Return what was set."""

@@ -77,6 +77,7 @@ def test_every_parameter_can_be_set_or_it_is_said_why_not() -> None:
         "bandwidth_from",
         "software",
         "container_runtime",
+        "slot_keys",
     }
 
 
