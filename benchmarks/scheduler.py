@@ -222,7 +222,7 @@ def _naive(site: FullSite, jobs: int) -> float:
     context = Context(
         ledger=site.scheduler.ledger, timetable=site.scheduler.timetable, queue=PlacementQueue(), now=site.now
     )
-    views = dict(context.views())
+    views = context.views()
     begin = time.perf_counter()
     for record in asked:
         place(context, record, views)

@@ -306,7 +306,7 @@ def simulated(directory: Path, site: SiteConfig, scale: float) -> list[Event]:
     """Run the workload through the simulator, in its own time."""
     engine = Engine()
     systems = [BatchSystem(engine, one.cluster_name, PROCESSORS[one.name]) for one in site.enabled_clusters]
-    configured = configuration(site, "sim", 0.0)
+    configured = configuration(site, "sim", 0.0, {})
     parameters = replace(
         configured.parameters,
         scan_interval=configured.parameters.scan_interval * scale,

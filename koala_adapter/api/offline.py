@@ -32,7 +32,7 @@ from koala_adapter.model import LrmJobState
 from koala_adapter.report.sitevalues import ClusterReport
 from koala_adapter.report.values import JobReport, by_number, in_order, of_the_past
 from koala_adapter.scheduler import Scheduler
-from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, JobsForgotten
+from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, JobsForgotten, SlotsCounted
 from koala_adapter.service.agents import ScriptMaker, sample_submissions
 from koala_adapter.service.clusters import read_cluster
 from koala_adapter.service.journal import Journal, SetAside, sentences
@@ -45,11 +45,11 @@ from koala_adapter.vjm import certificate
 from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
-    from koala_adapter.lrm import Lrm, PluginDefinition
-    from koala_adapter.model import Job, JobId
+    from koala_adapter.lrm import Capabilities, Lrm, PluginDefinition
+    from koala_adapter.model import ClusterName, Job, JobId
     from koala_adapter.report.sitevalues import CleanReport, NegotiationReport, SampleSubmission
     from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.service.clusters import ClusterReading
@@ -328,13 +328,29 @@ async def ask_clusters(
         for config in site.enabled_clusters:
             tasks.start_soon(ask, config)
     found = [answers[config.name] for config in site.enabled_clusters]
-    _take_in(site, record, found)
+    able = {config.cluster_name: plugins[config.plugin].capabilities for config in site.enabled_clusters}
+    _take_in(site, record, found, able)
     return found
 
 
-def _take_in(site: SiteConfig, record: JournalView, answers: list[ClusterAnswer]) -> None:
+def count_slots(record: JournalView, answers: Sequence[ClusterAnswer], job: Job) -> None:
+    """Tell the scheduler of a record how many slots there are of each shape that a job needs."""
+    for answer in answers:
+        name = answer.config.cluster_name
+        shapes = {one.slot_on(name).shape: None for one in job.components if not one.slot_on(name).is_plain}
+        if answer.reading is not None and shapes:
+            counts = answer.reading.count(shapes)
+            record.scheduler.handle(SlotsCounted(time=record.now, cluster=name, slots=counts))
+
+
+def _take_in(
+    site: SiteConfig,
+    record: JournalView,
+    answers: list[ClusterAnswer],
+    capabilities: Mapping[ClusterName, Capabilities],
+) -> None:
     now = record.now
-    record.scheduler.handle(configuration(site, record.instance, now))
+    record.scheduler.handle(configuration(site, record.instance, now, capabilities))
     for answer in answers:
         cluster, reading = answer.config.cluster_name, answer.reading
         if reading is None:

@@ -19,13 +19,13 @@ def count_slots(nodes: Iterable[Node], slot: Slot, *, queue: str | None) -> Slot
     """Return how many slots of a shape there are on nodes, of which jobs that name no queue use those of ``queue``."""
     wanted = slot.queue or queue
     serving = [node for node in nodes if _serves(node, wanted)]
-    ever = {node.name: slots_ever(node, slot, wanted) for node in serving}
-    most = sum(ever.values())
-    places = [-(-node.places(wanted) // ever[node.name]) for node in serving if ever[node.name]]
+    holding = [(node, ever) for node in serving if (ever := slots_ever(node, slot, wanted))]
+    most = sum(ever for _, ever in holding)
+    places = [-(-node.places(wanted) // ever) for node, ever in holding]
     return SlotCount(
         slot=slot,
         most=most,
-        idle=sum(slots_idle(node, slot, wanted) for node in serving if ever[node.name]),
+        idle=sum(slots_idle(node, slot, wanted) for node, _ in holding),
         processors=max(1, min(places, default=slot.threads)),
         other_queue=bool(slot.queue) and queue is not None and slot.queue != queue,
         lack="" if most else _lack(serving, slot, wanted),
@@ -93,9 +93,7 @@ def _lacking(node: Node, slot: Slot) -> Iterator[str]:
     if _gpus(node, slot.gpu_kind) < slot.gpus:
         there = ", ".join(f"{one.count} {one.kind}".rstrip() for one in node.gpus) or "none"
         yield f"{slot.gpus} GPUs{f' of kind {slot.gpu_kind}' if slot.gpu_kind else ''} (it has {there})"
-    missing = [word for word in slot.features if word not in node.features]
-    if missing:
-        yield f"{'feature' if len(missing) == 1 else 'features'} {', '.join(missing)}"
+    yield from (f"feature {word}" for word in slot.features if word not in node.features)
 
 
 def _lack(nodes: list[Node], slot: Slot, queue: str | None) -> str:

@@ -16,6 +16,7 @@ from koala_adapter.api.offline import (
     answer_report,
     ask_clusters,
     clean,
+    count_slots,
     next_submissions,
     read_record,
     recorded,
@@ -55,7 +56,8 @@ class WithoutService:
 
     def plan(self, site: SiteConfig, plugins: Plugins, job: Job, tell: Callable[[str], None]) -> PlanReport:
         """Return where a job would go now. ``tell`` gets the names of clusters that have not answered yet."""
-        record, _ = self._asked(site, plugins, tell)
+        record, answers = self._asked(site, plugins, tell)
+        count_slots(record, answers, job)
         return plan_report(record.scheduler, job, now=record.now)
 
     def clusters(self, site: SiteConfig, plugins: Plugins, tell: Callable[[str], None]) -> list[ClusterReport]:

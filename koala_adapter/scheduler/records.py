@@ -417,7 +417,7 @@ class ClusterRecord:
             return SlotRoom(1, self.largest_capacity, self.room, self.available, self.load_free)
         count = self.count_of(slot)
         each, in_flight = count.processors, self.parameters.placeholders_in_flight - self.queued
-        taken = max(0, self.managed - self.ours_polled) + self.offered
+        taken = self.managed - self.ours_polled + self.offered
         if count.other_queue:  # the processors that are counted are those of another queue
             room = min(count.most - -(-self.managed // each), in_flight)
             free = count.idle - self.queued

@@ -25,6 +25,7 @@ from koala_adapter.driver.store import doubts, rebuilt, tellers
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.containment import contained
+from koala_adapter.lrm.contract import expressible
 from koala_adapter.model import JobId
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
@@ -52,10 +53,11 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.driver.store import EventStore
     from koala_adapter.host.clock import HostClocks
-    from koala_adapter.lrm import PluginDefinition
+    from koala_adapter.lrm import Capabilities, PluginDefinition
     from koala_adapter.model import ClusterName, Job, PlaceholderId
     from koala_adapter.scheduler.context import NumberedBatch
     from koala_adapter.scheduler.events import Event
+    from koala_adapter.scheduler.parameters import ClusterParameters
     from koala_adapter.scheduler.records import State
 
 
@@ -66,10 +68,21 @@ OBSTACLE_SECONDS = 10.0
 # -- Configuration of the scheduler from a site file ---------------------------------------------------------
 
 
-def configuration(site: SiteConfig, instance: str, now: float) -> Configured:
-    """Return the event that tells the scheduler of a site."""
+def configuration(
+    site: SiteConfig, instance: str, now: float, capabilities: Mapping[ClusterName, Capabilities]
+) -> Configured:
+    """Return the event that tells the scheduler of a site.
+
+    ``capabilities``: what the plugins can do; a cluster that is not there can be asked for any slot.
+    """
     parameters = replace(site.parameters, instance=instance)
-    clusters = tuple(cluster.parameters for cluster in site.enabled_clusters)
+
+    def of(config: ClusterConfig) -> ClusterParameters:
+        able = capabilities.get(config.cluster_name)
+        keys = None if able is None else tuple(sorted(expressible(able, config.changes)))
+        return replace(config.parameters, slot_keys=keys)
+
+    clusters = tuple(of(config) for config in site.enabled_clusters)
     return Configured(time=now, parameters=parameters, clusters=clusters)
 
 
@@ -552,15 +565,19 @@ class Service:
         self.applications.keep_input(job)
         try:
             self._note_submission(submission, job.id)
-            for driver in self.clusters.values():
-                if (counted := driver.slots_counted(job)) is not None:
-                    self._loop.enter(counted)
+            self.count_slots(job)
             self._loop.enter(ev.JobSubmitted(time=self.now(), job=job))
         except KoalaError:
             self.applications.forget(job.id)
             raise
         self._poll_soon(component.cluster for component in job.components)
         return job.id
+
+    def count_slots(self, job: Job) -> None:
+        """Tell the scheduler how many slots there are of each shape that a job needs, where it does not know it."""
+        for driver in self.clusters.values():
+            if (counted := driver.slots_counted(job)) is not None:
+                self._loop.enter(counted)
 
     def _submitted(self, submission: str) -> JobId | None:
         """Return the job that a submission became; None: none, or it was not journaled when the service was killed."""
@@ -647,7 +664,8 @@ class Service:
                 self.archive.catch_up()
                 self.sizes.start(tasks)  # before agents are heard
                 await self.reception.open(tasks)
-                self.post(configuration(self.site, self.instance, self.now()))
+                capabilities = {name: driver.lrm.capabilities for name, driver in self.clusters.items()}
+                self.post(configuration(self.site, self.instance, self.now(), capabilities))
                 self._doubt("the service was restarted")
                 self.sizes.resume()
                 await start_drivers(drivers_needed(self.clusters.values(), self.state), tasks)

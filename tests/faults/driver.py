@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.driver.loop import EventLoop
 from koala_adapter.driver.store import doubts, rebuilt, tellers
 from koala_adapter.lrm.listing import possibly_ours, processors_wanted
+from koala_adapter.lrm.slotcount import count_slots
 from koala_adapter.model import EndReason, JobId, PlaceholderId, TaskEnd
 from koala_adapter.outcome import PlaceholderState
 from koala_adapter.scheduler import events as ev
@@ -25,15 +26,16 @@ from tests.faults.store import FaultyStore, Killed
 from tests.unit.driver.failing_scheduler import Defects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from koala_adapter.errors import KoalaError
-    from koala_adapter.model import ClusterName
+    from koala_adapter.model import ClusterName, Job
     from koala_adapter.outcome import JobOutcome
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
     from koala_adapter.scheduler.records import State
+    from koala_adapter.slots import Slot, SlotCount
     from tests.faults.clock import Clock
     from tests.faults.faults import Faults
     from tests.faults.lrm import SimulatedLrm
@@ -411,6 +413,7 @@ class SimulatedService:
             kind = self.faults.chance.randrange(3)
             listing = () if kind != 0 else listing
             counts = (0, 0) if kind != 1 else counts
+        shapes = self._loop.scheduler.shapes_on(name)
         look = ClusterObservation(
             read_at=self.now,
             processors=counts[0],
@@ -418,8 +421,22 @@ class SimulatedService:
             ours=processors_held(listing),
             jobs=listing,
             others_waiting=others,
+            slots=self._count(name, shapes),
         )
         self.later(self.faults.chance.uniform(0.1, 2.0), lambda: self._read(name, look, lies=lies))
+
+    def _count(self, name: ClusterName, shapes: Iterable[Slot]) -> tuple[SlotCount, ...]:
+        nodes = self.lrms[name].described_nodes
+        return tuple(count_slots(nodes, shape, queue=None) for shape in shapes)
+
+    def count_slots(self, job: Job) -> None:
+        """Count the slots of other shapes that a new job needs, as a service does before it takes it."""
+        for name in self.lrms:
+            known = {count.slot for count in self.state.clusters[name].slots}
+            wanted = {one.slot_on(name).shape for one in job.components if one.cluster in {None, name}}
+            new = [shape for shape in wanted if not shape.is_plain and shape not in known]
+            if new:
+                self.enter(ev.SlotsCounted(time=self.now, cluster=name, slots=self._count(name, new)))
 
     def _others_waiting(self, name: ClusterName) -> tuple[int, ...]:
         if not self._loop.scheduler.shrinks_for_others(name):

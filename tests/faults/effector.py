@@ -88,6 +88,7 @@ class SimulatedEffector:
             user=service.user,
             on_start=lambda element: self._started(lrm, element),
             on_killed=lambda element: self.agents.pop(element.id).killed(),
+            processors=action.slot.threads,
         )
         if self._faults.imitated():
             for name in (key, f"{service.prefix}{UNUSED + len(lrm.submissions)}"):

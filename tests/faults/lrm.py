@@ -20,7 +20,7 @@ ENDED_SHOWN = 60.0
 
 @dataclass(slots=True)
 class Element:
-    """One job of one processor."""
+    """One job on one node."""
 
     id: LrmJobId
     name: str
@@ -34,6 +34,7 @@ class Element:
     started_at: float | None = None
     ended_at: float | None = None
     end: EndReason | None = None
+    processors: int = 1
 
     @property
     def live(self) -> bool:
@@ -80,7 +81,7 @@ class SimulatedLrm:
         return len(self.nodes) * self.per_node
 
     def _free(self, node: str) -> int:
-        used = sum(e.node == node and e.state is LrmJobState.RUNNING for e in self.elements.values())
+        used = sum(e.processors for e in self.elements.values() if e.node == node and e.state is LrmJobState.RUNNING)
         return self.per_node - used if self.nodes[node] else 0
 
     @property
@@ -97,14 +98,15 @@ class SimulatedLrm:
         user: str,
         on_start: Callable[[Element], None],
         on_killed: Callable[[Element], None] = lambda _: None,
+        processors: int = 1,
     ) -> tuple[LrmJobId, ...]:
-        """Take a job array of ``count`` elements of one processor."""
+        """Take a job array of ``count`` elements, each of so many processors of one node."""
         self.submissions.append(name)
         self._live.clear()
         self._number += 1
         ids = tuple(LrmJobId(f"{self.name}-{self._number}_{index}") for index in range(1, count + 1))
         for index, id_ in enumerate(ids, start=1):
-            self.elements[id_] = Element(id_, name, index, user, walltime, on_start, on_killed)
+            self.elements[id_] = Element(id_, name, index, user, walltime, on_start, on_killed, processors=processors)
         self.clock.after(self.reaction, self.schedule)
         return ids
 
@@ -124,8 +126,12 @@ class SimulatedLrm:
         """Start what can start, in order."""
         queued = [e for e in self.elements.values() if e.state is LrmJobState.QUEUED]
         queued.sort(key=lambda e: e.user != self.favoured)
-        free = [node for node in self.nodes for _ in range(self._free(node))]
-        for element, node in zip(queued, free, strict=False):
+        free = {node: self._free(node) for node in self.nodes}
+        for element in queued:
+            node = next((name for name, left in free.items() if left >= element.processors), None)
+            if node is None:
+                break
+            free[node] -= element.processors
             element.state, element.node, element.started_at = LrmJobState.RUNNING, node, self.clock.now
             self.clock.after(element.walltime, partial(self.kill, element, EndReason.WALLTIME))
             element.on_start(element)
@@ -180,7 +186,7 @@ class SimulatedLrm:
                 name=e.name,
                 state=e.state,
                 user=e.user,
-                processors=1,
+                processors=e.processors,
                 array_index=e.index,
                 nodes=(e.node,) if e.node else (),
                 end=e.end,

@@ -17,6 +17,7 @@ from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
 from koala_adapter.scheduler.records import ChangePhase, TimerKind
+from koala_adapter.slots import Slot
 from tests.faults.adaptivelaws import AdaptiveLaws, adaptive_job
 from tests.faults.adaptivelaws import check_outcome as check_adaptive_outcome
 from tests.faults.clock import Clock
@@ -173,6 +174,7 @@ class World:
         if self.service.at_work:
             # Refused: it was in the journal when the service was killed, so it is there already.
             with suppress(DefectError, JournalBlockedError, JobRefusedError):
+                self.service.count_slots(one)
                 self.service.enter(ev.JobSubmitted(time=self.service.now, job=one))
         if one.id in self.service.state.jobs:
             self.handed_in.add(one.id)
@@ -190,7 +192,7 @@ class World:
         one = job(
             f"j{number}", *parts, walltime=400, submitted_at=self.service.now, priority=self.chance.choice([0, 0, 1])
         )
-        one = self._placed(one)
+        one = self._with_slots(self._placed(one))
         if not self.malleable or self.chance.random() < 0.2:
             return one
         if self._adaptive_laws is not None and (
@@ -200,12 +202,28 @@ class World:
         if self._laws is not None:
             return of_workers(one, list(self.lrms), seed=self.seed)
         flexible: list[Component] = []
-        for part in parts:
+        for part in one.components:
             minimum = min(part.minimum, self.chance.randint(1, 3))
             maximum = minimum + self.chance.randint(0, 9)
             initial = self.chance.choice([None, maximum])
             flexible.append(replace(part, minimum=minimum, maximum=maximum, initial=initial))
         return replace(one, kind=JobKind.MALLEABLE, components=tuple(flexible))
+
+    def _with_slots(self, one: Job) -> Job:
+        """Return a job some of whose ranks need two processors each, on one node, where clusters have such nodes."""
+        chance = random.Random(f"{self.seed}:slots:{one.id}")
+        parts = []
+        for part in one.components:
+            name = part.cluster
+            fits = name is not None and self.lrms[name].per_node > 1 and self.capacity[name] > 1
+            if name is not None and fits and not self._spread and chance.random() < 0.4:
+                most = self.capacity[name] // 2
+                minimum = max(1, min(part.minimum // 2, most))
+                maximum = max(minimum, part.maximum // 2)
+                parts.append(replace(part, minimum=minimum, maximum=maximum, slot=Slot(threads=2)))
+            else:
+                parts.append(part)
+        return replace(one, components=tuple(parts))
 
     def _placed(self, one: Job) -> Job:
         """Return a job with a placement policy of its own; where that splits, some components are split, and larger."""
@@ -359,8 +377,8 @@ class World:
     def check(self) -> None:
         """Check what must hold at any moment."""
         for name, lrm in self.lrms.items():
-            ours = len(lrm.live(self.service.prefix))
-            assert ours <= self.capacity[name], f"{ours} placeholders on {name}, capacity {self.capacity[name]}"
+            ours = sum(element.processors for element in lrm.live(self.service.prefix))
+            assert ours <= self.capacity[name], f"{ours} processors on {name}, capacity {self.capacity[name]}"
             if len(lrm.submissions) != self._submissions[name]:
                 self._submissions[name] = len(lrm.submissions)
                 assert len(lrm.submissions) == len(set(lrm.submissions)), "submitted twice"

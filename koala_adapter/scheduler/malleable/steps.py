@@ -277,14 +277,22 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
 
 
 def _send_round(context: Context, cluster: ClusterRecord, current: ClusterStep) -> None:
-    """Send the next round of a step; what is less than a slot of a job counts as declined by it."""
+    """Send the next round of a step.
+
+    A policy reckons in processors, and jobs change by whole slots: the first get what makes their last slot whole, and
+    a job for which less than a slot is left counts as one that declines.
+    """
     policy = policy_of(context, cluster)
     while not current.awaited and (messages := _messages(context, cluster, policy, current.step)):
+        left = max(current.step.remaining, sum(abs(amount) for _, amount in messages))
         for member, amount in messages:
-            slots = amount // context.state.jobs[member.job_id].claims[member.claim].slot_processors
+            each = context.state.jobs[member.job_id].claims[member.claim].slot_processors
+            most = left // each if amount > 0 else -(-left // each)
+            slots = min(-(-abs(amount) // each), most)
+            left = max(0, left - slots * each)
             if slots:
                 current.awaited += 1
-                _ask(context, member, slots, current.reason)
+                _ask(context, member, slots if amount > 0 else -slots, current.reason)
             else:
                 current.step.answered(member.order, amount, 0)
 

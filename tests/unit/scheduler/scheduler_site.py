@@ -35,7 +35,7 @@ from koala_adapter.scheduler.records import ChangePhase, State
 from koala_adapter.scheduler.states import bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord
 
@@ -89,11 +89,13 @@ def job(
 def recount(state: State) -> None:
     """Compare every count that the scheduler keeps with what it counts."""
     placeholders = state.placeholders.values()
-    managed = Counter(p.cluster for p in placeholders)
+    managed = processors_by_cluster(placeholders)
     queued = Counter(p.cluster for p in placeholders if p.waiting)
+    processors_queued = processors_by_cluster(p for p in placeholders if p.waiting)
     for name, cluster in state.clusters.items():
         assert cluster.managed == managed[name], f"{name}: managed"
         assert cluster.queued == queued[name], f"{name}: queued"
+        assert cluster.processors_queued == processors_queued[name], f"{name}: processors queued"
     live = Counter(p.job_id for p in placeholders)
     held = Counter(p.job_id for p in placeholders if p.state is PlaceholderState.HELD)
     for id_, record in state.jobs.items():
@@ -108,9 +110,17 @@ def recount(state: State) -> None:
     assert {key: batch.live for key, batch in state.batches.items()} == dict(batches)
 
 
+def processors_by_cluster(placeholders: Iterable[PlaceholderRecord]) -> Counter[ClusterName]:
+    """Return the processors that the slots of placeholders take, by cluster."""
+    found: Counter[ClusterName] = Counter()
+    for placeholder in placeholders:
+        found[placeholder.cluster] += placeholder.slot_processors
+    return found
+
+
 def recount_changes(state: State) -> None:
     """Compare the counts that concern malleable jobs with what they count, and sizes with their bounds."""
-    ending = Counter(p.cluster for p in state.placeholders.values() if p.state is PlaceholderState.ENDING)
+    ending = processors_by_cluster(p for p in state.placeholders.values() if p.state is PlaceholderState.ENDING)
     offered: Counter[ClusterName | None] = Counter()
     gathering: Counter[ClusterName | None] = Counter()
     awaited: Counter[ClusterName | None] = Counter()
@@ -120,7 +130,7 @@ def recount_changes(state: State) -> None:
             if record.state is JobState.RUNNING and record.job.kind is JobKind.MALLEABLE:
                 check_bounds(record, claim)
             stubs.update(claim.places)
-            gathering[claim.cluster] += len(claim.places)
+            gathering[claim.cluster] += len(claim.places) * claim.slot_processors
             assert not claim.places or record.state is JobState.RUNNING, f"job {id_}: waits for more after its end"
         for number, change in record.changes.items():
             assert record.state is JobState.RUNNING, f"job {id_}: changes"
@@ -129,10 +139,11 @@ def recount_changes(state: State) -> None:
             stubs.update(change.stubs)
             awaited[record.claims[change.parts[0].claim].cluster] += change.in_step
             for part in change.parts:
-                cluster_name = record.claims[part.claim].cluster
-                gathering[cluster_name] += part.accepted if change.phase is ChangePhase.GATHERING else 0
+                claim = record.claims[part.claim]
+                if change.phase is ChangePhase.GATHERING:
+                    gathering[claim.cluster] += part.accepted * claim.slot_processors
                 if change.phase is ChangePhase.PROMISED or (change.phase is ChangePhase.ASKED and part.processors > 0):
-                    offered[cluster_name] += part.processors
+                    offered[claim.cluster] += part.processors * claim.slot_processors
     assert {p.id for p in state.placeholders.values() if p.stub} == stubs, "stubs"
     for name, cluster in state.clusters.items():
         assert cluster.ending == ending[name], f"{name}: ending"

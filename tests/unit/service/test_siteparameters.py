@@ -102,7 +102,7 @@ def test_what_a_file_says_reaches_the_scheduler(kind: Kind, name: str) -> None:
     written = toml(list(value) if isinstance(value, tuple) else value.value if isinstance(value, Enum) else value)
     rest = "longest_backoff = 86400\n" if name == "backoff" else ""
     site = load_site_text(f"{header_of(kind, name)}{key_of(kind, name)} = {written}\n{rest}", PLUGINS)
-    made = configuration(site, "me", 5.0)
+    made = configuration(site, "me", 5.0, {})
     changed = {name: value} | ({"longest_backoff": 86_400.0} if rest else {})
     site_wide, cluster = (changed, {}) if kind is Parameters else ({}, changed)
     assert made == Configured(
@@ -115,7 +115,7 @@ def test_a_site_that_says_nothing_has_the_defaults_of_the_scheduler() -> None:
     site = SiteConfig(
         clusters=(ClusterConfig(name="alpha", plugin="local"), ClusterConfig(name="b", plugin="local", enabled=False))
     )
-    assert configuration(site, "k", 5.0) == Configured(time=5.0, parameters=Parameters(), clusters=(ALPHA,))
+    assert configuration(site, "k", 5.0, {}) == Configured(time=5.0, parameters=Parameters(), clusters=(ALPHA,))
 
 
 def test_tables_without_parameters_set_none() -> None:
