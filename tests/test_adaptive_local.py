@@ -113,7 +113,6 @@ def test_a_service_that_is_killed_while_a_program_grows(koala: Koala) -> None:
 
 @pytest.mark.nightly
 def test_a_service_that_is_killed_while_a_program_shrinks(koala: Koala) -> None:
-    """The program goes on, and has the same result; the one who waits gets the processors."""
     service = koala.serve()
     gate = koala.directory / "gate"
     path = write_stepsum(koala.directory, steps=STEPS, seconds=0.2, minimum=2, maximum=6, gate=gate)
@@ -203,7 +202,6 @@ def expect_negotiations(koala: Koala, service: Running) -> None:
 
 @pytest.mark.nightly
 def test_a_mandatory_wish_makes_another_program_shrink(koala: Koala) -> None:
-    """It is granted when the other has really given its processors back; a voluntary one then gets nothing."""
     without_approach(koala)
     koala.serve()
     more = 'minimum = 1\nmaximum = 4\ncluster = "alpha"\n'
@@ -296,7 +294,6 @@ def mpich(request: pytest.FixtureRequest) -> Mpich:
 
 @pytest.mark.nightly  # tests/real shows the same
 def test_nbody_grows_and_shrinks_over_two_clusters(koala: Koala, mpich: Mpich, tmp_path: Path) -> None:
-    """2 to 5 to 3 processes; the end state is that of fixed size."""
     program, stop = mpich.compile("nbody", tmp_path), tmp_path / "stop"
     submit(koala, mpich, [str(program), "100", "100000", "0.1", str(stop)], maximum=5, initial=2)
     eventually(lambda: mpi_size(koala) == 5)

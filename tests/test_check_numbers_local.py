@@ -118,7 +118,6 @@ async def tried(kind: type[LocalLrm], processors: int, directory: Path) -> dict[
 
 
 async def test_two_numbers(tmp_path: Path) -> None:
-    """Both report, each as itself."""
     found = await tried(LocalLrm, 2, tmp_path)
     assert all(result.ok for result in found.values())
     assert "told them apart" in found["numbers"].found
@@ -135,7 +134,6 @@ async def test_one_number_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 async def test_no_room_for_two(tmp_path: Path) -> None:
-    """Where only one finds room nothing is wrong, and what was not tried is said."""
     found = await tried(LocalLrm, 1, tmp_path)
     assert all(result.ok for result in found.values())
     assert "not tried" in found["numbers"].found

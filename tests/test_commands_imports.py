@@ -53,21 +53,18 @@ EXPECTED = {
 
 @pytest.mark.parametrize("command", EXPECTED)
 def test_asking_a_service_imports_little(koala: Koala, command: str) -> None:
-    """Values are read and shown with click, and with rich where something is drawn."""
     found = imported_packages(koala.command(*command.split())[1:], koala.environment)
     assert found == EXPECTED[command]
 
 
 @pytest.mark.parametrize("command", ["status", "explain 1 --json", "logs 1"])
 def test_asking_of_jobs_that_are_over_imports_little_without_a_service(koala: Koala, command: str) -> None:
-    """What the service kept of them is read, and nothing replayed; one remark says that there is none."""
     asked = koala.command("--state", str(koala.directory / ENDED), *command.split())[1:]
     assert imported_packages(asked, koala.environment) == ALONE | {"rich"}
 
 
 @pytest.mark.parametrize("command", ["plan", "submit"])
 def test_handing_a_job_to_a_service_imports_nothing_of_a_service(koala: Koala, command: str) -> None:
-    """The site file needs the plugins that it names, no others; certificates and logs are the affair of a service."""
     found = imported_packages(koala.command(command, koala.job("true"))[1:], koala.environment)
     assert {"click", "koala_local", "pydantic"} <= found
     assert found.isdisjoint({"cryptography", "koala_slurm", "koala_sge", "structlog"})

@@ -74,7 +74,6 @@ def test_run_prints_results_apart_from_progress(koala: Koala) -> None:
 
 
 def test_logs_say_where_something_is(koala: Koala) -> None:
-    """Who looks at the output of a program that has only complained is told where that is."""
     koala.run("run", koala.job("echo broken >&2; exit 3", processors=1), check=3)
     done = koala.inside("logs", "1")
     assert (done.stdout, "koala logs 1 --stderr prints standard error" in done.stderr) == ("", True)
@@ -95,7 +94,6 @@ def test_first_line_of_all_is_marked(koala: Koala) -> None:
 
 
 def test_a_program_needs_no_job_file(koala: Koala) -> None:
-    """It runs in the present directory, and the job file that it stands for can be kept and run."""
     kept = koala.directory / "kept.toml"
     words = ("sh", "-c", 'echo "$KOALA_RANK $PWD"; exit 4')
     done = koala.run("run", "-n", "2", "--save", str(kept), "--", *words, check=4)
@@ -117,7 +115,6 @@ def test_a_program_needs_no_job_file(koala: Koala) -> None:
     ids=["nothing", "a program", "a program and a job file", "no walltime", "no text"],
 )
 def test_what_is_to_run_is_not_guessed(koala: Koala, words: tuple[str | bytes, ...], code: int, complaint: str) -> None:
-    """Each refusal says what to write instead."""
     assert complaint in koala.inside("run", *map(os.fsdecode, words), check=code).stderr
 
 
@@ -166,7 +163,6 @@ def read_until(descriptor: int, text: bytes) -> bytes:
     ],
 )
 def test_terminal_that_goes_away_cancels_the_job(koala: Koala, *, controlling: bool, served: bool) -> None:
-    """Neither the signal nor what cannot be written keeps the job from being cancelled, and its end awaited."""
     if served:
         koala.serve()
     # What the ranks go on writing is printed, too.
@@ -201,7 +197,6 @@ def test_hangup_of_a_shell_in_tmux_cancels_the_job(koala: Koala) -> None:
 
 
 def test_interrupt_at_the_beginning_is_quiet(koala: Koala) -> None:
-    """Ctrl-C while clusters are asked, or just after the submission, ends it without a traceback or a job left."""
     lock = koala.state / "service.lock"
     for delay in (0.0, 0.3):
         process = koala.start("run", koala.job("sleep 300"))
@@ -229,7 +224,6 @@ def test_run_goes_on_when_nobody_reads(koala: Koala) -> None:
 
 
 def test_two_runs_share_one_service(koala: Koala) -> None:
-    """The second run uses the service inside the first; when that ends, one in the background takes over."""
     until = "until [ -e {}/{} ]; do sleep 0.1; done"
     first = koala.start("run", koala.job(until.format(koala.directory, "one"), name="first"))
     eventually(lambda: koala.has("1"))
@@ -247,7 +241,6 @@ def test_two_runs_share_one_service(koala: Koala) -> None:
 
 
 def test_second_interrupt_does_not_wait(koala: Koala) -> None:
-    """Ctrl-C twice leaves the end of the job to a service in the background, which brings it about."""
     process = koala.start("run", koala.job("trap '' TERM; echo started; sleep 300"))
     assert process.stdout is not None
     assert "started" in process.stdout.readline()
@@ -263,7 +256,6 @@ def test_second_interrupt_does_not_wait(koala: Koala) -> None:
 
 
 def test_submit_starts_a_service_and_says_so(koala: Koala) -> None:
-    """Without a service one is started in the background; the job is followed by `logs -f` to its end."""
     done = koala.run("submit", koala.job("echo begin; sleep 1; echo end"))
     assert done.stdout.startswith("job 1 submitted")
     assert "started one in the background" in done.stderr
@@ -316,7 +308,6 @@ def test_cluster_that_is_not_enabled_is_not_asked(koala: Koala) -> None:
 
 
 def test_submit_takes_many_job_files(koala: Koala) -> None:
-    """In their order, in one go; none of them when one is wrong."""
     koala.serve()
     files = [koala.job("true", name=f"many{number}") for number in range(3)]
     told = koala.json("submit", *files)["jobs"]
@@ -332,7 +323,6 @@ def test_submit_takes_many_job_files(koala: Koala) -> None:
 
 
 def test_submit_waits_for_a_service_that_is_starting(koala: Koala) -> None:
-    """Somebody else's, just begun: it is used, and no second one is tried."""
     service = koala.start_anew("serve")
     lock = koala.state / "service.lock"
     eventually(lambda: lock.exists() and f"pid {service.pid})" in lock.read_text())
@@ -348,7 +338,6 @@ def test_submit_waits_for_a_service_that_is_starting(koala: Koala) -> None:
 
 
 def test_submit_starts_a_service_when_the_other_fails_to(koala: Koala) -> None:
-    """Whoever owned the directory and went away before it answered is replaced."""
     with ownership(koala.state, "koala serve"):
         process = koala.start("submit", koala.job("true"))
         with pytest.raises(subprocess.TimeoutExpired):
@@ -359,7 +348,6 @@ def test_submit_starts_a_service_when_the_other_fails_to(koala: Koala) -> None:
 
 
 def test_what_an_earlier_service_said_is_not_quoted(koala: Koala) -> None:
-    """A service that does not come up is told of in the words of this start."""
     prepare_directory(koala.state)
     (koala.state / "service.log").write_text("from long ago\n", encoding="utf-8")
     text = koala.site_file.read_text(encoding="utf-8").replace('listen = "127.0.0.1"', 'listen = "192.0.2.1"')
@@ -370,7 +358,6 @@ def test_what_an_earlier_service_said_is_not_quoted(koala: Koala) -> None:
 
 
 def test_second_service_is_refused(koala: Koala) -> None:
-    """Who owns the state directory is named, and the way out."""
     first = koala.serve()
     done = koala.run("serve", check=246)
     assert f"koala serve (pid {first.pid}) already owns {koala.state}" in done.stderr
@@ -401,7 +388,6 @@ def test_status_without_a_service_reads_the_journal(koala: Koala) -> None:
 
 
 def test_run_survives_the_death_of_the_service(koala: Koala) -> None:
-    """After kill -9 of the service a run waits; with the next service it ends with the code of its job."""
     service = koala.serve()
     script = f"echo started; until [ -e {koala.directory}/go ]; do sleep 0.1; done; exit 5"
     process = koala.start("run", koala.job(script))
@@ -435,7 +421,6 @@ def test_cancel_ends_a_run_of_somebody_else(koala: Koala, monkeypatch: pytest.Mo
 
 
 def test_stopping_the_service_inside_a_run(koala: Koala) -> None:
-    """`serve --stop` stops that one, too; the run says how to go on, and starts none against the user's will."""
     process = koala.start("run", koala.job("echo started; sleep 300"))
     assert process.stdout is not None
     assert "started" in process.stdout.readline()
@@ -450,8 +435,6 @@ def test_stopping_the_service_inside_a_run(koala: Koala) -> None:
 
 
 def test_full_disk_is_said(used: UsedKoala) -> None:
-    """Where nothing can be written from the start, the command ends with one message, not with a traceback."""
-
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
 
@@ -461,14 +444,12 @@ def test_full_disk_is_said(used: UsedKoala) -> None:
 
 
 def test_full_output_is_said(used: UsedKoala) -> None:
-    """A result that cannot be written is an error, with one message."""
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         done = used.run("status", check=1, stdout=full)
     assert "No space left on device" in done.stderr
 
 
 def test_reader_that_goes_away_ends_a_listing_quietly(used: UsedKoala) -> None:
-    """`koala status | true` says nothing."""
     reading, writing = os.pipe()
     os.close(reading)
     done = used.run("status", "--json", check=141, stdout=writing)
@@ -480,7 +461,6 @@ def test_reader_that_goes_away_ends_a_listing_quietly(used: UsedKoala) -> None:
 
 
 def test_plan_and_script_without_a_service_submit_nothing(koala: Koala) -> None:
-    """They answer from the clusters themselves, and leave these as they were."""
     job = koala.job("true", processors=3)
     report = koala.json("plan", job)
     assert report["result"] == "placed"
@@ -519,7 +499,6 @@ def test_plan_script_and_reap_with_a_service(koala: Koala) -> None:
 
 @pytest.mark.parametrize("served", [False, True])
 def test_check_proves_that_nodes_reach_us(koala: Koala, served: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """With a service or without, each cluster's placeholder reports, is used and goes."""
     if served:
         koala.serve()
     found = koala.json("check") if served else json.loads(koala.run("check", "--json").stdout)
@@ -608,7 +587,6 @@ def test_reap_takes_only_what_nobody_owns(koala: Koala) -> None:
 
 
 def test_demo_shows_the_main_job_and_leaves_nothing(koala: Koala) -> None:
-    """The job waits for a local user, runs, prints its result; daemons and files are gone."""
     done = koala.run("demo")
     assert "pi = 3.14159" in done.stdout
     assert "all 8 are held" in done.stdout
@@ -619,7 +597,6 @@ def test_demo_shows_the_main_job_and_leaves_nothing(koala: Koala) -> None:
 
 @pytest.mark.nightly  # it goes by the clock, as it is for people to watch
 def test_the_malleable_demo_breathes_and_leaves_nothing(koala: Koala) -> None:
-    """The job grows, makes room for a local user, and grows again; its result is right."""
     done = koala.run("demo", "--malleable")
     assert "pi = 3.14159" in done.stdout
     grew, _, later = done.stdout.partition("a local user wants 3 of gamma")
@@ -635,7 +612,6 @@ def test_the_malleable_demo_breathes_and_leaves_nothing(koala: Koala) -> None:
     "which", [pytest.param([], id="rigid", marks=pytest.mark.nightly), pytest.param(["--malleable"], id="malleable")]
 )
 def test_interrupted_demo_leaves_nothing(koala: Koala, which: list[str]) -> None:
-    """Ctrl-C in the middle ends the clusters and removes the files, too."""
     process = koala.start("demo", *which)
     assert process.stdout is not None
     while not process.stdout.readline().startswith("3"):
@@ -648,7 +624,6 @@ def test_interrupted_demo_leaves_nothing(koala: Koala, which: list[str]) -> None
 
 
 def test_json_is_all_there_is_on_standard_output(koala: Koala) -> None:
-    """Each command with --json prints one document, whatever it remarks on the way."""
     job = koala.job("true")
     assert json.loads(koala.run("submit", job, "--json").stdout) is not None
     for arguments in (["status"], ["clusters"], ["plan", job], ["check", "--no-submit"], ["reap"]):

@@ -90,7 +90,6 @@ class TestDrmaaOnFake(LrmConformance):
             yield under
 
     async def test_script_file_is_private(self, trial: Trial) -> None:
-        """The file that holds the script can be read by nobody else, and neither can its directory."""
         trial.lrm.render(trial.prepare().submission)
         await trial.submit(held=True)
         directory = trial.under_test.context.state_directory / "scripts"
@@ -135,7 +134,6 @@ def alive(pid: int) -> bool:
 
 
 async def test_idle_helper_killed(lrm: DrmaaLrm) -> None:
-    """A helper that was killed between two requests is replaced, and the caller notices nothing."""
     await lrm.submit(submission("before"))
     first = helper_of(lrm)
     os.kill(first, signal.SIGKILL)
@@ -165,7 +163,6 @@ async def test_helper_dies_after_the_submission_went_out(lrm: DrmaaLrm, cell: Fa
 async def test_helper_that_dies_again_and_again_is_given_a_pause(
     lrm: DrmaaLrm, cell: FakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the second death in a row a request fails at once and says when the helper is started again."""
     monkeypatch.setattr("koala_adapter.lrm.helper.FIRST_PAUSE", 3600.0)
     cell.misbehave("crash-after-submission")
     for number in range(2):
@@ -180,7 +177,6 @@ async def test_helper_that_dies_again_and_again_is_given_a_pause(
 
 
 async def test_hanging_library(lrm: DrmaaLrm, cell: FakeCell) -> None:
-    """A call that does not return is given up after the time-out, its process is killed, and the next one works."""
     cell.misbehave("hang")
     hung = helper_of(lrm)
     lrm.client._timeout = IMPATIENT
@@ -193,7 +189,6 @@ async def test_hanging_library(lrm: DrmaaLrm, cell: FakeCell) -> None:
 
 
 async def test_who_waits_is_told_what_was_found(lrm: DrmaaLrm, cell: FakeCell) -> None:
-    """While one request finds out that there is no answer, others wait; they are told, and nothing of them is sent."""
     cell.misbehave("hang")
     errors: list[LrmError] = []
 
@@ -216,7 +211,6 @@ async def test_who_waits_is_told_what_was_found(lrm: DrmaaLrm, cell: FakeCell) -
 
 
 async def test_cancelled_caller(lrm: DrmaaLrm) -> None:
-    """When the task that waits for an answer is cancelled, the next answer still goes to the one who asked for it."""
     for patience in (0.0, 0.001, 0.003, 0.01):
         with anyio.move_on_after(patience):
             await lrm.submit(submission(f"cancelled{str(patience).partition('.')[2]}", count=5))
@@ -224,7 +218,6 @@ async def test_cancelled_caller(lrm: DrmaaLrm) -> None:
 
 
 async def test_closing_ends_the_helper(lrm: DrmaaLrm) -> None:
-    """``close`` returns when the helper is gone; a later request starts another."""
     pid = helper_of(lrm)
     await lrm.close()
     assert not alive(pid)
@@ -232,7 +225,6 @@ async def test_closing_ends_the_helper(lrm: DrmaaLrm) -> None:
 
 
 async def test_static_tls_is_cured_by_preloading(cell: FakeCell, tmp_path: Path) -> None:
-    """A library that finds no room for its thread-local variables is loaded by preloading what it names."""
     cell.misbehave("static-tls")
     lrm = DrmaaLrm(new_context(tmp_path), settings_of(cell))
     await lrm.start()
@@ -258,7 +250,6 @@ async def singles(tmp_path: Path) -> AsyncIterator[tuple[DrmaaLrm, FakeCell]]:
 
 
 async def test_what_the_library_is_decides(singles: tuple[DrmaaLrm, FakeCell]) -> None:
-    """What cannot be trusted is neither used nor stated, and ``check`` says so; who knows it all the same is told."""
     lrm, _ = singles
     assert (lrm.array_index_variable, lrm.job_id_variable) == ("KOALA_INDEX", "PBS_JOBID")
     assert not lrm.capabilities.suspend
@@ -270,7 +261,6 @@ async def test_what_the_library_is_decides(singles: tuple[DrmaaLrm, FakeCell]) -
 
 
 async def test_each_placeholder_knows_its_number(singles: tuple[DrmaaLrm, FakeCell], tmp_path: Path) -> None:
-    """Where a bulk tells its elements no index, each placeholder is a job of its own that has one."""
     lrm, _ = singles
     script = f'#!/bin/sh\ntouch "{tmp_path}/started.${lrm.array_index_variable}"\n'
     ids = await lrm.submit(Submission(key=BatchKey("three"), count=3, script=script, walltime=60))
@@ -330,7 +320,6 @@ async def test_library_of_another_system(cell: FakeCell, tmp_path: Path) -> None
 
 
 async def test_missing_library(tmp_path: Path) -> None:
-    """Without a library everything is unavailable, and ``check`` says what is missing; nothing is raised there."""
     settings = DrmaaSettings(processors=1, library=Path("/nonexistent/libdrmaa.so"))
     lrm = DrmaaLrm(new_context(tmp_path), settings)
     await lrm.start()

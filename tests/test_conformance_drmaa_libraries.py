@@ -64,7 +64,6 @@ class OddLibraryConformance(LrmConformance):
             await under.lrm.cancel(left)
 
     async def test_what_crashes_or_lies_is_not_offered(self, trial: Trial) -> None:
-        """Suspending, with either; ids are the library's own."""
         assert not trial.lrm.capabilities.suspend
         batch = await trial.submit(held=True)
         assert all(("." in id_) == (self.library is PBS) and "_" not in id_ for id_ in batch.ids)
@@ -99,7 +98,6 @@ class TestSlurmDrmaa(OddLibraryConformance):
     )
 
     async def test_walltime_is_enforced(self, live_trial: Trial) -> None:
-        """As ever."""
         await super().test_walltime_is_enforced(live_trial)
 
 

@@ -349,7 +349,6 @@ async def run(fault: Fault, trial: Trial) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.lrm.__name__}-{fault.test}")
 async def test_fault_is_found(fault: Fault, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test fails for the faulty plugin, by an assertion, and passes for the sound one."""
     monkeypatch.setenv(CANARY, "0123456789abcdef")
     faulty, sound = await start(fault.lrm, state)
     await run(fault, sound)
@@ -368,7 +367,6 @@ async def test_unknown_state_is_named(state: Path) -> None:
 
 
 async def test_a_state_out_of_place_is_named(state: Path) -> None:
-    """A running job that is shown as suspended is told so in a sentence."""
     trial = await start_patiently(Sleeper, state)
     with pytest.raises(pytest.fail.Exception, match="shown as suspended"):
         await LrmConformance().test_states_go_forward(trial)

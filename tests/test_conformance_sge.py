@@ -65,7 +65,6 @@ class TestSgeOnFake(LrmConformance):
             yield under
 
     async def test_closed_queue(self, trial: Trial, cell: FakeCell) -> None:
-        """A disabled queue has no idle processors, and the queue is not up."""
         cell.set_queue("d")
         (node,) = await trial.lrm.nodes()
         (queue,) = await trial.lrm.queues()

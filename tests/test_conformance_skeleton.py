@@ -37,7 +37,6 @@ class TestTinyqRuns(example.TestTinyq):  # type: ignore[misc] # likewise
 
 @pytest.mark.timeout(400)
 def test_a_job_runs_through_the_plugin(tmp_path: Path) -> None:
-    """Installed as its pyproject.toml says, it takes a job of `koala run` from the first placeholder to the end."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     installed = tmp_path / "koala_tinyq-0.1.0.dist-info"
     installed.mkdir()

@@ -60,7 +60,6 @@ def exit_code(koala: Koala, job: str) -> int:
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_the_example_makes_room_and_loses_nothing(koala: Koala) -> None:
-    """Its workers come from both clusters; those that leave for another job hand over what they have."""
     koala.serve()
     fewer = {"maximum = 20": "maximum = 5"}
     koala.inside("submit", str(write_dasksum(koala.directory, tasks=TASKS, seconds=0.2, replaced=fewer)))
@@ -81,7 +80,6 @@ def test_the_example_makes_room_and_loses_nothing(koala: Koala) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.nightly  # tests/real/test_doors.py shows it over two batch systems
 def test_a_cluster_is_made_smaller_by_koala_and_keeps_its_results(koala: Koala) -> None:
-    """No service runs at first. Workers come from both clusters; then a rigid job gets the processors of some."""
     with program(koala, "breathe", 5, 4) as dask:
         assert dask.until_said("many on") == "alpha beta"
         koala.inside("submit", koala.job("sleep 60", name="rigid", processors=3))
@@ -100,7 +98,6 @@ def test_a_cluster_is_made_smaller_by_koala_and_keeps_its_results(koala: Koala) 
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_notebook_scales_from_none_to_none(koala: Koala) -> None:
-    """An event loop runs already; a job is there while there is work; Dask's own load says how many workers."""
     koala.serve()
     with program(koala, "notebook") as dask:
         assert dask.ended() == 0, dask.said
@@ -178,7 +175,6 @@ def test_a_process_that_ends_ends_its_job(koala: Koala, number: signal.Signals) 
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_program_that_forgets_to_close(koala: Koala) -> None:
-    """Its job ends with it all the same."""
     koala.serve()
     with program(koala, "forget") as dask:
         assert dask.ended() == 0
@@ -190,7 +186,6 @@ def test_a_program_that_forgets_to_close(koala: Koala) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_cluster_goes_on_without_the_service(koala: Koala) -> None:
-    """Tasks are worked out meanwhile; the size that was asked for is had when a service is there again."""
     service = koala.serve()
     with program(koala, "go_on", 2) as dask:
         job = dask.until_said("job")
@@ -301,7 +296,6 @@ def note_the_end(path: str) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_leaves_hands_over_its_results_and_finishes_its_task(workers: Workers, tmp_path: Path) -> None:
-    """Nothing is worked out twice, and data that were only there are kept."""
     leaver = workers.start("leaver")
     client, begun = workers.client, tmp_path / "begun"
     scattered = client.scatter([b"a" * 1000, b"b" * 1000])
@@ -327,7 +321,6 @@ def slow_stream(seconds: float, dask_worker: Worker) -> None:
 
 @pytest.mark.slow
 def test_a_result_that_the_scheduler_has_not_heard_of_yet_is_handed_over(workers: Workers, tmp_path: Path) -> None:
-    """The worker is idle when it asks to be retired, but what it has worked out is still on its way."""
     leaver, begun = workers.start("leaver"), tmp_path / "begun"
     workers.start("stayer")
     client = workers.client
@@ -342,14 +335,12 @@ def test_a_result_that_the_scheduler_has_not_heard_of_yet_is_handed_over(workers
 
 @pytest.mark.slow
 def test_the_example_leaves_as_the_package_does() -> None:
-    """Who copies the example gets what KoalaCluster sends along."""
     example = Path(__file__).parents[1] / "examples" / "malleable" / "leave.py"
     assert example.read_bytes() == Path(leave.__file__).read_bytes()
 
 
 @pytest.mark.slow
 def test_a_task_that_takes_too_long_is_begun_again_by_another(workers: Workers, tmp_path: Path) -> None:
-    """The worker leaves in time; the task does not count as one that kills workers."""
     begun = tmp_path / "begun"
     leaver = workers.start("leaver", patience=0.2)
     task = workers.client.submit(begin, str(begun), 3600.0)

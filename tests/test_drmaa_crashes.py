@@ -84,7 +84,6 @@ def submission(key: str, count: int = 2) -> Submission:
 
 @pytest.mark.parametrize("function", ["control", "job_ps"])
 async def test_crash_of_a_request(crashing: Crashing, function: str) -> None:
-    """The request is unavailable, another helper takes the place of the dead one, and all jobs are known to it."""
     first = crashing.lrm.client.helper_pid
     ids = [job.id for job in await crashing.lrm.jobs()]
     crashing.crash_at(function)
@@ -116,7 +115,6 @@ async def test_crash_of_a_submission(crashing: Crashing) -> None:
 
 
 async def test_a_cancel_does_not_wait_for_a_long_submission(crashing: Crashing) -> None:
-    """Jobs that go one by one go in portions; what is urgent comes between two of them."""
     first = [job.id for job in await crashing.lrm.jobs()]
     done: list[str] = []
 
@@ -146,7 +144,6 @@ async def test_a_cancel_does_not_wait_for_a_long_submission(crashing: Crashing) 
 
 
 async def test_crash_at_the_start(library: Path, tmp_path: Path) -> None:
-    """A library that aborts where its server is down is unavailable, for ``check`` too, until the server is up."""
     crashing = Crashing(library, tmp_path)
     crashing.crash_at("init")
     await crashing.lrm.start()

@@ -67,7 +67,6 @@ def test_the_executor_is_found(psij: Any, executor: Any) -> None:  # noqa: ANN40
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_job_runs_to_its_end(psij: Any, executor: Any, tmp_path: Path) -> None:  # noqa: ANN401
-    """Its processes, their environment, input and output are those that were asked for; each state is told once."""
     (tmp_path / "in").write_text("given\n")
     (tmp_path / "before.sh").write_text("export BEFORE=sourced\n")
     states: list[Any] = []
@@ -140,7 +139,6 @@ def test_what_cannot_be_is_refused(
     given: tuple[dict[str, object], dict[str, object], dict[str, object]],
     said: str,
 ) -> None:
-    """At once, with what was found and what is allowed; the job may be mended and submitted again."""
     spec, resources, attributes = given
     job = psij.Job(
         psij.JobSpec(
@@ -158,7 +156,6 @@ def test_what_cannot_be_is_refused(
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_what_is_not_for_koala_is_left_alone(psij: Any, executor: Any) -> None:  # noqa: ANN401
-    """Custom attributes of other executors change nothing."""
     attributes = psij.JobAttributes(custom_attributes={"slurm.constraint": "fast", "koala.priority": 3})
     job = psij.Job(psij.JobSpec("/bin/true", attributes=attributes))
     executor.submit(job)
@@ -220,7 +217,6 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401 - Snakemake 
 
 
 def test_the_registry_finds_the_executor(plugin: Any) -> None:  # noqa: ANN401
-    """By its name, with its options."""
     settings = plugin.settings_cls()
     assert (plugin.name, settings.site, settings.state, settings.walltime) == ("koala", None, None, "1h")
     assert plugin.common_settings.non_local_exec
@@ -254,7 +250,6 @@ def test_what_a_job_of_koala_is_made_of(plugin: Any) -> None:  # noqa: ANN401
     ],
 )
 def test_what_cannot_be_is_refused_snakemake(plugin: Any, job: Wanted, said: str) -> None:  # noqa: ANN401
-    """With what was found and what is allowed."""
     from snakemake_executor_plugin_koala.executor import koala_job  # noqa: PLC0415
 
     with pytest.raises(koala.ConfigurationError) as raised:
@@ -265,7 +260,6 @@ def test_what_cannot_be_is_refused_snakemake(plugin: Any, job: Wanted, said: str
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_one_forgotten_job_keeps_no_report_of_others_back(plugin: Any) -> None:  # noqa: ANN401
-    """Snakemake is told that it has failed, instead of asking for it for ever."""
     from snakemake_executor_plugin_koala.executor import reports_of  # noqa: PLC0415
 
     assert plugin.name == "koala"
@@ -281,7 +275,6 @@ def test_one_forgotten_job_keeps_no_report_of_others_back(plugin: Any) -> None: 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_workflow_runs_on_three_clusters(tmp_path: Path) -> None:
-    """Snakemake itself; what cannot be and what fails is said, and nothing is left behind."""
     pytest.importorskip("snakemake", reason="Snakemake is not installed: pip install snakemake")
     (tmp_path / "Snakefile").write_text(WORKFLOW)
     with koala.local_site(["alpha", "beta", "gamma"], processors=2) as site:
@@ -345,7 +338,6 @@ def provider(koala: Koala, **more: object) -> KoalaProvider:
 @pytest.mark.timeout(400)
 @pytest.mark.nightly  # tests/real/test_doors.py shows it over two batch systems
 def test_all_tasks_finish_on_the_other_cluster_when_one_is_busy(parsl_koala: Koala) -> None:
-    """Blocks go where processors are idle, whatever waits elsewhere; when Parsl has ended, all of them are gone."""
     foreign = parsl_koala.submit_foreign("busy", 4, "alpha")
     blocks = provider(parsl_koala, init_blocks=2, min_blocks=2, max_blocks=4)
     with parsl_over(blocks, parsl_koala.directory) as kernel:
@@ -360,7 +352,6 @@ def test_all_tasks_finish_on_the_other_cluster_when_one_is_busy(parsl_koala: Koa
 @pytest.mark.timeout(400)
 @pytest.mark.nightly
 def test_blocks_run_on_both_clusters_at_once(parsl_koala: Koala) -> None:
-    """One executor has workers everywhere; it scales out to what the tasks want, one worker on each processor."""
     blocks = provider(parsl_koala, init_blocks=1, max_blocks=3, nodes_per_block=2)
     with parsl_over(blocks, parsl_koala.directory) as kernel:
         results = [one.result(LIVENESS) for one in squares(kernel, 40, seconds=0.5)]
@@ -372,7 +363,6 @@ def test_blocks_run_on_both_clusters_at_once(parsl_koala: Koala) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_submit_status_and_cancel(parsl_koala: Koala) -> None:
-    """The service is started by the first block, and survives its loss; the states are those of the jobs."""
     blocks = provider(parsl_koala)
     running = blocks.submit("sleep 300", 1, "a block")
     assert parsl_koala.report(running).name == "a block"
@@ -409,7 +399,6 @@ def test_submit_status_and_cancel(parsl_koala: Koala) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_at_once(parsl_koala: Koala, given: dict[str, object], said: str) -> None:
-    """With what was found and what is allowed, before Parsl begins."""
     with pytest.raises(ConfigurationError, match=said):
         provider(parsl_koala, **given)
 
@@ -417,7 +406,6 @@ def test_what_cannot_be_is_refused_at_once(parsl_koala: Koala, given: dict[str, 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_block_that_cannot_be_submitted_says_why(parsl_koala: Koala) -> None:
-    """Parsl shows the message to its user; blocks of several tasks for one processor are none of ours."""
     blocks = provider(parsl_koala)
     with pytest.raises(SubmitException, match="one task on each processor, not 2"):
         blocks.submit("true", 2)

@@ -114,7 +114,6 @@ def test_a_running_job_goes_on_and_its_times_are_right(clock_is_set_koala: SetKo
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("step", [pytest.param(HOURS, marks=pytest.mark.nightly), -HOURS])
 def test_a_service_that_is_killed_before_the_step_goes_on_after_it(clock_is_set_koala: SetKoala, step: float) -> None:
-    """On the same boot the next service knows exactly how long nobody was there."""
     first = clock_is_set_koala.serve()
     running = clock_is_set_koala.start("run", clock_is_set_koala.job(UNTIL.format(clock_is_set_koala.directory, "go")))
     assert running.stdout is not None
@@ -138,7 +137,6 @@ def test_a_service_that_is_killed_before_the_step_goes_on_after_it(clock_is_set_
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_job_that_waits_is_not_put_off(clock_is_set_koala: SetKoala) -> None:
-    """The placeholders that came first are given back after their life, not two hours later, and not at once."""
     clock_is_set_koala.serve()
     busy = clock_is_set_koala.submit_foreign("others", 4, "beta")
     waiting = clock_is_set_koala.start("run", clock_is_set_koala.job("echo $KOALA_RANK", processors=2))
@@ -178,7 +176,6 @@ def limit(process: Running, size: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_output_waits_and_the_reason_is_told(koala: Koala) -> None:
-    """To who follows, to who asks, and to the log; when it can be written all of it is there."""
     service = koala.serve()
     limit(service, MIB)
     running = koala.start("run", koala.job(LARGE))
@@ -208,7 +205,6 @@ def test_output_waits_and_the_reason_is_told(koala: Koala) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_job_that_is_cancelled_meanwhile_ends_and_says_what_is_missing(koala: Koala) -> None:
-    """Nobody waits for space for ever."""
     service = koala.serve()
     limit(service, MIB)
     running = koala.start("run", koala.job(LARGE))
@@ -223,7 +219,6 @@ def test_a_job_that_is_cancelled_meanwhile_ends_and_says_what_is_missing(koala: 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_journal_that_cannot_be_written_stops_decisions_and_nothing_else(koala: Koala) -> None:
-    """Nothing is accepted, agents stay in contact, and all goes on as soon as there is room."""
     service = koala.serve()
     running = koala.start("run", koala.job(UNTIL.format(koala.directory, "go")))
     assert running.stdout is not None
@@ -288,7 +283,6 @@ def test_a_run_goes_on_when_a_full_disk_has_room_again(koala: Koala, small_disk:
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_run_that_waits_for_a_full_disk_can_be_interrupted(koala: Koala, small_disk: Path) -> None:
-    """Who does not want to make room is not kept: Ctrl-C ends the command."""
     running = koala.start("run", koala.job(LARGE))
     eventually(lambda: koala.has("1") and "No space left" in koala.report("1").trouble)
     running.send_signal(signal.SIGINT)
@@ -373,7 +367,6 @@ def wait(host: Systemd, unit: str, state: str) -> None:
 @pytest.mark.parametrize("how", ["KILL", "STOP"])
 @pytest.mark.parametrize("unit", [SCHEDULE, WIKI, "koala@root"])
 def test_what_is_killed_or_hangs_comes_back(host: Systemd, unit: str, how: str) -> None:
-    """A new process that says that it serves."""
     host.run("systemctl", "start", unit)
     before = host.shown(unit, "MainPID")
     host.run("kill", f"-{how}", before)
@@ -391,7 +384,6 @@ def test_what_is_killed_or_hangs_comes_back(host: Systemd, unit: str, how: str) 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_one_of_three_has_the_queue(host: Systemd) -> None:
-    """Starting another one ends it, and that is no failure of it."""
     for unit in (WIKI, SCHEDULE, WIKI, GIVE_BACK, SCHEDULE):
         host.run("systemctl", "start", unit)
         wait(host, unit, "active")
@@ -403,7 +395,6 @@ def test_one_of_three_has_the_queue(host: Systemd) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_queue_is_given_back_after_too_many_failures(host: Systemd) -> None:
-    """Until the scheduler is started again."""
     host.run("systemctl", "start", SCHEDULE)
 
     def stays_down() -> bool:

@@ -54,7 +54,6 @@ def koala(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Koala]:
     ],
 )
 def test_output_is_as_its_schema_says(koala: Koala, shape: str, command: str) -> None:
-    """Every member is there, of the right kind, and no other."""
     found = koala.json(*command.split())
     assert found
     assert deviations(found, shape_schema(shape)) == []
@@ -71,7 +70,6 @@ def test_output_about_job_files_is_as_its_schema_says(koala: Koala) -> None:
 
 
 def test_lines_of_a_shadow_are_as_their_schemas_say(koala: Koala) -> None:
-    """What is there at its first look is no event, so jobs come until one is told; the report is the last line."""
     shadow = koala.start("schedule", "--cluster", "beta", "--shadow", "--json")
     stdout = shadow.stdout
     assert stdout is not None
@@ -91,7 +89,6 @@ def test_lines_of_a_shadow_are_as_their_schemas_say(koala: Koala) -> None:
 
 
 def test_output_of_a_simulation_is_as_its_schema_says(koala: Koala) -> None:
-    """Of a small made workload."""
     found = koala.json("simulate", "model:lublin", "--jobs", "50", "--processors", "64")
     assert found
     assert deviations(found, shape_schema("simulation-list")) == []

@@ -142,7 +142,6 @@ async def exits(process: subprocess.Popen[bytes]) -> int:
 
 
 async def test_what_becomes_of_tasks(tmp_path: Path) -> None:
-    """Output, status, and repeats; then the launcher goes."""
     failing = "echo said >&2; exit 3"
     place = Place(tmp_path, ("echo one; echo $KOALA_TASK $KOALA_ATTEMPT", failing, "kill -9 $$"), repeats=1)
     async with place.running() as sweep:
@@ -177,7 +176,6 @@ async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 
 
 async def test_a_daemon_of_a_task_ends_with_it(tmp_path: Path) -> None:
-    """Though nothing of its session or environment tells whose it is; the next task does not meet it."""
     begun, number = tmp_path / "begun", tmp_path / "number"
     daemon = f"/usr/bin/setsid /usr/bin/env -i /bin/sh -c '>{begun}; exec /bin/sleep 61251'"
     first = f"{daemon} & echo $! >{number}; until [ -e {begun} ]; do sleep 0.02; done"
@@ -190,7 +188,6 @@ async def test_a_daemon_of_a_task_ends_with_it(tmp_path: Path) -> None:
 
 
 async def test_where_tmpdir_is_gone_output_is_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the launcher; where that is gone, too, it says so in one line and leaves its task to others."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
@@ -210,7 +207,6 @@ async def test_where_tmpdir_is_gone_output_is_kept_elsewhere(tmp_path: Path, mon
 
 
 async def test_a_launcher_that_is_asked_to_leave_kills_its_task(tmp_path: Path) -> None:
-    """At once where there is no grace; another one does the task again, and nobody is blamed."""
     begun, go = tmp_path / "begun", tmp_path / "go"
     place = Place(tmp_path, (f"touch {begun}; while [ ! -e {go} ]; do sleep 0.05; done; echo done",))
     async with place.running() as sweep:
@@ -227,7 +223,6 @@ async def test_a_launcher_that_is_asked_to_leave_kills_its_task(tmp_path: Path) 
 
 
 async def test_a_task_may_have_time_to_end(tmp_path: Path) -> None:
-    """Its result is taken, and its launcher gets no other task."""
     begun, go = tmp_path / "begun", tmp_path / "go"
     script = f"touch {begun}; while [ ! -e {go} ]; do sleep 0.05; done; echo done"
     place = Place(tmp_path, (script, "echo second"), grace=int(LIVENESS))
@@ -246,7 +241,6 @@ async def test_a_task_may_have_time_to_end(tmp_path: Path) -> None:
 
 
 async def test_a_launcher_keeps_its_answer_while_the_service_is_away(tmp_path: Path) -> None:
-    """The next one has it, once; the task is not done again."""
     begun, go, ended = tmp_path / "begun", tmp_path / "go", tmp_path / "ended"
     script = f"echo x >>{begun}; while [ ! -e {go} ]; do sleep 0.05; done; touch {ended}"
     place = Place(tmp_path, (script,))
@@ -262,7 +256,6 @@ async def test_a_launcher_keeps_its_answer_while_the_service_is_away(tmp_path: P
 
 
 async def test_who_returns_with_an_answer_gets_one_task(tmp_path: Path) -> None:
-    """However quickly the one follows the other; what it was given is back when it goes."""
     place = Place(tmp_path, ("true",) * 5)
     async with place.running() as sweep:
         with await place.returned(
@@ -293,7 +286,6 @@ async def test_who_shows_no_token_is_one_of_few(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_half_a_line_is_dropped(tmp_path: Path) -> None:
-    """It is that of a service that was killed while it wrote; its task is done again."""
     place = Place(tmp_path, ("echo one", "echo two"))
     async with place.running() as sweep:
         launcher = place.launcher()

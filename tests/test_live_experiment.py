@@ -144,7 +144,6 @@ def test_live_experiments_end_with_a_result_at_their_smallest(koala: Koala, name
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_an_interrupted_experiment_leaves_nothing(koala: Koala) -> None:
-    """Ctrl-C while jobs run ends them, their clusters and the command, which says so by its exit code."""
     process = koala.start("experiment", "run", "koala-live", "--set", "pace=5", "--out", str(koala.directory / "out"))
     eventually(lambda: jobs_run(koala))
     process.send_signal(signal.SIGINT)
@@ -159,7 +158,6 @@ def test_an_interrupted_experiment_leaves_nothing(koala: Koala) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_on_the_clusters_of_a_site_file(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The approach and policy are those that are wanted, whatever the file says, and all is gone afterwards."""
     monkeypatch.setattr(tempfile, "tempdir", str(koala.directory))
     koala.site_file.write_text(koala.site_file.read_text().replace("[scheduler]", '[scheduler]\napproach = "none"'))
     jobs = workload_in_small("W'm", 0, jobs=2, divisor=8)
@@ -478,7 +476,6 @@ def reorganization_koala(tmp_path: Path) -> Iterator[Koala]:
 
 
 def test_exchanged_placeholders_run_their_new_jobs(reorganization_koala: Koala) -> None:
-    """A waits for beta; B starts in what A holds on alpha; A starts in B's places, also after a kill of the service."""
     for name, text in (("wide", WIDE), ("narrow", NARROW)):
         (reorganization_koala.directory / f"{name}.toml").write_text(text, encoding="utf-8")
     # There is room for one of them on alpha, and both are there from the first: whenever the wide one gives back what

@@ -120,7 +120,6 @@ async def talk(trial: Trial, raw: bytes) -> Fields:
 
 
 async def test_running_jobs_are_adopted(trial: Trial) -> None:
-    """After a kill running jobs run on under the next daemon, with the same processes, started once."""
     batch = await trial.submit(count=2)
     await trial.wait_running(batch)
     before, first = batch.reports(), daemon_pid(state_of(trial))
@@ -159,7 +158,6 @@ async def test_jobs_that_ended_unwatched_are_lost(trial: Trial) -> None:
 
 
 async def test_waiting_jobs_wait_on(trial: Trial) -> None:
-    """Queued and held jobs are as before after a kill, and the queued ones start in their turn."""
     full = await trial.submit(count=2)
     await trial.wait_running(full)
     queued, held = await trial.submit(count=2), await trial.submit(held=True)
@@ -172,7 +170,6 @@ async def test_waiting_jobs_wait_on(trial: Trial) -> None:
 
 
 async def test_adopted_jobs_can_be_cancelled(trial: Trial) -> None:
-    """The next daemon ends the processes that it did not start."""
     batch = await trial.submit(count=2)
     await trial.wait_running(batch)
     await kill(trial)
@@ -185,7 +182,6 @@ async def test_adopted_jobs_can_be_cancelled(trial: Trial) -> None:
 
 
 async def test_walltime_runs_on_over_a_kill(trial: Trial) -> None:
-    """The walltime counts from the job's start, not from that of the daemon."""
     batch = await trial.submit(walltime=600)
     await trial.wait_running(batch)
     before = await job_of(trial, batch)
@@ -199,7 +195,6 @@ async def test_walltime_runs_on_over_a_kill(trial: Trial) -> None:
 
 
 async def test_suspended_jobs_stay_suspended(trial: Trial) -> None:
-    """A suspended job is so after a kill and can be resumed."""
     batch = await trial.submit()
     await trial.wait_running(batch)
     await trial.lrm.suspend(batch.ids)
@@ -211,7 +206,6 @@ async def test_suspended_jobs_stay_suspended(trial: Trial) -> None:
 
 
 async def test_numbers_are_never_used_again(make: Make) -> None:
-    """Also when all is forgotten and the daemon was killed, new jobs get new ids."""
     trial = await make(remember_seconds=0)
     first = await trial.submit(wait=False)
     await trial.wait_ended(first)
@@ -224,7 +218,6 @@ async def test_numbers_are_never_used_again(make: Make) -> None:
 
 
 async def test_idle_daemon_ends_and_comes_back(make: Make) -> None:
-    """Without jobs and requests the daemon ends; the next request starts one that remembers what has ended."""
     trial = await make()
     batch = await trial.submit()
     await make(idle_seconds=0.5)
@@ -252,7 +245,6 @@ async def test_daemon_with_jobs_stays(make: Make, held: bool) -> None:  # noqa: 
 
 
 async def test_one_daemon_for_all_who_ask_at_once(trial: Trial) -> None:
-    """Requests that find no daemon at the same moment end up with the same one."""
     await kill(trial)
     versions: list[str] = []
 
@@ -279,7 +271,6 @@ async def _arguments(process: anyio.Path) -> bytes:
 
 
 async def test_settings_reach_a_running_daemon(make: Make) -> None:
-    """A second start with more processors lets waiting jobs start."""
     trial = await make(processors=1)
     batch = await trial.submit(count=2)
     await trial.wait_states(batch, LrmJobState.RUNNING, LrmJobState.QUEUED)
@@ -296,7 +287,6 @@ def test_daemon_is_light() -> None:
 
 
 async def test_deep_directories_work(tmp_path: Path) -> None:
-    """The path of the state directory may be longer than a Unix socket's path."""
     deep = tmp_path / ("d" * ONE_BYTE_LEFT)
     deep.mkdir()
     trial = await start_trial(deep)
@@ -308,7 +298,6 @@ async def test_deep_directories_work(tmp_path: Path) -> None:
 
 
 def test_open_directory_is_refused(tmp_path: Path) -> None:
-    """A daemon does not serve a directory that others can enter."""
     tmp_path.chmod(0o755)
     argv = [sys.executable, "-m", "koala_local.daemon", str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
@@ -331,7 +320,6 @@ async def test_nothing_is_open_to_others(trial: Trial) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 async def test_another_user_is_refused() -> None:
-    """Even when the directory is opened by mistake, a process of another user gets no answer."""
     raw = encode({"operation": "jobs", "prefix": ""})
     # Not under tmp_path: the way there is closed to others, and is shared with other runs, so it is not ours to open.
     with tempfile.TemporaryDirectory(prefix="koala-local-") as name:
@@ -359,7 +347,6 @@ async def refuse_another_user(trial: Trial, raw: bytes) -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"\xff\x00", b"[]", b'{"operation": 3}', b'{"operation": "jobs"}'])
 async def test_nonsense_is_refused(trial: Trial, raw: bytes) -> None:
-    """A request that makes no sense is answered as such, and the daemon lives."""
     assert (await talk(trial, raw)).text("error") == "rejected"
     assert await trial.lrm.version()
 
@@ -371,7 +358,6 @@ async def test_unknown_operation_is_refused(trial: Trial) -> None:
 
 
 async def test_client_that_says_nothing_disturbs_nobody(trial: Trial) -> None:
-    """While one connection is silent, others are answered."""
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(state_of(trial) / "socket"))
         silent.setblocking(False)  # noqa: FBT003 - its only parameter

@@ -65,7 +65,6 @@ async def wait_gone(trial: Trial, pid: int) -> None:
 
 
 async def test_others_that_wait_are_counted(trial: Trial) -> None:
-    """What waits behind a full cluster counts for whoever does not call it his own; what is in hold does not."""
     running = await trial.submit(count=2)
     await trial.wait_states(running, LrmJobState.RUNNING, LrmJobState.RUNNING)
     waiting, _ = await trial.submit(count=3), await trial.submit(held=True)
@@ -85,7 +84,6 @@ STRAY = 'setsid sh -c \'echo $$ > "$0/.stray"; mv "$0/.stray" "$0/stray"; exec s
 
 
 async def test_strays_end_with_their_job(trial: Trial) -> None:
-    """What a job leaves running behind it, even in another session, is ended when the job is."""
     batch = await trial.submit(body=STRAY)
     pid = await read_pid(trial, batch.directory / "stray")
     assert process.process_birth(pid)
@@ -123,7 +121,6 @@ async def test_cancel_lets_the_script_clean_up(gentle: Trial) -> None:
 
 
 async def test_requeued_job_can_be_cancelled(trial: Trial) -> None:
-    """Cancelling a job that is being requeued ends it for good."""
     batch = await trial.submit(body="trap '' TERM; : > \"$d/ready\"")
     await trial.wait_file(batch.directory / "ready")
     await trial.lrm.requeue(batch.ids)
@@ -134,7 +131,6 @@ async def test_requeued_job_can_be_cancelled(trial: Trial) -> None:
 
 
 async def test_strays_of_the_first_run_spare_the_second(trial: Trial) -> None:
-    """Requeueing ends all of the first run and nothing of the second."""
     batch = await trial.submit(body=STRAY)
     first = await read_pid(trial, batch.directory / "stray")
     (batch.directory / "stray").unlink()
@@ -146,7 +142,6 @@ async def test_strays_of_the_first_run_spare_the_second(trial: Trial) -> None:
 
 
 async def test_environment_is_built(trial: Trial) -> None:
-    """A job has the user's basic variables and those that this plugin declares, and nothing else."""
     batch = await trial.submit(body='env -0 > "$d/.env"; mv "$d/.env" "$d/env"')
     raw = (await trial.wait_file(batch.directory / "env")).decode()
     seen = dict(item.split("=", 1) for item in raw.split("\0") if item)
@@ -169,7 +164,6 @@ async def test_environment_is_built(trial: Trial) -> None:
 
 
 async def test_script_file_goes_with_the_last_job(trial: Trial) -> None:
-    """The script, which holds a secret, is on disk only while a job of the submission may need it."""
     scripts = state_of(trial) / "scripts"
     batch = await trial.submit(count=2)
     await trial.wait_running(batch)
@@ -188,7 +182,6 @@ async def test_script_file_goes_with_the_last_job(trial: Trial) -> None:
 
 @pytest.mark.parametrize("obstacle", ["missing", "link", "directory"])
 async def test_output_that_cannot_be_opened(trial: Trial, obstacle: str) -> None:
-    """A job whose output cannot be opened safely does not start; the reason is told, and others go on."""
     batch = trial.prepare(count=1)
     output = batch.directory / "output"
     name = output / f"{batch.key}.1.out"
@@ -209,7 +202,6 @@ async def test_output_that_cannot_be_opened(trial: Trial, obstacle: str) -> None
 
 
 async def test_start_on_a_busy_node_waits(trial: Trial) -> None:
-    """A job for a full node waits for it, and lets others use the rest."""
     busy, held = await trial.submit(), await trial.submit(held=True)
     await trial.wait_running(busy)
     (node,) = (await job_of(trial, busy)).nodes
@@ -223,7 +215,6 @@ async def test_start_on_a_busy_node_waits(trial: Trial) -> None:
 
 
 async def test_start_on_impossible_nodes(trial: Trial) -> None:
-    """Unknown nodes and more nodes than a placeholder has processors are refused."""
     held = await trial.submit(held=True)
     with pytest.raises(LrmNotFoundError, match="no node n9"):
         await begin_start(trial.lrm, held.ids[0], ["n9"])
@@ -233,7 +224,6 @@ async def test_start_on_impossible_nodes(trial: Trial) -> None:
 
 
 async def test_wrong_states_are_refused(trial: Trial) -> None:
-    """What a job's state does not allow is refused with the state, for all named jobs together."""
     running, held = await trial.submit(), await trial.submit(held=True)
     await trial.wait_running(running)
     with pytest.raises(LrmRejectedError, match="is running"):
@@ -246,7 +236,6 @@ async def test_wrong_states_are_refused(trial: Trial) -> None:
 
 
 async def test_walltime_limit(trial: Trial) -> None:
-    """More than the cluster's limit is refused, at submission and afterwards, and the limit is shown."""
     with pytest.raises(LrmRejectedError, match="3601 s is not allowed"):
         await trial.submit(walltime=3601)
     batch = await trial.submit(walltime=3600)
@@ -257,7 +246,6 @@ async def test_walltime_limit(trial: Trial) -> None:
 
 
 async def test_shortened_walltime_ends_the_job(trial: Trial) -> None:
-    """A walltime that is over when it is set ends the job at once."""
     batch = await trial.submit(walltime=600)
     await trial.wait_running(batch)
     await anyio.sleep(1)
@@ -275,7 +263,6 @@ async def test_impossible_names_are_refused(trial: Trial, key: str) -> None:
 
 
 def test_closed_gate_runs_nothing(tmp_path: Path) -> None:
-    """When the daemon dies between starting a process and writing it down, the script never runs."""
     script = tmp_path / "script"
     script.write_text(f"#!/bin/sh\n: > {tmp_path}/ran\n")
     job = replace(SAMPLE, output_directory=str(tmp_path))
@@ -290,7 +277,6 @@ def test_closed_gate_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_identity_of_processes() -> None:
-    """A process is known again by its birth; an unknown id, another birth and none are not alive."""
     birth = process.process_birth(os.getpid())
     assert process.is_alive(os.getpid(), birth)
     assert not process.is_alive(os.getpid(), birth + "1")

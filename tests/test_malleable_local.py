@@ -72,7 +72,6 @@ def workers_saying(koala: Koala, word: str) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: Koala) -> None:
-    """1 worker becomes 7 on two clusters; a rigid job gets its processors; then they come back. All is worked out."""
     koala.serve()
     end, rigid = Gate(koala.directory / "end"), Gate(koala.directory / "rigid")
     koala.inside("submit", str(write_taskqueue(koala.directory, tasks=1, seconds=0.3, until=end.path)))
@@ -102,7 +101,6 @@ def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: K
 @pytest.mark.nightly  # tests/real shows the same
 @pytest.mark.parametrize("moment", ["growing", "shrinking"])
 def test_a_service_that_is_killed_while_a_job_changes(koala: Koala, moment: str) -> None:
-    """The application goes on; the next service goes on with the change; nothing is leaked, the result is right."""
     service = koala.serve()
     end = Gate(koala.directory / "end")
     koala.inside("submit", str(write_taskqueue(koala.directory, tasks=1, seconds=0.3, until=end.path)))
@@ -126,7 +124,6 @@ def test_a_service_that_is_killed_while_a_job_changes(koala: Koala, moment: str)
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_worker_that_does_not_listen_is_killed_after_its_grace(koala: Koala) -> None:
-    """The processors that it holds are free in the end, and the job goes on without it."""
     koala.serve()
     text = (
         'kind = "malleable"\nrunner = "workers"\nwalltime = 300\n'
@@ -148,7 +145,6 @@ def test_a_worker_that_does_not_listen_is_killed_after_its_grace(koala: Koala) -
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_an_owner_resizes_a_job(koala: Koala) -> None:
-    """Down and up again within the bounds of the job file; whatever cannot be is refused with the way out."""
     koala.serve()
     never = koala.directory / "never"
     koala.inside("submit", str(write_taskqueue(koala.directory, tasks=1, seconds=0.2, until=never)))
@@ -307,7 +303,6 @@ def test_a_program_is_told_and_a_restarted_service_tells_again(koala: Koala) -> 
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_a_program_knows_it_without_a_service(koala: Koala) -> None:
-    """What it was told when it joined is enough; its file says so, as nobody takes its output."""
     service = serving(koala)
     gate, saved = Gate(koala.directory / "gate"), koala.directory / "saved"
     told = PROGRAM.replace('print("told with"', f'open({str(saved)!r} + str(app.rank), "w").close()\nprint("told with"')
@@ -325,7 +320,6 @@ def test_a_program_knows_it_without_a_service(koala: Koala) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_workers_leave_before_they_are_killed(koala: Koala) -> None:
-    """Each by the command of its job, whatever the minimum; the head goes on, and decides when the job is over."""
     serving(koala)
     gate = Gate(koala.directory / "gate")
     asked = f"{koala.directory}/asked-$KOALA_RANK"
@@ -448,7 +442,6 @@ def test_an_evolving_program_takes_what_is_idle_of_what_it_asks_for(koala: Koala
 @pytest.mark.nightly  # a minute of steps, so that they are not over before it has grown
 @pytest.mark.parametrize("library", ["koala_app", "byhand"])
 def test_a_malleable_program_takes_what_makes_a_power_of_two(koala: Koala, library: str) -> None:
-    """Beside a rigid job that leaves it 7 processors it is on 4; when that has ended, on 8."""
     koala.serve()
     end, rigid = koala.directory / "end", koala.directory / "one.toml"
     wait = json.dumps(["sh", "-c", f"until [ -e {end} ]; do sleep 0.2; done"])
@@ -474,7 +467,6 @@ def test_a_malleable_program_takes_what_makes_a_power_of_two(koala: Koala, libra
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_services_change_no_bit_of_the_result(koala: Koala, seed: int) -> None:
-    """Sizes are asked for, and the service is killed at any moment of a change and started again, a dozen times."""
     chance = random.Random(seed)
     service = koala.serve()
     file = write_nbody(koala.directory, "malleable", rest=0.1, steps=MANY)

@@ -109,7 +109,6 @@ def digest(lines: Sequence[str]) -> str:
 
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.nightly), 3])
 def test_nbody_ends_alike_on_any_fixed_size(fixed: Mpich, fixed_nbody: Path, size: int) -> None:
-    """To the last bit: the sums are formed in a fixed order."""
     assert rigid_digest(fixed, fixed_nbody, size) == rigid_digest(fixed, fixed_nbody)
 
 
@@ -119,7 +118,6 @@ def test_nbody_ends_alike_on_any_fixed_size(fixed: Mpich, fixed_nbody: Path, siz
     ids=["the last leave", "others leave"],
 )
 def test_nbody_by_spawn(spawning: Mpich, spawning_nbody: Path, plan: str, expected: list[int]) -> None:
-    """The end state is that of fixed size, and every proxy ends well."""
     program = [str(spawning_nbody), *BODIES]
     with HandLauncher(spawning, program, size=1, environment={"RESIZE_METHOD": "spawn", "RESIZE_PLAN": plan}) as run:
         assert run.wait() == 0
@@ -133,7 +131,6 @@ def test_nbody_by_spawn(spawning: Mpich, spawning_nbody: Path, plan: str, expect
 def test_who_leaves_is_gone_while_the_others_go_on(
     spawning: Mpich, spawning_nbody: Path, tmp_path: Path, plan: str
 ) -> None:
-    """Its proxy ends, and with it its placeholder can."""
     stop = tmp_path / "stop"
     program = [str(spawning_nbody), "100", "1000000", "0.05", str(stop)]
     environment = {"RESIZE_METHOD": "spawn", "RESIZE_PLAN": plan}
@@ -160,7 +157,6 @@ def test_ft_by_spawn(spawning: Mpich, spawning_ft: Path) -> None:
 
 @pytest.mark.parametrize("name", ["S", pytest.param("W", marks=pytest.mark.nightly)])
 def test_ft_has_the_published_checksums(fixed: Mpich, fixed_ft: Path, name: str) -> None:
-    """Both classes, on two processes."""
     assert rigid(fixed, [str(fixed_ft), name], 2)[-1] == "VERIFICATION SUCCESSFUL"
 
 
@@ -182,7 +178,6 @@ def restarted(mpich: Mpich, program: Sequence[str], directory: Path, plan: str, 
 
 
 def test_nbody_by_restart(fixed: Mpich, fixed_nbody: Path, tmp_path: Path) -> None:
-    """The state goes through a file, which is removed."""
     program = [str(fixed_nbody), *BODIES]
     lines = restarted(fixed, program, tmp_path, "4:5 8:3", 2)
     assert sizes(lines) == [2, 5, 3]
@@ -199,7 +194,6 @@ def test_ft_by_restart(fixed: Mpich, fixed_ft: Path, tmp_path: Path) -> None:
 
 
 def test_a_state_that_cannot_be_kept_does_not_end_the_program(fixed: Mpich, fixed_nbody: Path, tmp_path: Path) -> None:
-    """It goes on with the size that it has."""
     program = [str(fixed_nbody), *BODIES]
     lines = restarted(fixed, program, tmp_path / "missing", "4:5", 2)
     assert sizes(lines) == [2, 2]
@@ -240,7 +234,6 @@ int main(int argc, char **argv)
 def test_all_processes_learn_at_the_same_point_that_the_end_is_near(
     spawning: Mpich, tmp_path: Path, from_point: str, step: int
 ) -> None:
-    """Those that have just entered, too; where the size changes they are told at the next point."""
     program, source = tmp_path / "ending", tmp_path / "ending.c"
     source.write_text(ENDING)
     resize, library = EXAMPLES / "resize", EXAMPLES.parents[1] / "koala_adapter" / "application" / "c"

@@ -496,7 +496,6 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.mark.parametrize("course", COURSES, ids=lambda course: course.__name__)
 def test_the_truth_is_told_after_a_kill_in_each_state(scene: Scene, course: Course) -> None:
-    """What was agreed on comes and is told, what ended stays ended, and nothing else is promised or held."""
     steps = course(scene)
     next(steps)
     scene.restart()

@@ -79,7 +79,6 @@ def told(koala: Koala) -> list[tuple[str, int, str]]:
 
 
 def test_a_program_asks_gives_back_and_is_counter_offered(koala: Koala) -> None:
-    """Its workers come and go as it has agreed on, and it hears when they have."""
     begin(koala)
     with closing(connected(koala)) as program:
         program.ask("a", 1)
@@ -110,7 +109,6 @@ def test_a_program_asks_gives_back_and_is_counter_offered(koala: Koala) -> None:
 
 
 def test_who_shows_no_good_token_is_not_heard(koala: Koala) -> None:
-    """A token is good for one connection, the latest one only, and one program at a time speaks for a job."""
     begin(koala)
     first, second = koala.client.negotiation_access("1"), koala.client.negotiation_access("1")
     for token in (first.token, "", "x" * 43):
@@ -165,7 +163,6 @@ def test_a_service_that_is_killed_in_each_state(koala: Koala, state: str) -> Non
 
 
 def test_what_is_no_template_is_answered_once(koala: Koala) -> None:
-    """By one complaint, after which the connection ends."""
     begin(koala)
     with closing(connected(koala)) as program:
         program.send(b"<no template")
@@ -176,7 +173,6 @@ def test_what_is_no_template_is_answered_once(koala: Koala) -> None:
 
 @pytest.mark.nightly
 def test_a_program_that_vanishes(koala: Koala) -> None:
-    """What it was offered is free again at once."""
     begin(koala)
     with closing(connected(koala)) as program:
         program.ask("a", 14)
@@ -190,7 +186,6 @@ def test_a_program_that_vanishes(koala: Koala) -> None:
 @pytest.mark.nightly
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
 def test_another_user_can_neither_take_part_nor_listen(koala: Koala) -> None:
-    """The port is on loopback alone, and gives nothing to who has no token; a token he cannot get."""
     begin(koala)
     access = koala.client.negotiation_access("1")
     assert access.host == "127.0.0.1"
@@ -224,7 +219,6 @@ def as_user(user: int) -> Iterator[None]:
 
 @pytest.mark.nightly
 def test_offers_and_requests_go_to_the_program(koala: Koala) -> None:
-    """It declines what is free, takes it later, and gives up what others wait for; without it koala decides itself."""
     text = koala.site_file.read_text()
     koala.site_file.write_text(text.replace('approach = "none"', 'approach = "pwa"'))
     koala.serve()

@@ -31,7 +31,6 @@ CELLS = (
 
 
 def test_a_notebook_shows_jobs_as_tables() -> None:
-    """A run is shown in one place until it has ended; handles and results are tables; cells may await."""
     with koala.local_site() as site:
         given = {"file": str(site.file), "state": str(site.directory)}
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.format(**given)) for cell in CELLS])

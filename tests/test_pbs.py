@@ -104,7 +104,6 @@ class TestByScheduler:
     """As the user of a job, or whoever may alter and release it."""
 
     async def test_a_job_is_tied_and_comes_back_held(self, user: Lrm, fake: FakePbs) -> None:
-        """Queued again it is in the site's hold, and has what its user asked for when it is taken back."""
         job = submit(fake)
         before = await job_of(user, job)
         start = await begin_start(user, job, ["n2", "n2", "n3", "n3"])
@@ -125,7 +124,6 @@ class TestByScheduler:
     async def test_another_process_goes_on_after_a_kill(
         self, user: Lrm, fake: FakePbs, context: ClusterContext
     ) -> None:
-        """What is started again is tied to the new vnodes alone."""
         job = submit(fake)
         fake.set_scheduling(on=False)
         start = await begin_start(user, job, ["n2", "n2", "n3", "n3"])
@@ -193,7 +191,6 @@ class TestByOperator:
         assert (await job_of(operator, jobs[1])).state is LrmJobState.HELD
 
     async def test_elements_start_one_by_one(self, operator: Lrm, fake: FakePbs) -> None:
-        """The others of the array stay in hold."""
         submit(fake, "-J", "1-3", select="1:ncpus=1")
         second = next(job.id for job in await operator.jobs() if job.array_index == 2)
         await begin_start(operator, second, ["n3"])
@@ -207,7 +204,6 @@ class TestByOperator:
 
 
 async def test_pieces_where_arrays_are_small(tmp_path: Path) -> None:
-    """Each piece is a request; the placeholders have the indices 1 to n, also where arrays are forbidden."""
     for largest, requests in ((2, 3), (1, 5)):
         fake = FakePbs(tmp_path / f"fake{largest}", nodes=1, cpus=1, max_array_size=largest)
         context = new_context(tmp_path / f"context{largest}")
@@ -239,7 +235,6 @@ async def test_a_queue_that_refuses_arrays_gets_single_jobs(tmp_path: Path) -> N
 
 
 async def test_a_refusal_for_something_else_leaves_arrays_as_they_are(tmp_path: Path) -> None:
-    """A routing queue says the same of a walltime that is too long; the next submission is one array again."""
     fake = FakePbs(tmp_path / "fake", nodes=1, cpus=1)
     context = new_context(tmp_path / "context")
     lrm = await started(fake, context, operator=False)
@@ -258,7 +253,6 @@ async def test_a_refusal_for_something_else_leaves_arrays_as_they_are(tmp_path: 
 
 
 async def test_a_piece_that_is_refused_takes_the_others_back(tmp_path: Path) -> None:
-    """Nothing of a refused submission stays; without an answer it is looked for by its name."""
     fake = FakePbs(tmp_path / "fake", max_array_size=2)
     context = new_context(tmp_path)
     lrm = await started(fake, context, operator=False)
@@ -290,7 +284,6 @@ async def test_a_piece_that_is_refused_takes_the_others_back(tmp_path: Path) -> 
 
 
 async def test_a_moved_job_is_told_as_lost(tmp_path: Path) -> None:
-    """It is not listed any more, the history names the other server, and it can still be cancelled."""
     home, other = FakePbs(tmp_path / "p", server="home"), FakePbs(tmp_path / "q", server="other")
     try:
         home.move_jobs_to(other)
@@ -339,7 +332,6 @@ def schedule_submit(fake: FakePbs, *options: str, seconds: float = 0.5) -> str:
 
 
 def test_a_queue_runs_to_its_end(schedule_fake: FakePbs, site: Path) -> None:
-    """In the order of submission, elements of an array at the same time; a user's own hold is left alone."""
     wide = schedule_submit(schedule_fake, "-l", "select=2:ncpus=2", "-l", "place=scatter")
     held = schedule_submit(schedule_fake, "-h")
     array = schedule_submit(schedule_fake, "-J", "1-2")
@@ -358,7 +350,6 @@ def test_a_queue_runs_to_its_end(schedule_fake: FakePbs, site: Path) -> None:
 
 
 def test_a_job_that_is_queued_again_is_started_again(schedule_fake: FakePbs, site: Path) -> None:
-    """It comes back in the hold that it never left."""
     job = schedule_submit(schedule_fake, seconds=600)
     with scheduling(site) as lines:
         lines.wait("started", {job})
@@ -368,7 +359,6 @@ def test_a_job_that_is_queued_again_is_started_again(schedule_fake: FakePbs, sit
 
 
 def test_any_user_may_ask_why_a_job_waits(schedule_fake: FakePbs, site: Path) -> None:
-    """Who runs no scheduler, and has another state directory, is answered at the socket that the site file names."""
     directory = site.with_name("ask")
     directory.mkdir(mode=0o755)
     path = directory / "p.sock"
@@ -405,7 +395,6 @@ def test_a_shadow_starts_nothing(schedule_fake: FakePbs, site: Path) -> None:
 
 
 def test_check_says_what_is_missing(schedule_fake: FakePbs, site: Path) -> None:
-    """All is well with the hook and an operator; without them each is named with its way out."""
     done = inside(site, "check", "--outside", "--no-submit")
     assert "jobs come in held: yes, in an operator's hold" in done.stdout
     assert "we may start them: yes" in done.stdout
@@ -420,7 +409,6 @@ def test_check_says_what_is_missing(schedule_fake: FakePbs, site: Path) -> None:
 
 
 def test_one_cluster_is_checked(site: Path) -> None:
-    """That which is named, and no other; a wrong name is refused with those that there are."""
     site.write_text(site.read_text() + site.read_text().replace('"p"', '"q"'))
     checks = json.loads(inside(site, "check", "--outside", "--cluster", "q", "--json").stdout)["checks"]
     assert {one["cluster"] for one in checks} == {None, "q"}
@@ -431,7 +419,6 @@ def test_one_cluster_is_checked(site: Path) -> None:
 
 
 def test_the_queue_is_given_back(schedule_fake: FakePbs, site: Path) -> None:
-    """What the hook held runs, arrays too; what a user holds stays with its user; again, there is nothing to do."""
     plain = [schedule_submit(schedule_fake), schedule_submit(schedule_fake, "-l", "select=1:ncpus=2")]
     array = schedule_submit(schedule_fake, "-J", "1-2")
     own = schedule_submit(schedule_fake, "-h")
@@ -463,7 +450,6 @@ def test_the_queue_is_not_given_back_under_a_running_scheduler(schedule_fake: Fa
 
 
 def test_a_cluster_must_be_named(site: Path) -> None:
-    """One to schedule, or one to give back."""
     done = inside(site, "schedule")
     assert done.exit_code == 2
     assert "--cluster" in done.stderr

@@ -54,7 +54,6 @@ def shell(script: str, **more: object) -> koala.Job:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_job_and_its_result(site: koala.Site) -> None:
-    """On two clusters at once; what it wrote is in the result, by process and together."""
     script = "echo $KOALA_RANK of $KOALA_SIZE on $KOALA_CLUSTER; echo warned >&2; echo 42 > answer"
     parts = [
         koala.Component(["sh", "-c", script], processors=2, cluster=name, name=part, output_files=["answer"])
@@ -84,7 +83,6 @@ def test_a_job_and_its_result(site: koala.Site) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_job_that_fails_raises_what_happened(site: koala.Site) -> None:
-    """With the end of its standard error; who only waits gets the result."""
     handle = site.submit(shell("echo broken >&2; exit 3"))
     with pytest.raises(koala.JobFailedError, match=r"exited with status 3\n  broken") as raised:
         handle.result(LIVENESS)
@@ -96,7 +94,6 @@ def test_a_job_that_fails_raises_what_happened(site: koala.Site) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_waiting_has_a_limit_and_the_job_goes_on(site: koala.Site) -> None:
-    """A time-out is a TimeoutError, as everywhere; lines come while the job runs; cancelling ends it."""
     with site.submit(shell("echo begun; exec sleep 600")) as handle:
         assert next(handle.lines(timeout=LIVENESS)) == "begun"
         assert handle.logs() == "begun\n"
@@ -114,7 +111,6 @@ def test_waiting_has_a_limit_and_the_job_goes_on(site: koala.Site) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_what_cannot_be_is_refused(site: koala.Site, tmp_path: Path) -> None:
-    """Before anything is submitted, or by the service; and there are no jobs that nobody has submitted."""
     with pytest.raises(koala.ConfigurationError, match='found "gamma", allowed is a cluster of the site'):
         site.submit(koala.Job(["true"], cluster="gamma"))
     with pytest.raises(koala.ConfigurationError, match="no such"):
@@ -129,7 +125,6 @@ def test_what_cannot_be_is_refused(site: koala.Site, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_many_threads_at_once(site: koala.Site) -> None:
-    """Each has its own job; a job file is as good as a description."""
     file = site.directory.parent / "job.toml"
     file.write_text('walltime = "1m"\n[[components]]\ncommand = ["echo", "file"]\nprocessors = 1\n', encoding="utf-8")
 
@@ -144,7 +139,6 @@ def test_many_threads_at_once(site: koala.Site) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_wait_outlives_the_service(site: koala.Site) -> None:
-    """It begins another one, which goes on with the job; meanwhile the journal tells of it."""
     with site.submit(shell("until test -e $GO; do sleep 0.2; done; echo went", environment=go(site))) as handle:
         eventually(lambda: handle.status is koala.JobState.RUNNING)
         site.client.stop()
@@ -168,7 +162,6 @@ def go(site: koala.Site) -> dict[str, str]:
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param("trio", marks=WITH_TRIO)])
 async def test_with_an_event_loop(site: koala.Site) -> None:
-    """The same words can be awaited; others go on meanwhile, and a run that is cancelled takes its job along."""
     async with await koala.aio.submit(shell("echo a; exec sleep 600"), site=site) as handle:
         with pytest.raises(koala.JobTimeoutError):
             await handle.wait(0.1)
@@ -202,7 +195,6 @@ except KeyboardInterrupt:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ctrl_c_leaves_nothing_behind() -> None:
-    """The job is cancelled, its end awaited, and the service that was begun for it ends; then it is raised."""
     with koala.local_site(["alpha"], processors=1) as site:
         mark = site.directory.parent / "mark"
         program = PROGRAM.format(file=str(site.file), state=str(site.directory), mark=mark)
@@ -228,7 +220,6 @@ def fail_in_block(site: koala.Site) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_block_ends_what_it_began() -> None:
-    """Its jobs are cancelled when it fails, and waited for when it does not; then no service is left."""
     with koala.local_site(["alpha"], processors=2) as outer:
         site = koala.Site.load(outer.file, state=outer.directory)
         with pytest.raises(ZeroDivisionError):
@@ -265,7 +256,6 @@ def test_a_run_does_not_wait_for_jobs_of_others() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_service_of_others_goes_on(site: koala.Site) -> None:
-    """Who has not begun it does not end it, at the end of whatever block."""
     site.run(koala.Job(["true"]))
     with koala.Site.load(site.file, state=site.directory) as same:
         pid = same.client.pid()
@@ -284,7 +274,6 @@ def fenced(language: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_program_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
-    """With nothing but koala, and it prints what the page says."""
     done = subprocess.run(
         [sys.executable, "-c", fenced("python")[0]],
         cwd=tmp_path,
@@ -316,7 +305,6 @@ def test_the_page_is_true(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_examples_of_docstrings_are_true() -> None:
-    """What they show is what comes out."""
     outcome = doctest.testmod(localsite)
     assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
@@ -324,7 +312,6 @@ def test_the_examples_of_docstrings_are_true() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_no_thread_is_left(site: koala.Site) -> None:
-    """But the one that waits for a service that was begun here, and ends with the program."""
     before = set(threading.enumerate())  # of other tests
     site.run(koala.Job(["true"]))
     left = [one for one in threading.enumerate() if one not in before and not one.daemon]
@@ -398,7 +385,6 @@ def tried(title: str, mark: str, site: koala.Site, directory: Path) -> str:
 @pytest.mark.parametrize("title", PRINTED)
 @pytest.mark.timeout(400)
 def test_a_recipe_does_what_it_promises(title: str, cookbook_site: koala.Site, tmp_path: Path) -> None:
-    """What is marked to be run runs, in order, and prints what it is said to."""
     before = {handle.id for handle in cookbook_site.jobs()}
     printed = tried(title, "run", cookbook_site, tmp_path)
     assert sorted(line for line in printed.splitlines() if line) == PRINTED[title]
@@ -415,7 +401,6 @@ def test_a_recipe_does_what_it_promises(title: str, cookbook_site: koala.Site, t
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_recipe_for_dask(cookbook_site: koala.Site, tmp_path: Path) -> None:
-    """It is what prints the sum of the squares."""
     pytest.importorskip("distributed", reason="Dask is not installed: pip install 'koala-adapter[dask]'")
     assert tried("Dask", "run: dask", cookbook_site, tmp_path).split() == ["285"]
 

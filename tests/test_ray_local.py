@@ -54,7 +54,6 @@ def write_raysquares(directory: Path, ray_directory: Path) -> Path:
 
 
 def test_the_example_makes_room_and_loses_nothing(koala: Koala, ray_directory: Path) -> None:
-    """A task that ran where a node left for another job is begun again elsewhere; no process of Ray's stays behind."""
     koala.serve()
     koala.inside("submit", str(write_raysquares(koala.directory, ray_directory)))
     eventually(lambda: sum(one.processors for one in koala.report("1").components) == 3)

@@ -63,7 +63,6 @@ def test_a_service_outlives_the_command_that_waits_for_it(koala: Koala) -> None:
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_descriptors_make_no_second_owner(koala: Koala, closed: str) -> None:
-    """The service that a command with closed descriptors starts owns the directory, and its log is a log."""
     command = shlex.join(koala.command("submit", koala.job("true")))
     done = subprocess.run(
         ["sh", "-c", f"exec {command} {closed}"],
@@ -115,7 +114,6 @@ def test_a_command_with_another_site_file_refuses(koala: Koala) -> None:
 
 
 def test_a_changed_site_file_is_told_and_read_again(koala: Koala) -> None:
-    """The service goes on as before until it is told to read the file; one that is not valid changes nothing."""
     koala.serve()
     job_id = koala.run("submit", koala.job("sleep 300")).stdout.split()[1]
     assert f"the service runs on {koala.site_file}\n" in koala.run("status").stderr
@@ -208,7 +206,6 @@ def test_a_job_that_is_submitted_while_the_service_is_killed_exists_once(koala: 
 
 @pytest.mark.parametrize("command", ["serve", "schedule --cluster alpha --shadow"])
 def test_systemd_hears_of_a_server(koala: Koala, command: str) -> None:
-    """First that it serves or lives, then signs of life."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         path = str(koala.directory / "n")
         supervisor.bind(path)
@@ -268,7 +265,6 @@ def test_keys_explain_and_cancel_a_job(koala: Koala) -> None:
 
 
 def test_it_needs_a_terminal_or_shows_itself_once(koala: Koala) -> None:
-    """Without a service it says how to have one."""
     assert "koala serve" in koala.inside("top", "--once", check=246).stderr
     koala.serve()
     refused = koala.run("top", check=245)
@@ -337,7 +333,6 @@ def names(text: str) -> set[str]:
 
 
 def test_a_service_tells_what_became_of_a_job(koala: Koala) -> None:
-    """Starts, ends, waits and requests are counted; `koala metrics` says the same; no job or user is named."""
     process = koala.start("serve", "--metrics-port", "0")
     port = told_port(process)
     koala.run("run", koala.job("true", name="innermost", processors=2))
@@ -369,7 +364,6 @@ def test_a_service_tells_what_became_of_a_job(koala: Koala) -> None:
 
 
 def test_a_shadow_tells_its_gains(koala: Koala) -> None:
-    """And counts what it asks of the batch system."""
     koala.submit_foreign("other", 2, "alpha")
     port = told_port(koala.start("schedule", "--cluster", "alpha", "--shadow", "--metrics-port", "0"))
     eventually(lambda: ("koala_lrm_command_seconds_count", "alpha", "jobs") in samples(scrape(port)))
@@ -381,7 +375,6 @@ def test_a_shadow_tells_its_gains(koala: Koala) -> None:
 
 
 def test_a_wiki_server_counts_requests_and_refusals(koala: Koala) -> None:
-    """By verb, whoever asks."""
     key = koala.directory / "key"
     key.write_text("77\n")
     key.chmod(0o600)

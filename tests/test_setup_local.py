@@ -84,7 +84,6 @@ def test_a_module_function_and_arguments_untouched(site: Koala) -> None:
 
 
 def test_a_failing_line_is_the_failure_of_its_rank(site: Koala) -> None:
-    """Which line, its status and what it said are in the outcome; the program does not start."""
     done = site.run(
         *("run", "-n", "2", "-C", "alpha", "--setup", "true", "--setup", "module load gcc/99", "--", "echo", "ran"),
         check=1,
@@ -143,7 +142,6 @@ def test_a_container_has_directory_files_and_variables(site: Koala) -> None:
 
 
 def test_a_sweep_is_set_up_once_for_each_launcher(site: Koala) -> None:
-    """Not for each task; each task has what the lines left, and runs in the container, which the launcher does not."""
     log = site.directory / "launchers"
     text = f"""
         walltime = 600
@@ -210,7 +208,6 @@ def test_an_mpi_world_is_set_up_on_each_node(site: Koala) -> None:
 
 
 def test_secrets_are_in_no_command_line_and_no_readable_file(site: Koala) -> None:
-    """An exported variable, and what a line of setup sets."""
     process = site.start_anew(
         *("run", "-C", "beta", "--export", "EXPORTED", "--setup", "export OWN=word-of-setup", "--"),
         *("sh", "-c", f"touch {site.directory}/up; while [ -e {site.directory}/up ]; do sleep 0.1; done"),

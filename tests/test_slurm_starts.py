@@ -103,7 +103,6 @@ def layouts(fake: FakeSlurm) -> dict[str, dict[str, int]]:
 async def test_it_runs_with_these_numbers(
     fake: FakeSlurm, lrm: Lrm, processors: int, options: tuple[str, ...], counts: dict[str, int]
 ) -> None:
-    """As many processors on each node as chosen, also where others run, and no reservation is left."""
     submit(fake, 2)
     job = submit(fake, processors, "--hold", *options)
     await run(lrm, job, **counts)
@@ -178,7 +177,6 @@ async def test_a_controller_that_was_upgraded(fake: FakeSlurm, lrm: Lrm) -> None
 async def test_a_start_that_fails_leaves_what_the_user_asked_for(
     fake: FakeSlurm, lrm: Lrm, options: tuple[str, ...], counts: dict[str, int]
 ) -> None:
-    """Held again, the job has its number of processors and nodes, and no nodes of ours."""
     blocking = [submit(fake, 8, "--nodes=1") for _ in range(3)]
     job = submit(fake, 6, "--hold", *options)
     start = PinnedStart(job=job, nodes=entries(**counts), original=await lrm.original_request(job))

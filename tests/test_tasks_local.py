@@ -68,7 +68,6 @@ def wait_for(mark: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_calls_come_back_from_both_clusters(site: koala.Site, tmp_path: Path) -> None:
-    """In order; an exception is what was raised, with where; what waits can be cancelled; then all is gone."""
     with koala.Executor(4, site=site, environment=FINDS_US, name="squares") as executor:
         eventually(lambda: executor.workers == 4)
         assert list(executor.map(square, range(40), timeout=LIVENESS)) == [number * number for number in range(40)]
@@ -93,7 +92,6 @@ def test_calls_come_back_from_both_clusters(site: koala.Site, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_workers_run_in_the_environment_that_is_asked_for(site: koala.Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exported variables, and lines of a shell before each worker."""
     monkeypatch.setenv("EXPORTED", "from here")
     setup = f"export PYTHONPATH={FINDS_US['PYTHONPATH']} OWN=line"
     with koala.Executor(2, site=site, setup=setup, export="EXPORT*") as executor:
@@ -108,7 +106,6 @@ def test_workers_run_in_the_environment_that_is_asked_for(site: koala.Site, monk
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_number_of_workers_that_does_not_change(site: koala.Site, workers: int) -> None:
-    """It is a rigid job, on both clusters if need be, and ends as well as one whose size changes."""
     with koala.Executor(workers, minimum=workers, site=site, environment=FINDS_US) as executor:
         assert list(executor.map(square, range(4), timeout=LIVENESS)) == [0, 1, 4, 9]
     result = executor.job.wait(LIVENESS)
@@ -119,7 +116,6 @@ def test_a_number_of_workers_that_does_not_change(site: koala.Site, workers: int
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_call_outlives_its_worker(site: koala.Site, tmp_path: Path) -> None:
-    """It is begun again by another one."""
     with koala.Executor(3, minimum=2, site=site, environment=FINDS_US) as executor:
         eventually(lambda: executor.workers == 3)
         assert executor.submit(fall_once, tmp_path / "fallen").result(LIVENESS) == "done"
@@ -128,7 +124,6 @@ def test_a_call_outlives_its_worker(site: koala.Site, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_calls_outlive_the_service(site: koala.Site) -> None:
-    """Workers do not need it; another one is begun that sees to the job."""
     with koala.Executor(3, site=site, environment=FINDS_US) as executor:
         assert executor.submit(abs, -3).result(LIVENESS) == 3
         pid = site.client.pid()
@@ -141,7 +136,6 @@ def test_calls_outlive_the_service(site: koala.Site) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_calls_end_with_their_job(site: koala.Site, tmp_path: Path) -> None:
-    """What is not done then says so, and so does what comes later."""
     executor = koala.Executor(2, site=site, environment=FINDS_US)
     call = executor.submit(wait_for, tmp_path / "never")
     eventually(call.running)
@@ -156,7 +150,6 @@ def test_calls_end_with_their_job(site: koala.Site, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_what_cannot_be_is_refused(site: koala.Site) -> None:
-    """Before anything is submitted; nothing is left listening."""
     with pytest.raises(koala.ConfigurationError, match="found minimum 2 and maximum 1"):
         koala.Executor(1, minimum=2, site=site)
     with pytest.raises(koala.ConfigurationError, match='found "gamma", allowed is a cluster of the site'):
@@ -166,7 +159,6 @@ def test_what_cannot_be_is_refused(site: koala.Site) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_who_has_not_the_token_gets_nothing(tmp_path: Path) -> None:
-    """The connection is closed, and it is no worker."""
     server = TaskServer("127.0.0.1", load_or_create(tmp_path / "c"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -218,7 +210,6 @@ def entries(koala: Koala, job: str) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_task_once_whatever_is_killed(sweep_koala: Koala, tmp_path: Path) -> None:
-    """Launchers, then the service; what they were at is done by others, or by themselves when it is back."""
     begun, go = tmp_path / "begun", tmp_path / "go"
     script = f"echo $PPID {{a}} >>{begun}; while [ ! -e {go} ]; do sleep 0.1; done; echo $(( {{a}} * {{a}} ))"
     job_file = tmp_path / "squares.toml"
@@ -253,7 +244,6 @@ def test_every_task_once_whatever_is_killed(sweep_koala: Koala, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_failed_is_gone_on_with(sweep_koala: Koala, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is repeated and listed, and the exit code says so; a later job does that alone."""
     script = f"test {{a}} != 3 -o -e {tmp_path}/mended && echo {{a}}-{{b}}"
     sweep_koala.serve()
     saved = tmp_path / "saved.toml"

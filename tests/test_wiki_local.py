@@ -92,7 +92,6 @@ def test_all_clusters_are_one(koala: Koala) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_local_cluster(koala: Koala) -> None:
-    """A held job of a local cluster is started, suspended, requeued and cancelled as a scheduler says."""
     job = koala.submit_held("held")
     scheduler = WikiScheduler(koala, "--cluster", "alpha")
     assert scheduler.records("GETJOBS", "0:ALL")[job].startswith("STATE=Idle;")
@@ -113,7 +112,6 @@ def test_a_local_cluster(koala: Koala) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_serve_says_what_is_wrong(koala: Koala) -> None:
-    """A key that others can read, a cluster that is not there, and no choice at all are refused with the way out."""
     key = koala.directory / "key"
     for options, words in (
         (("--key-file", str(key)), "--cluster NAME or --all"),
@@ -161,7 +159,6 @@ def submit(fake: FakePbs, select: str, *options: str) -> str:
 
 
 def test_jobs_start_where_they_are_told(fake: FakePbs, scheduler: Scheduler) -> None:
-    """Also elements of an array, one by one; what cannot be is refused, and the job waits as before."""
     wide = submit(fake, "2:ncpus=2", "-l", "place=scatter")
     array = submit(fake, "1:ncpus=1", "-J", "1-2")
     first, second = (array.replace("[]", f"[{index}]") for index in (1, 2))
@@ -180,7 +177,6 @@ def test_jobs_start_where_they_are_told(fake: FakePbs, scheduler: Scheduler) -> 
 
 
 def test_suspended_requeued_cancelled(fake: FakePbs, scheduler: Scheduler) -> None:
-    """A job that is queued again is in hold again, and starts when it is told to."""
     job = submit(fake, "1:ncpus=1")
     scheduler.jobs()
     scheduler.done(f"STARTJOB ARG={job} TASKLIST=n1")

@@ -169,14 +169,12 @@ def test_center_messages_round_trip(messages: list[CenterMessage], sizes: list[i
 
 @given(message=agent_messages | center_messages)
 def test_a_message_is_one_line(message: AgentMessage | CenterMessage) -> None:
-    """Nothing that is said can contain the end of the line that carries it."""
     line = channel.encode(message)
     assert line.index(b"\n") == len(line) - 1
 
 
 @given(data=st.lists(st.binary(max_size=60) | json_values.map(lambda value: json.dumps(value).encode()), max_size=6))
 def test_arbitrary_bytes_give_messages_or_protocol_errors(data: list[bytes]) -> None:
-    """No input makes the decoder raise anything but ProtocolError."""
     for decoder in (channel.agent_decoder(limit=100), channel.center_decoder(limit=100)):
         try:
             for piece in data:
@@ -187,7 +185,6 @@ def test_arbitrary_bytes_give_messages_or_protocol_errors(data: list[bytes]) -> 
 
 @given(message=agent_messages, member=st.integers(0), value=json_values)
 def test_damaged_messages_give_messages_or_protocol_errors(message: AgentMessage, member: int, value: object) -> None:
-    """A message with a member of the wrong kind is refused by a ProtocolError or not at all."""
     members = json.loads(channel.encode(message))
     members[sorted(members)[member % len(members)]] = value
     try:
@@ -235,7 +232,6 @@ def test_damaged_messages_give_messages_or_protocol_errors(message: AgentMessage
     ],
 )
 def test_what_is_no_agent_message_is_refused(line: bytes) -> None:
-    """Each of these is a ProtocolError."""
     with pytest.raises(ProtocolError):
         channel.agent_decoder().feed(line)
 
@@ -244,7 +240,6 @@ def test_what_is_no_agent_message_is_refused(line: bytes) -> None:
 def test_a_line_over_the_limit_is_refused_before_it_ends(
     make: Callable[..., channel.Decoder[AgentMessage] | channel.Decoder[CenterMessage]],
 ) -> None:
-    """Nobody can make the other side keep more than the limit, with or without an end of the line."""
     decoder = make(limit=1000)
     decoder.feed(b" " * 1000)
     with pytest.raises(ProtocolError, match="longer than 1000 bytes"):
@@ -254,7 +249,6 @@ def test_a_line_over_the_limit_is_refused_before_it_ends(
 
 
 def test_errors_do_not_repeat_secrets() -> None:
-    """A refused Hello does not put its token into an error message, and no repr shows one."""
     with pytest.raises(ProtocolError) as refused:
         channel.agent_decoder().feed(fields(token="seekrit with spaces", session=3))
     assert "seekrit" not in str(refused.value)
@@ -273,7 +267,6 @@ def test_another_version_can_be_read() -> None:
 
 
 def test_what_no_agent_would_take_is_not_sent() -> None:
-    """A Launch over the agents' limit fails here, with the way out, and not there."""
     huge = LaunchFile(target="x", mode=0o600, content=bytes(channel.CENTER_LINE_LIMIT))
     with pytest.raises(ProtocolError, match="input files"):
         channel.encode(Launch(task="t", argv=("x",), files=(huge,)))
@@ -282,6 +275,5 @@ def test_what_no_agent_would_take_is_not_sent() -> None:
 
 
 def test_a_good_line_may_be_as_long_as_the_limit() -> None:
-    """The limit counts the line without its end."""
     line = channel.encode(Heartbeat())
     assert channel.agent_decoder(limit=len(line) - 1).feed(line) == [Heartbeat()]

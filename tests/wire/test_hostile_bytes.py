@@ -78,7 +78,6 @@ def others(jobs: tuple[LrmJob, ...], number: str) -> list[LrmJob]:
 @pytest.mark.parametrize("name", JOB_LISTINGS)
 @given(data=st.data())
 def test_grid_engine(name: str, data: st.DataObject) -> None:
-    """All other jobs are read as before, and this one is still there."""
     sample = (SAMPLES / "sge819" / name).read_bytes()
     job = data.draw(st.sampled_from(list(_JOB.finditer(sample))))
     fields = [found for found in _FIELD.finditer(sample, job.start(), job.end()) if found["tag"] != b"JB_job_number"]
@@ -97,7 +96,6 @@ def test_grid_engine(name: str, data: st.DataObject) -> None:
 
 @given(data=st.data())
 def test_contexts_of_grid_engine(data: st.DataObject) -> None:
-    """A field of a job, whatever line breaks it has, says nothing of another job."""
     one = "<element><JB_job_number>{}</JB_job_number><JB_owner>a</JB_owner><JB_hard_resource_list>{}"
     one += "</JB_hard_resource_list><JB_account>{}</JB_account><JB_context><context_list><VA_variable>{}</VA_variable>"
     one += "<VA_value>{}</VA_value></context_list></JB_context></element>"
@@ -137,7 +135,6 @@ def texts_of(value: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]
 @pytest.mark.parametrize("path", PBS_LISTINGS, ids=lambda path: path.name)
 @given(data=st.data())
 def test_pbs(path: Path, data: st.DataObject) -> None:
-    """All other jobs are read as before, and this one is still there."""
     document = json.loads(path.read_text(), strict=False)
     before = {job.id: job for job in parse_pbs_jobs(json.dumps(document))}
     id_ = data.draw(st.sampled_from(sorted(document["Jobs"])))
@@ -284,7 +281,6 @@ def as_text(raw: bytes) -> str:
 @pytest.mark.parametrize("path", SLURM_LISTINGS, ids=lambda path: path.stem)
 @given(data=st.data())
 def test_names_of_slurm(path: Path, data: st.DataObject) -> None:
-    """The only text of users in the listing of placeholders."""
     end = new_separator()
     rows = [row.split(SEPARATOR, len(JOB_FIELDS) - 1) for row in recorded(path, "jobs").splitlines() if row.strip()]
     before = [parse_slurm_jobs(SEPARATOR.join(row) + end, end) for row in rows]
@@ -303,7 +299,6 @@ SLURM_TEXTS = ("Name", "Comment", "WorkDir", "Account", "Feature", "Dependency",
 
 @given(data=st.data())
 def test_all_fields_of_slurm(data: st.DataObject) -> None:
-    """What a user writes into a field says nothing of another job, nor does it end the listing."""
     end = new_separator()
     fields = (*JOB_FIELDS, *MORE_FIELDS)
     rows = []
@@ -336,7 +331,6 @@ RECORD = """JobId={0} JobName={1}
 
 @given(data=st.data())
 def test_details_of_slurm(data: st.DataObject) -> None:
-    """Those of other jobs are as before, or are to be asked for singly; asked for alone, a job is what Slurm says."""
     texts = [as_text(data.draw(st.one_of(WRITTEN_BY_USERS, FORGED))) for _ in range(3)]
     good = RECORD.format(2, "good", "", "/")
     output = RECORD.format(1, *texts) + good
@@ -364,7 +358,6 @@ WIKI_JOB = '{}:STATE=Idle;UNAME=ann;GNAME=staff;UPDATETIME=1;QUEUETIME=2;TASKS=1
 @pytest.mark.parametrize("dialect", list(Dialect))
 @given(data=st.data())
 def test_wiki(dialect: Dialect, field: str, data: st.DataObject) -> None:
-    """A text between quotes, which hold what is no quote, says nothing of the jobs before and after."""
     content = as_text(data.draw(st.one_of(WRITTEN_BY_USERS, FORGED, WIKI_WORDS)))
     text = re.sub(r'["\\\0]', "", content)
     first, last = WIKI_JOB.format("1", field, "a"), WIKI_JOB.format("3", field, "c")
@@ -389,7 +382,6 @@ WIKI_WORDS = st.lists(
 
 @given(data=st.data())
 def test_local(data: st.DataObject) -> None:
-    """A record is read as it was written, whatever its texts are."""
     text = as_text(data.draw(WRITTEN_BY_USERS))
     field = data.draw(st.sampled_from(["name", "user", "output_directory"]))
     record = replace(SAMPLE, **{field: text})  # type: ignore[arg-type] # fields of text

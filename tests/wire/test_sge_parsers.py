@@ -98,14 +98,12 @@ class TestJobs:
         assert all(job.reason.startswith("error state Eqw") for job in broken)
 
     def test_jobs_of_everybody(self) -> None:
-        """Without a prefix all users' jobs are there; a job that is no array has a plain number and no index."""
         jobs = {job.name: job for job in parse_jobs(sample("qstat_mixed.xml"))}
         other = jobs["other"]
         assert (other.user, other.array_index, other.state) == ("nobody", None, LrmJobState.QUEUED)
         assert other.id.isdigit()
 
     def test_steps_between_tasks(self) -> None:
-        """A range with a step (2-8:2) is the tasks that exist, not those between."""
         held = parse_jobs(sample("qstat_mixed.xml"), name_prefix="held")
         assert [job.array_index for job in held] == [2, 4, 6, 8]
 
@@ -119,7 +117,6 @@ class TestJobs:
         assert {job.state for job in parse_jobs(sample("qstat_s_z_r_t.xml"))} == {LrmJobState.ENDED}
 
     def test_empty(self) -> None:
-        """A cell without jobs gives no jobs."""
         assert parse_jobs(sample("qstat_empty.xml")) == ()
 
     @pytest.mark.parametrize(
@@ -127,11 +124,9 @@ class TestJobs:
         sorted(path.name for path in SAMPLES.glob("qstat_*.xml") if not re.match(r"qstat_(j|g_c)", path.name)),
     )
     def test_all_listings(self, name: str) -> None:
-        """Every recorded form of the job listing is read, without a state that is not understood."""
         assert all(job.state is not LrmJobState.UNKNOWN and job.id for job in parse_jobs(sample(name)))
 
     def test_huge_array_of_somebody_is_one_entry(self) -> None:
-        """An array with more waiting tasks than are listed singly counts as one job of that many processors."""
         raw = (
             "<job_info><job_list><JB_job_number>7</JB_job_number><JB_name>big</JB_name><JB_owner>eve</JB_owner>"
             f"<state>qw</state><slots>2</slots><tasks>1-{LONGEST_EXPANSION + 1}:1</tasks></job_list></job_info>"
@@ -144,7 +139,6 @@ class TestJobs:
         [("3", (3,)), ("1,2", (1, 2)), ("1-3:1,7", (1, 2, 3, 7)), ("2-9:3", (2, 5, 8)), ("", ()), ("x,1-", ())],
     )
     def test_task_ranges(self, text: str, indices: tuple[int, ...]) -> None:
-        """Lists of ranges with and without steps; what is no range is left out."""
         assert tuple(chain.from_iterable(task_ranges(text))) == indices
 
 
@@ -179,7 +173,6 @@ class TestNodes:
     """qhost -xml -q -F slots."""
 
     def test_full_host(self) -> None:
-        """Slots that anybody uses are used; load and memory are told; the pseudo host is no node."""
         (node,) = parse_nodes(sample("qhost_q.xml"))
         assert (node.name, node.state, node.processors, node.processors_used) == ("localhost", NodeState.UP, 4, 4)
         assert (node.queues, node.load, node.memory_mib) == (("all.q",), 0.71, 24064)
@@ -191,7 +184,6 @@ class TestNodes:
         assert (node.processors, node.processors_idle) == (3, 0)
 
     def test_one_queue_disabled(self) -> None:
-        """A node is as usable as its most usable queue, and only that one's slots count."""
         (both,) = parse_nodes(sample("qhost_q_F_slots_disabled.xml"))
         (second,) = parse_nodes(sample("qhost_q_F_slots_disabled.xml"), queue="second.q")
         assert (both.state, both.processors) == (NodeState.UP, 6)
@@ -203,16 +195,13 @@ class TestNodes:
         assert (node.state, node.load, node.raw_state, node.processors_idle) == (NodeState.DOWN, None, "u", 0)
 
     def test_host_without_batch_queue_is_no_node(self) -> None:
-        """Hosts without queues (submit hosts) and queues for parallel or interactive jobs only give nothing."""
         assert parse_nodes(sample("qhost.xml")) == ()
         assert parse_nodes(host(queue(kind="IP"), queue(kind="P"))) == ()
 
     def test_unknown_queue_gives_no_nodes(self) -> None:
-        """Slots of other queues do not count when the cluster is one queue."""
         assert parse_nodes(sample("qhost_q.xml"), queue="other.q") == ()
 
     def test_reserved_slots_are_used(self) -> None:
-        """More slots used than there are (a queue was made smaller) leaves none idle, never less than none."""
         (node,) = parse_nodes(host(queue(used=9, slots=4), queue("b.q", used=1, slots=4)))
         assert (node.processors, node.processors_used, node.processors_idle) == (8, 8, 0)
 
@@ -221,7 +210,6 @@ class TestQueues:
     """qstat -xml -g c and qconf -sq."""
 
     def test_queues(self) -> None:
-        """Names, slots and walltime limits; with several queues none is the default unless the settings name it."""
         limits = parse_limits(sample("qconf_sq_all.txt").decode())
         first, second = parse_queues(sample("qstat_g_c_two.xml"), limits, default=None)
         assert (first.name, first.processors, first.walltime_limit, first.up) == ("all.q", 6, None, True)
@@ -232,7 +220,6 @@ class TestQueues:
         assert second.default
 
     def test_only_queue_is_the_default(self) -> None:
-        """A single queue is the default."""
         (only,) = parse_queues(sample("qstat_g_c.xml"), {}, default=None)
         assert only.default
 
@@ -281,12 +268,10 @@ class TestAccounting:
         assert (unstarted.started_at, unstarted.ends_at, unstarted.nodes) == (None, None, ())
 
     def test_plain_job(self) -> None:
-        """A job that is no array has a plain number."""
         (job,) = parse_accounting(sample("qacct_j_exit_3.txt").decode())
         assert (job.id.isdigit(), job.array_index, job.exit_code) == (True, None, 3)
 
     def test_memory_limit(self) -> None:
-        """A job that asked for memory, and was killed by a limit long before its walltime, had too little of it."""
         text = (
             "=====\njobnumber 5\ntaskid 1\nstart_time Sat Nov 21 11:00:00 2026\nend_time Sat Nov 21 11:00:09 2026\n"
             "failed 37 : qmaster enforced h_rt, h_cpu, or h_vmem limit\nexit_status 137\n"
@@ -296,7 +281,6 @@ class TestAccounting:
         assert job.end is EndReason.MEMORY
 
     def test_last_run_counts(self) -> None:
-        """Of a job that was started again, the later end is the end."""
         run = "=====\njobnumber 5\ntaskid 1\nend_time Sat Nov 21 11:00:0{0} 2026\nfailed 0\nexit_status {0}\n"
         (job,) = parse_accounting(run.format(7) + run.format(3))
         assert job.exit_code == 7
@@ -322,25 +306,21 @@ class TestAccounting:
         ],
     )
     def test_records_of_heirs(self, lines: str, expected: str | None) -> None:
-        """Without a category, with limits and cancellations that are told."""
         times = "start_time 11/21/2026 11:00:00.000\nend_time 11/21/2026 11:01:00.100\n"
         (job,) = parse_accounting(f"=====\njobnumber 5\nowner a\n{times}{lines}\n")
         assert (job.end and job.end.value) == expected
 
     @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
     def test_the_run_that_ended_last_counts(self, order: tuple[int, int]) -> None:
-        """Whatever the order in which the runs of a job are printed, and in which format."""
         run = "=====\njobnumber 5\nowner a\nend_time 11/21/2026 11:0{0}:00.000\nfailed 0\nexit_status {0}\n"
         (job,) = parse_accounting("".join(run.format(number) for number in order))
         assert job.exit_code == 2
 
     def test_nothing_known(self) -> None:
-        """No output is no jobs."""
         assert parse_accounting("") == ()
 
 
 def test_error_reasons() -> None:
-    """Each task in error state has its reason, without the shepherd's date and process id."""
     one = (
         "<ulong_sublist><JAT_task_number>{}</JAT_task_number><JAT_message_list><ulong_sublist><QIM_message>11/21/2026 "
         "12:31:24 [0:31652]: error: can&apos;t open output file &quot;/nosuch&quot;{}</QIM_message></ulong_sublist>"
@@ -377,13 +357,11 @@ class TestComplaints:
         ],
     )
     def test_recorded_wording(self, wording: str, kind: FailureKind) -> None:
-        """Every recorded complaint of this kind is told right."""
         recorded = [line for line in self.COMPLAINTS if wording in line]
         assert recorded
         assert {kind_of_text(line) for line in recorded} == {kind}
 
     def test_other_users_job(self) -> None:
-        """Somebody else's job cannot be deleted: refused for good."""
         assert kind_of_text(sample("err_qdel_other_user.txt").decode()) is FailureKind.REJECTED
 
     def test_unknown_job(self) -> None:
@@ -406,13 +384,10 @@ class TestXml:
         ],
     )
     def test_refused(self, raw: bytes) -> None:
-        """What is no listing is refused as unavailable; entities and document types are never followed."""
         with pytest.raises(LrmUnavailableError):
             parse_xml(raw, root="job_info", source="qstat")
 
     def test_too_large(self) -> None:
-        """A document beyond the bound is refused unread."""
-
         class Large(bytes):
             __slots__ = ()
 
@@ -438,7 +413,6 @@ class TestXml:
 
     @given(st.text(max_size=60))
     def test_any_values(self, text: str) -> None:
-        """Whatever stands where a time, a size or a range belongs, it is read or it is None."""
         assert seconds_of(text) is None or isinstance(seconds_of(text), int)
         assert mebibytes_of(text) is None or isinstance(mebibytes_of(text), int)
         parse_accounting(f"===\njobnumber 1\nfailed {text}\nexit_status {text}\nstart_time {text}\n")
@@ -502,7 +476,6 @@ def explained(*contexts: dict[str, str]) -> bytes:
 
 
 def test_hard_requests_of_a_listing() -> None:
-    """Soft ones do not matter."""
     wishes = parse_wishes(LISTING)
     assert wishes["15"] == Wishes(
         user="ann",
@@ -517,7 +490,6 @@ def test_hard_requests_of_a_listing() -> None:
 
 
 def test_contexts() -> None:
-    """A mark of the verifier, other people's words, none."""
     found = parse_explained(explained({"koala_user_hold": "1", "x": "1"}, {}, {"a": "b"}))
     assert {number: job.user_hold for number, job in found.items()} == {"1": True, "2": False, "3": False}
 
@@ -543,7 +515,6 @@ def test_groups_accounts_and_submissions() -> None:
 
 
 def test_selected_instances_and_their_nodes() -> None:
-    """Lines of qselect, by host or one by one."""
     found = parse_instances("a.q@n1\nb.q@n1\na.q@n2\nno such thing\n")
     assert nodes_of(found, by_queue=False) == {"n1", "n2"}
     assert nodes_of(found, by_queue=True) == found
@@ -581,5 +552,4 @@ def verified(*parameters: str) -> list[str]:
     ],
 )
 def test_a_hold_of_its_user_is_kept_apart(parameters: tuple[str, ...], changes: list[str]) -> None:
-    """All jobs come in held; one that its user holds, too, is marked."""
     assert verified(*parameters) == changes

@@ -88,21 +88,18 @@ def test_releases_from_first_to_last_are_recorded() -> None:
 
 
 def test_version(samples: Samples) -> None:
-    """The version is found, whatever the distribution calls its Slurm."""
     version = parse_version(samples.text("version"))
     assert version is not None
     assert release_of(version) == samples.release
 
 
 def test_config(samples: Samples) -> None:
-    """The controller's settings are found; no accounting has several names."""
     config = parse_config(samples.text("config"))
     assert (config.cluster, config.max_array_size, config.accounting) == ("rec", 10001, False)
     assert (config.slurm_user, release_of(config.version)) == ("root", samples.release)
 
 
 def test_no_jobs(samples: Samples) -> None:
-    """An empty listing is one without jobs."""
     assert reading_error(samples.results["jobs_none"], action="listing") is None
     assert parse_jobs(samples.text("jobs_none")) == ()
 
@@ -155,7 +152,6 @@ def test_what_waits_for_something_else_than_processors(samples: Samples) -> None
 
 
 def test_elements_that_exited(samples: Samples) -> None:
-    """Elements of an array are told apart, with their exit codes."""
     jobs = samples.jobs()["koala-exits"]
     assert [(job.array_index, job.end, job.exit_code) for job in jobs] == [
         (index, EndReason.EXITED, index * 3) for index in (0, 1, 2)
@@ -171,7 +167,6 @@ def test_output_that_could_not_be_opened(samples: Samples) -> None:
 
 
 def test_jobs_on_their_nodes(samples: Samples) -> None:
-    """Running jobs have nodes, processors and times; names are not cut."""
     jobs = samples.jobs("jobs_early")
     (two,) = jobs["two-nodes"]
     assert (two.nodes, two.processors) == (("n1", "n2"), 2)
@@ -187,7 +182,6 @@ def test_jobs_on_their_nodes(samples: Samples) -> None:
 
 
 def test_elements_that_wait_together(samples: Samples) -> None:
-    """One row for four held elements, at most two at a time, is four jobs; an estimated start is no start."""
     held = samples.jobs()["held|a strange name"]
     assert [(job.array_index, job.state, job.nodes, job.reason) for job in held] == [
         (index, LrmJobState.HELD, (), "JobHeldUser") for index in (1, 2, 3, 4)
@@ -206,14 +200,12 @@ def test_every_second_element(samples: Samples) -> None:
 
 
 def test_cancelled_elements(samples: Samples) -> None:
-    """After elements 1, 2 and 4 were cancelled only element 3 waits."""
     jobs = samples.jobs("jobs_cancelled")["held|a strange name"]
     assert [job.array_index for job in jobs if job.state is LrmJobState.HELD] == [3]
     assert {job.end for job in jobs if job.array_index != 3} <= {EndReason.CANCELLED}
 
 
 def test_nodes(samples: Samples) -> None:
-    """Each node is there once, with its partitions, and idle processors on healthy ones only."""
     nodes = {node.name: node for node in parse_nodes(samples.text("nodes"))}
     assert {name: (node.state, node.processors, node.processors_idle) for name, node in nodes.items()} == {
         "n1": (NodeState.UP, 4, 3),
@@ -232,7 +224,6 @@ def test_nodes(samples: Samples) -> None:
 
 
 def test_nodes_at_work(samples: Samples) -> None:
-    """Processors of ending jobs are not idle, and a draining node has none to give."""
     nodes = {node.name: node for node in parse_nodes(samples.text("nodes_early"))}
     assert (nodes["n1"].raw_state, nodes["n1"].processors_used) == ("completing", 2)
     assert (nodes["n3"].state, nodes["n3"].processors_used) == (NodeState.UP, 4)
@@ -240,7 +231,6 @@ def test_nodes_at_work(samples: Samples) -> None:
 
 
 def test_partitions(samples: Samples) -> None:
-    """Partitions come with their state, size, walltime limit and which one is the default."""
     queues = {queue.name: queue for queue in parse_partitions(samples.text("partitions"))}
     assert {
         name: (queue.up, queue.processors, queue.walltime_limit, queue.default) for name, queue in queues.items()
@@ -252,7 +242,6 @@ def test_partitions(samples: Samples) -> None:
 
 
 def test_submitted(samples: Samples) -> None:
-    """The id that sbatch printed is that of the jobs listed afterwards."""
     job = parse_job_id(samples.text("sbatch"))
     assert job is not None
     assert [seen.id for seen in parse_jobs(samples.text("jobs_cancelled")) if seen.id.startswith(f"{job}_")] == [
@@ -262,7 +251,6 @@ def test_submitted(samples: Samples) -> None:
 
 @pytest.mark.parametrize("what", ["partition", "array", "memory", "option", "reservation", "gres", "script"])
 def test_refused_submissions(samples: Samples, what: str) -> None:
-    """What Slurm or sbatch refuses is refused for good."""
     result = samples.results[f"err_sbatch_{what}"]
     assert parse_job_id(result.text) is None
     assert type(submission_error(result)) is LrmRejectedError
@@ -292,7 +280,6 @@ def test_accepted_although_they_cannot_start(samples: Samples, what: str) -> Non
     ],
 )
 def test_refused_changes(samples: Samples, name: str, kind: type[LrmError]) -> None:
-    """An unknown job, a wrong request and no answer are told apart."""
     assert type(control_error(samples.results[name], action="change")) is kind
 
 
@@ -305,26 +292,22 @@ def test_unknown_job_of_suspend(samples: Samples, verb: str) -> None:
 
 
 def test_cancelled_what_was_not_there(samples: Samples) -> None:
-    """Unknown and ended jobs are no error."""
     assert cancel_error(samples.results["cancel_unknown"]) is None
     assert cancel_error(samples.results["cancel_elements"]) is None
 
 
 @pytest.mark.parametrize("what", ["squeue", "sinfo", "partitions", "config"])
 def test_listings_without_controller(samples: Samples, what: str) -> None:
-    """No answer is no empty listing."""
     result = samples.results[f"err_down_{what}"]
     assert isinstance(reading_error(result, action="listing"), LrmUnavailableError)
 
 
 def test_writing_without_controller(samples: Samples) -> None:
-    """Without a connection a submission is certainly not in, and a cancellation has certainly not been heard."""
     assert type(submission_error(samples.results["err_down_sbatch"])) is LrmUnreachableError
     assert type(cancel_error(samples.results["err_down_scancel"])) is LrmUnreachableError
 
 
 def test_accounting_that_is_not_there(samples: Samples) -> None:
-    """An sacct without accounting is noticed, whatever its exit status."""
     result = samples.results["err_sacct"]
     assert result.returncode != 0 or result.stderr.strip()
 
@@ -344,7 +327,6 @@ def test_history() -> None:
 
 @pytest.mark.parametrize("text", ["slurm_load_jobs error: Unexpected message\n", "1_1\x1froot\n", "x" * 5000])
 def test_what_is_no_listing(text: str) -> None:
-    """Text that is no listing is an error, and quoted in part only."""
     for parse in (parse_jobs, parse_nodes, parse_partitions, parse_history):
         with pytest.raises(LrmUnavailableError) as caught:
             parse(text)
@@ -353,7 +335,6 @@ def test_what_is_no_listing(text: str) -> None:
 
 @given(st.lists(st.text(alphabet=st.characters(exclude_characters="\n"), max_size=20), min_size=12, max_size=14))
 def test_any_row_is_a_job_or_an_error(values: list[str]) -> None:
-    """Whatever stands in the fields, the listing is read or refused; nothing else is raised."""
     assert len(JOB_FIELDS) == 12
     try:
         jobs = parse_jobs(SEPARATOR.join(values))
@@ -364,7 +345,6 @@ def test_any_row_is_a_job_or_an_error(values: list[str]) -> None:
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_nodes_or_an_error(output: bytes) -> None:
-    """The parsers of nodes and partitions bear anything."""
     text = output.decode("utf-8", "backslashreplace")
     for parse in (parse_nodes, parse_partitions):
         try:
@@ -430,7 +410,6 @@ def outside_samples(request: pytest.FixtureRequest) -> OutsideSamples:
 
 
 def test_release(outside_samples: OutsideSamples) -> None:
-    """The files are what their names say."""
     version = parse_version(outside_samples.results["version"].text)
     assert version is not None
     assert release_of(version) == outside_samples.release
@@ -473,14 +452,12 @@ def test_what_else_jobs_ask_for(outside_samples: OutsideSamples) -> None:
 
 
 def test_processors_on_each_node(outside_samples: OutsideSamples) -> None:
-    """The layout of running jobs is known."""
     assert sum(dict(outside_samples.jobs()["two running"].layout).values()) == 10
     details = parse_one_detailed(outside_samples.results["details_running"].text)
     assert dict(details.layout) == {"n3": 4, "n4": 2}
 
 
 def test_numbers_of_cores_by_node(outside_samples: OutsideSamples) -> None:
-    """The controller's version tells whether a reservation takes a number of cores for each node."""
     version = parse_version(outside_samples.results["version"].text)
     config = parse_config(f"SLURM_VERSION           = {version}\n")
     error = control_error(outside_samples.results["reserve_by_node"], action="start_on")
@@ -490,7 +467,6 @@ def test_numbers_of_cores_by_node(outside_samples: OutsideSamples) -> None:
 
 
 def test_cores_that_the_newer_release_has_chosen() -> None:
-    """With the cores that are not wanted reserved before, one number for both nodes leaves no choice."""
     results = read(NEW).results
     for name in ("reserve_spare_0", "reserve_spare_1", "reserve", "unreserve_spare_0", "unreserve_spare_1"):
         assert control_error(results[name], action="start_on") is None

@@ -83,13 +83,11 @@ UNKNOWN_TO_MAUI = {"NAME", "EXITCODE", "EXCLUDE_HOSTLIST", "MAXNODES", "WCKEY", 
 
 
 def test_the_table_for_maui_has_none_of_the_unknown_words() -> None:
-    """No attribute that Maui does not know, or misunderstands, is marked as sent to it."""
     sent = {item.name for item in (*JOB_ATTRIBUTES, *NODE_ATTRIBUTES) if Dialect.WIKI in item.dialects}
     assert sent & UNKNOWN_TO_MAUI == set()
 
 
 def test_each_attribute_has_a_field() -> None:
-    """The tables name fields that the records have."""
     assert all(hasattr(JobRecord(id="1"), item.field) for item in JOB_ATTRIBUTES)
     assert all(hasattr(NodeRecord(name="n"), item.field) for item in NODE_ATTRIBUTES)
 
@@ -102,7 +100,6 @@ def test_classes_go_to_maui_with_the_free_ones() -> None:
 
 
 def test_empty_values_are_left_out_of_a_node() -> None:
-    """Maui reads on into stray memory after an empty value."""
     node = NodeRecord(name="n1", state=NodeWord.DOWN, features=("", ""), reason=" ", partition="")
     assert build_node(node, Dialect.WIKI) == b"n1:STATE=Down;"
     assert build_node(node, Dialect.WIKI2) == b"n1:STATE=Down;"
@@ -159,7 +156,6 @@ def test_the_longest_id_is_sent() -> None:
 
 @pytest.mark.parametrize("name", ["", "n 1", "n1:n2", "n;", "ALL,n", "n[1-3]", "n*2", "n=1", 'n"', "x" * 64])
 def test_node_names_are_checked(name: str) -> None:
-    """A name that is none is refused in records and lists, never sent in another spelling."""
     with pytest.raises(WikiError):
         build_node(NodeRecord(name=name, state="Idle"), Dialect.WIKI)
     with pytest.raises(WikiError):
@@ -175,13 +171,11 @@ def test_a_reply_that_is_too_large_is_not_sealed() -> None:
 
 
 def test_a_user_name_cannot_forge_a_message() -> None:
-    """What the sender is called cannot end its field."""
     frame = seal(b"SC=0 ARG=0#", key=KEY, timestamp=1, user="x DT=SC=-1")
     assert open_reply(frame[9:], key=KEY, now=1).message == b"SC=0 ARG=0#"
 
 
 def test_what_is_left_out_first() -> None:
-    """Finished jobs become brief, then go; then the others become brief; then it is refused."""
     records = [
         Prepared(full=b"a" * 100, brief=b"a" * 50),
         Prepared(full=b"f" * 100, brief=b"f" * 50, finished=True),
@@ -216,7 +210,6 @@ def test_requests_that_a_dialect_cannot_say_are_not_built(request_: RequeueJob |
 
 
 def test_comments_cannot_contain_other_parameters() -> None:
-    """Slurm looks for parameters wherever they stand, so a comment has no equals sign."""
     built = build_request(StartJob(job="1", tasks=(), comment='x" TASKLIST=n9'), Dialect.WIKI2)
     assert built == b'CMD=STARTJOB ARG=1 TASKLIST= COMMENT="x_ TASKLIST_n9"'
     assert (
@@ -225,7 +218,6 @@ def test_comments_cannot_contain_other_parameters() -> None:
 
 
 def test_responses_are_one_line() -> None:
-    """Control characters do not reach the peer, and the text has an end."""
     assert build_answer(0, "a\nb\0c\r") == b"SC=0 RESPONSE=a b c"
     assert len(build_answer(-1, "x" * 5000)) < 1100
 
@@ -238,7 +230,6 @@ def test_refusals_have_the_words_of_slurm() -> None:
 
 
 def test_equal_neighbours_share_a_record() -> None:
-    """With the third host format consecutive equal nodes are one record, others keep their own."""
     nodes = [NodeRecord(name=f"n{i}", state="Idle" if i != 3 else "Down", processors=4) for i in range(1, 6)]
     built = list(build_nodes(nodes, Dialect.WIKI2, hosts=HostFormat.NODES))
     assert built == [b"n[1-2]:STATE=Idle;CPROC=4;", b"n3:STATE=Down;CPROC=4;", b"n[4-5]:STATE=Idle;CPROC=4;"]
@@ -277,7 +268,6 @@ def jobs_of(*records: str) -> tuple[JobRecord, ...]:
     ],
 )  # fmt: skip
 def test_careless_records_are_read(text: str, expected: JobRecord) -> None:
-    """Each way of writing that a real peer has, or that Maui accepts, gives the values that were meant."""
     assert jobs_of(text) == (expected,)
 
 
@@ -304,7 +294,6 @@ def test_counts_that_do_not_agree_are_survived(argument: str, ids: list[str]) ->
 
 @pytest.mark.parametrize("argument", ["", "#", "x#1:STATE=Idle;", "Jobs not runable"])
 def test_a_list_without_a_number_is_refused(argument: str) -> None:
-    """What does not begin with a number is no list."""
     with pytest.raises(WikiError):
         parse_jobs(argument)
 
@@ -324,7 +313,6 @@ def test_many_nodes_in_one_record_become_nodes() -> None:
 
 @pytest.mark.parametrize("text", ["n[1-99999999]", "n1*999999999", "n[1-400][1-400][1-400]", "n[", "n]", "n[a]", "n*x"])
 def test_host_lists_that_would_fill_the_memory_are_refused(text: str) -> None:
-    """Nonsense ends in an error that has an answer, not in a gigabyte of names."""
     with pytest.raises(WikiError) as caught:
         expand(text)
     assert caught.value.status is Status.BAD_REQUEST
@@ -353,7 +341,6 @@ def test_free_forms_of_replies_are_read(message: bytes, status: int, text: str) 
 
 
 def test_a_failure_is_raised_with_the_words_of_the_peer() -> None:
-    """The caller gets status and text of a refusal."""
     with pytest.raises(WikiError, match="No such job") as caught:
         parse_reply(b"SC=-700 RESPONSE=No such job").require()
     assert caught.value.status == -700
@@ -363,7 +350,6 @@ def test_a_failure_is_raised_with_the_words_of_the_peer() -> None:
 
 @pytest.mark.parametrize("skew", [-3600, 3600])
 def test_replies_may_be_an_hour_off(skew: int) -> None:
-    """Maui's tolerance; one second more is refused."""
     payload = seal(b"SC=0", key=KEY, timestamp=1_000_000, user="u")[9:]
     assert open_reply(payload, key=KEY, now=1_000_000 + skew).verified
     with pytest.raises(WikiError, match="time stamp"):
@@ -380,7 +366,6 @@ def test_requests_may_be_five_minutes_off() -> None:
 
 
 def test_another_key_is_noticed_on_both_sides() -> None:
-    """A wrong key is refused with a status in a request, and said with a way out in a reply."""
     payload = seal(b"CMD=GETJOBS ARG=0:ALL", key=read_key("43"), timestamp=1000, user="u")[9:]
     with pytest.raises(WikiError) as caught:
         open_request(payload, key=KEY, now=1000)
@@ -398,14 +383,12 @@ def test_sizes_are_read_as_c_reads_them(header: bytes) -> None:
 
 @pytest.mark.parametrize("header", [b"-0000001\n", b"abcdefgh\n", b"0x000001\n", b"99999999\n", b"        \n", b"0000"])
 def test_sizes_that_are_none_end_the_connection(header: bytes) -> None:
-    """No answer is possible, so the error has no status."""
     with pytest.raises(WikiError) as caught:
         read_size(header)
     assert caught.value.status is None
 
 
 def test_a_cut_frame_is_reported_with_what_came() -> None:
-    """The reader says how much of the header or of the body arrived."""
     reader = FrameReader()
     reader.feed(b"0000")
     assert reader.missing == 5
@@ -443,7 +426,6 @@ def test_malformed_requests_get_the_listed_answer(message: bytes, expected: str)
 
 
 def test_a_server_may_understand_fewer_verbs() -> None:
-    """A verb that is not offered is unsupported."""
     with pytest.raises(WikiError, match="unsupported request type"):
         parse_request(b"CMD=GETJOBS ARG=0:ALL", Dialect.WIKI, verbs=())
 
@@ -481,7 +463,6 @@ def test_keys_are_read_as_c_reads_them(text: str, seed: int) -> None:
 
 
 def test_events_are_four_digits_and_a_nul() -> None:
-    """Both known events, and nothing else."""
     assert parse_event(b"1234\0") == 1234
     assert parse_event(b"1235\0") == 1235
     for data in (b"1236\0", b"1234", b"", b"12345"):
@@ -490,6 +471,5 @@ def test_events_are_four_digits_and_a_nul() -> None:
 
 
 def test_a_list_of_records_is_one_message() -> None:
-    """Records are joined by "#", with none at the end."""
     assert join_records([]) == b"SC=0 ARG=0#"
     assert join_records([b"a:STATE=Idle;", b"b:STATE=Idle;"]) == b"SC=0 ARG=2#a:STATE=Idle;#b:STATE=Idle;"

@@ -111,7 +111,6 @@ def test_requests_get_the_reaction_of_slurm(dialect: Dialect) -> None:
 
 
 def test_each_reason_for_another_reaction_is_needed() -> None:
-    """No reason stands there that no recording needs."""
     found = [(item, reaction(item), slurms_reaction(item)) for dialect in Dialect for item in golden(dialect)]
     given = {reason_of_reaction(item, ours, slurms) for item, ours, slurms in found if ours != slurms}
     assert given == set(REACTIONS)
@@ -141,7 +140,6 @@ def readable_requests(dialect: Dialect) -> list[tuple[Exchange, bytes, Request]]
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 def test_requests_are_built_as_they_were_recorded(dialect: Dialect) -> None:
-    """What was read from a recorded request is built into the same request again, in the words that we use."""
     for one, message, request in readable_requests(dialect):
         if never_sent(message, dialect):
             with pytest.raises(WikiError):
@@ -232,7 +230,6 @@ def test_frames_are_sealed_as_slurm_seals_them(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize(("key", "message", "expected"), checksums())
 def test_checksums_are_those_of_maui_and_slurm(key: str, message: bytes, expected: bytes) -> None:
-    """Each known triple of key, message and checksum is reproduced."""
     assert checksum(read_key(key), message) == expected
 
 
@@ -255,7 +252,6 @@ def in_any_order(message: bytes) -> list[list[bytes]]:
 
 @pytest.mark.parametrize("frame", captured("<"))
 def test_replies_to_maui_are_read_and_built(frame: bytes) -> None:
-    """What Maui was content with is read, and built with the same attributes in an order of our own."""
     key = CAPTURED_KEY if b"CK=" in frame else None
     payload = FrameReader().feed(frame)
     assert payload is not None
@@ -341,7 +337,6 @@ async def answer_to(port: int, said: bytes) -> bytes:
 
 
 def test_one_signed_message_gives_the_key_away() -> None:
-    """So the attack of these tests works."""
     assert KEY.seed in seeds(seal(b"SC=-300 RESPONSE=x", key=KEY, timestamp=1, user="koala"))
 
 
@@ -367,14 +362,12 @@ async def test_a_request_that_is_too_old_is_answered_by_its_signature(tmp_path: 
 
 
 async def test_the_client_shows_what_an_unsigned_refusal_says(tmp_path: Path) -> None:
-    """With a wrong key the reason is told, and not believed."""
     async with serving(tmp_path) as (_, peer):
         with pytest.raises(LrmUnavailableError, match="not signed; it says 'bad checksum'"):
             await exchange(replace(peer, key=OTHER), GetJobs())
 
 
 async def test_strangers_use_up_nobodys_requests(tmp_path: Path) -> None:
-    """A thousand connections from the same address without the key leave a scheduler all of its requests."""
     async with serving(tmp_path, requests_per_minute=10, refusals_per_minute=5) as (_, peer):
         now = int(time.time())
         wrong = seal(b"CMD=GETJOBS ARG=0:ALL", key=OTHER, timestamp=now, user="root")
@@ -393,7 +386,6 @@ async def test_strangers_use_up_nobodys_requests(tmp_path: Path) -> None:
 
 
 async def test_strangers_do_not_fill_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refusals are logged, once a minute for each peer and reason, and the next entry has the number of the others."""
     now = [1000.0]
     monkeypatch.setattr(containment, "_defects", DefectLog(lambda: now[0]))
     async with serving(tmp_path) as (_, peer):
@@ -412,7 +404,6 @@ async def test_strangers_do_not_fill_the_log(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 async def test_another_user_with_the_key_is_not_heard(tmp_path: Path) -> None:
-    """A local user who has the key gets an unsigned refusal; named, he is served."""
     ask = (
         "import os, socket, sys\n"
         "os.setuid(int(sys.argv[3]))\n"
@@ -435,7 +426,6 @@ async def test_another_user_with_the_key_is_not_heard(tmp_path: Path) -> None:
 
 
 def test_a_user_that_is_not_there_is_named() -> None:
-    """A misspelt --peer-user ends the command, and does not lock the scheduler out."""
     assert _user_id("root") == 0
     with pytest.raises(ConfigurationError, match="no user 'no such user'"):
         _user_id("no such user")
@@ -450,7 +440,6 @@ MESSAGE = b"CMD=GETJOBS ARG=0:ALL"
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 def test_a_comment_of_a_cancellation_is_kept(dialect: Dialect) -> None:
-    """In both dialects, there and back."""
     message = b'CMD=CANCELJOB ARG=5 TYPE=ADMIN COMMENT="too long"'
     request = parse_request(message, dialect)
     assert isinstance(request, CancelJob)
@@ -459,7 +448,6 @@ def test_a_comment_of_a_cancellation_is_kept(dialect: Dialect) -> None:
 
 
 def test_any_number_may_be_a_signal() -> None:
-    """Whether there is such a signal is not for the reader to say."""
     request = parse_request(b"CMD=SIGNALJOB ARG=5 VALUE=99", Dialect.WIKI2)
     assert isinstance(request, SignalJob)
     assert request.signal == 99
@@ -468,7 +456,6 @@ def test_any_number_may_be_a_signal() -> None:
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 def test_the_reason_of_a_rejection_is_quoted(dialect: Dialect) -> None:
-    """As Slurm did in both dialects."""
     record = JobRecord(id="5", state="Idle", tasks=1, user="ann", rejection="NonZeroExitCode")
     assert b';REJMESSAGE="NonZeroExitCode";' in build_job(record, dialect)
 

@@ -111,7 +111,6 @@ def test_nodes_are_those_of_slurm(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 def test_jobs_are_those_of_slurm(dialect: Dialect) -> None:
-    """State and processors agree with squeue; the layout of a running job adds up to its processors."""
     problems, looked_at = [], 0
     for exchange, argument in lists(dialect, b"GETJOBS"):
         shown = {id_: (state, int(cpus)) for id_, _, state, _, cpus in _JOB.findall(exchange.scontrol)}
@@ -148,7 +147,6 @@ def job(**values: object) -> LrmJob:
 
 
 def test_a_running_job_has_its_layout_and_end() -> None:
-    """Processors are counted, not tasks; the end follows from start and walltime."""
     seen = to_job(RUNNING, Dialect.WIKI)
     assert (seen.processors, seen.layout, seen.nodes) == (6, (("n4", 4), ("n2", 2)), ("n4", "n2"))
     assert (seen.started_at, seen.ends_at, seen.submitted_at) == (1000.0, 1600.0, 900.0)
@@ -164,13 +162,11 @@ def test_waiting_jobs_are_held_by_the_site() -> None:
 
 
 def test_a_job_that_is_being_cleaned_up_is_ending() -> None:
-    """Slurm calls it Running, without a task list and with a time of completion."""
     seen = job(state="Running", tasks=1, completed_at=1300, started_at=1000)
     assert (seen.state, seen.ends_at, seen.nodes) == (LrmJobState.ENDING, 1300.0, ())
 
 
 def test_ends_are_told_only_when_they_are_certain() -> None:
-    """An exit code is one; 0 may be a death by a signal, and Removed may be anything."""
     assert (job(state="Completed", exit_code=3).end, job(state="Completed", exit_code=3).exit_code) == (
         EndReason.EXITED,
         3,
@@ -187,7 +183,6 @@ def test_a_year_is_no_limit() -> None:
 
 
 def test_comments_of_slurm_are_taken_apart() -> None:
-    """Dependency and tasks for each node are found, and the user's own words come out alone."""
     text = "DEPEND=afterok:5?NACCESSPOLICY:shared?TPN:4?JOBFLAGS:RESTARTABLE?what? my words"
     assert comment_parts(text)["DEPEND"] == "afterok:5"
     seen = job(state="Idle", comment=text)
@@ -196,7 +191,6 @@ def test_comments_of_slurm_are_taken_apart() -> None:
 
 
 def test_what_jobs_use_is_not_idle() -> None:
-    """Where a resource manager does not say what is free, it follows from its jobs; a Busy node is full."""
     used = used_processors([RUNNING, JobRecord(id="8", state="Suspended", task_list=("n2",))])
     nodes = [
         to_node(NodeRecord(name="n2", state="Running", processors=8), used),
@@ -209,7 +203,6 @@ def test_what_jobs_use_is_not_idle() -> None:
 
 
 def test_queues_are_what_nodes_name() -> None:
-    """Classes, else the partition, else one queue for all."""
     named = [
         to_node(NodeRecord(name="n1", state="Idle", processors=4, classes=(Count("a", 4), Count("b", 4))), {}),
         to_node(NodeRecord(name="n2", state="Down", processors=4, partition="c"), {}),
@@ -239,7 +232,6 @@ def test_queues_are_what_nodes_name() -> None:
     ],
 )
 def test_refusals_are_one_of_our_errors(status: int, text: str, expected: type[Exception]) -> None:
-    """Status and words decide, and both are in the message."""
     error = to_lrm_error(WikiError(text, status=status), what="STARTJOB of 6")
     assert type(error) is expected
     assert text in error.message
@@ -247,7 +239,6 @@ def test_refusals_are_one_of_our_errors(status: int, text: str, expected: type[E
 
 
 def test_a_refused_query_is_an_outage() -> None:
-    """A list that cannot be made is not refused for good."""
     error = WikiError("the LRM did not answer in time", status=-700)
     assert type(to_lrm_error(error, what="GETJOBS", of_query=True)) is LrmUnavailableError
     assert type(to_lrm_error(error, what="CANCELJOB of 1")) is LrmRejectedError
@@ -270,7 +261,6 @@ def test_every_recorded_refusal_to_cancel_is_understood(dialect: Dialect) -> Non
 
 @pytest.mark.anyio
 async def test_requests_are_measured_and_bounded_like_commands(tmp_path: Path) -> None:
-    """A resource manager that says nothing is waited for as long as whoever asks allows, and shows in the metrics."""
     seen: list[tuple[str, str]] = []
     context = new_context(tmp_path)
     context.commands.patience = 0.2

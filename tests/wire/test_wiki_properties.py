@@ -119,7 +119,6 @@ def nodes(dialect: Dialect) -> st.SearchStrategy[NodeRecord]:
 @pytest.mark.parametrize("dialect", list(Dialect))
 @given(data=st.data())
 def test_job_records_survive(dialect: Dialect, data: st.DataObject) -> None:
-    """Job records are read back as they were built, in each form of host lists."""
     listed = data.draw(st.lists(jobs(dialect), max_size=4))
     hosts = data.draw(st.sampled_from(HostFormat))
     message = join_records([build_job(job, dialect, hosts=hosts) for job in listed])
@@ -129,7 +128,6 @@ def test_job_records_survive(dialect: Dialect, data: st.DataObject) -> None:
 @pytest.mark.parametrize("dialect", list(Dialect))
 @given(data=st.data())
 def test_node_records_survive(dialect: Dialect, data: st.DataObject) -> None:
-    """Node records are read back as they were built, also when equal neighbours share one."""
     listed = data.draw(st.lists(nodes(dialect), max_size=4))
     hosts = data.draw(st.sampled_from(HostFormat))
     message = join_records(list(build_nodes(listed, dialect, hosts=hosts)))
@@ -139,7 +137,6 @@ def test_node_records_survive(dialect: Dialect, data: st.DataObject) -> None:
 @pytest.mark.parametrize("dialect", list(Dialect))
 @given(data=st.data())
 def test_brief_records_keep_what_a_scheduler_needs(dialect: Dialect, data: st.DataObject) -> None:
-    """A brief record is the full one without some fields, and never longer."""
     job = data.draw(jobs(dialect))
     full, brief = build_job(job, dialect), build_job(job, dialect, brief=True)
     (read,) = parse_jobs(parse_reply(join_records([brief])).require())
@@ -183,7 +180,6 @@ def test_no_value_can_break_a_record(dialect: Dialect, text: str, names: list[st
 
 @given(hosts=st.lists(HOSTS, max_size=12))
 def test_host_lists_survive(hosts: list[str]) -> None:
-    """Each form of a host list gives back hosts, order and repetitions."""
     assert expand(plain(hosts)) == tuple(hosts)
     assert expand(compressed(hosts)) == tuple(hosts)
     assert expand(ranges(hosts)) == tuple(hosts)
@@ -229,7 +225,6 @@ def all_requests(dialect: Dialect) -> st.SearchStrategy[requests.Request]:
 @pytest.mark.parametrize("dialect", list(Dialect))
 @given(data=st.data())
 def test_requests_survive(dialect: Dialect, data: st.DataObject) -> None:
-    """Every request is read back as it was built, through a signed frame."""
     request = data.draw(all_requests(dialect))
     frame = seal(build_request(request, dialect), key=KEY, timestamp=1_700_000_000, user="root")
     payload = FrameReader().feed(frame)
@@ -241,7 +236,6 @@ def test_requests_survive(dialect: Dialect, data: st.DataObject) -> None:
 
 @given(status=st.integers(-9999, 9999), text=TEXTS)
 def test_answers_survive(status: int, text: str) -> None:
-    """Status and text of an answer are read back."""
     reply = parse_reply(build_answer(status, text))
     assert (reply.status, reply.text, reply.argument) == (status, text, None)
 
@@ -267,7 +261,6 @@ def test_answers_to_willrun_survive(info: StartInfo | None) -> None:
 
 @given(message=st.binary(max_size=200).filter(lambda data: b"\0" not in data), data=st.data())
 def test_frames_survive_any_pieces(message: bytes, data: st.DataObject) -> None:
-    """A frame is the same message in whatever pieces it arrives."""
     frame = seal(message, key=KEY, timestamp=5, user="u")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(frame)), max_size=5)))
     pieces = [frame[a:b] for a, b in zip([0, *cuts], [*cuts, len(frame)], strict=True)]
@@ -320,7 +313,6 @@ PIECES = st.sampled_from(
 
 @given(pieces=st.lists(PIECES, max_size=30))
 def test_any_words_of_the_protocol_are_read_or_refused(pieces: list[bytes]) -> None:
-    """No row of the protocol's own words raises anything but WikiError."""
     read_everything(b"".join(pieces))
 
 
@@ -370,7 +362,6 @@ def test_damaged_signatures_are_noticed(data: st.DataObject) -> None:
     limit=st.integers(40, 900),
 )
 def test_records_are_made_to_fit(sizes: list[tuple[int, int, bool]], limit: int) -> None:
-    """What is chosen stays within the limit, and no job that is not finished is left out."""
     records = [Prepared(full=b"f" * max(pair), brief=b"b" * min(pair), finished=finished) for *pair, finished in sizes]
     try:
         chosen = fit_records(records, limit=limit)

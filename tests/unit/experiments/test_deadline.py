@@ -62,7 +62,6 @@ SERVERS = (FAST, SLOW, LOADED)
 
 
 def test_response_time_adds_transfers_and_shared_execution() -> None:
-    """Ts = Wsend/Psend + Wrecv/Precv + Ws/Pserv, where jobs that are there take equal parts of the performance."""
     assert [server.response_time(CALL) for server in SERVERS] == [25, 75, 45]
 
 
@@ -78,24 +77,20 @@ def test_response_time_adds_transfers_and_shared_execution() -> None:
     ],
 )
 def test_deadline_takes_the_slowest_that_is_in_time(opt: float, now: float, chosen: str) -> None:
-    """The smallest T_target - Ts that is not negative, else the smallest difference."""
     assert CallScheduler(Deadline(opt)).assign(CALL, SERVERS, now).name == chosen
 
 
 def test_greedy_takes_the_fastest() -> None:
-    """Whatever the deadline, and the first of equals."""
     assert CallScheduler(Greedy()).assign(CALL, (SLOW, FAST, LOADED, FAST), 0) is FAST
 
 
 @pytest.mark.parametrize("opt", [0.0, -0.5, 1.5])
 def test_opt_is_a_share(opt: float) -> None:
-    """Opt is above 0 and at most 1."""
     with pytest.raises(ValueError, match="opt is"):
         Deadline(opt)
 
 
 def test_load_correction_counts_what_monitors_do_not_see_yet() -> None:
-    """Each assigned and unfinished call adds p_load to the load of its server, and no longer when it is finished."""
     scheduler = CallScheduler(Greedy(), p_load=1.0)
     names = [scheduler.assign(CALL, SERVERS, 0).name for _ in range(4)]
     # fast: 25, then 35, 45, 55 s; loaded: 45 s. The first of equals goes first.
@@ -110,13 +105,11 @@ def test_load_correction_counts_what_monitors_do_not_see_yet() -> None:
 
 
 def test_without_correction_all_go_to_one() -> None:
-    """The same forecasts give the same server, however many calls were sent there."""
     scheduler = CallScheduler(Greedy())
     assert {scheduler.assign(CALL, SERVERS, 0).name for _ in range(9)} == {"fast"}
 
 
 def test_fallback_within_its_number() -> None:
-    """A call that cannot be in time goes back, until it went back N_max times; one that just can does not."""
     fallback = Fallback(2)
     late = {"time_left": 14.9, "execution": 10.0, "receive": 5.0}
     assert fallback.wanted(**late, fallbacks=0)
@@ -153,7 +146,6 @@ def make_server(performance: float = 10.0, others: OtherTasks = NOBODY) -> Serve
 
 
 def test_server_works_in_order_of_arrival() -> None:
-    """A job starts when the one before it ends; the load is what is there, running and waiting."""
     server = make_server()
     assert server.arrive(100, now=0) == 10
     assert server.arrive(50, now=2) == 15
@@ -162,7 +154,6 @@ def test_server_works_in_order_of_arrival() -> None:
 
 
 def test_other_tasks_take_their_share() -> None:
-    """Tasks of others keep a server busy for their share of the time."""
     server = make_server(others=OtherTasks(utilization=0.1, mean_seconds=60))
     busy = sum(server.load(float(at)) > 0 for at in range(0, 2_000_000, 10)) / 200_000
     assert busy == pytest.approx(0.1, abs=0.02)
@@ -170,7 +161,6 @@ def test_other_tasks_take_their_share() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.1, 50)), max_size=30))
 def test_server_loses_no_work(jobs: list[tuple[float, float]]) -> None:
-    """Nobody overtakes, nobody is faster than alone, and the last ends no later than all of them one after another."""
     server, now, ends = make_server(performance=1.0), 0.0, [0.0]
     for gap, work in jobs:
         now += gap
@@ -221,14 +211,12 @@ def test_transfers_share_what_monitors_do_not_see() -> None:
 
 
 def test_load_correction_spreads_calls() -> None:
-    """The third of three calls at once goes to the other server when the scheduler counts what it has assigned."""
     calls = [planned(1, 1000, number=number) for number in range(5)]
     assert mean_cost(run(SchedulerParameters(choice=Greedy()), *calls)) == 400
     assert mean_cost(run(SchedulerParameters(choice=Greedy(), p_load=1.0), *calls)) < 400
 
 
 def test_fallback_goes_back_and_is_counted() -> None:
-    """A call that finds its server busy goes back while it may, and ends all the same."""
     calls = [planned(1, 45, number=number) for number in range(4)]
     records = run(SchedulerParameters(choice=Greedy(), maximum_fallbacks=2), *calls)
     assert len(records) == 4
@@ -253,7 +241,6 @@ def test_grids_are_as_described() -> None:
 
 
 def test_simulation_is_repeatable_and_complete() -> None:
-    """The same case gives the same outcome to the last bit, and every call ends."""
     grid = make_grid(1, GridParameters())
     calls = make_calls(1, grid, CallParameters(duration=3 * 3600))
     scheduler = SchedulerParameters(choice=Deadline(0.8), maximum_fallbacks=1, shared=False, p_load=1.0)
@@ -273,13 +260,11 @@ def test_more_load_fails_more() -> None:
     "settings", [{"deadline-factor": "3-1"}, {"deadline-factor": "x"}, {"monitor-interval": "0"}, {"no-such": "1"}]
 )
 def test_bad_settings_are_refused(settings: dict[str, str]) -> None:
-    """A setting that is none, or has an impossible value, is refused before anything runs."""
     with pytest.raises(SimulationError):
         EXPERIMENT.run(EXPERIMENT.options(settings=settings))
 
 
 def test_estimates() -> None:
-    """A mean with Student's interval; pairs are compared one by one."""
     one = estimate([1.0, 2.0, 3.0])
     assert (one.mean, one.repetitions) == (2.0, 3)
     assert one.half_width == pytest.approx(4.303 / 3**0.5)
@@ -335,7 +320,6 @@ def test_a_later_transfer_takes_its_share_at_once() -> None:
 
 
 def test_shares_are_max_min_fair() -> None:
-    """Who is held up by a narrow link leaves the rest of a wide one to the others."""
     engine = Engine()
     net = Network(
         engine,
@@ -353,7 +337,6 @@ def test_shares_are_max_min_fair() -> None:
 
 
 def test_routes_have_the_fewest_links() -> None:
-    """A row of three domains is crossed by both links; a direct link is preferred as soon as there is one."""
     engine = Engine()
     net = network(engine)
     assert net.route("a", "c") == (0, 3, 4, 2)
@@ -367,7 +350,6 @@ def test_routes_have_the_fewest_links() -> None:
 
 
 def test_no_route_is_refused() -> None:
-    """Domains that nothing joins cannot exchange data."""
     engine = Engine()
     alone = [Domain(name="a"), Domain(name="b")]
     with pytest.raises(SimulationError, match=r"no route joins .*'a' and 'b'"):

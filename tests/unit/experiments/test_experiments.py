@@ -109,13 +109,11 @@ def test_every_module_is_an_experiment() -> None:
 
 
 def test_an_unknown_experiment_is_refused() -> None:
-    """The message tells which there are."""
     with pytest.raises(SimulationError, match=r"there is no experiment koala-pwb \(there is .*maui-backfill"):
         load_experiment("koala-pwb")
 
 
 def test_defaults_are_filled_in_and_unknown_settings_refused() -> None:
-    """What is not said is the experiment's own; what it does not know is an error that tells what there is."""
     options = SAMPLE.options(settings={"speed": "2"}, seed=5)
     assert options.settings == {"speed": "2", "load": ""}
     assert list(options.all_seeds) == [5, 6, 7]
@@ -139,7 +137,6 @@ def test_a_page_sets_claim_beside_result(written: Path) -> None:
 
 
 def test_the_command_of_a_page_is_one_for_a_shell(tmp_path: Path) -> None:
-    """A setting with blanks is quoted."""
     options = SAMPLE.options(settings={"speed": "very fast"}, seed=2)
     write_experiment(tmp_path, SAMPLE, options, sample(options))
     command = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["command"]
@@ -160,7 +157,6 @@ def test_data_is_written_beside_the_page(written: Path) -> None:
 
 
 def test_a_result_is_written_the_same_each_time(written: Path, tmp_path: Path) -> None:
-    """No date, version or chance gets into any of the files."""
     write_experiment(tmp_path, SAMPLE, WITH_SPEED, sample(WITH_SPEED))
     one, two = ({path.name: path.read_bytes() for path in each.rglob("*.*")} for each in (written, tmp_path))
     assert len(one) == 9
@@ -169,7 +165,6 @@ def test_a_result_is_written_the_same_each_time(written: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", ["line", "step", "points"])
 def test_every_kind_of_figure_is_drawn(kind: str) -> None:
-    """With thousands of points and one series, on logarithmic axes too."""
     series = [Series(label="one", x=range(1, 5001), y=range(1, 5001))]
     figure = Figure(
         name="x", title="x", x_label="x", y_label="y", series=series, kind=kind, x_log=True, y_log=True  # type: ignore[arg-type]
@@ -178,7 +173,6 @@ def test_every_kind_of_figure_is_drawn(kind: str) -> None:
 
 
 def test_thinning_keeps_both_ends() -> None:
-    """Few values stay as they are; of many the first, the last and evenly spaced ones between remain."""
     assert thinned([1, 2, 3], 3) == [1, 2, 3]
     assert thinned(range(101), 5) == [0, 25, 50, 75, 100]
 
@@ -188,7 +182,6 @@ def test_thinning_keeps_both_ends() -> None:
     [(None, "-"), ("x", "x"), (1234567, "1,234,567"), (2.0, "2"), (0.123456, "0.1235"), (98765.432, "98,765.4")],
 )
 def test_numbers_as_people_read_them(cell: str | float | None, text: str) -> None:
-    """Large numbers have separators, small ones four digits, and nothing is a dash."""
     assert shown(cell) == text
 
 
@@ -235,7 +228,6 @@ def test_a_trace_on_which_nobody_waits_cannot_tell() -> None:
 
 
 def test_maui_backfill_without_traces(tmp_path: Path) -> None:
-    """Where a trace is missing the page says so, and where to get it; models take the place of two."""
     words = ["experiment", "run", "maui-backfill", "--seeds", "2", "--set", "jobs=300", "--set", f"traces={tmp_path}"]
     result = CliRunner().invoke(koala, [*words, "--out", str(tmp_path / "out"), "--processes", "1", "--json"])
     assert result.exit_code == 0, result.output
@@ -274,7 +266,6 @@ def test_experiments_are_listed() -> None:
     ],
 )
 def test_wrong_runs_are_refused(words: str, message: str) -> None:
-    """An unknown experiment or setting, a value out of range, or no repetition is refused before anything runs."""
     result = CliRunner().invoke(koala, ["experiment", "run", *words.split()])
     assert result.exit_code in {2, EXIT_CONFIGURATION}
     assert message in result.output
@@ -282,7 +273,6 @@ def test_wrong_runs_are_refused(words: str, message: str) -> None:
 
 
 def test_where_nothing_can_be_written_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory that cannot be made is told before the simulations, not after them."""
     ran: list[Options] = []
 
     def tells(options: Options) -> Result:
@@ -302,8 +292,6 @@ def test_where_nothing_can_be_written_nothing_runs(tmp_path: Path, monkeypatch: 
 
 
 def test_an_interrupted_experiment_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C ends it with the exit code of an interrupt, a sentence, and no page."""
-
     def interrupted(options: Options) -> Result:
         raise KeyboardInterrupt
 
@@ -355,7 +343,6 @@ SMALLEST = (
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("name", "settings"), SMALLEST)
 def test_experiments_end_with_a_result_at_their_smallest(name: str, settings: dict[str, str], seed: int) -> None:
-    """Where nobody waits, or no job is of the kind that is asked for, there is a gap in the result and not an error."""
     experiment = load_experiment(name)
     found = experiment.run(experiment.options(seeds=1, seed=seed, settings=settings))
     assert found.findings
@@ -372,7 +359,6 @@ def test_experiments_end_with_a_result_at_their_smallest(name: str, settings: di
 @pytest.mark.parametrize("y_log", [True, False])
 @pytest.mark.filterwarnings("error")
 def test_figures_without_values_are_drawn(*, y_log: bool) -> None:
-    """Bars that are not there, and nothing but zeros on a logarithmic axis, leave a gap without a warning."""
     for values in ([math.nan, math.nan], [math.nan, 2.0], [0.0, 0.0]):
         figure = replace(BARS, y_log=y_log, series=[Series(label="one", y=values)])
         assert draw(figure).svg.startswith(b"<?xml")
@@ -391,7 +377,6 @@ def test_a_selection_in_which_no_job_was_started() -> None:
 
 
 def test_placement_on_clusters_that_are_full() -> None:
-    """Where no job was run nothing is told of waits; what is known of all runs is."""
     nothing = placement.Outcome(None, None, None, None, None, spread=0.0, moved=None)
     found = placement.comparison(Comparison({policy: [nothing] for policy in placement.POLICIES}), ())
     assert {one.holds for one in found.findings} == {None}
@@ -400,7 +385,6 @@ def test_placement_on_clusters_that_are_full() -> None:
 
 
 def test_a_spread_over_nothing_is_no_agreement() -> None:
-    """Waits under one policy and none under another differ, and are not told to be equal."""
     values = {
         policy: replace(measured("a", policy, 5.0 if policy == METACLUSTER else 0.0, 2.0, short=1.0), waiting=0.5)
         for policy in ALL_POLICIES
@@ -461,7 +445,6 @@ def test_the_experiment_gives_the_six_parts_of_the_figure() -> None:
 
 
 def test_settings_become_conditions() -> None:
-    """Each setting arrives where it belongs."""
     experiment = load_experiment("koala-pra")
     given = {"background": "0.5", "threshold": "4", "delay": "10", "cost": "5", "poll": "15"}
     found = conditions_of(experiment.options(settings=given))
@@ -470,7 +453,6 @@ def test_settings_become_conditions() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("background", "1.5"), ("cost", "-1"), ("poll", "soon"), ("delay", "nan")])
 def test_settings_out_of_bounds_are_refused(name: str, value: str) -> None:
-    """The refusal names the setting, what was found and what is allowed."""
     experiment = load_experiment("koala-pra")
     with pytest.raises(SimulationError, match=rf"setting {name}: found {value}, allowed is a number from 0 to"):
         conditions_of(experiment.options(settings={name: value}))

@@ -93,7 +93,6 @@ def test_n_workers_take_the_nth_execution_time(make: object, workers: int) -> No
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["join", "take", "leave", "half", "all"])), max_size=200))
 def test_work_is_neither_lost_nor_made(steps: list[tuple[int, str]]) -> None:
-    """Whatever workers do, what is left, what is worked on and what is done add up to all there is."""
     bag = Bag([float("inf"), 8.0, 5.0, 4.0], 0.5, at=2)
     taken: dict[int, float] = {}
     done = 0.0
@@ -115,7 +114,6 @@ def test_work_is_neither_lost_nor_made(steps: list[tuple[int, str]]) -> None:
 
 
 def test_nothing_is_given_out_where_nothing_is_left() -> None:
-    """A worker that asks while another has the last unit is told to wait, and may have it when that one leaves."""
     bag = Bag([float("inf"), 0.1], 1.0, at=1)
     bag.join(1)
     bag.join(2)
@@ -156,7 +154,6 @@ def ended_well(worker: subprocess.Popen[bytes]) -> None:
 
 
 def test_two_workers_do_all_there_is(server: BagServer) -> None:
-    """Both end by themselves when the bag is empty; when each was ready to work is known."""
     bag = Bag([float("inf"), 2.0, 1.0], 0.1, at=2)
     server.board.bags["job"] = bag
     for worker in [start_worker(server, rank) for rank in (0, 1)]:
@@ -181,7 +178,6 @@ def test_a_worker_that_is_asked_to_leave_gives_the_rest_back(server: BagServer) 
 
 
 def test_a_peer_that_is_no_worker_is_not_served(server: BagServer) -> None:
-    """One with another token, one without a bag, and one that says nothing that can be read; then a worker is."""
     server.board.bags["job"] = Bag([float("inf"), 1.0], 1.0, at=1)
     fingerprint, token = server.files[-1].read_text().split()
     for shown, said in (("00" * TOKEN_BYTES, b"job 0"), (token, b"nothing 0"), (token, b"job x"), (token, b"\xff")):
@@ -249,7 +245,6 @@ def test_times_go_by_the_pace() -> None:
 
 
 def test_a_live_job_is_what_was_simulated(tmp_path: Path) -> None:
-    """FT becomes workers that take powers of two; a rigid job keeps its two processes."""
     jobs = koala_workload(WMR_HIGH, 0, jobs=20)
     for one in jobs:
         made = live_job(one, address="127.0.0.1", port=1, files=[tmp_path / "worker.py"], user="me")
@@ -303,7 +298,6 @@ def countered(scenario: Scenario = COUNTERED) -> Played:
 
 
 def test_what_the_program_has_printed() -> None:
-    """Sizes from when it computes on them, and steps per second without the step of the change."""
     one = countered()
     assert one.sizes == [(1.0, 2), (4.5, 8), (6.0, 0)]
     assert one.course == [2, 8]
@@ -337,7 +331,6 @@ def test_processors_that_come_free_one_after_the_other() -> None:
 
 
 def test_findings_need_all_rates() -> None:
-    """Where an application was never seen on one of its sizes, nobody can tell whether it got faster."""
     told = findings([countered()])
     assert [one.holds for one in told] == [True, False]  # eight processors were ten times as fast as two
     assert "application negotiation 14; koala negotiation 6" in told[0].outcome
@@ -346,7 +339,6 @@ def test_findings_need_all_rates() -> None:
 
 
 def test_who_had_which_processor_when() -> None:
-    """No processor is drawn twice at a time."""
     one = replace(countered(), beside=[(1, 0.5, 2.0)])
     figure = timeline(one)
     own, coming, others = figure.series
@@ -363,7 +355,6 @@ def test_who_had_which_processor_when() -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_jobs_of_a_scenario(scenario: Scenario) -> None:
-    """Eight processors are enough for all of it; the application is told what it is to do on its command line."""
     job = application(scenario, Pace(), user="u", anywhere=False)
     (component,) = job.components
     assert job.kind is JobKind.MALLEABLE
@@ -380,14 +371,12 @@ def test_the_jobs_of_a_scenario(scenario: Scenario) -> None:
 
 
 def test_the_experiment_needs_somebody_to_play() -> None:
-    """Only the command line can run real jobs."""
     chosen = load_experiment("negotiation")
     with pytest.raises(SimulationError, match="runs real jobs"):
         chosen.run(chosen.options())
 
 
 def test_the_experiment_plays_all_scenarios() -> None:
-    """In order, at the pace that is set."""
     chosen = load_experiment("negotiation")
     asked: list[tuple[str, int, str]] = []
 

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running commands: what they get, what they give back, and that they are bounded in time and rate."""
+"""Running commands: what they get, what they give back, and the base of plugins that run them."""
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
+import re
+import shlex
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,15 +18,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.errors import LrmUnavailableError
-from koala_adapter.lrm.commands import EXPORTED, CommandResult, CommandRunner, child_environment, login_name
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.lrm.commands import (
+    EXPORTED,
+    CommandResult,
+    CommandRunner,
+    CommandSystem,
+    ComplaintTable,
+    child_environment,
+    complaints,
+    login_name,
+    only_id,
+    parsed,
+    portions,
+)
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.testing import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
+
 
 ALLOWED = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LC_ALL", "TZ", "LANG"}
 LEAKS = ("SLURM_CPU_BIND", "SBATCH_ACCOUNT", "SGE_ROOT", "PBS_JOBID", "PMI_RANK", "LD_PRELOAD", "MY_SECRET")
@@ -33,7 +50,6 @@ values = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"
 
 @given(extra=st.dictionaries(names, values, max_size=5))
 def test_environment_is_built(extra: Mapping[str, str]) -> None:
-    """A child gets the known few variables and what was added, nothing else of ours."""
     environment = child_environment(extra)
     assert set(environment) <= ALLOWED | set(extra)
     assert {name: environment[name] for name in extra} == extra
@@ -41,7 +57,6 @@ def test_environment_is_built(extra: Mapping[str, str]) -> None:
 
 @pytest.mark.parametrize("name", LEAKS)
 async def test_nothing_leaks_into_a_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables of a batch system, of a user or of the loader that are set around us do not reach a command."""
     monkeypatch.setenv(name, "leaked")
     result = await CommandRunner().run(["env"])
     lines = result.text.splitlines()
@@ -82,7 +97,6 @@ async def test_what_is_exported_to_jobs_has_the_locale_of_the_caller(
 
 
 async def test_runner_and_call_add_to_the_environment() -> None:
-    """Variables of the cluster and of one command are added; the command's own win."""
     runner = CommandRunner(environment={"SLURM_CONF": "/a", "SGE_CELL": "default"})
     result = await runner.run(["sh", "-c", 'echo "$SLURM_CONF $SGE_CELL"'], environment={"SLURM_CONF": "/b"})
     assert result.text == "/b default\n"
@@ -103,7 +117,6 @@ async def test_exit_status_is_no_error() -> None:
 
 
 async def test_arguments_are_no_shell_text() -> None:
-    """Arguments reach the program as they are."""
     awkward = "$(id) `id` ; | & > '\" * \\ ü"
     result = await CommandRunner().run(["printf", "%s", awkward])
     assert result.text == awkward
@@ -111,7 +124,6 @@ async def test_arguments_are_no_shell_text() -> None:
 
 
 async def test_time_out_kills(tmp_path: Path) -> None:
-    """A command that does not end in time is killed, and the error says that its outcome is unknown."""
     target = tmp_path / "pid"
     with anyio.fail_after(60), pytest.raises(LrmUnavailableError, match="did not answer within 3 s"):
         await CommandRunner().run(["sh", "-c", 'echo $$ > "$0"; exec sleep 600', str(target)], timeout=3)
@@ -124,7 +136,6 @@ async def test_time_out_kills(tmp_path: Path) -> None:
 
 
 async def test_time_out_kills_what_the_command_started(tmp_path: Path) -> None:
-    """Not only the command itself ends when its time is up, but its children, too."""
     target = tmp_path / "pid"
     with anyio.fail_after(60), pytest.raises(LrmUnavailableError):
         await CommandRunner().run(["sh", "-c", 'sleep 600 & echo $! > "$0"; wait', str(target)], timeout=3)
@@ -144,7 +155,6 @@ async def test_missing_program_is_unavailable() -> None:
 
 
 async def test_each_command_counts() -> None:
-    """Commands and admitted calls are counted together against the bound."""
     runner = CommandRunner(per_minute=10)
     await runner.run(["true"])
     await runner.admit()
@@ -152,7 +162,6 @@ async def test_each_command_counts() -> None:
 
 
 async def test_over_the_bound_one_waits() -> None:
-    """When the ordinary part of the window is used up, an ordinary command waits and an urgent one goes."""
     runner = CommandRunner(per_minute=10)
     for _ in range(8):
         await runner.admit()
@@ -178,7 +187,6 @@ async def test_over_the_bound_one_waits() -> None:
     ],
 )
 def test_complaint(stdout: bytes, stderr: bytes, complaint: str) -> None:
-    """A complaint is the last lines of standard error, or of standard output when that is empty."""
     assert CommandResult(argv=("x",), returncode=1, stdout=stdout, stderr=stderr).complaint == complaint
 
 
@@ -201,7 +209,6 @@ anyio.run(lambda: CommandRunner().run(["sh", "-c", script], stdin=b"first\\n" + 
 
 
 async def test_input_is_whole_though_we_are_killed(tmp_path: Path) -> None:
-    """A command that has not read all of it when we are killed, such as sbatch its script, never gets a part of it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     killed = await anyio.run_process([sys.executable, "-c", DIES], cwd=tmp_path, env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -213,3 +220,160 @@ async def test_input_is_whole_though_we_are_killed(tmp_path: Path) -> None:
 
     await eventually(there, bool, what="the command has read all", seconds=90)
     assert int(whole.read_text()) == 1_000_000
+
+
+# The base of plugins that run commands, on a sketch of a plugin for OpenPBS: its recorded output, its complaints.
+
+SAMPLES = Path(__file__).parents[2] / "wire" / "samples" / "openpbs2306"
+
+COMPLAINTS = ComplaintTable(
+    system="PBS",
+    known=(
+        *complaints(LrmUnreachableError, {"cannot connect to server": "start pbs_server"}),
+        *complaints(LrmNotFoundError, {"unknown job id": "", "job has finished": ""}),
+        *complaints(LrmRejectedError, {"unknown queue": "name one that qstat -Q lists", "unauthorized request": ""}),
+    ),
+)
+STATES = {"Q": LrmJobState.QUEUED, "H": LrmJobState.HELD, "R": LrmJobState.RUNNING, "S": LrmJobState.SUSPENDED}
+BEING_DELETED = ("request invalid for state of job",)
+"""What qdel says of a job that it has begun to delete."""
+
+
+def parse_jobs(text: str) -> tuple[LrmJob, ...]:
+    """Return jobs and elements of arrays; without any, PBS prints no "Jobs"."""
+    jobs = json.loads(text).get("Jobs", {})
+    return tuple(
+        LrmJob(
+            id=LrmJobId(id_),
+            name=str(job["Job_Name"]),
+            state=STATES.get(job["job_state"], LrmJobState.UNKNOWN),
+            user=job["Job_Owner"].partition("@")[0],
+            processors=int(job["Resource_List"]["ncpus"]),
+            raw_state=job["job_state"],
+        )
+        for id_, job in jobs.items()
+        if "[]" not in id_
+    )
+
+
+def parse_nodes(text: str) -> tuple[Node, ...]:
+    """Return the vnodes that have processors."""
+    return tuple(
+        Node(
+            name=name,
+            state=NodeState.UP if node["state"] in {"free", "job-busy"} else NodeState.DOWN,
+            processors=node["resources_available"]["ncpus"],
+            processors_used=node["resources_assigned"].get("ncpus", 0),
+        )
+        for name, node in json.loads(text)["nodes"].items()
+        if node["resources_available"]["ncpus"]
+    )
+
+
+@pytest.fixture
+def pbs(tmp_path: Path) -> CommandSystem:
+    """Return the commands of a server that prints what was recorded; see `says`."""
+    return CommandSystem(
+        CommandRunner(per_minute=6000), COMPLAINTS, directory=tmp_path, environment={"PBS_SERVER": "vm"}, timeout=30.0
+    )
+
+
+def says(directory: Path, program: str, *, out: str = "", err: str = "", status: int = 0) -> None:
+    """Put a program there that prints this, and notes its arguments and server."""
+    lines = (
+        "#!/bin/sh",
+        f'echo "$PBS_SERVER $*" >> {shlex.quote(str(directory / "calls"))}',
+        f"printf %s {shlex.quote(out)}",
+        f"printf %s {shlex.quote(err)} >&2",
+        f"exit {status}",
+    )
+    (directory / program).write_text("\n".join(lines))
+    (directory / program).chmod(0o755)
+
+
+@pytest.mark.anyio
+async def test_recorded_listings(pbs: CommandSystem, tmp_path: Path) -> None:
+    says(tmp_path, "qstat", out=(SAMPLES / "qstat_tf.json").read_text())
+    says(tmp_path, "pbsnodes", out=(SAMPLES / "pbsnodes_av.json").read_text())
+    text = await pbs.read(("qstat", "-t", "-f", "-F", "json"), action="listing of jobs")
+    jobs = {job.id: job for job in parsed(parse_jobs, text, source="qstat")}
+    assert (jobs[LrmJobId("86[1].vm")].state, jobs[LrmJobId("85.vm")].state) == (LrmJobState.RUNNING, LrmJobState.HELD)
+    assert jobs[LrmJobId("90.vm")].processors == 3
+    text = await pbs.read(("pbsnodes", "-av", "-F", "json"), action="listing of nodes")
+    nodes = {node.name: node for node in parsed(parse_nodes, text, source="pbsnodes")}
+    assert (nodes["n1"].processors, nodes["n1"].processors_used) == (4, 3)
+    assert (tmp_path / "calls").read_text().splitlines() == ["vm -t -f -F json", "vm -av -F json"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("err", "status", "error"),
+    [
+        ("Connection refused\nqstat: cannot connect to server vm (errno=15010)\n", 255, LrmUnreachableError),
+        ("qstat: Unknown Job Id 99999.vm\n", 153, LrmNotFoundError),
+        ("qstat: something new\n", 1, LrmUnavailableError),
+        ("", 1, LrmUnavailableError),
+    ],
+)
+async def test_a_failed_listing_is_no_empty_one(
+    pbs: CommandSystem, tmp_path: Path, err: str, status: int, error: type[LrmError]
+) -> None:
+    """PBS prints a JSON object without jobs then, too: the exit status and the complaint decide."""
+    says(tmp_path, "qstat", out='{"pbs_server": "vm"}', err=err, status=status)
+    with pytest.raises(LrmError, match="PBS: listing of jobs failed") as caught:
+        await pbs.read(("qstat", "-f"), action="listing of jobs")
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"Jobs": {"1.vm": {}}}', '{"Jobs": [1]}', "[]", '{"Jobs": {"1.vm": 7}}'])
+def test_what_cannot_be_read_is_no_answer(text: str) -> None:
+    with pytest.raises(LrmUnavailableError, match="qstat printed what cannot be read") as caught:
+        parsed(parse_jobs, text, source="qstat")
+    assert repr(text) in caught.value.message
+
+
+@pytest.mark.anyio
+async def test_changes_and_cancels(pbs: CommandSystem, tmp_path: Path) -> None:
+    says(tmp_path, "qhold")
+    await pbs.change(("qhold", "1.vm"), action="hold")
+    says(tmp_path, "qhold", err="qhold: Unauthorized Request  1.vm\n")
+    with pytest.raises(LrmRejectedError, match="hold failed"):
+        await pbs.change(("qhold", "1.vm"), action="hold")
+    for gone in ("qdel: Job has finished 84.vm", "qdel: Unknown Job Id 9.vm", "qdel: Request invalid for state of job"):
+        says(tmp_path, "qdel", err=f"{gone}\n", status=35)
+        await pbs.cancel(("qdel", "84.vm"), gone=BEING_DELETED)
+    says(tmp_path, "qdel", err="qdel: Unauthorized Request  1.vm\nqdel: cannot connect to server vm\n", status=162)
+    with pytest.raises(LrmUnreachableError):
+        await pbs.cancel(("qdel", "1.vm", "2.vm"))
+    says(tmp_path, "qdel", status=134)
+    with pytest.raises(LrmUnavailableError, match="without a word"):
+        await pbs.cancel(("qdel", "1.vm"))
+
+
+@pytest.mark.anyio
+async def test_the_version_is_asked_once(pbs: CommandSystem, tmp_path: Path) -> None:
+    def version(text: str) -> str | None:
+        found = re.search(r"pbs_version = (\S+)", text)
+        return found[1] if found else None
+
+    says(tmp_path, "qstat", out="nothing")
+    with pytest.raises(LrmUnavailableError, match="printed no version: 'nothing'"):
+        await pbs.version(("qstat", "--version"), version)
+    says(tmp_path, "qstat", out="pbs_version = 23.06.06")
+    assert [await pbs.version(("qstat", "--version"), version) for _ in range(2)] == ["23.06.06"] * 2
+    assert len((tmp_path / "calls").read_text().splitlines()) == 2
+
+
+def test_ids_among_banners() -> None:
+    pattern = re.compile(r"[0-9]+(\[\])?\.[\w.-]+")
+    assert only_id("Welcome\n102.vm\n", pattern) == "102.vm"
+    for text in ("", "102.vm\n103.vm\n"):
+        with pytest.raises(LrmUnavailableError):
+            only_id(text, pattern)
+
+
+def test_portions_are_complete_and_bounded() -> None:
+    """Of qdel: it takes one id at a time: with several it may crash and delete nothing."""
+    assert list(portions(["1", "2", "3"], 2)) == [("1", "2"), ("3",)]
+    assert list(portions(["1", "2"], 1)) == [("1",), ("2",)]
+    assert list(portions([], 2)) == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts of held jobs seen to their end: each job runs once where it should, or is in hold, whatever fails between."""
+"""Starts that koala asks a batch system for: each step is on record, and is settled after a kill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import pytest
 
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import JournalError, LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import PinnedStart
 from koala_adapter.lrm import starts as starter
 from koala_adapter.lrm.starts import (
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import Lrm
 
 pytestmark = pytest.mark.anyio
+
 
 JOB = LrmJobId("1")
 NODES = (("n1", 4), ("n2", 2))
@@ -194,7 +195,6 @@ async def test_killed_at_any_request(tmp_path: Path, what: str, *, busy: bool, a
 
 
 async def test_a_start_is_accepted_and_then_seen(tmp_path: Path) -> None:
-    """It is over when the batch system was told that it runs; it stays on record until the job is over."""
     system = System()
     process = Process(tmp_path, system)
     await process.start()
@@ -206,8 +206,6 @@ async def test_a_start_is_accepted_and_then_seen(tmp_path: Path) -> None:
 
 
 async def test_what_starts_while_it_is_taken_back_has_started(tmp_path: Path) -> None:
-    """It is told so, not that it failed."""
-
     class Late(System):
         async def undo_start(self, start: PinnedStart) -> None:
             self.let_run()
@@ -221,7 +219,6 @@ async def test_what_starts_while_it_is_taken_back_has_started(tmp_path: Path) ->
 
 @pytest.mark.parametrize("what", ["confirm", "take back"])
 async def test_the_end_of_a_start_is_tried_until_it_is_answered(tmp_path: Path, what: str) -> None:
-    """Meanwhile it stays on record."""
     system = System(busy=what == "take back", errors={what: LrmUnavailableError("no answer")})
     process = Process(tmp_path, system)
 
@@ -238,7 +235,6 @@ async def test_the_end_of_a_start_is_tried_until_it_is_answered(tmp_path: Path, 
 
 
 async def test_a_start_for_which_there_was_no_time_is_not_asked_for(tmp_path: Path) -> None:
-    """It is over at once, and the job in hold."""
     system = System()
     process = Process(tmp_path, system)
     process.starts.begin(PIN)
@@ -253,7 +249,6 @@ async def test_a_start_for_which_there_was_no_time_is_not_asked_for(tmp_path: Pa
 
 
 async def test_a_refused_start_is_over_at_once(tmp_path: Path) -> None:
-    """The job is held as it was, and the words are passed on."""
     system = System(errors={"start": LrmRejectedError("not so")})
     process = Process(tmp_path, system)
     assert "not so" in await process.start()
@@ -262,8 +257,6 @@ async def test_a_refused_start_is_over_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("taken", [True, False])
 async def test_without_an_answer_the_listing_tells(tmp_path: Path, *, taken: bool) -> None:
-    """It was taken or not; nothing is asked twice."""
-
     class Unanswering(System):
         async def start_on(self, start: PinnedStart) -> None:
             if taken:
@@ -297,13 +290,11 @@ async def test_a_job_that_runs_elsewhere_is_queued_again(tmp_path: Path) -> None
     ],
 )
 def test_where_a_job_may_run(layout: tuple[tuple[str, int], ...], state: LrmJobState, *, wrong: bool) -> None:
-    """With nodes for itself it has more than it asked for; what is not told, or just ends, is not judged."""
     job = LrmJob(id=JOB, name="j", state=state, user="u", processors=6, layout=layout)
     assert bool(placed_elsewhere(job, NODES)) == wrong
 
 
 async def test_who_leaves_takes_back_what_does_not_run(tmp_path: Path) -> None:
-    """What runs stays, and is confirmed."""
     for busy in (True, False):
         system = System(busy=busy)
         process = Process(tmp_path, system)
@@ -318,7 +309,6 @@ async def test_who_leaves_takes_back_what_does_not_run(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_asked_for_that_is_not_on_record(tmp_path: Path) -> None:
-    """The record refuses first."""
     system = System()
     process = Process(tmp_path, system)
     process.record.close()
@@ -327,7 +317,6 @@ async def test_nothing_is_asked_for_that_is_not_on_record(tmp_path: Path) -> Non
 
 
 async def test_a_job_that_has_gone_gives_back_what_was_kept(tmp_path: Path) -> None:
-    """Its user has cancelled it before it ran."""
     system = System(busy=True)
     process = Process(tmp_path, system)
     process.starts.begin(replace(PIN, original=START.original))
@@ -353,3 +342,38 @@ async def test_what_the_user_changes_after_a_refusal_counts(tmp_path: Path, *, r
     changed = replace(held, requeues=int(ran), processors=2)
     assert process.starts.as_asked(changed).processors == (6 if ran else 2)
     assert [pin.start for pin in process.starts.pins.values()] == ([START] if ran else [])
+
+
+# The record of starts that are under way is durable.
+
+
+def test_the_log_survives_its_process(tmp_path: Path) -> None:
+    log = closed_later(StartLog(tmp_path / "starts.sqlite"))
+    wishes = OriginalRequest(processors=4, requested_nodes=("n1",), nodes_wanted=1)
+    pins = {
+        LrmJobId(number): Pin(job_id=LrmJobId(number), submitted_at=1.5, nodes=(("n1", 4),), wishes=wishes, at=2.0)
+        for number in ("1", "2")
+    }
+    log.store(pins)
+    del pins[LrmJobId("1")]
+    log.store(pins)
+    log.close()
+    again = closed_later(StartLog(tmp_path / "starts.sqlite"))
+    assert again.pins == (pins[LrmJobId("2")],)
+    again.close()
+    (tmp_path / "bad").write_bytes(b"no database" * 100)
+    with pytest.raises(JournalError, match="cannot be used"):
+        StartLog(tmp_path / "bad")
+
+
+def test_starts_come_singly(tmp_path: Path) -> None:
+    log = closed_later(StartLog(tmp_path / "starts.sqlite"))
+    for number in ("1", "2"):
+        wishes = OriginalRequest(processors=1)
+        log.note(Pin(job_id=LrmJobId(number), submitted_at=None, nodes=(("n1", 1),), wishes=wishes, at=1.0))
+    again = closed_later(StartLog(tmp_path / "starts.sqlite"))
+    assert [pin.job_id for pin in again.pins] == [pin.job_id for pin in log.pins] == ["1", "2"]
+    again.close()
+    log.close()
+    with pytest.raises(JournalError, match="cannot be written"):
+        log.store({})

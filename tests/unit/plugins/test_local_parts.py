@@ -100,7 +100,6 @@ layouts = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(
     ],
 )
 def test_settings_describe_nodes(settings: dict[str, object], nodes: list[tuple[str, int]]) -> None:
-    """Each way of saying it gives the expected nodes."""
     layout = LocalSettings.model_validate(settings).layout
     assert [(node.name, node.processors) for node in layout.nodes] == nodes
     assert layout.processors == sum(processors for _, processors in nodes)
@@ -119,7 +118,6 @@ def test_settings_describe_nodes(settings: dict[str, object], nodes: list[tuple[
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, object], complaint: str) -> None:
-    """What contradicts itself is refused with the reason."""
     with pytest.raises(ValidationError, match=complaint):
         LocalSettings.model_validate(settings)
 
@@ -134,7 +132,6 @@ def test_records_survive_the_store(record: JobRecord) -> None:
 
 
 def test_a_store_that_cannot_be_used_is_closed(tmp_path: Path) -> None:
-    """Also while the error, which refers to it, is handled."""
     path = tmp_path / "jobs.db"
     path.write_bytes(b"no database" * 100)
     with pytest.raises(sqlite3.DatabaseError) as raised:
@@ -151,7 +148,6 @@ def test_layouts_survive(limit: int | None) -> None:
 
 
 def test_layouts_of_an_earlier_version_are_read() -> None:
-    """A daemon may be asked by a koala that says nothing of what came later."""
     said = Layout(nodes=(NodeSlots(name="a", processors=2),)).to_json()
     del said["kill_wait"]
     assert Layout.from_json(decode(encode(said))) == Layout(nodes=(NodeSlots(name="a", processors=2),))
@@ -192,14 +188,12 @@ def test_what_is_no_object_is_refused(raw: bytes) -> None:
     ],
 )
 def test_wrong_types_are_refused(method: str, wrong: object) -> None:
-    """A field of the wrong type raises ProtocolError."""
     with pytest.raises(ProtocolError):
         getattr(Fields({"x": wrong}), method)("x")  # type: ignore[dict-item]
 
 
 @given(record=records, changes=st.dictionaries(st.sampled_from(sorted(SAMPLE.to_json())), st.none() | texts))
 def test_damaged_records_are_protocol_errors(record: JobRecord, changes: dict[str, str | None]) -> None:
-    """Whatever is in the store, reading it gives a record or a ProtocolError."""
     values = {**record.to_json(), **changes}
     try:
         JobRecord.from_json(Fields(values))
@@ -209,7 +203,6 @@ def test_damaged_records_are_protocol_errors(record: JobRecord, changes: dict[st
 
 @pytest.mark.parametrize("kind", [LrmRejectedError, LrmNotFoundError, LrmUnavailableError])
 def test_errors_cross_the_socket(kind: type[LrmError]) -> None:
-    """An error raised in the daemon is raised alike in the client."""
     answer = decode(encode(failure(kind("what", hint="way out"))))
     with pytest.raises(kind) as caught:
         raise_failure(answer)
@@ -218,7 +211,6 @@ def test_errors_cross_the_socket(kind: type[LrmError]) -> None:
 
 
 def test_other_errors_become_unavailable() -> None:
-    """An error without a name of its own is told as unavailable."""
     with pytest.raises(LrmUnavailableError):
         raise_failure(Fields(failure(LrmUnsupportedError("x"))))
 
@@ -227,14 +219,12 @@ def test_other_errors_become_unavailable() -> None:
 
 
 def test_waiting_jobs_show_no_node() -> None:
-    """A node chosen for a job that waits is not shown as if it ran there."""
     pinned = replace(SAMPLE, node="n1")
     assert pinned.to_lrm_job().nodes == ()
     assert replace(pinned, state=LrmJobState.RUNNING).to_lrm_job().nodes == ("n1",)
 
 
 def test_end_of_walltime() -> None:
-    """``ends_at`` is the end of the walltime of a running job, and the time of the end afterwards."""
     assert SAMPLE.ends_at is None
     running = replace(SAMPLE, started_at=2000.0)
     assert running.ends_at == 2060.0
@@ -273,7 +263,6 @@ def test_a_walltime_is_not_moved_by_the_time_of_day(tmp_path: Path, step: float)
 
 @given(nodes=layouts, jobs=queues_of_jobs)
 def test_nodes_are_never_overfilled(nodes: list[NodeSlots], jobs: list[JobRecord]) -> None:
-    """Only queued jobs start, each once, on nodes that exist and have an idle processor."""
     starts = next_starts(nodes, jobs)
     assert all(job.state is LrmJobState.QUEUED for job, _ in starts)
     assert len({job.id for job, _ in starts}) == len(starts)
@@ -287,7 +276,6 @@ def test_nodes_are_never_overfilled(nodes: list[NodeSlots], jobs: list[JobRecord
 
 @given(nodes=layouts, jobs=queues_of_jobs)
 def test_first_come_first_served(nodes: list[NodeSlots], jobs: list[JobRecord]) -> None:
-    """No job that could run anywhere waits while a later one starts, or while a processor is idle."""
     starts = next_starts(nodes, jobs)
     free_choice = [job for job in jobs if job.state is LrmJobState.QUEUED and not job.node]
     started = [job for job, _ in starts if not job.node]
@@ -298,13 +286,11 @@ def test_first_come_first_served(nodes: list[NodeSlots], jobs: list[JobRecord]) 
 
 
 def test_jobs_spread_over_nodes() -> None:
-    """The node with most idle processors is taken."""
     nodes = [NodeSlots(name="a", processors=1), NodeSlots(name="b", processors=3)]
     jobs = [replace(SAMPLE, index=index) for index in range(1, 5)]
     assert [node for _, node in next_starts(nodes, jobs)] == ["b", "b", "a", "b"]
 
 
 def test_occupying_states_are_counted() -> None:
-    """Whatever has processes holds its processor."""
     jobs = [replace(SAMPLE, state=state, node="n1") for state in LrmJobState]
     assert used_processors(jobs) == {"n1": len(OCCUPYING)}

@@ -94,7 +94,6 @@ async def test_it_lists(commands: Commands, tmp_path: Path) -> None:
 
 
 async def test_placeholders_are_single_jobs(commands: Commands, tmp_path: Path) -> None:
-    """Torque writes an element's number behind its name and output; each is told its index."""
     lrm = await started(commands, tmp_path)
     submission = Submission(
         key=BatchKey("koala-a"), count=2, script=SCRIPT, walltime=600, memory_mib=100, queue="batch"
@@ -110,7 +109,6 @@ async def test_placeholders_are_single_jobs(commands: Commands, tmp_path: Path) 
 
 
 async def test_elements_are_held_singly(commands: Commands, tmp_path: Path) -> None:
-    """They are jobs of their own there."""
     lrm = await started(commands, tmp_path)
     await lrm.hold([LrmJobId("109[1].head.site")])
     await lrm.release([LrmJobId("109[1].head.site")])
@@ -131,7 +129,6 @@ async def test_operators_start_jobs_on_nodes(commands: Commands, tmp_path: Path)
 
 
 async def test_check_says_what_it_is(commands: Commands, tmp_path: Path) -> None:
-    """All is well with the right dialect; with the wrong one each server says which is right."""
     lrm = await started(commands, tmp_path)
     found = {result.subject: result for result in await lrm.check()}
     assert all(result.ok for result in found.values())
@@ -157,13 +154,11 @@ async def test_openpbs_is_not_taken_for_torque(commands: Commands, tmp_path: Pat
 
 @pytest.mark.parametrize("setting", [{"conf": "/etc/pbs.conf"}, {"project": "p"}])
 def test_settings_that_torque_has_not(setting: dict[str, str]) -> None:
-    """They are refused, with what it has instead."""
     with pytest.raises(ValidationError, match=f"Torque has no {next(iter(setting))}"):
         PbsSettings.model_validate({"dialect": "torque", **setting})
 
 
 async def test_a_server_that_does_not_answer_is_asked_once(commands: Commands, tmp_path: Path) -> None:
-    """``check`` after a start that failed waits for no second time-out, and says what the first heard."""
     (commands.directory / "qstat").write_text(
         f'#!/bin/sh\necho "qstat $*" >>{commands.directory}/log\n'
         "echo 'qstat: cannot connect to server head.site (errno=111)' >&2; exit 111\n"
@@ -190,7 +185,6 @@ def no_files() -> None:
 @pytest.mark.parametrize("way", ["name", "pipe", "standard input"])
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda path: Path(path).name)
 def test_a_packed_script_needs_no_file(shell: str, way: str, tmp_path: Path) -> None:
-    """It runs where nothing can be written, however its shell gets it, and ends as what is packed in it ends."""
     long = f"#!/bin/sh\n# {'x' * LARGEST_SCRIPT}\necho $((6 * 7))\nexit 7\n"
     file = tmp_path / "script"
     file.write_text(packed(long).replace("/bin/sh\n}", f"{shell}\n}}"))
@@ -209,5 +203,4 @@ def test_a_packed_script_needs_no_file(shell: str, way: str, tmp_path: Path) -> 
 
 
 def test_a_short_script_is_not_packed() -> None:
-    """It goes as it is."""
     assert packed(SCRIPT) == SCRIPT

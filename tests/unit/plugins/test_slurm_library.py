@@ -117,12 +117,10 @@ VALUES = {
     ],
 )
 def test_ids(changes: dict[str, Any], id_: str) -> None:
-    """They are those of squeue; pyslurm shows element 0, and the first component, as none."""
     assert squeue_id({**VALUES, **changes}) == id_
 
 
 def test_a_row_is_as_squeue_writes_it() -> None:
-    """It has all fields, and is read by the same code."""
     row = row_of(VALUES, Names())
     assert len(row) == len(JOB_FIELDS) + len(MORE_FIELDS)
     (job,) = parse_wide_row(row)
@@ -163,8 +161,6 @@ async def test_jobs_that_pyslurm_does_not_tell_are_asked_for(fake: FakeSlurm, tm
 
 
 def test_only_changes_are_sent() -> None:
-    """A job is sent when it is new, has changed, or is asked for again; numbers only when there are others."""
-
     class Told:
         priority = 0
 
@@ -185,7 +181,6 @@ def test_only_changes_are_sent() -> None:
 
 
 async def test_library_of_another_release(fake: FakeSlurm, tmp_path: Path) -> None:
-    """Commands are used from the start; `check` says so, and finds it wrong only where the site wants pyslurm."""
     (fake.conf.parent / "library-release").write_text("24.11.0")
     for access in ("auto", "pyslurm"):
         lrm = await started(fake, tmp_path / access, access)
@@ -200,7 +195,6 @@ async def test_library_of_another_release(fake: FakeSlurm, tmp_path: Path) -> No
 
 
 async def test_without_the_library(fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is said of it in `check`, unless the site wants it."""
     monkeypatch.setattr("koala_slurm.library.find_spec", lambda _: None)
     lrm = await started(fake, tmp_path / "auto", "auto")
     assert len(await lrm.jobs()) == 6
@@ -222,7 +216,6 @@ async def test_without_slurm_conf(fake: FakeSlurm, tmp_path: Path) -> None:
 
 
 async def test_killed_helper(fake: FakeSlurm, tmp_path: Path) -> None:
-    """Another is started, and tells all jobs."""
     lrm = await started(fake, tmp_path / "l", "auto")
     listed = await lrm.jobs()
     assert lrm.library is not None
@@ -238,7 +231,6 @@ async def test_killed_helper(fake: FakeSlurm, tmp_path: Path) -> None:
 
 
 async def test_library_that_aborts(fake: FakeSlurm, tmp_path: Path) -> None:
-    """Each time commands give the jobs; after three deaths for good."""
     lrm = await started(fake, tmp_path / "l", "auto")
     listed = await lrm.jobs()
     (fake.conf.parent / "library-aborts").touch()
@@ -254,7 +246,6 @@ async def test_library_that_aborts(fake: FakeSlurm, tmp_path: Path) -> None:
 
 
 async def test_library_that_hangs(fake: FakeSlurm, tmp_path: Path) -> None:
-    """The helper is killed after the time for a command, and commands give the jobs."""
     lrm = await started(fake, tmp_path / "l", "auto")
     listed = await lrm.jobs()
     (fake.conf.parent / "library-hangs").touch()
@@ -270,7 +261,6 @@ async def test_library_that_hangs(fake: FakeSlurm, tmp_path: Path) -> None:
 
 
 async def test_controller_that_does_not_answer(fake: FakeSlurm, tmp_path: Path) -> None:
-    """The library is not to blame, and is kept."""
     lrm = await started(fake, tmp_path / "l", "auto")
     await lrm.jobs()
     fake.stop_controller()
@@ -284,7 +274,6 @@ async def test_controller_that_does_not_answer(fake: FakeSlurm, tmp_path: Path) 
 
 
 def test_setting_of_earlier_versions_is_refused() -> None:
-    """`use_pyslurm` is an unknown key like any other."""
     with pytest.raises(ValidationError, match="use_pyslurm"):
         SlurmSettings.model_validate({"use_pyslurm": "auto"})
 
@@ -293,7 +282,6 @@ def test_setting_of_earlier_versions_is_refused() -> None:
 
 
 async def test_changes_by_the_library(fake: FakeSlurm, tmp_path: Path) -> None:
-    """Whole jobs are changed by it where the table says so, elements of arrays and all else by commands."""
     lrm = await started(fake, tmp_path / "l", "pyslurm")
     made: list[str] = []
     lrm._context.commands.observer = lambda name, _seconds, _failure: made.append(name.rpartition("/")[2])
@@ -319,7 +307,6 @@ async def test_changes_by_the_library(fake: FakeSlurm, tmp_path: Path) -> None:
 
 
 async def test_change_that_ends_the_helper(fake: FakeSlurm, tmp_path: Path) -> None:
-    """It fails, its outcome is not known; later changes are made by commands, and listings still by pyslurm."""
     lrm = await started(fake, tmp_path / "l", "auto")
     held = next(job.id for job in await lrm.jobs() if job.name == "held")
     (fake.conf.parent / "library-aborts").touch()
@@ -335,7 +322,6 @@ async def test_change_that_ends_the_helper(fake: FakeSlurm, tmp_path: Path) -> N
 async def test_change_that_the_library_cannot_make(
     fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commands make it: nothing was asked of Slurm."""
     lrm = await started(fake, tmp_path / "l", "auto")
     held = next(job.id for job in await lrm.jobs() if job.name == "held")
     monkeypatch.setattr("koala_slurm.lrm.minutes", lambda _: {"no": "number"})
@@ -345,5 +331,4 @@ async def test_change_that_the_library_cannot_make(
 
 
 def test_table_of_changes() -> None:
-    """Each change is made by the library, or there is a reason."""
     assert all(bool(change.verb) is not bool(change.why) for change in CHANGES)

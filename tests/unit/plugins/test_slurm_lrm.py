@@ -70,7 +70,6 @@ def sent(context: ClusterContext, program: str) -> list[Sequence[str]]:
 
 
 async def test_too_large_a_submission_is_refused_unsent(fake: FakeSlurm, context: ClusterContext) -> None:
-    """More placeholders than MaxArraySize allows are refused without asking Slurm; exactly as many go in."""
     lrm = await started(fake, context)
     with pytest.raises(LrmRejectedError, match="100") as caught:
         await lrm.submit(replace(HELD, count=101))
@@ -100,7 +99,6 @@ async def test_slurm_refuses_what_is_not_known_to_be_too_large(fake: FakeSlurm, 
 
 
 async def test_whole_array_is_cancelled_by_its_bare_id(fake: FakeSlurm, context: ClusterContext) -> None:
-    """All elements of an array of ours go with one short argument; some of them are named."""
     lrm = await started(fake, context)
     whole, part = await lrm.submit(HELD), await lrm.submit(HELD)
     await lrm.cancel([*whole, *part[:2]])
@@ -111,14 +109,12 @@ async def test_whole_array_is_cancelled_by_its_bare_id(fake: FakeSlurm, context:
 
 
 async def test_many_ids_are_spread_over_commands(fake: FakeSlurm, context: ClusterContext) -> None:
-    """Command lines stay short however many jobs are cancelled."""
     lrm = await started(fake, context)
     await lrm.cancel([LrmJobId(str(number)) for number in range(1000, 1450)])
     assert [len(arguments) for arguments in sent(context, "scancel")] == [200, 200, 50]
 
 
 async def test_nothing_to_do_costs_nothing(fake: FakeSlurm, context: ClusterContext) -> None:
-    """An empty list of jobs sends no command."""
     lrm = await started(fake, context)
     before = context.commands.window.total
     for operation in (lrm.cancel, lrm.hold, lrm.release, lrm.requeue):
@@ -129,7 +125,6 @@ async def test_nothing_to_do_costs_nothing(fake: FakeSlurm, context: ClusterCont
 
 @pytest.mark.parametrize(("user", "uid", "may"), [("root", 0, True), ("slurm", 64, True), ("somebody", 1000, False)])
 def test_who_may_suspend(user: str, uid: int, *, may: bool) -> None:
-    """Suspending needs operator rights, which root and SlurmUser have."""
     assert parse_config("SlurmUser = slurm(64)\n").may_suspend(user=user, uid=uid) is may
 
 
@@ -154,7 +149,6 @@ async def test_no_accounting_no_history(fake: FakeSlurm, context: ClusterContext
 
 
 async def test_hanging_accounting_is_none(tmp_path: Path, context: ClusterContext) -> None:
-    """A database that does not answer costs the history, not the cluster."""
     fake = FakeSlurm(tmp_path / "hangs", accounting=True)
     (fake.bin_directory / "sacct").write_text("#!/bin/sh\nexec sleep 60\n")
     lrm = await started(fake, context, command_timeout=1)
@@ -182,7 +176,6 @@ async def test_history_of_a_newer_release(tmp_path: Path, context: ClusterContex
 
 
 async def test_what_is_taken_back_is_in_hold(fake: FakeSlurm, context: ClusterContext) -> None:
-    """A start on a busy node is accepted at once; taken back, the job is in hold."""
     lrm = await started(fake, context)
     script = "#!/bin/sh\nexec sleep 60\n"
     await lrm.submit(Submission(key=BatchKey("full"), count=fake.processors, script=script, walltime=60))
@@ -196,7 +189,6 @@ async def test_what_is_taken_back_is_in_hold(fake: FakeSlurm, context: ClusterCo
 
 @pytest.mark.parametrize("nodes", [[], ["no such"], ["n1;reboot"], ["-n1"]])
 async def test_start_on_nonsense(fake: FakeSlurm, context: ClusterContext, nodes: list[str]) -> None:
-    """What is no node name does not reach a command line."""
     lrm = await started(fake, context)
     with pytest.raises(LrmRejectedError):
         await lrm.start_on(PinnedStart(job=LrmJobId("1_1"), nodes=tuple(nodes)))
@@ -204,14 +196,12 @@ async def test_start_on_nonsense(fake: FakeSlurm, context: ClusterContext, nodes
 
 
 async def test_wrong_id_does_not_reach_a_command(fake: FakeSlurm, context: ClusterContext) -> None:
-    """An id that Slurm cannot have given names no job."""
     lrm = await started(fake, context)
     with pytest.raises(LrmNotFoundError):
         await lrm.modify(LrmJobId("1 Priority=0"), walltime=60)
 
 
 async def test_unanswered_start_can_be_repeated(fake: FakeSlurm, context: ClusterContext) -> None:
-    """Starting without a controller fails as "later", and works when it is back."""
     fake.stop_controller()
     lrm = SlurmLrm(context, settings_of(fake))
     with pytest.raises(LrmUnavailableError):
@@ -249,7 +239,6 @@ async def test_a_change_of_a_partition_is_seen_later(
 
 
 async def test_version_costs_no_request_of_its_own(fake: FakeSlurm, context: ClusterContext) -> None:
-    """The controller has said its version with its configuration."""
     lrm = await started(fake, context)
     assert isinstance(context.commands, RecordingRunner)
     before = len(context.commands.commands)
@@ -260,7 +249,6 @@ async def test_version_costs_no_request_of_its_own(fake: FakeSlurm, context: Clu
 async def test_version_is_that_of_the_commands_where_no_controller_has_said_it(
     fake: FakeSlurm, context: ClusterContext
 ) -> None:
-    """Without a configuration that tells it, the commands do."""
     lrm = SlurmLrm(context, settings_of(fake))
     assert await lrm.version() == "slurm 22.05.8"
     assert isinstance(context.commands, RecordingRunner)
@@ -279,7 +267,6 @@ async def test_missing_commands_are_unavailable_and_named(context: ClusterContex
 
 
 async def test_a_controller_that_does_not_answer_is_asked_once(fake: FakeSlurm, context: ClusterContext) -> None:
-    """``check`` after a start that failed waits for no second time-out, and says of the controller what that heard."""
     lrm = SlurmLrm(context, settings_of(fake))
     fake.stop_controller()
     with pytest.raises(LrmUnavailableError) as caught:
@@ -325,7 +312,6 @@ async def test_old_release_is_refused(tmp_path: Path, context: ClusterContext) -
 
 
 def test_unusable_directives_are_found_when_the_site_is_read(context: ClusterContext) -> None:
-    """A wrong directive is a wrong site file, not a refused job."""
     wrong = replace(context, directives=Directives(drop=("--job-name",)))
     with pytest.raises(ConfigurationError, match="--job-name"):
         PLUGIN.factory(wrong, SlurmSettings())
@@ -347,13 +333,11 @@ def test_unusable_directives_are_found_when_the_site_is_read(context: ClusterCon
     ],
 )
 def test_settings_are_checked(key: str, value: object) -> None:
-    """Relative paths, empty or broken words, impossible numbers and unknown keys are refused."""
     with pytest.raises(ValueError, match=key):
         SlurmSettings.model_validate({key: value})
 
 
 async def test_sizes_of_arrays_are_kept_until_they_are_forgotten(fake: FakeSlurm, context: ClusterContext) -> None:
-    """A service that runs for months does not remember all of its submissions."""
     lrm = await started(fake, context)
     ids = await lrm.submit(HELD)
     lrm.forget(HELD.key)

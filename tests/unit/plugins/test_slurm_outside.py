@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm.commands import portions
 from koala_adapter.model import HoldOwner
+from koala_adapter.wire.hostlists import expand
 from koala_slurm.client import LISTING_REQUESTS, show_command
 from koala_slurm.listing import (
     EVERY_JOB,
@@ -23,14 +27,7 @@ from koala_slurm.listing import (
     squeue_command,
 )
 from koala_slurm.outside import OutsideReader
-from koala_slurm.pinning import (
-    make_pin,
-    natural_order,
-    original_text,
-    parse_original,
-    pin_commands,
-    unpin_commands,
-)
+from koala_slurm.pinning import make_pin, natural_order, original_text, parse_original, pin_commands, unpin_commands
 from koala_slurm.requests import (
     ANY_NODES,
     DETAILS_COMMAND,
@@ -46,6 +43,16 @@ from koala_slurm.requests import (
     with_details,
 )
 from koala_slurm.reserving import Reserved, reserve_command, reserved_cores, reserved_order
+from koala_slurm.words import (
+    ARGUMENTS_PER_COMMAND,
+    array_ids,
+    array_index,
+    compacted,
+    duration,
+    minutes,
+    moment,
+    waiting_elements,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,6 +60,7 @@ if TYPE_CHECKING:
     from koala_slurm.client import SlurmCommands
 
 pytestmark = pytest.mark.anyio
+
 
 NARROW = ("7", "ann", "PENDING", "6", "main", "", "1795000000", "N/A", "N/A", "0:0", "JobHeldUser", "job")
 MORE = (
@@ -132,7 +140,6 @@ def test_components_of_heterogeneous_jobs_are_not_offered() -> None:
 
 
 def test_users_cannot_forge_rows() -> None:
-    """Line breaks and separators in a name or a comment change nothing but that name and comment."""
     separator = new_separator()
     evil = wide(Name="x\n8\x1froot", Comment="a\n\n9\x1f|", WorkDir="/tmp/\x1f\n")
     first, second = parse_everything(listing(separator, evil, wide(JobArrayID="8")), separator)
@@ -142,7 +149,6 @@ def test_users_cannot_forge_rows() -> None:
 
 @given(st.text(max_size=300))
 def test_any_listing_is_read_or_refused(text: str) -> None:
-    """Nothing but the one error is raised."""
     try:
         parse_everything(text, "|@|")
     except LrmUnavailableError:
@@ -168,7 +174,6 @@ JobId=70 ArrayJobId=69 ArrayTaskId=2-5 JobName=array
 
 
 def test_details() -> None:
-    """Layout, insisted nodes and memory come from scontrol; elements of an array that wait share them."""
     details = {id_: one for id_, (one,) in parse_details(DETAILS).records.items()}
     assert details["63"].layout == (("n2", 2), ("n4", 4))
     assert (details["63"].nodes_wanted, details["63"].excluded_nodes) == (None, ("n5", "n6"))
@@ -223,14 +228,12 @@ def test_number_of_nodes_where_slurm_bounds_it_by_the_tasks(
     ],
 )
 def test_number_of_nodes_by_the_word_of_the_site(shown: str, mark: str, comment: str, wanted: int | None) -> None:
-    """The site's hook has seen what was asked for, and tells it where Slurm shows the same for both."""
     text = f"JobId=5 JobName=x\n   NumNodes={shown} NumCPUs=6\n   ReqTRES=cpu=6,node={shown[0]},billing=6\n"
     text += f"   AdminComment={mark} \n   Comment={comment}\n"
     assert parse_one_detailed(text).nodes_wanted == wanted
 
 
 def test_details_of_an_id_that_is_there_twice_are_not_believed() -> None:
-    """One of them is in somebody's comment; a running job counts as spread evenly then."""
     details = parse_details(DETAILS + "JobId=63 JobName=evil\n     Nodes=n9 CPU_IDs=0-7 Mem=0\n")
     row = wide(JobArrayID="63", State="RUNNING", NodeList="n[2,4]", Reason="None", StartTime="1795000001")
     (job,) = parse_everything(listing("|@|", row), "|@|")
@@ -240,7 +243,6 @@ def test_details_of_an_id_that_is_there_twice_are_not_believed() -> None:
 
 
 def test_the_last_element_of_an_array_has_its_details() -> None:
-    """Slurm shows it by its own number alone."""
     (job,) = parse_everything(listing("|@|", wide(JobArrayID="69_3")), "|@|")
     text = "JobId=69 ArrayJobId=69 ArrayTaskId=3 JobName=array\n   NumNodes=2-2 NumCPUs=4\n"
     found = parse_details(text).of(job)
@@ -271,7 +273,6 @@ async def test_a_comment_hides_nothing_of_another_job() -> None:
 
 
 async def test_jobs_whose_details_are_not_known_yet_are_not_offered() -> None:
-    """However many records a comment imitates, a listing costs a bounded number of requests."""
     numbers = [str(number) for number in range(100, 130)]
     record = "".join(f"JobId={number} JobName=job\n   NumNodes=1 NumCPUs=6\n\n" for number in numbers)
     commands = Answering()
@@ -295,14 +296,12 @@ def test_other_clusters_of_a_federation_are_left_out() -> None:
 
 
 def test_a_job_name_ends_no_row_of_ones_own_jobs() -> None:
-    """A line break in it neither ends the row nor makes the listing unreadable."""
     end = new_separator()
     rows = ["\x1f".join((*NARROW[:-1], name)) + end for name in ("a\nb", "x\n8\x1froot")]
     assert [job.name for job in parse_jobs("\n".join(rows) + "\n", end)] == ["a\nb", "x\n8\x1froot"]
 
 
 def test_pins() -> None:
-    """Even numbers take one request, different ones two, and a reservation."""
     (even,) = pin_commands(make_pin("5", ["n4", "n4", "n4", "n2", "n2", "n2"]), ANYWHERE)
     assert even[2:] == ("JobId=5", "ReqNodeList=n4,n2", "NumNodes=2-2", "MinCPUsNode=3")
     pin = make_pin("5", ["n10", "n10", "n10", "n2"])
@@ -320,7 +319,6 @@ def test_pins() -> None:
     [(["n1"] * 2, "1", False), (["n1"] * 2, "1-1", False), (["n1", "n2"], "2-2", False), (["n1"] * 2, "1-3", True)],
 )
 def test_the_number_of_nodes_is_left_alone_where_it_may_be(nodes: list[str], node_range: str, *, changed: bool) -> None:
-    """What Slurm shows need not be what the user asked for, so it is written back only where it had to be changed."""
     pin, before = make_pin("5", nodes), JobDetails(processors=2, node_range=node_range)
     for commands in (pin_commands(pin, before), unpin_commands(pin, before)):
         assert any("NumNodes=" in word for word in commands[0]) == changed
@@ -341,7 +339,6 @@ def test_reservations() -> None:
 
 
 def test_cores_promised_to_another_start_are_not_idle() -> None:
-    """Slurm shows reserved cores as idle until the job for which they are kept runs."""
     reserved = Reserved(promised={"5": {"n1": 3, "n2": 1}, "6": {"n1": 1}, "7": {"n2": 2}})
     assert reserved.on(["n1", "n3"]) == ["5", "6"]
     assert reserved.idle({"n1": 8, "n3": 2}, {"5", "6"}) == {"n1": 4, "n3": 2}
@@ -349,7 +346,6 @@ def test_cores_promised_to_another_start_are_not_idle() -> None:
 
 
 def test_what_a_job_asked_for_comes_back_from_its_text() -> None:
-    """A text that is empty, or not ours, tells nothing."""
     details = JobDetails(processors=6, node_range="2-3", requested_nodes=("n1",), reason="JobHeldAdmin")
     assert parse_original(original_text(details)) == details
     assert [parse_original(text) for text in ("", "{}", "[1]", '{"requested_nodes": [], "size": 1}')] == [None] * 4
@@ -374,3 +370,155 @@ class Answering:
             return self.single.get(command[-1], self.details)
         separator = environment["SQUEUE_FORMAT2"].partition("JobArrayID:")[2].partition(",")[0]
         return listing(separator, *self.rows)
+
+
+# Slurm's notations: job ids of array elements, host lists, durations and points in time.
+
+ELEMENTS = st.sets(st.integers(min_value=0, max_value=3000))
+
+
+def expanded(argument: str) -> set[str]:
+    """Return the ids that an argument names, by an independent reading of the notation."""
+    job, _, elements = argument.partition("_")
+    if not elements:
+        return {job}
+    found = set()
+    for item in elements.strip("[]").split(","):
+        first, _, last = item.partition("-")
+        found |= {f"{job}_{number}" for number in range(int(first), int(last or first) + 1)}
+    return found
+
+
+def test_ids_of_an_array() -> None:
+    assert array_ids("7", 3) == ("7_1", "7_2", "7_3")
+    assert [array_index(job) for job in ("7_3", "7_0", "7", "7+1", "x")] == [3, 0, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "arguments"),
+    [
+        ([], ()),
+        (["5"], ("5",)),
+        (["5_3"], ("5_3",)),
+        (["5_1", "5_2", "5_3"], ("5_[1-3]",)),
+        (["5_3", "5_1", "5_1"], ("5_[1,3]",)),
+        (["5_1", "5_2", "6_7", "8", "5_9"], ("5_[1-2,9]", "6_7", "8")),
+        (["5_1", "5"], ("5",)),
+        (["7_1", "7_2"], ("7",)),
+        (["7_2"], ("7_2",)),
+        (["7_1", "7_2", "7_3"], ("7_[1-3]",)),
+        (["9+1"], ("9+1",)),
+    ],
+)
+def test_compacted(jobs: list[str], arguments: tuple[str, ...]) -> None:
+    assert compacted(jobs, {"7": 2, "6": 0}) == arguments
+
+
+@given(st.dictionaries(st.integers(min_value=1, max_value=10**6), ELEMENTS, max_size=5))
+def test_compacted_names_exactly_these(wanted: dict[int, set[int]]) -> None:
+    jobs = {f"{job}_{element}" for job, elements in wanted.items() for element in elements}
+    arguments = compacted(sorted(jobs))
+    assert set().union(*map(expanded, arguments)) == jobs
+    assert all(len(argument) < 12_000 for argument in arguments)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "x", "1 2", "1_", "_1", "1_2_3", "-1", "1;2", "1\n", "1_[2]", "9" * 20, "\uff11"]
+)
+def test_wrong_ids_do_not_reach_a_command(wrong: str) -> None:
+    with pytest.raises(LrmNotFoundError):
+        compacted(["1", wrong])
+
+
+@pytest.mark.parametrize(
+    ("waiting", "numbers"),
+    [("1-4", [1, 2, 3, 4]), ("0,7-9%2", [0, 7, 8, 9]), ("10-20:5", [10, 15, 20]), ("2-9:3", [2, 5, 8])],
+)
+def test_waiting_elements(waiting: str, numbers: list[int]) -> None:
+    assert list(waiting_elements(waiting)) == numbers
+
+
+@pytest.mark.parametrize("waiting", ["", "1-4,...", "x", "1-", "1-9:0", "0-9999999", "1,,2"])
+def test_waiting_elements_that_are_not_understood(waiting: str) -> None:
+    with pytest.raises(ValueError, match="array elements"):
+        waiting_elements(waiting)
+
+
+def test_chunks_are_complete_and_bounded() -> None:
+    arguments = [str(number) for number in range(2 * ARGUMENTS_PER_COMMAND + 1)]
+    parts = list(portions(arguments, ARGUMENTS_PER_COMMAND))
+    assert [len(part) for part in parts] == [ARGUMENTS_PER_COMMAND, ARGUMENTS_PER_COMMAND, 1]
+    assert [argument for part in parts for argument in part] == arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", ()),
+        ("(null)", ()),
+        ("None assigned", ()),
+        ("n1", ("n1",)),
+        ("n1,m2", ("n1", "m2")),
+        ("n[1-3]", ("n1", "n2", "n3")),
+        ("n[08-10,12]-ib,login1", ("n08-ib", "n09-ib", "n10-ib", "n12-ib", "login1")),
+        ("r[1-2]n[1-2]", ("r1n1", "r1n2", "r2n1", "r2n2")),
+        ("n[1-", ("n[1-",)),
+        ("n[a-b]", ("n[a-b]",)),
+        ("n[3-1]", ("n[3-1]",)),
+        ("n[1-999999999]", ("n[1-999999999]",)),
+        ("n[1-99999]m[1-99999]", ("n[1-99999]m[1-99999]",)),
+    ],
+)
+def test_host_list(text: str, hosts: tuple[str, ...]) -> None:
+    assert expand(text) == hosts
+
+
+@given(st.text(alphabet="n[]-,0123456789", max_size=40))
+def test_host_list_of_anything(text: str) -> None:
+    assert len(expand(text)) <= 100_000 * 40
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5", 300),
+        ("05:30", 330),
+        ("01:30:00", 5400),
+        ("2-00:00:00", 172800),
+        ("1-12", 129600),
+        ("1-12:30", 131400),
+        ("UNLIMITED", None),
+        ("infinite", None),
+        ("INVALID", None),
+        ("", None),
+        ("1-2-3", None),
+        ("::", None),
+    ],
+)
+def test_duration(text: str, seconds: int | None) -> None:
+    """All of Slurm's forms of a duration are read; anything else is no limit."""
+    assert duration(text) == seconds
+
+
+@given(st.integers(min_value=1, max_value=10**8))
+def test_minutes_cover_the_seconds(seconds: int) -> None:
+    """Whole minutes are enough for the seconds, and less than one minute more."""
+    assert 0 <= minutes(seconds) * 60 - seconds < 60
+
+
+@pytest.mark.parametrize("text", ["N/A", "Unknown", "None", "0", "", "NONE", "2026-13-01T00:00:00", "yesterday"])
+def test_no_point_in_time(text: str) -> None:
+    assert moment(text) is None
+
+
+def test_point_in_time() -> None:
+    """Seconds are taken as they are, ISO times as local time."""
+    assert moment("1795258933") == 1795258933.0
+    now = int(time.time())
+    assert moment(time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now))) == pytest.approx(now, abs=3600)
+
+
+@given(st.text())
+def test_point_in_time_of_anything(text: str) -> None:
+    found = moment(text)
+    assert found is None or re.search(r"[1-9]", text)

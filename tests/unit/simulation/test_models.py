@@ -69,13 +69,11 @@ def test_sizes_are_those_of_the_paper() -> None:
 
 @pytest.mark.parametrize("processors", [1, 2, 3, 100, 1000])
 def test_sizes_fit_any_machine(processors: int) -> None:
-    """For a machine that is no power of two, or tiny, sizes stay within it and reach it."""
     sizes = lublin.lublin(3000, 1, processors=processors).sizes
     assert (min(sizes), max(sizes)) == (1, processors)
 
 
 def test_run_times_are_those_of_the_paper() -> None:
-    """For serial jobs the logarithm of the run time has the mean of the two gamma distributions, mixed as stated."""
     chance = random.Random(5)
     for size in (1, 100):
         share = ALL_JOBS.pa * size + ALL_JOBS.pb
@@ -93,7 +91,6 @@ def test_larger_jobs_run_longer() -> None:
 
 
 def test_gaps_and_the_daily_cycle_are_those_of_the_paper() -> None:
-    """In the long run the gap is the mean of the distribution's exponential; most jobs come around noon."""
     arrivals = Arrivals(ALL_JOBS, random.Random(3))
     times = [arrivals.next() for _ in range(50_000)]
     assert times == sorted(times)
@@ -112,7 +109,6 @@ def test_gaps_and_the_daily_cycle_are_those_of_the_paper() -> None:
 
 
 def test_stretched_gaps_keep_the_daily_cycle() -> None:
-    """Jobs that come twice as often still come around noon."""
     arrivals = Arrivals(ALL_JOBS, random.Random(3), stretch=0.5)
     times = [arrivals.next() for _ in range(20_000)]
     assert times[-1] / len(times) == pytest.approx(911 / 2, rel=0.1)
@@ -121,7 +117,6 @@ def test_stretched_gaps_keep_the_daily_cycle() -> None:
 
 
 def test_kinds_are_mixed_by_their_submissions() -> None:
-    """Batch and interactive jobs together have sizes of both, in order of submission."""
     work = lublin.lublin(JOBS, 2, kinds=(BATCH, INTERACTIVE))
     assert list(work.submits) == sorted(work.submits)
     serial = sum(size == 1 for size in work.sizes) / JOBS
@@ -130,7 +125,6 @@ def test_kinds_are_mixed_by_their_submissions() -> None:
 
 @pytest.mark.parametrize(("shape", "scale"), [(1.0, 5.0), (8.1737, 3.9631), (0.5, 2.0)])
 def test_the_gamma_distribution_against_samples(shape: float, scale: float) -> None:
-    """The distribution function is the share of variates that do not exceed a value."""
     chance = random.Random(11)
     sample = [chance.gammavariate(shape, scale) for _ in range(20_000)]
     for x in (0.5 * shape * scale, shape * scale, 2 * shape * scale):
@@ -142,7 +136,6 @@ def test_the_gamma_distribution_against_samples(shape: float, scale: float) -> N
 
 @pytest.mark.parametrize(("name", "figures"), [("das2-fs3", DAS2_FS3), ("das2-fs4", DAS2_FS4)])
 def test_stand_ins_have_the_published_figures(name: str, figures: PublishedFigures) -> None:
-    """Number of jobs, mean run time, share of short jobs and time span are those of the trace."""
     work = make_model(name, seed=1)
     assert (len(work), work.processors) == (figures.jobs, 64)
     assert fmean(work.runs) == pytest.approx(figures.mean_run, rel=0.06)
@@ -164,7 +157,6 @@ def test_the_longest_run_gives_the_mean(mean: float, short: float) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_only_the_seed_changes_a_workload(name: str) -> None:
-    """The same seed gives the same jobs, another one others; the number of jobs is what was asked for."""
     one, again, other = (make_model(f"model:{name}", jobs=200, seed=seed) for seed in (7, 7, 8))
     assert one == again
     assert one.submits != other.submits
@@ -174,7 +166,6 @@ def test_only_the_seed_changes_a_workload(name: str) -> None:
 
 
 def test_what_is_no_model_is_refused() -> None:
-    """An unknown name is answered with those there are, and so is an impossible number of jobs."""
     with pytest.raises(SimulationError, match="model:lublin"):
         make_model("model:lublim")
     with pytest.raises(SimulationError, match="0 jobs"):
@@ -198,7 +189,6 @@ def test_stated_points_of_the_paper(application: Application, times: dict[int, f
 
 
 def test_interpolation_outside_its_points() -> None:
-    """Below the first point the first line goes on; above the last more processors change nothing."""
     curve = Interpolated(((2, 100.0), (4, 50.0), (16, 25.0)))
     assert curve.execution_time(1) == pytest.approx(200.0)
     assert curve.execution_time(4) == pytest.approx(50.0)
@@ -214,7 +204,6 @@ def test_points_that_are_no_curve(points: tuple[tuple[int, float], ...]) -> None
 
 
 def test_cost_of_no_change() -> None:
-    """Staying as it is costs nothing."""
     assert ReconfigurationCost(fixed=3.0).seconds(0) == 0.0
     assert ReconfigurationCost(fixed=3.0, per_processor=1.0).seconds(-2) == 5.0
 
@@ -260,13 +249,11 @@ def test_the_bounded_slowdown_is_never_below_one() -> None:
 
 
 def test_the_makespan_begins_with_the_first_submission() -> None:
-    """A trace that begins late is not idle before."""
     total = summarized(measured(make((1000, 4, 10), processors=4), "easy", 4), 4)
     assert (total.makespan, total.utilization) == (10, 1)
 
 
 def test_nothing_has_totals_too() -> None:
-    """No job at all gives zeros and no error."""
     total = summarized(measured(make()), 4)
     assert (total.jobs, total.mean_wait, total.makespan, total.utilization, total.mean_queue) == (0, 0, 0, 0, 0)
     assert total.percentiles["wait"]["p99"] == 0
@@ -275,7 +262,6 @@ def test_nothing_has_totals_too() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @given(work=any_workload)
 def test_littles_law(policy: str, work: Workload) -> None:
-    """Jobs waiting on average are the rate of submissions times the mean wait, under every policy."""
     total = summarized(measured(work, policy), PROCESSORS)
     rate = len(work) / total.makespan
     assert total.mean_queue == pytest.approx(rate * total.mean_wait)
@@ -283,7 +269,6 @@ def test_littles_law(policy: str, work: Workload) -> None:
 
 @given(work=any_workload)
 def test_identities(work: Workload) -> None:
-    """Response is wait plus run for each job and on average; utilization is the mean of what is in use."""
     jobs = measured(work)
     total = summarized(jobs, PROCESSORS)
     assert total.mean_response == pytest.approx(total.mean_wait + total.mean_run)
@@ -294,7 +279,6 @@ def test_identities(work: Workload) -> None:
 
 @given(values=st.lists(st.integers(0, 1000), min_size=1, max_size=200))
 def test_percentiles_by_definition(values: list[int]) -> None:
-    """At least so many percent do not exceed it, and fewer do not exceed the next smaller value."""
     for name, value in percentiles(values).items():
         rank = int(name[1:])
         assert value in values
@@ -303,7 +287,6 @@ def test_percentiles_by_definition(values: list[int]) -> None:
 
 
 def test_means_over_parts_of_a_time() -> None:
-    """Each part has the mean of what holds in it, also before the first and after the last change."""
     curve = Steps(times=[1, 3, 6], values=[2, 5, 1])
     assert curve.binned(0, 8, 4) == [1, 3.5, 5, 1]
     assert curve.binned(4, 5, 2) == [5, 5]
@@ -317,19 +300,16 @@ def test_means_over_parts_of_a_time() -> None:
     bins=st.integers(1, 37),
 )
 def test_parts_add_up(times: list[float], values: list[int], bins: int) -> None:
-    """However finely a time is divided, the means add up to the whole."""
     curve = Steps(times=times, values=values[: len(times)])
     whole = curve.mean(0.3, 97.1)
     assert sum(curve.binned(0.3, 97.1, bins)) / bins == pytest.approx(whole)
 
 
 def test_changes_add_up_to_steps() -> None:
-    """Changes of one instant are one step, or none when they cancel out."""
     assert metrics.steps([(5, 2), (1, 3), (5, -1), (2, 4), (2, -4)]) == Steps(times=[1, 5], values=[3, 4])
 
 
 def test_the_distribution_counts_equal_values_once() -> None:
-    """Each value has the percentage of all that do not exceed it."""
     assert metrics.cumulative([5, 1, 1, 9]) == ([1, 5, 9], [50, 75, 100])
 
 
@@ -367,7 +347,6 @@ def count(number: int, mark: ProgressMark) -> tuple[int, bool]:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_results_come_in_order_of_the_items(processes: int) -> None:
-    """Whoever is ready first, the results are in order, and progress is told from 0 to all."""
     told: list[tuple[int, int]] = []
     options = Options(processes=processes, progress=lambda done, total, _what: told.append((done, total)))
     assert options.map(square, range(6)) == [0, 1, 4, 9, 16, 25]
@@ -376,7 +355,6 @@ def test_results_come_in_order_of_the_items(processes: int) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_error_in_a_process_arrives_whole(processes: int) -> None:
-    """Message and hint are those that were raised, and no process is left."""
     with pytest.raises(SimulationError, match="not 1") as caught:
         list(in_parallel(refuse, [0, 1, 2], processes))
     assert caught.value.hint == "another"
@@ -384,14 +362,12 @@ def test_an_error_in_a_process_arrives_whole(processes: int) -> None:
 
 
 def test_a_process_that_dies_is_told_of() -> None:
-    """A killed process is an error with a way out, not a wait for ever."""
     with pytest.raises(SimulationError, match="ended before its time"):
         list(in_parallel(die, [3, 4], 2))
     assert multiprocessing.active_children() == []
 
 
 def test_an_abandoned_run_leaves_no_process() -> None:
-    """Who does not want the rest of the results gets rid of the processes by closing the iterator."""
     runs = in_parallel(square, range(50), 2)
     next(runs)
     runs.close()  # type: ignore[attr-defined]
@@ -403,7 +379,6 @@ def test_an_abandoned_run_leaves_no_process() -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_runs_tell_how_far_they_are(processes: int) -> None:
-    """The board shows each run's part of its whole, in the end all."""
     seen: list[list[tuple[int, int]]] = []
     results = dict(watched(count, [40, 90], processes, lambda board: seen.append(board.progress)))
     assert results == {0: (40, True), 1: (90, True)}
@@ -412,7 +387,6 @@ def test_runs_tell_how_far_they_are(processes: int) -> None:
 
 
 def test_an_interrupt_returns_what_there_is() -> None:
-    """After Ctrl-C those that run return how far they came, those that have not begun never do."""
     interrupted = False
 
     def interrupt(board: ProgressBoard) -> None:

@@ -129,7 +129,6 @@ def test_a_rigid_job_runs_on_what_it_asked_for() -> None:
 
 
 def test_without_malleability_nobody_is_asked_anything() -> None:
-    """The approach none leaves malleable jobs at their first size, and later ones wait."""
     outcome = run(platform(4), jobs(0.0, 0.0, 0.0), "none")
     assert times(outcome) == [(0.0, 50.0), (0.0, 50.0), (50.0, 100.0)]
     assert (outcome.grow_messages, outcome.shrink_messages) == (0, 0)
@@ -151,7 +150,6 @@ def test_pwa_shrinks_for_the_head_and_grows_what_is_left() -> None:
 
 
 def test_pra_lets_the_queue_wait_for_the_running() -> None:
-    """The second job starts when the first has ended; of two running jobs the first takes what a third leaves."""
     assert times(run(platform(8), jobs(0.0, 5.0), "pra")) == [(0.0, 12.5), (12.5, 25.0)]
     # Three rigid processors leave 5: the malleable job takes them all, and those of the rigid job at 10 s.
     rigid = SimulatedJob(number=0, submitted_at=0.0, application=application(1, 8), initial=3)
@@ -174,7 +172,6 @@ def test_pwa_scans_the_queue_before_it_grows() -> None:
 
 
 def test_pwa_grows_when_shrinking_cannot_help() -> None:
-    """A head that needs more than everybody could give up takes nothing from anybody."""
     rigid = SimulatedJob(number=0, submitted_at=0.0, application=application(1, 8), initial=3, work=3.0)
     large = SimulatedJob(number=2, submitted_at=1.0, application=application(1, 8), initial=7)
     malleable = replace(jobs(0.0)[0], number=1)
@@ -194,7 +191,6 @@ def test_fpsma_and_egs_share_differently() -> None:
 
 
 def test_power_of_two_sizes_are_kept() -> None:
-    """Offered 5 processors beside its 2, FT goes to 4; the other 3 stay free."""
     outcome = run(platform(7), jobs(0.0, app=application(rule=PowerOfTwo())), "pra")
     assert outcome.jobs[0].maximum_processors == 4
     assert times(outcome) == [(0.0, 25.0)]
@@ -215,7 +211,6 @@ def test_worst_fit_counts_what_a_threshold_keeps_as_idle() -> None:
 
 
 def test_what_an_egs_round_leaves_over_is_offered_again() -> None:
-    """Of a share of 3 each, the first job takes 1 up to its maximum; the 2 left over go to the other job."""
     first, second = jobs(0.0, 0.0)
     workload = [replace(first, application=application(maximum=3)), replace(second, application=application(maximum=7))]
     outcome = run(platform(10), workload, "pwa", "egs-repeated")
@@ -233,14 +228,12 @@ def test_what_all_declined_is_not_offered_again() -> None:
 
 
 def test_equipartition_with_applications_that_decline_comes_to_an_end() -> None:
-    """What FT will not take is not moved to and fro for ever."""
     ft = application(rule=PowerOfTwo(), maximum=16)
     outcome = run(platform(21), [*jobs(0.0, 0.0, 1.0, app=ft), replace(jobs(2.0)[0], number=3)], "pwa", "equipartition")
     assert len(outcome.jobs) == 4
 
 
 def test_a_co_allocated_job_runs_at_the_speed_of_its_slowest_cluster() -> None:
-    """Components of 3 and 2 processors on two clusters are 5 processors together."""
     parts = (
         Component(name="left", command=(), minimum=3, maximum=3, cluster=ClusterName("slow")),
         Component(name="right", command=(), minimum=2, maximum=2),
@@ -255,7 +248,6 @@ def test_a_co_allocated_job_runs_at_the_speed_of_its_slowest_cluster() -> None:
 
 
 def test_a_co_allocated_job_grows_on_each_of_its_clusters_and_makes_room_there() -> None:
-    """Its parts are asked one by one; a later co-allocated job gets room on both clusters."""
     parts = tuple(Component(name=name, command=(), minimum=2, maximum=2) for name in ("left", "right"))
     first = SimulatedJob(
         number=0, submitted_at=0.0, application=application(4, 12), initial=4, malleable=True, components=parts,
@@ -268,7 +260,6 @@ def test_a_co_allocated_job_grows_on_each_of_its_clusters_and_makes_room_there()
 
 
 def test_the_threshold_is_left_to_local_users() -> None:
-    """Managed jobs never have more than 5 of 8 processors when 3 are left to others."""
     outcome = run(platform(8, threshold=3), jobs(0.0, 1.0, 2.0), "pwa", "egs")
     assert max(managed for _, managed, _ in outcome.used) == 5
 
@@ -293,7 +284,6 @@ def test_shrinking_gives_processors_back_after_its_cost() -> None:
 
 
 def test_room_is_made_once_and_not_grown_into() -> None:
-    """While one cluster makes room for the head of the queue, no other does for it, and nobody grows there."""
     app = application(cost=ReconfigurationCost(fixed=3.0))
     workload = jobs(0.0, 0.0, 10.0, 11.0, app=app)
     outcome = run(platform(8, 8), workload)
@@ -314,7 +304,6 @@ def test_room_is_not_made_for_local_users() -> None:
 
 
 def test_what_was_declined_is_offered_again_when_more_comes_free() -> None:
-    """FT on 4 of 7 declines 3; when a rigid job has taken 2 of them and ended, they have come free again."""
     ft = replace(jobs(0.0)[0], application=application(rule=PowerOfTwo()))
     rigid = SimulatedJob(number=1, submitted_at=1.0, application=application(1, 8), initial=2, work=0.1)
     outcome = run(platform(7), [ft, rigid])
@@ -357,7 +346,6 @@ def test_jobs_that_can_never_run_are_refused_with_the_reason() -> None:
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    """The refusal lists what there is."""
     with pytest.raises(SimulationError, match=r"policy luck \(there is fpsma, egs, egs-repeated, equip"):
         Settings(malleability="luck")
 
@@ -467,7 +455,6 @@ def test_processors_and_work_are_conserved(
     delay: float,
     others: tuple[float, float, int],
 ) -> None:
-    """At every instant processors add up, minima and thresholds are kept; in the end all work was done, no more."""
     workload = []
     time = 0.0
     for number, (gap, minimum, extra, malleable, power, cost) in enumerate(plan):
@@ -501,7 +488,6 @@ def test_processors_and_work_are_conserved(
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("malleability", sorted(MALLEABILITY_POLICIES))
 def test_nothing_is_lost_in_a_crowd(malleability: str, seed: int) -> None:
-    """The same where jobs are shrunk all the time, with costs, delays and thresholds."""
     chance = random.Random(seed)
     workload = []
     now = 0.0
@@ -526,7 +512,6 @@ def test_nothing_is_lost_in_a_crowd(malleability: str, seed: int) -> None:
 
 @pytest.mark.parametrize("malleability", sorted(MALLEABILITY_POLICIES))
 def test_a_seed_gives_the_same_outcome_to_the_last_byte(malleability: str) -> None:
-    """Two runs agree in everything, another seed does not."""
     where = DAS3.with_background(0.5)
     chosen = Settings(malleability=malleability, seed=3, poll_interval=20.0, placeholder_delay=5.0)
     workload = koala_workload(WM_HIGH, 3, jobs=100)
@@ -586,7 +571,6 @@ def test_processors_that_are_given_up_come_free_later() -> None:
 
 
 def test_without_delays_nothing_is_late() -> None:
-    """The job that waits starts at the instant at which the other shrinks."""
     found = results([job(0, 0.0, 4, 100.0, least=1), job(1, 10.0, 2, 50.0)])
     assert found[1].started_at == 10.0
 
@@ -594,7 +578,6 @@ def test_without_delays_nothing_is_late() -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("processors_per_node", [1, 2])
 def test_a_node_fails_whose_processors_are_not_known_to_be_idle(seed: int, processors_per_node: int) -> None:
-    """What is left of a job that was ended with its node cannot be ended again; all jobs end, in what there is."""
     nodes = 4 // processors_per_node
     cluster = ClusterModel(name="c", nodes=nodes, processors_per_node=processors_per_node)
     failing = Failures(mean_time_between=300.0 * nodes, mean_repair=20.0)

@@ -70,7 +70,6 @@ def test_nothing_passes_the_head_of_the_queue() -> None:
 
 
 def test_users_with_priority_go_first() -> None:
-    """Among those who wait, the favoured user's job starts first; nobody is stopped for it."""
     engine, log = Engine(), list[str]()
     system = BatchSystem(engine, A, 2, priorities={"boss": 1})
     for user in ("one", "two", "boss"):
@@ -80,7 +79,6 @@ def test_users_with_priority_go_first() -> None:
 
 
 def test_walltime_ends_a_job_and_a_failed_node_takes_it() -> None:
-    """A job is ended at its walltime; a processor that fails takes its job along and comes back empty."""
     engine, ends = Engine(), list[EndReason]()
     system = BatchSystem(engine, A, 2)
     for walltime in (50.0, 500.0):
@@ -95,7 +93,6 @@ def test_walltime_ends_a_job_and_a_failed_node_takes_it() -> None:
 
 
 def test_cancelled_job_leaves_the_queue() -> None:
-    """A job that is cancelled while it waits holds up nobody."""
     engine, log = Engine(), list[str]()
     system = BatchSystem(engine, A, 2)
     jobs = [occupying(user, 2, system, 10.0, log) for user in ("one", "two", "three")]
@@ -161,7 +158,6 @@ def test_job_runs_as_live() -> None:
 
 
 def test_local_users_make_placeholders_wait() -> None:
-    """What is held on one cluster is idle until the other delivers."""
     engine, service = world()
     system = service.systems[B]
     system.submit(local_job("local", 4, 50.0, system))
@@ -173,7 +169,6 @@ def test_local_users_make_placeholders_wait() -> None:
 
 
 def test_journal_replays_to_the_same_state() -> None:
-    """The events that the world made are all that the scheduler knows of it."""
     engine, service = world(seed=3)
     for number in range(6):
         service.submit(job(str(number), 3, 2, at=engine.now))
@@ -186,8 +181,6 @@ def test_journal_replays_to_the_same_state() -> None:
 
 
 def test_same_seed_same_journal() -> None:
-    """The same seed gives the same events at the same times, another one others."""
-
     def events(seed: int) -> list[str]:
         engine, service = world(seed)
         for number in range(4):
@@ -201,7 +194,6 @@ def test_same_seed_same_journal() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_jobs_survive_failing_nodes_and_silent_agents(seed: int) -> None:
-    """With processors that fail and agents that are never heard of, every job ends and nothing is left behind."""
     engine, service = world(seed, delays=Delays(silent_share=0.1))
     for number in range(8):
         service.submit(job(str(number), 2, 1, at=engine.now))
@@ -396,7 +388,6 @@ def test_the_same_where_little_is_left_by_thresholds(approach: str) -> None:
 @pytest.mark.parametrize("approach", ["pra", "pwa"])
 @pytest.mark.parametrize("processors", [14, 21, 24])
 def test_equipartition_comes_to_rest(processors: int, approach: str) -> None:
-    """Where an application declines its equal part, the others are not asked again and again at the same instant."""
     clusters = (DAS3.clusters[0].model_copy(update={"nodes": processors}),)
     platform = DAS3.model_copy(update={"clusters": clusters})
     jobs = koala_workload(WM_HIGH, 0, jobs=12, poisson=True)
@@ -472,7 +463,6 @@ def test_what_was_given_for_the_head_in_vain_is_not_given_back(policy: str) -> N
 
 
 def test_room_is_made_where_a_second_cluster_gives_it() -> None:
-    """The job with most to give gives nothing; the one on the other cluster makes room at the same instant."""
     steps = both_of([reluctant(0, 10, size=10), reluctant(1, 2, size=8), late(2, 4)], "fpsma", 10, 8)
     assert [size for _, _, size in steps["0"]] == [10, 0]
     assert steps["2"][0] == (10.0, "c1", 4)

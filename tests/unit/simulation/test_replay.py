@@ -55,12 +55,10 @@ def starts(policy: str, *jobs: tuple[float, ...], processors: int = 4) -> Sequen
 
 
 def test_fcfs_by_hand() -> None:
-    """Nobody passes the job that waits, even where there is room."""
     assert starts("fcfs", (0, 3, 10), (1, 2, 5), (2, 1, 1), (3, 4, 2)) == [0, 10, 10, 15]
 
 
 def test_easy_by_hand() -> None:
-    """What ends by the shadow time overtakes, and so does what needs only the extra processors; others wait."""
     # 3 of 4 are taken until 10. The head needs 2: shadow time 10, two extra processors then.
     assert starts("easy", (0, 3, 10), (1, 2, 5), (2, 1, 8)) == [0, 10, 2]
     assert starts("easy", (0, 3, 10), (1, 2, 5), (2, 1, 9)) == [0, 10, 2]
@@ -71,13 +69,11 @@ def test_easy_by_hand() -> None:
 
 
 def test_estimates_count_and_not_run_times() -> None:
-    """The shadow time is that of the estimates; an early end lets the head start early."""
     assert starts("easy", (0, 3, 5, 10), (1, 4, 5), (2, 1, 8)) == [0, 10, 2]
     assert starts("easy", (0, 3, 5, 10), (1, 4, 5), (2, 1, 2, 9)) == [0, 5, 10]
 
 
 def test_all_of_an_instant_happens_before_the_pass() -> None:
-    """A job that comes when another ends finds its processors free, and both jobs of an instant are seen at once."""
     assert starts("easy", (0, 4, 10), (10, 4, 5)) == [0, 10]
     # One pass per event would start the small job in the room of the large one that comes at the same instant.
     assert starts("fcfs", (0, 4, 10), (3, 4, 5), (10, 1, 5)) == [0, 10, 15]
@@ -87,7 +83,6 @@ def test_all_of_an_instant_happens_before_the_pass() -> None:
 @EVERY_POLICY
 @given(work=any_workload)
 def test_laws_of_every_schedule(policy: str, work: Workload) -> None:
-    """Every job runs once, not before its submission, never on more processors than there are; work is conserved."""
     result = played(work, policy)
     assert not result.interrupted
     assert all(start >= submit for start, submit in zip(result.starts, work.submits, strict=True))
@@ -114,7 +109,6 @@ def test_no_policy_leaves_the_cluster_idle(policy: str, work: Workload) -> None:
 
 @given(work=any_workload)
 def test_fcfs_never_overtakes(work: Workload) -> None:
-    """Jobs start in the order in which they were submitted."""
     assert all(one <= other for one, other in pairwise(played(work, "fcfs").starts))
 
 
@@ -136,12 +130,10 @@ def test_the_first_of_the_queue_is_not_delayed_by_backfill(work: Workload) -> No
 @EVERY_POLICY
 @given(work=any_workload)
 def test_a_replay_can_be_repeated(policy: str, work: Workload) -> None:
-    """The same workload gives the same schedule."""
     assert played(work, policy) == played(work, policy)
 
 
 def test_a_job_goes_to_the_least_loaded_cluster_that_is_large_enough() -> None:
-    """Load is what jobs need over what there is; among equals the larger cluster; large jobs only where they fit."""
     work = make((0, 1, 10), (0, 2, 10), (0, 2, 10), (0, 6, 10), (0, 2, 10))
     sites = [Site(name="small", processors=4), Site(name="large", processors=8)]
     result = replay(work, Policy(name="metacluster"), sites)
@@ -161,7 +153,6 @@ def test_a_faster_cluster_ends_jobs_sooner() -> None:
 
 @given(work=any_workload)
 def test_one_cluster_of_several_loops_is_one_cluster(work: Workload) -> None:
-    """The loop for several clusters gives on one of ordinary speed what the loop for one gives."""
     site = Site(name="here", processors=PROCESSORS)
     twice = make(
         *((t, n, 2 * r, 2 * e) for t, n, r, e in zip(work.submits, work.sizes, work.runs, work.estimates, strict=True))
@@ -176,7 +167,6 @@ def long_workload() -> Workload:
 
 
 def test_a_watch_can_end_a_replay() -> None:
-    """What was started until then is the result, and is marked as a part."""
     heard: list[int] = []
 
     def stop_half_way(submitted: int, /) -> bool:
@@ -194,8 +184,6 @@ def test_a_watch_can_end_a_replay() -> None:
 
 
 def test_an_interrupt_ends_a_replay() -> None:
-    """Ctrl-C gives the result so far."""
-
     def interrupt(submitted: int, /) -> bool:
         if submitted:
             raise KeyboardInterrupt
@@ -220,7 +208,6 @@ CHECKED = tuple(PUBLISHED) if os.environ.get("KOALA_ALL_TRACES") else ("NASA-iPS
 
 @pytest.mark.parametrize("name", CHECKED)
 def test_archive_traces_give_the_numbers_of_an_independent_loop(name: str) -> None:
-    """Mean waits, bounded slowdown and makespan agree in every digit that is known."""
     jobs, processors, fcfs, easy, bounded, makespan = PUBLISHED[name]
     work = workload(read_trace(archive(name), NEEDED))
     assert (len(work), work.processors) == (jobs, processors)
@@ -287,7 +274,6 @@ def platform_starts(work: Workload, cluster: Site) -> Sequence[float]:
 
 
 def test_local_users_stand_in_the_same_queue(uses: list[LocalUse]) -> None:
-    """Their jobs hold processors and are waited for, from the first submission of the workload on."""
     uses += [LocalUse(submitted_at=0, processors=2, run=30), LocalUse(submitted_at=5, processors=9, run=4)]
     # The workload begins at 100. Of 4 processors 2 are taken until 130; the job of 9, cut to 4, stands before the last.
     work = make((100, 2, 10), (101, 3, 10), (106, 1, 10))
@@ -297,7 +283,6 @@ def test_local_users_stand_in_the_same_queue(uses: list[LocalUse]) -> None:
 
 
 def test_a_failing_node_takes_its_jobs_with_it(failing: list[Outage]) -> None:
-    """What ran there begins anew at its old place of the queue, when there is room; what ran elsewhere goes on."""
     failing += [Outage(begins_at=5, ends_at=8, node=1)]
     work = make((0, 2, 10), (0, 2, 10), (1, 2, 3))
     # Two nodes of 2. At 5 the second job loses its node, and stays before the third; the node is back at 8.
@@ -309,19 +294,16 @@ def test_a_failing_node_takes_its_jobs_with_it(failing: list[Outage]) -> None:
 
 
 def test_a_job_over_several_nodes_is_lost_with_each_of_them(failing: list[Outage]) -> None:
-    """A job larger than what is left waits until the node is back; a job that ends at that instant is not lost."""
     failing += [Outage(begins_at=4, ends_at=6, node=0), Outage(begins_at=16, ends_at=17, node=1)]
     assert platform_starts(make((0, 4, 10), (12, 4, 5)), site(2, 2, failures=FAILING)) == [6, 17]
 
 
 def test_two_failures_of_one_time(failing: list[Outage]) -> None:
-    """With all nodes away nothing runs, and each comes back on its own."""
     failing += [Outage(begins_at=1, ends_at=9, node=0), Outage(begins_at=2, ends_at=5, node=1)]
     assert platform_starts(make((0, 1, 10), (0, 1, 10)), site(2, failures=FAILING)) == [5, 9]
 
 
 def test_a_job_that_never_gets_through_is_given_up(failing: list[Outage]) -> None:
-    """A job that needs a node for longer than it stays up does not keep the simulation going for ever."""
     failing += [Outage(begins_at=10 * number + 8, ends_at=10 * number + 9, node=0) for number in range(1000)]
     result = platform_played(make((0, 1, 30), (1, 1, 5)), site(1, failures=FAILING), policy="fcfs")
     assert list(result.starts) == [NEVER, 209]
@@ -342,7 +324,6 @@ def test_all_jobs_end_in_spite_of_all(policy: str) -> None:
 
 
 def test_local_users_and_failures_make_jobs_wait_longer() -> None:
-    """More of either means a longer mean wait."""
     work = make_model("lublin", jobs=1000, processors=32, seed=3)
     waits = [
         summarized(job_metrics(platform_played(work, cluster)), 32).mean_wait
@@ -353,7 +334,6 @@ def test_local_users_and_failures_make_jobs_wait_longer() -> None:
 
 
 def test_only_the_seed_changes_what_happens() -> None:
-    """The same seed gives the same schedule, another one another."""
     work = make_model("lublin", jobs=300, processors=32, seed=3)
     cluster = site(16, 2, local_users=LOAD, failures=FAILING)
     assert platform_played(work, cluster, seed=4) == platform_played(work, cluster, seed=4)
@@ -367,7 +347,6 @@ def following(work: Workload, preceding: Sequence[int], think_times: Sequence[fl
 
 @pytest.mark.parametrize("clusters", [(site(8),), (Site(name="plain", processors=8),), (site(4), site(8))])
 def test_a_job_is_submitted_after_its_preceding_job(clusters: tuple[Site, ...]) -> None:
-    """With a think time it comes that much later; without one not before its own time of submission."""
     work = make((0, 4, 10), (1, 4, 10), (2, 4, 10), (90, 4, 10))
     result = platform_played(following(work, [-1, 0, 0, 1], [-1, 5, -1, -1]), *clusters)
     assert list(result.starts) == [0, 15, 10, 90]
@@ -376,7 +355,6 @@ def test_a_job_is_submitted_after_its_preceding_job(clusters: tuple[Site, ...]) 
 
 
 def test_jobs_follow_one_that_is_given_up(failing: list[Outage]) -> None:
-    """A job whose preceding job never gets through is submitted when that is given up."""
     failing += [Outage(begins_at=10 * number + 8, ends_at=10 * number + 9, node=0) for number in range(1000)]
     work = following(make((0, 1, 30), (1, 1, 5)), [-1, 0], [-1, 3])
     result = platform_played(work, site(1, failures=FAILING), policy="fcfs")
@@ -384,7 +362,6 @@ def test_jobs_follow_one_that_is_given_up(failing: list[Outage]) -> None:
 
 
 def test_jobs_before_the_begin_of_time_may_never_start() -> None:
-    """A job that was submitted before second -1 and has not started is not measured as started."""
     work = make((-100, 1, 10), (-50, 1, 10), (-20, 1, 10))
     for clusters in ((Site(name="plain", processors=4),), (site(4), site(4))):
         result = replay(work, Policy(name="easy"), clusters, watch=lambda _: False)
@@ -393,7 +370,6 @@ def test_jobs_before_the_begin_of_time_may_never_start() -> None:
 
 
 def test_a_local_users_job_that_is_given_up_is_forgotten(failing: list[Outage], uses: list[LocalUse]) -> None:
-    """It is ended, counted, and leaves its processors to the next."""
     failing += [Outage(begins_at=10 * number + 8, ends_at=10 * number + 9, node=0) for number in range(1000)]
     uses += [LocalUse(submitted_at=0.5, processors=1, run=30)]
     work = make((0, 1, 0.5), (1, 1, 5))
@@ -406,7 +382,6 @@ def test_a_local_users_job_that_is_given_up_is_forgotten(failing: list[Outage], 
 
 
 def test_a_failure_costs_no_look_at_all_nodes(failing: list[Outage]) -> None:
-    """Hundreds of failures among ten million nodes cost no more than among a few, and hit only who runs there."""
     nodes = 10_000_000
     failing += [Outage(begins_at=5 + k / 100, ends_at=1e6, node=nodes - 1 - k) for k in range(500)]
     result = platform_played(make((0, nodes - 1000, 10)), site(nodes, failures=FAILING))
@@ -427,7 +402,6 @@ def test_das3_is_the_testbed_of_the_paper() -> None:
 
 
 def test_a_file_can_say_everything() -> None:
-    """The example with every table is read as it was meant."""
     platform = load_platform(EXAMPLES / "two-sites.toml")
     north, south = platform.clusters
     assert (north.processors, north.threshold, north.speed) == (128, 16, 1.5)
@@ -471,7 +445,6 @@ def test_a_file_can_say_everything() -> None:
     ],
 )
 def test_refusals_name_line_key_and_what_is_allowed(text: str, expected: str) -> None:
-    """Whatever is wrong with a platform file is said with its place and the way out."""
     with pytest.raises(ConfigurationError) as refused:
         load_platform_text(text, source="p")
     assert expected in str(refused.value)
@@ -485,7 +458,6 @@ def test_an_unknown_platform_name_is_refused_with_the_known_ones() -> None:
 
 
 def test_background_can_be_set_for_all_clusters() -> None:
-    """A utilization replaces what the clusters had; 0 takes all local users away."""
     platform = load_platform(EXAMPLES / "two-sites.toml")
     loaded = platform.with_background(0.3)
     assert {loaded.background_of(cluster) for cluster in loaded.clusters} == {BackgroundLoad(utilization=0.3)}
@@ -494,7 +466,6 @@ def test_background_can_be_set_for_all_clusters() -> None:
 
 
 def test_events_of_one_instant_go_by_rank_then_by_entry() -> None:
-    """The order in which things happen does not depend on chance."""
     engine = Engine()
     seen: list[str] = []
     engine.at(5.0, lambda: seen.append("decision"), rank=LAST)
@@ -510,7 +481,6 @@ def test_events_of_one_instant_go_by_rank_then_by_entry() -> None:
 
 
 def test_the_clock_stops_where_it_is_told() -> None:
-    """What lies beyond ``until`` stays ahead, and a time that is none is refused."""
     engine = Engine(start=10.0)
     seen: list[float] = []
     for time in (11.0, 12.0, 13.0):
@@ -523,7 +493,6 @@ def test_the_clock_stops_where_it_is_told() -> None:
 
 @pytest.mark.parametrize(("utilization", "mean_size"), [(0.3, 4.0), (0.8, 30.0), (0.1, 1.0)])
 def test_local_users_ask_for_what_they_are_said_to(utilization: float, mean_size: float) -> None:
-    """The mean demand is the share of the cluster that was asked for, also where sizes are cut at its size."""
     cluster = ClusterModel(name="c", nodes=32)
     load = BackgroundLoad(utilization=utilization, mean_run=100.0, mean_size=mean_size)
     horizon = 3_000_000.0
@@ -535,7 +504,6 @@ def test_local_users_ask_for_what_they_are_said_to(utilization: float, mean_size
 
 
 def test_chance_is_repeatable_and_belongs_to_one_cluster() -> None:
-    """The same seed gives the same local users, another seed or another cluster others; no load gives none."""
     load = BackgroundLoad(utilization=0.5)
     one, other = ClusterModel(name="one", nodes=8), ClusterModel(name="other", nodes=8)
     first = list(islice(local_users(one, load, 1), 50))
@@ -558,6 +526,5 @@ def test_nodes_fail_as_often_as_said_and_never_while_they_are_away() -> None:
 
 
 def test_one_cluster_from_a_trace_header() -> None:
-    """A platform needs no file: the number of processors is enough."""
     platform = Platform(clusters=(ClusterModel(name="trace", nodes=128),))
     assert (platform.processors, platform.capacity) == (128, 128)

@@ -69,7 +69,6 @@ def test_a_regular_trace_is_read_column_by_column() -> None:
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n", ""])
 def test_line_ends_do_not_matter(ending: str) -> None:
-    """The last line may lack its end, and all may have that of Windows."""
     trace = parsed(f"; MaxProcs: 4{ending or chr(10)}{job(1).strip()}{ending or chr(10)}{job(2).strip()}{ending}")
     assert list(trace.columns[Field.JOB]) == [1, 2]
     assert trace.header == ["; MaxProcs: 4"]
@@ -88,12 +87,10 @@ def test_line_ends_do_not_matter(ending: str) -> None:
     ],
 )
 def test_the_header_says_how_many_processors(header: str, processors: int | None) -> None:
-    """MaxProcs counts, else MaxNodes, whatever stands behind the number."""
     assert parsed(header + job(1)).processors == processors
 
 
 def test_irregular_lines_are_counted_and_kept() -> None:
-    """Short and long lines are jobs, a comment and a blank line are none, and what is no job at all is left out."""
     text = "; MaxProcs: 4\n" + job(1) + "2 5 -1 20 3\n" + "; in between\n" + "\n" + job(3, 5).strip() + " 99\n"
     text += "4 what is this\n" + job(5, 5)
     trace = parsed(text)
@@ -134,7 +131,6 @@ WORDS = "1 0 -1 100 4 -1 -1 4 100 -1 1 1 1 1 batch -1 -1 -1\n"
 @pytest.mark.parametrize("fields", [ALL, NEEDED, [Field.SUBMITTED]], ids=["all", "needed", "one"])
 @pytest.mark.parametrize("others", ["", "\n", "; a comment\n", job(2).strip() + " extra\n"])
 def test_words_depend_on_no_neighbour_and_on_no_option(fields: Sequence[Field], others: str) -> None:
-    """A word in a field that no simulation needs is unknown and told, whatever else is in the file or is asked for."""
     trace = parse_trace("; MaxProcs: 8\n" + job(9) + WORDS * 3 + others, name="t", fields=fields)
     assert list(trace.columns[Field.RUN])[:4] == [10, 100, 100, 100]
     assert list(trace.columns[Field.QUEUE])[:4] == [-1] * 4
@@ -142,7 +138,6 @@ def test_words_depend_on_no_neighbour_and_on_no_option(fields: Sequence[Field], 
 
 
 def test_no_field_is_too_far_away_to_be_checked() -> None:
-    """A word in any field is told by a reader that is asked for few fields as by one that is asked for all."""
     for field in ALL:
         words = job(1).split()
         words[field] = "word"
@@ -155,7 +150,6 @@ def test_no_field_is_too_far_away_to_be_checked() -> None:
 @pytest.mark.parametrize("word", ["99999999999999999999", "1.5", "1e3", "1e400", "--1", "1-2", "-", "nan", "0x1"])
 @pytest.mark.parametrize("field", [Field.MEMORY, Field.CPU_TIME])
 def test_odd_words_are_treated_alike_in_all_pieces(field: Field, word: str) -> None:
-    """Whether a word that is not asked for is told does not depend on what else is in its piece of the file."""
     words = job(2).split()
     words[field] = word
     text = job(1) + job(3) + " ".join(words) + "\n"
@@ -194,14 +188,12 @@ def test_the_header_reaches_to_the_first_job(before: str, entry: str) -> None:
 
 
 def test_what_is_no_comment_before_the_first_job_is_told() -> None:
-    """A comment sign of other formats and a line of column names are irregular; what is written has semicolons."""
     trace = parsed("# by hand\nJob Submit Wait Run\n; MaxProcs: 8\n" + job(1))
     assert found(trace) == {"comments that begin with # in place of ;": (1, 1), "lines that are no jobs": (1, 2)}
     assert trace.header == ["; by hand", "; MaxProcs: 8"]
 
 
 def test_utf16_and_other_compressions(tmp_path: Path) -> None:
-    """A text of a Windows editor is read; a file of another compression is refused as such."""
     path = tmp_path / "a.swf"
     path.write_text(HEADER + job(1), encoding="utf-16")
     assert (read_trace(path).processors, len(read_trace(path))) == (128, 1)
@@ -218,7 +210,6 @@ CHAIN = (
 
 
 def test_preceding_jobs_are_told_or_obeyed() -> None:
-    """A simulation that does not wait for preceding jobs says so."""
     trace = parsed(CHAIN)
     plain, obeyed = workload(trace), workload(trace, dependencies=True)
     assert {one.kind: (one.count, one.line) for one in plain.irregularities} == {
@@ -257,7 +248,6 @@ def test_preceding_jobs_that_are_too_large_or_cut_off() -> None:
 
 
 def test_what_a_simulation_does_not_use_is_told() -> None:
-    """Requested memory, queues and partitions play no part; one queue for all jobs makes no difference anyway."""
     trace = parsed(
         job(1, queue=1, partition=2, requested_memory=64) + job(2, queue=2, partition=2) + job(3, partition=2)
     )
@@ -269,14 +259,12 @@ def test_what_a_simulation_does_not_use_is_told() -> None:
 
 @pytest.mark.parametrize("word", ["1e400", "nan", "inf", "99999999999999999999", "0x10", "ten"])
 def test_no_number_breaks_the_reading(word: str) -> None:
-    """What is no finite number of a sensible size makes its line no job; the others are read."""
     trace = parsed(job(1) + job(2).replace("2 ", f"{word} ", 1) + job(3))
     assert list(trace.columns[Field.JOB]) == [1, 3]
     assert found(trace) == {"lines that are no jobs": (1, 2)}
 
 
 def test_disorder_is_told() -> None:
-    """Jobs out of order, before the begin, and with a number that is taken are counted."""
     trace = parsed(job(1, 50) + job(2, 40) + job(2, 60) + job(3, -5))
     assert found(trace) == {
         "jobs submitted before the one that stands before them": (2, 2),
@@ -288,7 +276,6 @@ def test_disorder_is_told() -> None:
 
 
 def test_jobs_of_one_instant_keep_their_order() -> None:
-    """Sorting by submission leaves jobs of the same second as they stand in the file."""
     trace = parsed(job(1, 5) + job(2, 9) + job(3, 5) + job(4, 5))
     assert workload(trace).ids == [1, 3, 4, 2]
     assert list(workload(trace).rows) == [0, 2, 3, 1]
@@ -318,14 +305,12 @@ def test_what_a_simulation_makes_of_jobs() -> None:
 
 
 def test_jobs_can_be_cut_off_at_their_limit() -> None:
-    """With kill_at_limit a job ends at its requested time, and so does its estimate."""
     work = workload(parsed(job(1, run=30, requested_time=25) + job(2, run=30)), kill_at_limit=True)
     assert (work.runs, work.estimates) == ([25, 30], [25, 30])
     assert str(work.irregularities[0]) == "1 jobs cut off at their requested time, first in line 1"
 
 
 def test_jobs_larger_than_the_machine_are_left_out_and_counted() -> None:
-    """What can never run takes no part; the count is added to the others."""
     work = workload(parsed(job(1, allocated=4) + job(2, run=0) + job(3, allocated=9))).fitting(8)
     assert (work.ids, work.skipped) == ([1], 2)
     assert str(work.irregularities[-1]) == "1 jobs larger than the 8 processors there are (left out)"
@@ -333,7 +318,6 @@ def test_jobs_larger_than_the_machine_are_left_out_and_counted() -> None:
 
 
 def test_of_the_first_jobs_only_their_irregularities_are_told() -> None:
-    """What is irregular about jobs that do not take part is not counted; what was passed over on the way is."""
     trace = parsed(
         job(1, 0, 30, requested_time=25)
         + job(2, 1, 0)
@@ -362,14 +346,12 @@ def test_of_the_first_jobs_only_their_irregularities_are_told() -> None:
 
 
 def test_first_by_submission_are_not_first_in_the_file() -> None:
-    """A late line with an early submission does not bring the irregularities of the lines between with it."""
     trace = parsed(job(1, 0) + job(2, 50, 30, requested_time=25) + job(3, 1))
     found_in = {one.kind: (one.count, one.line) for one in workload(trace, jobs=2).irregularities}
     assert found_in == {"jobs submitted before the one that stands before them": (1, 3)}
 
 
 def test_compressed_traces_are_the_same(tmp_path: Path) -> None:
-    """Compression is seen from the content, whatever the file is called; the name loses its endings."""
     text = HEADER + job(1) + job(2, 9)
     for name, data in (
         ("a.swf", text.encode()),
@@ -384,7 +366,6 @@ def test_compressed_traces_are_the_same(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    """Half of a compressed file is an error that names it."""
     path = tmp_path / "half.swf.gz"
     whole = gzip.compress((HEADER + "".join(job(number) for number in range(500))).encode())
     path.write_bytes(whole[: len(whole) // 2])
@@ -401,13 +382,11 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_without_jobs_is_refused(text: str, message: str) -> None:
-    """The message names the file, and the line when there is one that should have been a job."""
     with pytest.raises(SimulationError, match=message):
         parsed(text)
 
 
 def test_a_trace_without_usable_jobs_is_refused() -> None:
-    """A trace in which nothing has a run time cannot be simulated."""
     with pytest.raises(SimulationError, match="no job of this trace"):
         workload(parsed(job(1, run=-1)))
 
@@ -418,7 +397,6 @@ rows = st.lists(st.lists(numbers, min_size=18, max_size=18), min_size=1, max_siz
 
 @given(rows=rows, cpu=st.floats(min_value=0, max_value=1e9))
 def test_what_is_written_is_read(rows: list[list[int]], cpu: float) -> None:
-    """Writing and reading gives back every number of every job."""
     columns: dict[Field, Sequence[float]] = {field: [row[field] for row in rows] for field in ALL}
     columns[Field.CPU_TIME] = [cpu] * len(rows)
     trace = parsed(trace_text(["; MaxProcs: 4"], columns))
@@ -474,7 +452,6 @@ def test_pieces_and_single_lines_agree(texts: list[str], piece: int) -> None:
 
 
 def test_a_compressed_trace_is_written_the_same_each_time(tmp_path: Path) -> None:
-    """No date gets into the file."""
     trace = parsed(HEADER + job(1))
     for name in ("a.swf.gz", "b.swf.gz"):
         write_trace(tmp_path / name, trace.header, trace.columns)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pure parts of the DRMAA plugin: templates, native options, complaints, states; and the files of scripts."""
+"""What is asked for through DRMAA, and what is made of its answers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from koala_adapter.errors import (
-    LrmNotFoundError,
-    LrmRejectedError,
-    LrmUnavailableError,
-    LrmUnsupportedError,
-)
+from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnsupportedError
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.contract import Directives
+from koala_adapter.lrm.drmaa.choice import one_text
 from koala_adapter.lrm.drmaa.client import HelperLaunch, Loading
 from koala_adapter.lrm.drmaa.libraries import (
     GRID_ENGINE,
@@ -38,14 +35,15 @@ from koala_adapter.lrm.drmaa.scripts import KEEP_SECONDS, ScriptDelivery, Script
 from koala_adapter.lrm.drmaa.transport import apply_directives, job_template, raise_for, render_template
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
-from koala_drmaa.lrm import (
-    DrmaaSettings,
-    end_of,
-    index_variable,
-    jobs_of_batch,
-    native_options,
-    unknown_key,
-)
+from koala_drmaa.lrm import DrmaaSettings, end_of, index_variable, jobs_of_batch, native_options, unknown_key
+from koala_pbs import submission as pbs
+from koala_pbs.lrm import PbsLrm
+from koala_pbs.settings import PbsSettings
+from koala_slurm import submission as slurm
+from koala_slurm.lrm import SlurmLrm
+from koala_slurm.settings import SlurmSettings
+
+# The pure parts of the DRMAA plugin: templates, native options, complaints, states; and the files of scripts.
 
 INVALID_ID = "slurm_terminate_job error: Invalid job id specified,job_id: 999999"
 COMPLETING = "slurm_terminate_job error: Job/step already completing or completed,job_id: 9"
@@ -64,7 +62,6 @@ class TestTemplate:
     """From a submission to a job template."""
 
     def test_private_script(self) -> None:
-        """The job runs /bin/sh on our file; what it prints goes to one file per index."""
         template = job_template(
             submission(held=True), script=Path("/s/k1.sh"), delivery=ScriptDelivery.PRIVATE, native=("-a 1", "-b")
         )
@@ -84,7 +81,6 @@ class TestTemplate:
             job_template(submission(), script=Path("/s/a\nb/k1.sh"), delivery=ScriptDelivery.PRIVATE, native=())
 
     def test_singles_are_shown(self) -> None:
-        """Of jobs that go one by one the first call is shown, with its number."""
         template = job_template(submission(), script=Path("/s/k1.sh"), delivery=ScriptDelivery.PRIVATE, native=())
         words = render_template(template, 2, "KOALA_INDEX")
         assert words[0] == "drmaa_run_job"
@@ -120,7 +116,6 @@ class TestTemplate:
         ],
     )
     def test_directives_that_would_lose_the_jobs(self, library: Library, directives: Directives) -> None:
-        """Names and numbers of jobs are ours, and an option is one line."""
         with pytest.raises(LrmRejectedError, match=r"impossible to follow|line break"):
             apply_directives(NATIVE, directives, library)
 
@@ -129,7 +124,6 @@ class TestNativeOptions:
     """Options as the settings spell them."""
 
     def test_least(self) -> None:
-        """What is not asked for is not mentioned."""
         assert native_options(DrmaaSettings(processors=1), submission(memory=5), OTHER) == ()
 
     @pytest.mark.parametrize(
@@ -149,13 +143,11 @@ class TestNativeOptions:
         assert native_options(DrmaaSettings(processors=1), submission(queue="x", memory=5), library) == expected
 
     def test_the_sites_own_options(self) -> None:
-        """They take the place of those that the library gets for every placeholder."""
         settings = DrmaaSettings(processors=1, native_specification="-x")
         assert native_options(settings, submission(), SLURM) == ("-x", "--time=0:2")
         assert native_options(DrmaaSettings(processors=1, native_specification=""), submission(), OTHER) == ()
 
     def test_queue_that_cannot_be_expressed(self) -> None:
-        """A queue without a way to name it is refused instead of being ignored."""
         with pytest.raises(LrmRejectedError, match=r"queue 'long.q' cannot be asked for"):
             native_options(DrmaaSettings(processors=1), submission(queue="long.q"), OTHER)
 
@@ -177,12 +169,10 @@ class TestLibraries:
         ],
     )
     def test_recognized(self, words: tuple[str, ...], library: Library) -> None:
-        """By what it calls itself, or by where it lies while it has not been loaded."""
         assert library_of(*words) is library
 
     @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
     def test_what_is_not_sure_is_not_stated(self, library: Library) -> None:
-        """Only where a bulk's elements know their numbers, and can be told apart, do they go as a bulk."""
         assert library.bulk == (library is GRID_ENGINE)
         assert library.suspend == (library is GRID_ENGINE)
         assert index_variable(DrmaaSettings(processors=1), library) == (
@@ -214,7 +204,6 @@ class TestComplaints:
         ],
     )
     def test_exceptions(self, name: str, text: str, kind: FailureKind) -> None:
-        """The class decides, except that a lost connection is one whatever class it comes in."""
         assert kind_of_exception(name, text) is kind
 
     @pytest.mark.parametrize(
@@ -228,11 +217,9 @@ class TestComplaints:
         ],
     )
     def test_what_ends_already(self, text: str, ending: bool) -> None:  # noqa: FBT001 - a parameter of the test
-        """A job that ends already need not be ended again; one that is unknown is another matter."""
         assert is_ending(text) is ending
 
     def test_wording_that_is_not_known(self) -> None:
-        """What is not recognized promises nothing: unavailable."""
         assert kind_of_text("segmentation violation") is FailureKind.UNAVAILABLE
 
     @pytest.mark.parametrize(
@@ -246,13 +233,11 @@ class TestComplaints:
         ],
     )
     def test_errors(self, kind: FailureKind, error: type[Exception]) -> None:
-        """Each kind has its error, with the complaint and a way out."""
         made = error_of(kind, "said so")
         assert type(made) is error
         assert (made.message, bool(made.hint)) == ("said so", True)
 
     def test_first_grave_refusal_is_raised(self) -> None:
-        """Of several jobs with which it did not work all are named; jobs that are gone need no cancelling."""
         gone = Refusal(id="1.1", kind=FailureKind.NOT_FOUND, message="gone")
         denied = Refusal(id="1.2", kind=FailureKind.REJECTED, message="not yours")
         raise_for([])
@@ -268,7 +253,6 @@ class TestStates:
 
     @pytest.mark.parametrize("status", list(JobStatus))
     def test_every_status_has_a_state(self, status: JobStatus) -> None:
-        """No status is left out, and only a running job is on a node."""
         batch = ListedBatch(key="k1", count=1, submitted_at=1.0, jobs=(ListedJob(id="7.1", status=status),))
         (job,) = jobs_of_batch(batch, user="me", node="cluster", queue="q")
         assert (job.raw_state, job.array_index, job.name) == (status.value, 1, "k1")
@@ -321,7 +305,6 @@ class TestEnvironment:
         assert not {"SGE_ROOT", "SECRET"} & set(environment)
 
     def test_cures_for_static_tls(self) -> None:
-        """First room is made; if that does not help, what the loader names is preloaded; then there is nothing left."""
         first = HelperLaunch(library=None)
         assert first.loading is Loading.TUNABLES
         assert "optional_static_tls" in first.environment()["GLIBC_TUNABLES"]
@@ -332,7 +315,6 @@ class TestEnvironment:
         assert first.after("No such file or directory") is None
 
     def test_plain(self) -> None:
-        """Where no cure is wanted none is set."""
         environment = HelperLaunch(library=None, loading=Loading.PLAIN).environment()
         assert not {"GLIBC_TUNABLES", "LD_PRELOAD"} & set(environment)
 
@@ -341,7 +323,6 @@ class TestScripts:
     """Scripts on disk."""
 
     def test_no_cluster_deletes_the_scripts_of_another(self, tmp_path: Path) -> None:
-        """Several clusters and services whose sites name the same directory."""
         contexts = [
             new_context(tmp_path / state, cluster=cluster) for state, cluster in (("s", "a"), ("s", "b"), ("t", "a"))
         ]
@@ -368,12 +349,10 @@ class TestScripts:
 
     @pytest.mark.parametrize("key", ["", "../x", "a/b", "1a", "a b", "a\n", ".x", "a" * 129])
     def test_keys_that_are_no_file_names(self, tmp_path: Path, key: str) -> None:
-        """A key that could leave the directory, or that Grid Engine takes for no name, is refused."""
         with pytest.raises(LrmRejectedError):
             ScriptStore(tmp_path).path(BatchKey(key))
 
     def test_sweep(self, tmp_path: Path) -> None:
-        """Scripts long without a job go; those of live jobs, fresh ones and other files stay."""
         store = ScriptStore(tmp_path)
         for key in ("live", "old"):
             store.write(BatchKey(key), "x")
@@ -399,9 +378,76 @@ class TestScripts:
             ScriptStore(tmp_path / "file").write(BatchKey("k1"), "x")
 
     def test_removing_twice(self, tmp_path: Path) -> None:
-        """A script that is not there is no error."""
         store = ScriptStore(tmp_path)
         store.write(BatchKey("k1"), "x")
         store.remove(BatchKey("k1"))
         store.remove(BatchKey("k1"))
         assert list(tmp_path.iterdir()) == []
+
+
+# What Slurm and PBS are asked for through DRMAA, with ``submit_by = "drmaa"``.
+
+SUBMISSION = Submission(
+    key=BatchKey("koala-1"), count=3, script="#!/bin/sh\n: secret\n", walltime=5401, queue="short", memory_mib=512
+)
+NONE = Directives()
+
+
+def test_slurm() -> None:
+    settings = SlurmSettings(submit_by="drmaa", account="physics")
+    assert slurm.native_specification(SUBMISSION, settings, NONE).split() == [
+        "--nodes=1",
+        "--ntasks=1",
+        "--cpus-per-task=1",
+        "--time=0:91",
+        "--no-requeue",
+        "--partition=short",
+        "--mem=512",
+        "--account=physics",
+    ]
+
+
+def test_pbs() -> None:
+    """What a job template says of every system is left out: name, hold, output, and the number of a placeholder."""
+    settings = PbsSettings(submit_by="drmaa", account="physics")
+    assert pbs.native_specification(SUBMISSION, settings, NONE) == (
+        "-l select=1:ncpus=1:mem=512mb -l walltime=5401 -r n -S /bin/sh -m n -q short -A physics"
+    )
+
+
+def test_directives_hold_here_too() -> None:
+    directives = Directives(add=("--comment=x",), drop=("--mem",), rename=(("--partition", "--qos"),))
+    text = slurm.native_specification(SUBMISSION, SlurmSettings(), directives)
+    assert text.endswith("--no-requeue --qos=short --comment=x")
+    with pytest.raises(LrmRejectedError, match="two words"):
+        slurm.native_specification(SUBMISSION, SlurmSettings(), Directives(add=("--comment='two words'",)))
+    with pytest.raises(LrmRejectedError, match="impossible to follow"):
+        pbs.native_specification(SUBMISSION, PbsSettings(), Directives(add=("-v A=1",)))
+
+
+@pytest.mark.parametrize("word", ["", "a b", "a\tb", "a\nb"])
+def test_what_a_native_specification_cannot_hold(word: str) -> None:
+    with pytest.raises(LrmRejectedError, match="cannot go through DRMAA"):
+        one_text(["-q", word])
+
+
+def test_settings_that_cannot_be_had() -> None:
+    with pytest.raises(ValidationError, match="environment = 'login' cannot be had"):
+        SlurmSettings(submit_by="drmaa", environment="login")
+    with pytest.raises(ValidationError, match="project cannot be had"):
+        PbsSettings(submit_by="drmaa", project="p")
+
+
+def test_what_would_be_sent_is_shown(tmp_path: Path) -> None:
+    """Slurm's placeholders are one bulk; PBS's are jobs of their own, told their number where an element finds it."""
+    context = new_context(tmp_path)
+    shown = SlurmLrm(context, SlurmSettings(submit_by="drmaa")).render(SUBMISSION)
+    assert shown.call[:4] == ("drmaa_run_bulk_jobs", "1", "3", "1")
+    assert shown.command[0].endswith("sbatch")
+    assert shown.script == SUBMISSION.script
+    shown = PbsLrm(context, PbsSettings(submit_by="drmaa")).render(SUBMISSION)
+    assert shown.call[0] == "drmaa_run_job"
+    assert "drmaa_v_env=PBS_ARRAY_INDEX=1" in shown.call
+    assert shown.command[0].endswith("qsub")
+    assert "3 calls" in shown.note
+    assert not [word for word in (*shown.call, *shown.command) if "secret" in word]

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pure parts of the plugin ``pbs`` that nothing recorded is needed for: ids, chunks, command lines, directives."""
+"""The pure parts of the plugin ``pbs``: ids, chunks, command lines, directives, vnodes."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -17,10 +19,20 @@ from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import BatchKey, EndReason, Node, NodeState
 from koala_pbs import client as control
-from koala_pbs.jobs import assign, parse_exec_vnode, parse_select, tied_place
-from koala_pbs.queues import QueueConfig, ServerConfig, largest_array, served, walltime_limit
+from koala_pbs.jobs import assign, parse_exec_vnode, parse_jobs, parse_nodes, parse_select, parse_selections, tied_place
+from koala_pbs.queues import (
+    QueueConfig,
+    ServerConfig,
+    ends_of,
+    largest_array,
+    parse_queues,
+    parse_server,
+    served,
+    walltime_limit,
+)
 from koala_pbs.settings import PbsSettings
 from koala_pbs.submission import QSUB, pieces, qsub_command
+from koala_pbs.vnodes import parse_vnodes, placed, tied
 from koala_pbs.words import (
     array_index,
     array_of,
@@ -34,6 +46,12 @@ from koala_pbs.words import (
     seconds_of,
     submission_error,
 )
+
+if TYPE_CHECKING:
+    from koala_adapter.model import LrmJob
+
+
+# The pure parts of the plugin ``pbs`` that nothing recorded is needed for: ids, chunks, command lines, directives.
 
 SUBMISSION = Submission(key=BatchKey("koala-1"), count=3, script="#!/bin/sh\n", walltime=600)
 EVERYTHING = Directives()
@@ -49,25 +67,21 @@ class TestIds:
     """123.server, 123[].server, 123[4].server."""
 
     def test_parts(self) -> None:
-        """Of elements, arrays and jobs."""
         assert [array_index(id_) for id_ in ("1.vm", "1[].vm", "1[7].vm", "1[0]", "x")] == [None, None, 7, 0, None]
         assert [array_of(id_) for id_ in ("1.vm", "1[].vm", "1[7].vm-2")] == ["1.vm", "1[].vm", "1[].vm-2"]
         assert element_ids("1[].vm", range(2, 4)) == ("1[2].vm", "1[3].vm")
 
     @pytest.mark.parametrize("text", ["", "-W force", "1.vm;id", "1[1-3].vm", "1[.vm", "all", "1.-x", "1 .vm"])
     def test_what_is_none(self, text: str) -> None:
-        """It never gets onto a command line."""
         with pytest.raises(LrmNotFoundError):
             checked(text)
 
     def test_ranges(self) -> None:
-        """Qdel takes ranges of elements, and no lists."""
         ids = ["5.vm", *element_ids("6[].vm", (1, 2, 3, 5, 7, 8)), *element_ids("7[].vm", (1, 2))]
         assert list(compacted(ids, whole=["7[].vm"])) == ["5.vm", "6[1-3].vm", "6[5].vm", "6[7-8].vm", "7[].vm"]
 
     @given(st.sets(st.integers(0, 200), min_size=1))
     def test_ranges_name_just_these(self, numbers: set[int]) -> None:
-        """No element too many, and none too few."""
         seen: list[int] = []
         for argument in compacted(element_ids("1[].vm", numbers)):
             first, last = re.fullmatch(r"1\[(\d+)-?(\d*)\]\.vm", argument).groups()  # type: ignore[union-attr]
@@ -79,7 +93,6 @@ class TestSelection:
     """Chunks and vnodes."""
 
     def test_chunks(self) -> None:
-        """Counts are spread out; a chunk without a number of processors has one."""
         chunks = parse_select('2:ncpus=4:mem=1gb+ngpus=1:note="a+b:c"')
         assert [chunk.processors for chunk in chunks] == [4, 4, 1]
         assert chunks[2].value("note") == '"a+b:c"'
@@ -87,14 +100,12 @@ class TestSelection:
             parse_select("999999999:ncpus=1")
 
     def test_where_it_runs(self) -> None:
-        """As the scheduler writes it, as qrun does, and a chunk over two vnodes."""
         assert parse_exec_vnode("(n3:ncpus=2)+(n4:ncpus=1)") == (("n3", 2), ("n4", 1))
         assert parse_exec_vnode("n2:ncpus=4:mem=1gb+n3:ncpus=4") == (("n2", 4), ("n3", 4))
         assert parse_exec_vnode("(n1:ncpus=1+n2:ncpus=1)+(n1:ncpus=1)") == (("n1", 2), ("n2", 1))
         assert parse_exec_vnode("") == ()
 
     def test_ties(self) -> None:
-        """Each chunk keeps what it asks for, and equal ones are written as one."""
         tied = assign("1.vm", "3:ncpus=2:mem=1gb:mpiprocs=2", ["n1"] * 4 + ["n2"] * 2)
         assert tied.select == "2:ncpus=2:mem=1gb:mpiprocs=2:vnode=n1+1:ncpus=2:mem=1gb:mpiprocs=2:vnode=n2"
         assert tied.destination == "(n1:ncpus=2:mem=1gb)+(n1:ncpus=2:mem=1gb)+(n2:ncpus=2:mem=1gb)"
@@ -116,13 +127,11 @@ class TestSelection:
         ],
     )
     def test_what_cannot_be(self, select: str, nodes: list[str]) -> None:
-        """The processors of a chunk stay together, and where it insists on a vnode it is there."""
         with pytest.raises(LrmRejectedError):
             assign("1.vm", select, nodes)
 
     @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=8), st.randoms())
     def test_whatever_can_be_divided_is(self, sizes: list[tuple[int, int]], chance: object) -> None:
-        """Chunks of different sizes on the vnodes that they were put on before, in another order."""
         nodes = [f"n{node}" for size, node in sorted(sizes, key=lambda pair: pair[1]) for _ in range(size)]
         chance.shuffle(sizes)  # type: ignore[attr-defined]
         found = assign("1.vm", "+".join(f"1:ncpus={size}" for size, _ in sizes), nodes)
@@ -158,7 +167,6 @@ class TestSubmission:
         assert command[command.index("-r") + 1] == "n"
 
     def test_pieces(self) -> None:
-        """One request where arrays of that size are taken, singly where none are, and where all come in held."""
         assert pieces(SUBMISSION, 3) == (range(1, 4),)
         assert pieces(SUBMISSION, 2) == (range(1, 3), range(3, 4))
         assert len(pieces(SUBMISSION, 1)) == len(pieces(replace(SUBMISSION, held=True), 10)) == 3
@@ -177,12 +185,10 @@ class TestSubmission:
         ],
     )
     def test_what_cannot_be_expressed(self, change: dict[str, object]) -> None:
-        """It is refused before anything is sent."""
         with pytest.raises(LrmRejectedError, match="PBS cannot take this submission"):
             qsub(replace(SUBMISSION, **change))  # type: ignore[arg-type]
 
     def test_directives(self) -> None:
-        """Dropped by flag or by flag and resource, renamed, added at the end."""
         directives = Directives(
             add=("-W group_list=physics", "-lngpus=1"), drop=("-m", "-l walltime"), rename=(("-A", "-P"), ("-j", "-k"))
         )
@@ -233,7 +239,6 @@ class TestSubmission:
     ],
 )
 def test_submission_errors(stderr: str, status: int, kind: type[Exception]) -> None:
-    """What qsub says of itself is a refusal; silence may mean anything."""
     result = CommandResult(argv=("qsub",), returncode=status, stdout=b"", stderr=stderr.encode())
     assert type(submission_error(result)) is kind
 
@@ -289,7 +294,6 @@ def test_ends(status: int | None, substate: str, end: tuple[EndReason | None, in
 
 
 def test_routing_queues() -> None:
-    """They take what all their destinations take, also over several; those of other servers and circles do no harm."""
     queues = {
         queue.name: queue
         for queue in (
@@ -330,7 +334,6 @@ def route(name: str, *destinations: str, walltime_limit: int | None = None) -> Q
 
 
 def test_largest_array() -> None:
-    """The smaller of queue's and server's limit; the default queue counts where none is named."""
     server = ServerConfig(
         name="vm",
         version="23",
@@ -356,17 +359,237 @@ def test_largest_array() -> None:
 
 
 def test_servers_side_by_side() -> None:
-    """Each is chosen by the environment of its commands."""
     assert PbsSettings().variables() == {}
     settings = PbsSettings.model_validate({"conf": "/etc/pbs2.conf", "server": "pbs2"})
     assert settings.variables() == {"PBS_CONF_FILE": "/etc/pbs2.conf", "PBS_SERVER": "pbs2"}
 
 
 def test_command_lines() -> None:
-    """Texts of users cannot become options."""
     assert control.notify("1.vm", "-W x\ny") == ("qmsg", "-E", " -W x y", "1.vm")
     assert control.show_ended("1[].vm") == ("qstat", "-x", "-t", "-f", "-F", "json", "1[].vm")
     assert control.set_selection("1.vm", "1:ncpus=1", "") == ("qalter", "-l", "select=1:ncpus=1", "1.vm")
     assert control.parse_version("pbs_version = 23.06.06") == "23.06.06"
     assert control.parse_version("Version: 6.1-dev\nCommit: 93") == "6.1-dev"
     assert control.parse_version("nothing") is None
+
+
+# Vnodes of PBS that serve some queues and chunks only, and what its scheduler says of jobs that wait.
+
+
+def vnode(*, partition: str = "", used: dict[str, object] | None = None, **resources: object) -> dict[str, object]:
+    """Return a vnode of eight processors as pbsnodes prints it."""
+    shown: dict[str, object] = {
+        "state": "free",
+        "resources_available": {"arch": "linux", "host": "h", "ncpus": 8, "mem": "8gb", "vnode": "h", **resources},
+        "resources_assigned": used or {},
+    }
+    return {**shown, "partition": partition} if partition else shown
+
+
+VNODES = json.dumps(
+    {
+        "nodes": {
+            "plain": vnode(),
+            "gpu": vnode(ngpus=4, Qlist="gpu,big", used={"ngpus": 3}),
+            "big": vnode(Qlist="big", scratch="100gb"),
+            "apart": vnode(partition="p1"),
+        }
+    }
+)
+
+
+def queue(**attributes: object) -> dict[str, object]:
+    """Return an execution queue as qstat -Q -f prints it."""
+    return {"queue_type": "Execution", "enabled": "True", "started": "True", **attributes}
+
+
+QUEUES = json.dumps(
+    {
+        "Queue": {
+            "workq": queue(resources_default={"walltime": "01:00:00", "project_code": "x"}),
+            "gpuq": queue(default_chunk={"Qlist": "gpu", "ncpus": 1}),
+            "bigq": queue(resources_default={"Qlist": "big"}),
+            "partq": queue(partition="p1"),
+        }
+    }
+)
+
+
+def nodes() -> dict[str, Node]:
+    """Return the nodes with the queues that they serve."""
+    queues = {one.name: one for one in parse_queues(QUEUES)}
+    listed = parse_nodes(VNODES, queues=tuple(queues))
+    ties = {one.name: one.tie for one in queues.values()}
+    default = [one.name for one in ends_of(queues["workq"], queues)]
+    return {node.name: node for node in tied(listed, parse_vnodes(VNODES), ties, default=default)}
+
+
+def test_queues_are_served_by_vnodes_with_their_words_and_partition() -> None:
+    assert {name: node.queues for name, node in nodes().items()} == {
+        "plain": ("workq",),
+        "gpu": ("workq", "gpuq", "bigq"),
+        "big": ("workq", "bigq"),
+        "apart": ("partq",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("chunk", "serving"),
+    [
+        ({"ngpus": 2}, {"gpu"}),
+        ({"ngpus": 5}, set()),
+        ({"scratch": "50gb"}, {"big"}),
+        ({"ngpus": 0}, {"plain", "gpu", "big"}),
+        ({"ncpus": 4, "mem": "64gb", "unheard_of": 1}, {"plain", "gpu", "big"}),
+    ],
+)
+def test_a_queue_whose_chunks_get_an_amount_is_served_where_it_is(chunk: dict[str, object], serving: set[str]) -> None:
+    (one,) = parse_queues(json.dumps({"Queue": {"gpuq": queue(default_chunk=chunk)}}))
+    found = tied(parse_nodes(VNODES, queues=("gpuq",)), parse_vnodes(VNODES), {"gpuq": one.tie}, default=())
+    assert {node.name for node in found} == serving
+
+
+@pytest.mark.parametrize(
+    ("chunk", "ever", "now"),
+    [
+        ({"ngpus": 1}, 4, 1),
+        ({"ngpus": 2}, 2, 0),
+        ({"ngpus": 1, "scratch": "30gb"}, 1, 1),
+        ({"ngpus": 0}, 8, 8),
+        ({"Qlist": "gpu"}, 8, 8),
+    ],
+)
+def test_places_of_a_queue_whose_chunks_get_an_amount(chunk: dict[str, object], ever: int, now: int) -> None:
+    """Each placeholder takes a GPU: eight processors with four of them, of which three are taken, start one more."""
+    text = json.dumps({"nodes": {"gpu": vnode(ngpus=4, Qlist="gpu", scratch="50gb", used={"ngpus": 3})}})
+    config = {"Queue": {"gpuq": queue(default_chunk=chunk), "workq": queue()}}
+    ties = {one.name: one.tie for one in parse_queues(json.dumps(config))}
+    (node,) = tied(parse_nodes(text, queues=tuple(ties)), parse_vnodes(text), ties, default=["gpuq"])
+    assert (node.places("gpuq"), node.places_idle("gpuq")) == (ever, now)
+    assert (node.places(None), node.places_idle(None)) == (ever, now)
+    assert (node.places("workq"), node.places_idle("workq")) == (8, 8)
+    assert (node.places("gpuq,workq"), node.places_idle("gpuq,workq")) == (8, 8)
+
+
+def test_chunks_get_what_their_server_says_unless_their_queue_says_otherwise() -> None:
+    """A GPU for each, at a site where all nodes have some; two in one queue, and none in another."""
+    server = parse_server(json.dumps({"Server": {"s": {"default_chunk": {"ncpus": 1, "ngpus": 1}}}}))
+    wanted = {"oneq": {}, "twoq": {"ngpus": 2}, "noneq": {"ngpus": 0}}
+    config = {"Queue": {name: queue(default_chunk=chunk) for name, chunk in wanted.items()}}
+    ties = {one.name: one.tie.with_defaults(server.default_chunk) for one in parse_queues(json.dumps(config))}
+    listed = tied(parse_nodes(VNODES, queues=tuple(ties)), parse_vnodes(VNODES), ties, default=["oneq"])
+    found = {node.name: node for node in listed}
+    assert {name: found["gpu"].places(name) for name in (*wanted, None)} == {"oneq": 4, "twoq": 2, "noneq": 8, None: 4}
+    assert found["plain"].queues == ("noneq",)
+
+
+def test_a_job_that_names_no_queue_has_the_places_of_any_in_which_it_may_end_up() -> None:
+    """A routing queue passes it on to one whose chunks get no GPU."""
+    config = {"Queue": {"gpuq": queue(default_chunk={"ngpus": 1}), "workq": queue()}}
+    ties = {one.name: one.tie for one in parse_queues(json.dumps(config))}
+    listed = tied(parse_nodes(VNODES, queues=tuple(ties)), parse_vnodes(VNODES), ties, default=["gpuq", "workq"])
+    found = {node.name: node.places_idle(None) for node in listed}
+    assert (found["gpu"], found["plain"]) == (8, 8)
+
+
+def test_jobs_of_the_default_queue_do_not_count_on_others_vnodes() -> None:
+    idle = {name: (node.places_idle(None), node.places_idle("partq")) for name, node in nodes().items()}
+    assert idle["apart"] == (0, 8)
+    assert idle["plain"][0] == 8
+
+
+def test_without_ties_all_is_as_it_was() -> None:
+    listed = parse_nodes(VNODES.replace(', "partition": "p1"', ""))
+    ties = {one.name: one.tie for one in parse_queues(json.dumps({"Queue": {"workq": queue()}}))}
+    assert tied(listed, parse_vnodes(VNODES.replace(', "partition": "p1"', "")), ties, default=["workq"]) == listed
+
+
+def job(select: str, *, comment: str = "", state: str = "H") -> str:
+    """Return a listing of one job."""
+    entry = {
+        "Job_Name": "j",
+        "Job_Owner": "ann@h",
+        "job_state": state,
+        "Hold_Types": "o" if state == "H" else "n",
+        "Resource_List": {"select": select},
+        "comment": comment,
+    }
+    return json.dumps({"Jobs": {"1.h": entry}})
+
+
+def listed(select: str) -> LrmJob:
+    """Return a held job as the plugin lists it."""
+    text = job(select)
+    (found,) = placed(parse_jobs(text), parse_selections(text), parse_vnodes(VNODES))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("select", "possible"),
+    [
+        ("1:ncpus=64", None),
+        ("1:ncpus=4:ngpus=1", ("gpu",)),
+        ("1:ncpus=4:ngpus=2", ()),
+        ("1:ncpus=1:Qlist=big", ("big", "gpu")),
+        ("1:ncpus=1:scratch=50gb", ("big",)),
+        ("1:ncpus=1:scratch=200gb", ()),
+        ("1:ncpus=1:ngpus=1+1:ncpus=1:scratch=1gb", ("big", "gpu")),
+        ("1:ncpus=1:unheard_of=1:mpiprocs=2:mem=1gb", None),
+    ],
+)
+def test_jobs_may_go_where_their_chunks_have_what_they_ask_for(select: str, possible: tuple[str, ...] | None) -> None:
+    assert listed(select).possible_nodes == possible
+
+
+def test_no_start_where_a_chunk_lacks_something() -> None:
+    """PBS does not check what qrun -H asks for: three chunks of a GPU each do not fit where one is left."""
+    vnodes = parse_vnodes(VNODES)
+    vnodes.require("1.h", assign("1.h", "1:ncpus=4:ngpus=1", ["gpu"] * 4))
+    with pytest.raises(LrmRejectedError, match=r"plain has not what job 1\.h asks for"):
+        vnodes.require("1.h", assign("1.h", "1:ncpus=4:ngpus=1", ["plain"] * 4))
+    with pytest.raises(LrmRejectedError, match="2 times ngpus=1"):
+        vnodes.require("1.h", assign("1.h", "2:ncpus=2:ngpus=1", ["gpu"] * 4))
+
+
+@pytest.mark.parametrize(
+    ("comment", "blocked"),
+    [
+        ("Not Running: Insufficient amount of resource: ncpus (R: 8 A: 2 T: 8)", False),
+        ("Not Running: Insufficient amount of resource: mem (R: 8gb A: 2gb T: 8gb)", False),
+        ("Not Running: Not enough free nodes available", False),
+        ("Not Running: Job would conflict with reservation or top job", False),
+        ("Not Running: No available resources on nodes", False),
+        ("Not Running: Host set host=n1 has too few free resources", False),
+        ("Not Running: Placement set group=a has too few free resources", False),
+        ("Not Running: Job is requesting an exclusive node and node is in use", False),
+        ("Not Running: Draining system to allow starving job to run", False),
+        ("Not Running: User has reached server running job limit.", True),
+        ("Not Running: Insufficient amount of server resource: matlab (R: 1 A: 0 T: 4)", True),
+        ("Not Running: Queue not started.", True),
+        ("Can Never Run: Insufficient amount of resource: ncpus (R: 80 A: 8 T: 8)", True),
+        ("Can Never Run: Not enough total nodes available", True),
+        ("", False),
+    ],
+)
+def test_what_blocks_a_job(comment: str, *, blocked: bool) -> None:
+    (found,) = parse_jobs(job("1:ncpus=1", comment=comment, state="Q"))
+    assert found.blocked is blocked
+
+
+@pytest.mark.parametrize(
+    ("comment", "kept"),
+    [
+        ("Can Never Run: Insufficient amount of resource: ncpus (R: 80 A: 8 T: 8)", True),
+        ("Not Running: Queue not started.", True),
+        ("Not Running: Job would cross dedicated time boundary", True),
+        ("Not Running: User has reached server running job limit.", False),
+        ("Not Running: Insufficient amount of server resource: matlab (R: 1 A: 0 T: 4)", False),
+        ("Not Running: Not enough free nodes available", False),
+        ("", False),
+    ],
+)
+def test_what_keeps_a_job_for_good(comment: str, *, kept: bool) -> None:
+    """What only the site, or another request, changes; the ends of other jobs change the rest."""
+    (found,) = parse_jobs(job("1:ncpus=1", comment=comment, state="Q"))
+    assert found.kept is kept
+    assert found.blocked or not kept

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading plugins: good ones are found by name, and each way of being broken is refused with its author's address."""
+"""Plugins are found by name, and the contract's capabilities are asked for."""
 
 from __future__ import annotations
 
 import inspect
+import re
+from dataclasses import fields, replace
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from koala_adapter.errors import EXIT_CONFIGURATION, LrmUnsupportedError, PluginError
+from koala_adapter.errors import EXIT_CONFIGURATION, LrmRejectedError, LrmUnsupportedError, PluginError
 from koala_adapter.lrm import (
     ENTRY_POINT_GROUP,
     INTERFACE_VERSION,
@@ -20,13 +23,18 @@ from koala_adapter.lrm import (
     PluginDefinition,
     load_plugins,
 )
-from koala_adapter.model import LrmJobId
+from koala_adapter.lrm.contract import Directives, Submission, expressible
+from koala_adapter.lrm.mapping import MAP_KEYS, arguments_of, braces_problem, divide, sample
+from koala_adapter.model import BatchKey, LrmJobId
+from koala_adapter.slots import PLAIN, SLOT_KEYS, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from koala_adapter.lrm import ClusterContext
+
+
+# Loading plugins: good ones are found by name, and each way of being broken is refused with its author's address.
 
 
 class ClosedSettings(BaseModel):
@@ -76,17 +84,14 @@ def entry(attribute: str, *, name: str = "sample", module: str = __name__) -> En
 
 
 def test_good_plugins_are_found_by_name() -> None:
-    """Definitions come back under the names of their entry points."""
     assert load_plugins([entry("GOOD"), entry("SECOND", name="second")]) == {"sample": GOOD, "second": SECOND}
 
 
 def test_without_submitting_nothing_must_be_found_by_name() -> None:
-    """A plugin for systems that are only scheduled from outside has no submissions that could be sent twice."""
     assert load_plugins([entry("OUTSIDE_ONLY")]) == {"sample": OUTSIDE_ONLY}
 
 
 def test_no_plugins() -> None:
-    """An installation without plugins is no error of the registry."""
     assert load_plugins([]) == {}
 
 
@@ -108,7 +113,6 @@ def test_no_plugins() -> None:
     ids=lambda value: value.value.partition(":")[2] if isinstance(value, EntryPoint) else "",
 )
 def test_broken_plugins_are_refused(broken: EntryPoint, complaint: str) -> None:
-    """Whatever is wrong, the error names the entry point, what it found and a way out."""
     with pytest.raises(PluginError) as caught:
         load_plugins([broken])[broken.name]
     assert complaint in caught.value.message
@@ -118,7 +122,6 @@ def test_broken_plugins_are_refused(broken: EntryPoint, complaint: str) -> None:
 
 
 def test_failing_import_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plugin whose module raises at import, in whatever way, is named instead of ending the program."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "koala_explodes.py").write_text("raise ZeroDivisionError('boom')\n")
     with pytest.raises(PluginError, match="cannot be imported: ZeroDivisionError: boom"):
@@ -126,7 +129,6 @@ def test_failing_import_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_plugin_is_imported_when_it_is_looked_up() -> None:
-    """One that is broken stops nobody who does not use it, and is known by name before it is imported."""
     plugins = load_plugins([entry("GOOD"), entry("PLUGIN", name="broken", module="koala_no_such_module")])
     assert plugins["sample"] is GOOD
     assert "broken" in plugins
@@ -145,7 +147,6 @@ def test_two_of_one_name_are_refused() -> None:
 
 
 def test_installed_plugins_load() -> None:
-    """Ours keep the contract; where none is installed (tests from the source) at least ``local`` does."""
     installed = list(entry_points(group=ENTRY_POINT_GROUP))
     wanted = installed or [entry("PLUGIN", name="local", module="koala_local")]
     assert set(dict(load_plugins(wanted))) == {point.name for point in wanted}
@@ -203,14 +204,12 @@ CALLS: dict[str, Callable[[Lrm], Any]] = {
 @pytest.mark.anyio
 @pytest.mark.parametrize("operation", sorted(CALLS))
 async def test_what_a_plugin_leaves_out_is_unsupported(operation: str) -> None:
-    """Every optional operation that a plugin does not write raises LrmUnsupportedError with its name."""
     with pytest.raises(LrmUnsupportedError, match=f"Bare cannot {operation}"):
         await CALLS[operation](Bare())
 
 
 @pytest.mark.anyio
 async def test_defaults_do_no_harm() -> None:
-    """Start, close and both checks have defaults, and every optional method is in the table above."""
     lrm = Bare()
     await lrm.start()
     assert await lrm.check() == ()
@@ -234,3 +233,164 @@ async def test_defaults_do_no_harm() -> None:
     assert lrm.submission_obstacle == lrm.submission_way == ""
     harmless |= {"held_by_hook", "give_back", "look_for_obstacle", "original_request"}
     assert optional - harmless == set(CALLS)
+
+
+# The contract has the capabilities that are asked for, and the manual's table has the same.
+
+ROOT = Path(__file__).parents[3]
+CONTRACT = ROOT / "koala_adapter" / "plugin" / "contract.py"
+NAMES = [field.name for field in fields(Capabilities)]
+
+
+def test_the_manual_lists_every_capability_and_no_other() -> None:
+    text = (ROOT / "docs" / "plugins.md").read_text()
+    table = text.partition("## Capabilities")[2].partition("<!-- capabilities -->")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_capability_is_asked_for(name: str) -> None:
+    """Somebody outside the contract and the plugins asks for it: the core, or the conformance kit for an operation."""
+    asking = re.compile(rf"""\.{name}\b|need\("{name}"\)|: \("{name}",""")
+    sources = [path for path in (ROOT / "koala_adapter").rglob("*.py") if path != CONTRACT]
+    assert any(asking.search(path.read_text()) for path in sources)
+
+
+# Keys of a slot that a cluster can express: natively, and as its site file maps them to arguments.
+
+PLACEHOLDERS = Submission(key=BatchKey("koala-1"), count=2, script="#!/bin/sh\n", walltime=60)
+NOTHING: frozenset[str] = frozenset()
+
+
+def site(**mapped: str) -> Directives:
+    """Return the directives of a site that maps these keys."""
+    return Directives(map=tuple((key, arguments_of(text)) for key, text in mapped.items()))
+
+
+def test_native_and_mapped_keys_are_expressible() -> None:
+    can = expressible(Capabilities(slots=frozenset({"threads"})), site(gpus="-l gpu={n}", memory="-l mem_free={mib}M"))
+    assert can == {"threads", "gpus"}
+    assert Slot(threads=2, gpus=1, qos="high").beyond(can) == ("qos",)
+
+
+def test_all_keys_of_a_slot_can_be_mapped_but_directives() -> None:
+    assert set(MAP_KEYS) == {*SLOT_KEYS, "memory"} - {"directives"}
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("-l gpu={n}", ("-l gpu={n}",)),
+        ("-pe smp {n} -R y", ("-pe smp {n}", "-R y")),
+        ("--gres=gpu:{n}", ("--gres=gpu:{n}",)),
+        (":ngpus={n} -W x=1", (":ngpus={n}", "-W x=1")),
+        ("--comment='two words {n}'", ("--comment='two words {n}'",)),
+    ],
+)
+def test_a_value_is_divided_into_arguments(text: str, arguments: tuple[str, ...]) -> None:
+    assert arguments_of(text) == arguments
+
+
+@pytest.mark.parametrize("text", ["", "  ", "gpu={n}", "-l 'gpu={n}", "-l gpu={n}\n-V", '-l m="{mib}'])
+def test_what_is_no_list_of_arguments_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="arguments that begin with -"):
+        arguments_of(text)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "right"),
+    [
+        ("gpus", "-l gpu={n}", True),
+        ("gpus", "-l gpu={kind}", False),
+        ("gpus", "-l gpu=1", False),
+        ("gpus", "-l gpu={n}{", False),
+        ("gpus", "-l gpu={n} -l m={kind}", False),
+        ("gpu_kind", "-l gpu={n},model={kind}", True),
+        ("gpu_kind", "-l gpu={n}", False),
+        ("exclusive", "-l exclusive=true", True),
+        ("exclusive", "-l exclusive={n}", False),
+        ("licenses", "-l {name}={n}", True),
+        ("licenses", "-l {name}", True),
+    ],
+)
+def test_braces_of_a_key(key: str, text: str, *, right: bool) -> None:
+    assert (braces_problem(key, text) == "") is right
+
+
+@pytest.mark.parametrize(
+    ("slot", "mapped", "arguments"),
+    [
+        (Slot(threads=4), {"threads": "-pe smp {n} -R y"}, ("-pe smp 4", "-R y")),
+        (Slot(gpus=2), {"gpus": "-l gpu={n}"}, ("-l gpu=2",)),
+        (Slot(gpus=2, gpu_kind="a100"), {"gpus": "-l g={n}", "gpu_kind": "-l g_{kind}={n}"}, ("-l g_a100=2",)),
+        (Slot(exclusive=True), {"exclusive": "-l exclusive=true"}, ("-l exclusive=true",)),
+        (Slot(scratch_mib=9), {"scratch": "-l tmp={mib}M"}, ("-l tmp=9M",)),
+        (Slot(features=("ib", "avx")), {"features": "-l {name}"}, ("-l ib", "-l avx")),
+        (Slot(licenses=(("a", 2), ("b", 1))), {"licenses": "-l {name}={n}"}, ("-l a=2", "-l b=1")),
+        (Slot(account="phys"), {"account": "-P {name}"}, ("-P phys",)),
+        (Slot(qos="high"), {"qos": "-l {name}=1"}, ("-l high=1",)),
+    ],
+)
+def test_mapped_keys_become_arguments(slot: Slot, mapped: dict[str, str], arguments: tuple[str, ...]) -> None:
+    divided = divide(replace(PLACEHOLDERS, slot=slot), NOTHING, site(**mapped), system="Toy")
+    assert divided.directives.add == arguments
+    assert divided.rest == PLACEHOLDERS
+
+
+def test_order_is_site_then_map_then_slot() -> None:
+    directives = replace(site(memory="-l mem={mib}M"), add=("-site",))
+    slot = Slot(directives=("-own",))
+    divided = divide(
+        replace(PLACEHOLDERS, memory_mib=5, slot=slot), frozenset({"directives"}), directives, system="Toy"
+    )
+    assert divided.directives.add == ("-site", "-l mem=5M", "-own")
+    assert divided.rest == PLACEHOLDERS
+    assert divided.mapped == {"memory"}
+
+
+def test_native_keys_stay_in_the_rest() -> None:
+    slot = Slot(threads=2, gpus=1, gpu_kind="a100")
+    native = frozenset({"threads", "gpus", "gpu_kind"})
+    divided = divide(replace(PLACEHOLDERS, slot=slot), native, site(gpus="-l gpu={n}"), system="Toy")
+    assert divided.rest.slot == slot, "gpus are mapped only for slots that name no kind"
+    assert divide(replace(PLACEHOLDERS, slot=slot), native, Directives(), system="Toy").rest.slot == slot
+
+
+@pytest.mark.parametrize(
+    ("slot", "named", "hint"),
+    [
+        (Slot(threads=2, qos="x"), "threads, qos", r"\[clusters.map\].*threads and qos"),
+        (Slot(directives=("-x",)), "directives", "leave it out"),
+    ],
+)
+def test_what_nothing_expresses_is_refused_by_name(slot: Slot, named: str, hint: str) -> None:
+    with pytest.raises(LrmRejectedError, match=f"Toy cannot be asked for {named} ") as caught:
+        divide(replace(PLACEHOLDERS, slot=slot), NOTHING, Directives(), system="Toy")
+    assert re.search(hint, caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "slot",
+    [
+        Slot(account="a b"),
+        Slot(account="-P"),
+        Slot(features=("a,b=1",)),
+        Slot(features=("ok", "a&b")),
+        Slot(licenses=(("x;y", 1),)),
+        Slot(gpus=1, gpu_kind="a'b"),
+        Slot(qos="{name}"),
+    ],
+)
+def test_values_that_are_no_word_are_refused(slot: Slot) -> None:
+    with pytest.raises(LrmRejectedError, match="cannot be asked for"):
+        divide(replace(PLACEHOLDERS, slot=slot), frozenset(SLOT_KEYS), Directives(), system="Toy")
+
+
+def test_plain_submissions_are_unchanged() -> None:
+    divided = divide(PLACEHOLDERS, NOTHING, site(gpus="-l gpu={n}"), system="Toy")
+    assert (divided.rest, divided.directives.add, divided.mapped) == (PLACEHOLDERS, (), frozenset())
+    assert divided.rest.slot == PLAIN
+
+
+def test_samples_have_no_braces() -> None:
+    assert sample("-l gpu_{kind}={n}") == "-l gpu_kind=1"

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether placeholders are submitted through a DRMAA library or by commands, and the reason that is told."""
+"""The choice of a DRMAA library, its helper's lines, and the helper's ledger."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 
-from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnreachableError, ProtocolError
 from koala_adapter.lrm.drmaa.choice import (
     TRIES,
     FoundLibrary,
@@ -20,15 +26,44 @@ from koala_adapter.lrm.drmaa.choice import (
     find_libraries,
     is_shared,
 )
-from koala_adapter.lrm.drmaa.client import DrmaaClient
-from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, PBS, SLURM, Library, LibraryLoadError
-from koala_adapter.lrm.drmaa.protocol import Opened
+from koala_adapter.lrm.drmaa.client import DrmaaClient, decode_result
+from koala_adapter.lrm.drmaa.ledger import KEEP_SECONDS, KEEP_UNKNOWN_SECONDS, TIDIED_EVERY, JobEnd, Ledger
+from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, PBS, SLURM, FailureKind, Library, LibraryLoadError
+from koala_adapter.lrm.drmaa.protocol import (
+    AbandonBatches,
+    ControlAction,
+    ControlJobs,
+    Controlled,
+    Done,
+    Failure,
+    JobStatus,
+    ListBatches,
+    Listed,
+    ListedBatch,
+    ListedJob,
+    NumberedRequest,
+    NumberedResult,
+    Opened,
+    OpenSession,
+    ReachLrm,
+    Refusal,
+    Request,
+    Result,
+    SubmitJobs,
+    Submitted,
+    Template,
+    decode_request,
+    encode,
+)
 from koala_adapter.lrm.helper import HelperDiedError
 from koala_adapter.testing import new_context
 from koala_slurm.listing import SEPARATOR, all_here
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
+
+
+# Whether placeholders are submitted through a DRMAA library or by commands, and the reason that is told.
 
 NOTHING = Path("/nonexistent")
 FOUND = FoundLibrary(path=Path("/opt/libdrmaa.so"), by="its usual place")
@@ -64,7 +99,6 @@ class TestFiles:
         assert found(None, environment={}, places=(), cache=NOTHING) is None
 
     def test_another_systems_library_is_passed_over(self, tmp_path: Path) -> None:
-        """Its path tells, or that of the file behind a link; one that tells nothing is asked when it is loaded."""
         other = library_at(tmp_path / "pbs-drmaa" / "libdrmaa.so")
         link = tmp_path / "libdrmaa.so"
         link.symlink_to(other)
@@ -74,7 +108,6 @@ class TestFiles:
             assert find_libraries(None, PBS, (), environment=variables, cache=NOTHING)
 
     def test_a_cache_that_cannot_be_read(self, tmp_path: Path) -> None:
-        """It names no library."""
         assert cached_libraries(NOTHING) == ()
         (tmp_path / "cache").write_bytes(b"\xff\0" * 100)
         assert cached_libraries(tmp_path / "cache") == ()
@@ -84,7 +117,6 @@ class TestFiles:
         [("/home/me/.koala", True), ("/home/local/x", False), ("/var/lib", False), ("/with blank/x", True)],
     )
     def test_shared_file_systems(self, directory: str, *, shared: bool) -> None:
-        """The innermost mount decides, and of two at one place the later one."""
         mounts = (
             "rootfs / rootfs rw 0 0\n/dev/a / ext4 rw 0 0\nserver:/home /home ext4 rw 0 0\n"
             "server:/home /home nfs4 rw 0 0\n/dev/b /home/local xfs rw 0 0\nx /with\\040blank lustre rw 0 0\nbad\n"
@@ -103,7 +135,6 @@ class TestFiles:
         ],
     )
     def test_nodes_that_are_this_host(self, listing: str, *, here: bool) -> None:
-        """By their addresses."""
         assert all_here(listing.replace("|", SEPARATOR), host="host.example.org") is here
 
 
@@ -125,7 +156,6 @@ class TestChoice:
     def test_reasons(  # noqa: PLR0917 - the columns of the table
         self, by: str, found: FoundLibrary | None, library: Library, obstacle: str, wanted: str, reason: str
     ) -> None:
-        """Each is said in one line."""
         settings = SubmissionSettings.model_validate({"submit_by": by})
         choice = choose(settings, found, library, obstacle=obstacle)
         assert choice.by == wanted
@@ -173,7 +203,6 @@ class TestVerified:
         return False
 
     async def test_good(self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch) -> None:
-        """A library that is new enough is used, and asked once."""
         left = self.answers(monkeypatch, opened("DRMAA for Slurm 1.1.6"))
         one = submitter()
         await one.start(nodes_are_here=self.here)
@@ -191,7 +220,6 @@ class TestVerified:
     async def test_not_to_be_trusted(
         self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch, answer: object, reason: str
     ) -> None:
-        """One that is too old or aborts is given up for commands, and the reason is kept."""
         found = opened(answer) if isinstance(answer, str) else answer
         assert isinstance(found, Opened | Exception)
         self.answers(monkeypatch, found)
@@ -203,7 +231,6 @@ class TestVerified:
     async def test_old_one_on_which_a_site_insists(
         self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is used."""
         self.answers(monkeypatch, opened("DRMAA for Slurm 1.1.5"))
         one = submitter(submit_by="drmaa")
         await one.start(nodes_are_here=self.here)
@@ -213,7 +240,6 @@ class TestVerified:
     async def test_one_that_the_batch_system_does_not_understand(
         self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is given up unloaded, with the reason."""
         left = self.answers(monkeypatch, opened("DRMAA for Slurm 1.1.6"))
         one = submitter()
         await one.start(nodes_are_here=self.here, misfit=says(["it is too old"]))
@@ -239,7 +265,6 @@ class TestVerified:
         answer: Exception | None,
         reason: str,
     ) -> None:
-        """Nothing is submitted, with reason and remedy, until it was put right; it is tried again each time."""
         wrong = [misfit]
         left = self.answers(monkeypatch, *[answer] * 4 if answer else (), opened("DRMAA for Slurm 1.1.6"))
         one = submitter(submit_by="drmaa")
@@ -265,7 +290,6 @@ class TestVerified:
     async def test_batch_system_that_is_updated(
         self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch, submit_by: str
     ) -> None:
-        """After a submission that failed the library is looked at again; the way of submitting stays."""
         wrong = [""]
         self.answers(monkeypatch, *[opened("DRMAA for Slurm 1.1.6")] * 2)
         one = submitter(submit_by=submit_by)
@@ -309,7 +333,6 @@ class TestVerified:
         assert one.drmaa is not None
 
     async def test_never_an_answer(self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch) -> None:
-        """A library that hangs, where commands answer, holds up nothing for ever."""
         self.answers(monkeypatch, *[LrmUnavailableError("no answer")] * TRIES)
         one = submitter()
         await one.start(nodes_are_here=self.here)
@@ -323,7 +346,6 @@ class TestVerified:
     async def test_scripts_that_nodes_do_not_see(
         self, submitter: Callable[..., Submitter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Then sbatch is better, which needs no file; where a site insists, its scripts are its own business."""
         self.answers(monkeypatch, opened("DRMAA for Slurm 1.1.6"))
         one = submitter()
         await one.start(nodes_are_here=self.elsewhere)
@@ -346,3 +368,219 @@ def says(problems: list[str]) -> Callable[[Path], Awaitable[str]]:
 def opened(implementation: object) -> Opened:
     """Return what a library says of itself."""
     return Opened(system="Slurm 22.05.8", implementation=str(implementation), version="1.0", contact="")
+
+
+# Lines between a plugin and its DRMAA helper.
+
+TEMPLATE = Template(
+    name="k1",
+    remote_command="/bin/sh",
+    arguments=("/a b/'\n\"\\é.sh",),
+    working_directory="/tmp",
+    output_path="/tmp/k1.{index}.out",
+    native_specification="-l h_rt=60",
+    held=True,
+)
+REQUESTS: tuple[Request, ...] = (
+    OpenSession(contact="c", ledger="/l"),
+    SubmitJobs(template=TEMPLATE, count=50),
+    SubmitJobs(template=TEMPLATE, count=2, index_variable="KOALA_INDEX"),
+    ControlJobs(action=ControlAction.TERMINATE, ids=("1.1", "1.2")),
+    ListBatches(prefix="k"),
+    AbandonBatches(keys=("k1",)),
+    ReachLrm(),
+)
+RESULTS: tuple[Result, ...] = (
+    Opened(system="SGE 8.1.9", implementation="SGE", version="1.0", contact="session=x"),
+    Submitted(ids=("1.1", "1.2")),
+    Controlled(refusals=(Refusal(id="1.1", kind=FailureKind.NOT_FOUND, message="gone"),)),
+    Listed(
+        batches=(
+            ListedBatch(
+                key="k1",
+                count=2,
+                submitted_at=1.5,
+                jobs=(ListedJob(id="1.1", status=JobStatus.DONE, exit_code=3, ended_at=9.25),),
+            ),
+        )
+    ),
+    Done(),
+    Failure(kind=FailureKind.UNAVAILABLE, message="unable to contact qmaster"),
+)
+
+
+@pytest.mark.parametrize(
+    "request_", REQUESTS, ids=lambda request: f"{request.op}-{getattr(request, 'index_variable', None)}"
+)
+def test_requests_survive_the_line(request_: Request) -> None:
+    line = encode(NumberedRequest(number=7, request=request_))
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert decode_request(line) == NumberedRequest(number=7, request=request_)
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=lambda result: type(result).__name__)
+def test_results_survive_the_line(result: Result) -> None:
+    assert decode_result(encode(NumberedResult(number=7, result=result))) == NumberedResult(number=7, result=result)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{}",
+        b"error: commlib error\n",
+        b'{"number": 1, "request": {"op": "format-disk"}}',
+        b'{"number": 1, "request": {"op": "reach", "extra": 1}}',
+        b'{"number": "x", "request": {"op": "reach"}}',
+        b'{"number": 1, "request": {"op": "control", "action": "explode", "ids": []}}',
+    ],
+)
+def test_what_is_no_request_is_refused(line: bytes) -> None:
+    """Unknown operations, unknown keys, wrong types and what is no JSON are refused with a sentence of ours."""
+    with pytest.raises(ProtocolError, match="not understood"):
+        decode_request(line)
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_refused(noise: bytes) -> None:
+    """No bytes lead to anything but a message or a ProtocolError."""
+    for decode in (decode_request, decode_result):
+        with pytest.raises(ProtocolError):
+            decode(noise)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"number": 1, "result": {}}',
+        b'{"number": 1, "result": {"result": "done", "extra": 1}}',
+        b'{"number": 1, "result": {"result": "listed", "batches": [{"key": "k", "count": 1, "submitted_at": "x"}]}}',
+        b'{"number": 1, "result": {"result": "done"}, "more": 1}',
+    ],
+)
+def test_what_is_no_result_is_refused(line: bytes) -> None:
+    with pytest.raises(ProtocolError, match="not understood"):
+        decode_result(line)
+
+
+def test_the_helper_starts_without_what_only_its_parent_needs() -> None:
+    """One runs for each cluster, and is started again when it has died: it takes a quarter of the time so."""
+    heavy = ("pydantic", "anyio", "asyncio", "structlog", "importlib.metadata", "koala_adapter.lrm.contract")
+    code = f"import sys, koala_adapter.lrm.drmaa.helper; print(*[one for one in {heavy} if one in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+# The ledger by which batches are found again after a crash, although DRMAA cannot find a job by its name.
+
+NOW = 1_000_000.0
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    """Give an empty ledger."""
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as one:
+        yield one
+
+
+def test_intent_without_ids_is_a_batch(ledger: Ledger) -> None:
+    ledger.intend("k1", 3, NOW)
+    batch = ledger.batches()["k1"]
+    assert (batch.count, batch.ids, batch.submitted_at) == (3, (), NOW)
+
+
+def test_ids_and_ends(ledger: Ledger, tmp_path: Path) -> None:
+    end = JobEnd(at=NOW + 5, failed=True, exit_code=None, signal=9, aborted=True)
+    ledger.intend("k1", 2, NOW)
+    ledger.add("k1", ["7.1", "7.2"])
+    ledger.end({"7.1": end})
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as another:
+        batch = another.batches()["k1"]
+    assert (batch.ids, batch.live(), batch.ends["7.1"]) == (("7.1", "7.2"), ("7.2",), end)
+
+
+def test_what_was_refused_is_gone(ledger: Ledger) -> None:
+    """A batch of which nothing is in the LRM is not listed."""
+    ledger.intend("k1", 1, NOW)
+    ledger.intend("k2", 1, NOW)
+    ledger.settle(["k1", "never was"])
+    assert set(ledger.batches()) == {"k2"}
+
+
+def test_jobs_one_by_one(ledger: Ledger) -> None:
+    ledger.intend("k1", 3, NOW)
+    ledger.add("k1", ["7"])
+    ledger.add("k1", ["8"])
+    ledger.tidy(NOW + 2 * KEEP_SECONDS)
+    assert (ledger.batches()["k1"].ids, ledger.batches()["k1"].count) == (("7", "8"), 3)
+    ledger.settle(["k1"])
+    assert (ledger.batches()["k1"].ids, ledger.batches()["k1"].count) == (("7", "8"), 2)
+
+
+def test_only_what_is_asked_for(ledger: Ledger) -> None:
+    """A prefix leaves out the rest; a character that means something to SQL means nothing here."""
+    for key in ("a%b-1", "a%b-2", "axb-3", "b"):
+        ledger.intend(key, 1, NOW)
+    assert list(ledger.batches("a%b")) == ["a%b-1", "a%b-2"]
+
+
+def test_ledger_is_private(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.intend("k1", 1, NOW)
+    assert {path.stat().st_mode & 0o077 for path in tmp_path.iterdir()} == {0}
+
+
+def test_only_what_is_over_is_forgotten(ledger: Ledger) -> None:
+    """Batches over for a day, and unknown ones of two weeks ago, go; live, recent and other unknown ones stay."""
+    old, end = NOW - KEEP_UNKNOWN_SECONDS - 1, JobEnd(at=NOW - KEEP_SECONDS - 1)
+    for key, count, at, ids, ends in (
+        ("over", 1, old, ["1.1"], {"1.1": end}),
+        ("half", 2, old, ["2.1", "2.2"], {"2.1": end}),
+        ("lost", 1, old, [], {}),
+        ("unknown", 1, NOW - 60, [], {}),
+        ("recent", 1, old, ["3.1"], {"3.1": JobEnd(at=NOW - 5, exit_code=4)}),
+    ):
+        ledger.intend(key, count, at)
+        ledger.add(key, ids)
+        ledger.end(ends)
+    before = ledger.batches()
+    ledger.tidy(NOW)
+    after = ledger.batches()
+    assert set(after) == {"half", "unknown", "recent"}
+    assert after == {key: before[key] for key in after}
+
+
+def test_two_writers(tmp_path: Path, ledger: Ledger) -> None:
+    def write(name: str) -> None:
+        with closing(Ledger(tmp_path / "ledger.sqlite")) as mine:
+            for number in range(20):
+                mine.intend(f"{name}{number}", 1, NOW)
+                mine.add(f"{name}{number}", [f"{name}.{number}"])
+                mine.tidy(NOW + number * TIDIED_EVERY)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {len(batch.ids) for batch in ledger.batches().values()} == {1}
+    assert len(ledger.batches()) == 40
+
+
+def test_a_ledger_that_stays_open_does_not_grow_for_ever(ledger: Ledger) -> None:
+    ledger.tidy(NOW)
+    for number in range(20):
+        ledger.intend(f"k{number}", 1, NOW)
+        ledger.add(f"k{number}", [str(number)])
+        ledger.end({str(number): JobEnd(at=NOW)})
+    ledger.tidy(NOW + TIDIED_EVERY - 1)
+    assert len(ledger.batches()) == 20
+    ledger.tidy(NOW + KEEP_SECONDS + 1)
+    assert ledger.batches() == {}
+
+
+@pytest.mark.parametrize("id_", ["7.1", "'; DROP TABLE jobs; --", "\udcff".encode("utf-8", "surrogateescape").hex()])
+def test_any_id(ledger: Ledger, id_: str) -> None:
+    ledger.intend("k", 1, NOW)
+    ledger.add("k", [id_])
+    assert ledger.batches()["k"].ids == (id_,)

@@ -1,21 +1,218 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places for jobs of one processor: nodes whose processors are threads of cores, or are given as a whole."""
+"""Looking at a batch system, what waits there, and the places of its nodes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import anyio
 import pytest
 
-from koala_adapter.lrm.listing import Listing, processors_wanted
+from koala_adapter.errors import LrmError, LrmUnavailableError
+from koala_adapter.lrm.listing import MOST_TOLD, Listing, Watcher, processors_wanted, read_listing
+from koala_adapter.lrm.rate import CircuitBreaker
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
 from koala_adapter.service.listings import processors_held
 from koala_adapter.wiki.reporting import Host, dealt, offer
 from koala_slurm.listing import Unit, parse_config, parse_nodes, parse_units, parse_whole, without_default_memory
+from tests.unit.service.scripted_lrm import ScriptedLrm, node
+
+pytestmark = pytest.mark.anyio
+
+
+# Looking at a batch system: one look for all who wait, none older than a change, restraint while it fails.
+
+LONG = 600.0
+"""Seconds that no test lasts."""
+
+
+class Watched:
+    """A batch system that answers, or not, and who looks at it."""
+
+    def __init__(self, *, failures: int = 2) -> None:
+        """It answers at once."""
+        self.asked = 0
+        self.error: LrmError | None = None
+        self.slow = 0.0
+        self.told: list[LrmError | None] = []
+        breaker = CircuitBreaker(failures=failures, pause=LONG, longest_pause=LONG)
+        self.watcher = Watcher(self._read, breaker=breaker, on_trouble=self.told.append)
+
+    async def _read(self) -> int:
+        self.asked += 1
+        await anyio.sleep(self.slow)
+        if self.error is not None:
+            raise self.error
+        return self.asked
+
+    async def fails(self, *, now: bool = False) -> str:
+        """Return why a fresh look fails."""
+        with pytest.raises(LrmError) as caught:
+            await self.watcher.fresh(within=0.0, now=now)
+        return caught.value.message
+
+
+async def test_all_who_wait_share_one_look() -> None:
+    watched = Watched()
+    watched.slow = 0.05
+    async with anyio.create_task_group() as tasks:
+        for _ in range(20):
+            tasks.start_soon(lambda: watched.watcher.fresh(within=LONG))
+    await watched.watcher.fresh(within=LONG)
+    assert (watched.asked, watched.watcher.looks) == (1, 1)
+
+
+async def test_those_who_ask_during_a_look_for_what_is_now_share_the_next() -> None:
+    watched = Watched()
+    watched.slow = 0.1
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watched.watcher.look)
+        await anyio.sleep(0.02)
+        for _ in range(5):
+            tasks.start_soon(lambda: watched.watcher.fresh(within=LONG, now=True))
+    assert watched.asked == 2
+
+
+async def test_a_look_begun_before_a_change_does_not_do() -> None:
+    watched = Watched()
+    await watched.watcher.fresh(within=LONG)
+    watched.watcher.invalidate()
+    await watched.watcher.fresh(within=LONG)
+    await watched.watcher.fresh(within=LONG)
+    assert watched.asked == 2
+
+
+async def test_one_that_fails_again_and_again_is_left_alone() -> None:
+    """The reason is still told, and it is told to the owner once; who must know now may ask all the same."""
+    watched = Watched()
+    watched.error = LrmUnavailableError("slurmctld does not answer")
+    reasons = [await watched.fails() for _ in range(5)]
+    assert set(reasons) == {"slurmctld does not answer"}
+    assert (watched.asked, watched.watcher.resting) == (2, True)
+    assert await watched.fails(now=True) == "slurmctld does not answer"
+    assert watched.told == [watched.error]
+    watched.error = None
+    await watched.watcher.fresh(within=0.0, now=True)
+    assert (watched.watcher.resting, watched.watcher.failure, watched.told[-1]) == (False, None, None)
+
+
+async def test_a_look_that_failed_serves_nobody() -> None:
+    watched = Watched()
+    await watched.watcher.fresh(within=LONG)
+    watched.watcher.invalidate()
+    watched.error = LrmUnavailableError("not now")
+    await watched.fails()
+    watched.error = None
+    await watched.watcher.fresh(within=LONG)
+    assert watched.asked == 3
+
+
+async def test_a_defect_of_a_plugin_is_no_answer() -> None:
+    """It is taken for a batch system that is out of reach."""
+    lrm = ScriptedLrm()
+    lrm.errors["nodes"] = ValueError("a defect")
+    with pytest.raises(LrmUnavailableError, match="its plugin failed: ValueError"):
+        await read_listing(lrm, cluster="a", read_at=1.0)
+
+
+async def test_a_look_outlives_who_asked_for_it() -> None:
+    answers, asked = anyio.Event(), 0
+
+    async def read() -> int:
+        nonlocal asked
+        asked += 1
+        await answers.wait()
+        if asked == 2:
+            raise ValueError("a defect")
+        return asked
+
+    watcher = Watcher(read, breaker=CircuitBreaker(), on_trouble=lambda _: None)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(watcher.run)
+        for _ in range(3):
+            with anyio.move_on_after(0.02) as scope:
+                await watcher.fresh(within=LONG)
+            assert scope.cancelled_caught
+        under_way = watcher.under_way
+        assert under_way is not None
+        answers.set()
+        await under_way.over.wait()
+        await watcher.fresh(within=LONG)
+        assert (asked, watcher.looks, watcher.begun_at) == (1, 1, under_way.begun)
+        with pytest.raises(ValueError, match="a defect"):
+            await watcher.fresh(within=0.0, now=True)
+        await watcher.fresh(within=0.0, now=True)
+        assert (asked, watcher.looks) == (3, 2)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_look_that_is_given_up_is_begun_anew_by_the_next_who_waits() -> None:
+    watched = Watched()
+    watched.slow = LONG
+    with anyio.move_on_after(0.02):
+        await watched.watcher.fresh(within=LONG)
+    watched.slow = 0.0
+    await watched.watcher.fresh(within=LONG)
+    assert (watched.asked, watched.watcher.looks) == (2, 1)
+
+
+# Which jobs of a listing wait for processors of some nodes, and for how many.
+
+NOON = 43_200.0
+JOB = LrmJob(id=LrmJobId("1"), name="local", state=LrmJobState.QUEUED, user="bob", processors=3)
+NODES = (node("n1", queues=("short", "long")), node("n2", queues=("long",)))
+
+
+def test_in_the_order_of_the_queue() -> None:
+    """Each for itself, so that a large one can be told from many small ones."""
+    jobs = [replace(JOB, id=LrmJobId(str(number)), processors=number) for number in (4, 1, 2)]
+    assert processors_wanted(jobs, NODES, time_of_day=NOON) == (4, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "counts"),
+    [
+        ({}, True),
+        ({"state": LrmJobState.RUNNING}, False),
+        ({"state": LrmJobState.STARTING}, False),
+        ({"state": LrmJobState.HELD}, False),
+        ({"state": LrmJobState.UNKNOWN}, False),
+        ({"dependent": True}, False),
+        ({"blocked": True}, False),
+        ({"eligible_at": NOON + 1}, False),
+        ({"eligible_at": NOON}, True),
+        ({"queue": "long"}, True),
+        ({"queue": "debug"}, False),
+        ({"queue": "debug,short"}, True),
+        ({"requested_nodes": ("n2",)}, True),
+        ({"requested_nodes": ("n9",)}, False),
+        ({"excluded_nodes": ("n1",)}, True),
+        ({"excluded_nodes": ("n1", "n2")}, False),
+        ({"processors": 8}, True),
+        ({"processors": 9}, False),
+    ],
+)
+def test_only_what_could_be_started_here(changed: dict[str, object], *, counts: bool) -> None:
+    job = replace(JOB, **changed)  # type: ignore[arg-type]
+    assert bool(processors_wanted([job], NODES, time_of_day=NOON)) == counts
+
+
+def test_nodes_that_tell_no_queues_may_serve_any() -> None:
+    assert processors_wanted([replace(JOB, queue="debug")], (node("n1"),), time_of_day=NOON) == (3,)
+
+
+def test_a_long_queue_is_not_told_of_in_full() -> None:
+    jobs = [replace(JOB, id=LrmJobId(str(number)), processors=1) for number in range(5000)]
+    assert processors_wanted(jobs, NODES, time_of_day=NOON) == (1,) * MOST_TOLD
+
+
+# Places for jobs of one processor: nodes whose processors are threads of cores, or are given as a whole.
 
 THREADS = ("n1", "n2")
 
 
-def node(name: str = "n1", **changes: object) -> Node:
+def threaded_node(name: str = "n1", **changes: object) -> Node:
     """Return a node of eight processors, by default the threads of four cores."""
     values: dict[str, object] = {
         "name": name,
@@ -47,8 +244,7 @@ def job(processors: int, **changes: object) -> LrmJob:
     [(0, "main", 4, 4), (6, "main", 4, 1), (0, "whole", 1, 1), (2, "whole", 1, 0), (0, None, 4, 4), (8, "main", 4, 0)],
 )
 def test_places_of_a_node(used: int, queue: str | None, places: int, idle: int) -> None:
-    """A placeholder takes a core, or the node."""
-    one = node(processors_used=used)
+    one = threaded_node(processors_used=used)
     assert (one.places(queue), one.places_idle(queue)) == (places, idle)
     listing = Listing(read_at=0.0, jobs=(), nodes=(one, one), queue=queue)
     assert (listing.processors, listing.idle) == (2 * places, 2 * idle)
@@ -56,7 +252,7 @@ def test_places_of_a_node(used: int, queue: str | None, places: int, idle: int) 
 
 def test_threads_that_are_counted_singly_keep_others_from_their_core() -> None:
     """Slurm with CR_CPU counts one thread for a job, and gives the other thread of its core to no other job."""
-    assert [node(processors_used=used, counts_grains=False).places_idle("main") for used in (0, 1, 4, 8)] == [
+    assert [threaded_node(processors_used=used, counts_grains=False).places_idle("main") for used in (0, 1, 4, 8)] == [
         4,
         3,
         0,
@@ -65,13 +261,11 @@ def test_threads_that_are_counted_singly_keep_others_from_their_core() -> None:
 
 
 def test_a_closed_queue_has_no_idle_places() -> None:
-    """A partition that is down; another one on the same node is open."""
-    one = node(closed_queues=("main", ""))
+    one = threaded_node(closed_queues=("main", ""))
     assert (one.places_idle("main"), one.places_idle(None), one.places_idle("other")) == (0, 0, 4)
 
 
 def test_our_jobs_are_a_place_each() -> None:
-    """Slurm counts both threads, or all processors of the node."""
     running = [job(count, state=LrmJobState.RUNNING) for count in (2, 8)]
     assert processors_held(running) == 2
 
@@ -87,31 +281,30 @@ def test_our_jobs_are_a_place_each() -> None:
     ],
 )
 def test_what_others_wait_for_is_rounded_up(waiting: LrmJob, queue: str, places: int) -> None:
-    """It is told in places, as what is idle."""
-    assert processors_wanted([waiting], [node(), node("n2")], time_of_day=0.0, queue=queue) == (places,)
+    assert processors_wanted([waiting], [threaded_node(), threaded_node("n2")], time_of_day=0.0, queue=queue) == (
+        places,
+    )
 
 
 def start(wanted: LrmJob, used: int = 0) -> tuple[tuple[str, int], ...]:
     """Return where an outside scheduler starts a job on two nodes; nothing when it has no room."""
-    found = allocate(wanted, rooms_of([node(n, processors_used=used) for n in THREADS], {}, {}).values())
+    found = allocate(wanted, rooms_of([threaded_node(n, processors_used=used) for n in THREADS], {}, {}).values())
     return found.nodes if isinstance(found, Allocation) else ()
 
 
 def test_room_for_jobs_from_outside() -> None:
-    """A job asks for threads and takes cores; one that has its nodes for itself takes only idle ones, as a whole."""
     assert start(job(3)) == (("n1", 3),)
-    assert node().gives(job(3), 3) == 4
+    assert threaded_node().gives(job(3), 3) == 4
     assert start(job(1, exclusive=True)) == (("n1", 1),)
-    assert node().gives(job(1, exclusive=True), 1) == 8
+    assert threaded_node().gives(job(1, exclusive=True), 1) == 8
     assert start(job(1, exclusive=True), used=2) == ()
     assert start(job(1), used=7) == ()
     assert start(job(2), used=6) == (("n1", 2),)
 
 
 def test_a_job_in_a_queue_that_gives_whole_nodes_takes_them() -> None:
-    """As if it had asked for them itself; also where it may run in another queue."""
     for queue in ("whole", "main,whole"):
-        assert node().gives(job(1, queue=queue), 1) == 8
+        assert threaded_node().gives(job(1, queue=queue), 1) == 8
         assert start(job(1, queue=queue), used=2) == ()
         assert start(job(1, queue=queue)) == (("n1", 1),)
 
@@ -135,11 +328,11 @@ def test_jobs_that_leave_threads_of_their_cores_idle(
 ) -> None:
     """They take more than they ask for: a node has room for fewer of their processors."""
     wanted = job(processors, **wishes)
-    assert node().gives(wanted, processors) == held
+    assert threaded_node().gives(wanted, processors) == held
     per_task = wanted.processors_per_task
     fits = [count for count in range(per_task, 9, per_task) if start(job(count, nodes_wanted=1, **wishes))]
     assert max(fits) == most
-    assert all(node().gives(job(count, **wishes), count) <= 8 for count in fits)
+    assert all(threaded_node().gives(job(count, **wishes), count) <= 8 for count in fits)
 
 
 @pytest.mark.parametrize(
@@ -147,18 +340,17 @@ def test_jobs_that_leave_threads_of_their_cores_idle(
     [({}, 2000), ({"threads_per_core": 1}, 1000), ({"tasks_per_core": 1}, 2000)],
 )
 def test_memory_by_processor_is_had_for_each_thread_of_its_cores(wishes: dict[str, object], memory: int) -> None:
-    """But for threads that a job does not use; a node has room for no more of it."""
     wanted = job(1, memory_per_processor_mib=1000, **wishes)
-    assert memory_on(wanted, node(), 1) == memory
-    assert memory_on(wanted, node(counts_grains=False), 1) == 1000
+    assert memory_on(wanted, threaded_node(), 1) == memory
+    assert memory_on(wanted, threaded_node(counts_grains=False), 1) == 1000
     for size in (memory, memory - 1):
-        found = allocate(wanted, rooms_of([node(memory_mib=size)], {}, {}).values())
+        found = allocate(wanted, rooms_of([threaded_node(memory_mib=size)], {}, {}).values())
         assert isinstance(found, Allocation) is (size >= memory)
 
 
 def test_what_waits_is_told_rounded_up_by_wiki() -> None:
     """A peer counts tasks, so that it is told of as many as threads are taken; the job itself gets its own."""
-    hosts = [Host.of(name, node(name)) for name in THREADS]
+    hosts = [Host.of(name, threaded_node(name)) for name in THREADS]
     assert offer(job(3), hosts).tasks == 4
     assert offer(job(12), hosts).tasks == 12
     two = offer(job(3, nodes_wanted=2), hosts)
@@ -209,7 +401,6 @@ def test_partitions_that_give_something_else(unit: Unit, units: dict[str, Unit])
 
 
 def test_places_of_a_node_in_partitions_that_give_different_things() -> None:
-    """Each queue has its own number of them; a job that may run in both is counted with the larger part."""
     row = "n1|{}|idle|0/8/0/8|4000|0.1|(null)|0|2|2|up|NO".replace("|", "\x1f")
     text = "\n".join(row.format(name) for name in ("main*", "sockets"))
     (found,) = parse_nodes(text, unit=Unit.CORE, units={"sockets": Unit.SOCKET})
@@ -235,7 +426,6 @@ def test_places_of_a_node_in_partitions_that_give_different_things() -> None:
 def test_partitions_that_are_closed_or_give_whole_nodes(
     available: str, sharing: str, closed: tuple[str, ...], whole: tuple[str, ...]
 ) -> None:
-    """The default partition stands for jobs that name none, too; other partitions of a node are not concerned."""
     fields = ("4000", "0.1", "(null)", "0", "1", "4")
     rows = (
         ("n1", "main*", "idle", "0/4/0/4", *fields, available, sharing),

@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of Grid Engine, and which jobs its site's hook holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pydantic import ValidationError
+
+from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm import ClusterContext, Submission
+from koala_adapter.lrm.commands import CommandResult, CommandRunner
+from koala_adapter.lrm.contract import Directives
+from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
+from koala_adapter.model import BatchKey, ClusterName, LrmJob, LrmJobId, LrmJobState
+from koala_adapter.testing import new_context
+from koala_adapter.testing.trial import begin_start
+from koala_sge import SgeLrm, SgeSettings
+from koala_sge import heldjobs as sge_requests
+from koala_sge.defaults import check_defaults, groups_arrays, require_whole_listings
+from koala_sge.explained import ExplainedJob
+from koala_sge.heldjobs import list_held, list_jobs, parse_wishes, possibly_hook_holds, without_users
+from koala_sge.listing import parse_jobs, parse_layouts
+from koala_sge.settings import WRAPPER, behind_wrapper
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+# What is asked of Grid Engine, and the settings that choose the cell.
+
+QHOST_DOWN = 'error: unable to send message to qmaster using port 1 on host "localhost": got send error\n'
+HELD = (
+    "<job_info><job_list><JB_job_number>{number}</JB_job_number><JB_name>k</JB_name><JB_owner>me</JB_owner>"
+    "<state>{letters}</state><slots>1</slots><tasks>{tasks}</tasks></job_list>{more}</job_info>"
+)
+
+QUEUES = {"qconf": (0, "qname all.q\nh_rt INFINITY\n", ""), "qselect": (0, "all.q@n1\nall.q@n2\n", "")}
+
+
+class ScriptedRunner(CommandRunner):
+    """Answers each command with what a test has laid out for it, and remembers what was asked."""
+
+    def __init__(self, answers: Mapping[str, tuple[int, str, str]]) -> None:
+        """``answers``: exit code, stdout and stderr by the command's last path component."""
+        super().__init__(per_minute=60_000)
+        self.answers = dict(answers)
+        self.asked: list[tuple[str, ...]] = []
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",  # noqa: ARG002 - the signature is the parent's
+        environment: Mapping[str, str] | None = None,  # noqa: ARG002
+        timeout: float = 30.0,  # noqa: ARG002
+        urgent: bool = False,  # noqa: ARG002
+    ) -> CommandResult:
+        """Answer from the table."""
+        self.asked.append(tuple(argv))
+        code, stdout, stderr = self.answers[argv[0]]
+        return CommandResult(argv=tuple(argv), returncode=code, stdout=stdout.encode(), stderr=stderr.encode())
+
+
+def lrm_of(tmp_path: Path, *, answers: Mapping[str, tuple[int, str, str]] | None = None, **settings: object) -> SgeLrm:
+    """Return a plugin object that has not been started."""
+    context = ClusterContext(
+        cluster=ClusterName("c"),
+        commands=ScriptedRunner(answers or {}),
+        state_directory=tmp_path,
+        directives=Directives(drop=("-r",), add=("-P physics",)),
+        user="me",
+    )
+    return SgeLrm(context, SgeSettings.model_validate({"root": "/sge", **settings}))
+
+
+def submission(*, held: bool = False, queue: str | None = None) -> Submission:
+    """Return a submission of three placeholders."""
+    return Submission(
+        key=BatchKey("k1"), count=3, script="#!/bin/sh\n", walltime=90, memory_mib=512, held=held, queue=queue
+    )
+
+
+class TestSettings:
+    """The settings of a cell."""
+
+    def test_variables(self) -> None:
+        """Root, cell and ports choose the cell; times are printed in UTC; nothing else is set."""
+        settings = SgeSettings(root=Path("/sge"), cell="c", qmaster_port=1, execd_port=2, environment={"X": "y"})
+        assert settings.variables() == {
+            "SGE_ROOT": "/sge",
+            "SGE_CELL": "c",
+            "SGE_QMASTER_PORT": "1",
+            "SGE_EXECD_PORT": "2",
+            "SGE_SINGLE_LINE": "1",
+            "TZ": "UTC",
+            "X": "y",
+        }
+
+    def test_commands(self, tmp_path: Path) -> None:
+        """Commands are taken from the given directory, else from PATH."""
+        assert lrm_of(tmp_path).render(submission()).command[0] == "qsub"
+        assert lrm_of(tmp_path, bin_directory="/b").render(submission()).command[0] == "/b/qsub"
+
+    @pytest.mark.parametrize("wrong", [{"cell": ""}, {"qmaster_port": 0}, {"qmaster_port": 70_000}, {"ports": 1}])
+    def test_wrong_values(self, wrong: dict[str, object]) -> None:
+        with pytest.raises(ValidationError):
+            SgeSettings.model_validate({"root": "/sge", **wrong})
+
+
+class TestRender:
+    """The exact submission."""
+
+    def test_equivalent_command(self, tmp_path: Path) -> None:
+        rendered = lrm_of(tmp_path, queue="all.q").render(submission(held=True))
+        assert " ".join(rendered.command) == (
+            "qsub -terse -N k1 -t 1-3 -wd /tmp -o /dev/null -j y -h -b y -shell n -l h_rt=90 -l h_vmem=512M "
+            f"-q all.q -P physics /bin/sh {tmp_path}/scripts/k1.sh"
+        )
+
+    def test_copied_script(self, tmp_path: Path) -> None:
+        lrm = lrm_of(tmp_path, queue="all.q", script_delivery=ScriptDelivery.COPIED)
+        words = " ".join(lrm.render(submission(queue="fast.q")).command)
+        assert "-b n -S /bin/sh" in words
+        assert "-q fast.q" in words
+        assert words.endswith(f" {tmp_path}/scripts/k1.sh")
+
+    def test_key_that_is_no_name(self, tmp_path: Path) -> None:
+        wrong = Submission(key=BatchKey("1/2"), count=1, script="", walltime=1)
+        with pytest.raises(LrmRejectedError):
+            lrm_of(tmp_path).render(wrong)
+
+
+@pytest.mark.anyio
+class TestAnswers:
+    """What is made of what commands print."""
+
+    async def test_empty_output_is_no_empty_cell(self, tmp_path: Path) -> None:
+        lrm = lrm_of(tmp_path, answers={"qhost": (0, "", QHOST_DOWN), "qstat": (1, "", "")})
+        with pytest.raises(LrmUnavailableError, match="got send error"):
+            await lrm.nodes()
+        with pytest.raises(LrmUnavailableError, match="exit code 1"):
+            await lrm.jobs()
+
+    async def test_history_of_the_unknown_is_empty(self, tmp_path: Path) -> None:
+        lrm = lrm_of(tmp_path, answers={"qacct": (1, "", "error: job id 7 not found\n")})
+        assert await lrm.history([LrmJobId("7.1"), LrmJobId("7.2")]) == ()
+        runner = lrm._context.commands
+        assert isinstance(runner, ScriptedRunner)
+        assert runner.asked == [("qacct", "-j", "7")]
+
+    async def test_unreadable_accounting_is_unavailable(self, tmp_path: Path) -> None:
+        """Accounting that cannot be read is not taken for a job that never was."""
+        lrm = lrm_of(tmp_path, answers={"qacct": (1, "", "can't open accounting file: Permission denied\n")})
+        with pytest.raises(LrmUnavailableError, match="Permission denied"):
+            await lrm.history([LrmJobId("7.1")])
+
+    async def test_start_on_refuses_to_move_siblings(self, tmp_path: Path) -> None:
+        """While a task of the same array is released and has not started, pinning would move that one too."""
+        more = (
+            "<job_list><JB_job_number>7</JB_job_number><JB_name>k</JB_name><JB_owner>me</JB_owner>"
+            "<state>qw</state><slots>1</slots><tasks>2</tasks></job_list>"
+        )
+        listing = HELD.format(number=7, letters="hqw", tasks="1", more=more)
+        lrm = lrm_of(tmp_path, answers={"qstat": (0, listing, ""), **QUEUES})
+        with pytest.raises(LrmRejectedError, match=r"7\.2 of the same array"):
+            await begin_start(lrm, LrmJobId("7.1"), ["n1"])
+
+    @pytest.mark.parametrize(
+        ("nodes", "letters", "words"), [(["a", "b"], "hqw", "one node"), (["a"], "r", "running, not held")]
+    )
+    async def test_start_on_refusals(self, tmp_path: Path, nodes: list[str], letters: str, words: str) -> None:
+        listing = HELD.format(number=7, letters=letters, tasks="1", more="")
+        lrm = lrm_of(tmp_path, answers={"qstat": (0, listing, ""), **QUEUES})
+        with pytest.raises(LrmRejectedError, match=words):
+            await begin_start(lrm, LrmJobId("7.1"), nodes)
+
+    async def test_start_on_refused_by_grid_engine(self, tmp_path: Path) -> None:
+        listing = HELD.format(number=7, letters="hqw", tasks="1", more="")
+        denied = 'denied: "me" must be at least owner of job 7 to change job attributes\n'
+        lrm = lrm_of(tmp_path, answers={"qstat": (0, listing, ""), "qalter": (1, "", denied), **QUEUES})
+        with pytest.raises(LrmRejectedError, match="at least owner"):
+            await begin_start(lrm, LrmJobId("7.1"), ["n1"])
+
+
+@pytest.mark.parametrize(("id_", "number"), [("123.4", "123"), ("123", "123")])
+def test_job_numbers(id_: str, number: str) -> None:
+    assert sge_requests.job_number(LrmJobId(id_)) == number
+
+
+@pytest.mark.parametrize("id_", ["", "x.1", "-u", "*"])
+def test_what_is_no_job_number(id_: str) -> None:
+    with pytest.raises(LrmNotFoundError):
+        sge_requests.job_number(LrmJobId(id_))
+
+
+NEVER = "verification: no suitable queues\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("verification: found suitable queue(s)\n", ""),
+        ('denied: job "999" does not exist\n', ""),
+        ("", ""),
+        (NEVER, "no suitable queues"),
+        (
+            f'Job 2 (-l h_rt=7200) cannot run in queue "all.q" because of cluster queue\n{NEVER}',
+            'cannot run in queue "all.q" because of cluster queue',
+        ),
+        (
+            f'Job 3 (-l arch=no,h_rt=600) cannot run at host "h" because it offers only hl:arch=lx-amd64\n{NEVER}',
+            'cannot run at host "h" because it offers only hl:arch=lx-amd64',
+        ),
+    ],
+)
+def test_why_a_job_never_runs(said: str, why: str) -> None:
+    """As qalter -w v of 8.1.9 says it."""
+    assert sge_requests.why_never(said) == why
+
+
+# Which jobs of Grid Engine the site's hook holds.
+
+
+def job(id_: str, state: LrmJobState, letters: str) -> LrmJob:
+    """Return a job."""
+    return LrmJob(id=LrmJobId(id_), name="x", state=state, user="u", processors=1, raw_state=letters)
+
+
+JOBS = (
+    job("1", LrmJobState.HELD, "hqw"),
+    job("2", LrmJobState.HELD, "hqw"),
+    job("3", LrmJobState.RUNNING, "hr"),
+    job("4", LrmJobState.RUNNING, "r"),
+    job("5.1", LrmJobState.HELD, "hqw"),
+)
+
+
+def test_operators_holds_are_not_ours() -> None:
+    """What is not in user hold waits for somebody else; what runs with a hold would come back in it."""
+    assert [one.id for one in possibly_hook_holds(JOBS, {"1", "5.1"})] == ["1", "3", "5.1"]
+
+
+def test_what_users_hold_is_left_to_them() -> None:
+    """By the word that conf/sge_jsv.sh leaves in the context of the job, or of the array."""
+    explained = {"1": ExplainedJob(), "2": ExplainedJob(), "5": ExplainedJob(user_hold=True)}
+    assert [one.id for one in without_users(JOBS, explained)] == ["1", "2"]
+
+
+def test_what_is_not_known_is_not_released() -> None:
+    assert without_users(JOBS, {}) == ()
+
+
+QSTAT = """#!/bin/sh
+case "$*" in
+*-j*) echo 'unable to contact qmaster using port 6444 on host "h"' >&2; exit 1 ;;
+*) echo "<job_info><job_info><job_list state='pending'><JB_job_number>7</JB_job_number><JB_name>x</JB_name>\
+<JB_owner>ann</JB_owner><state>hqw</state><slots>1</slots></job_list></job_info></job_info>" ;;
+esac
+"""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("words", ["unable to contact qmaster", "<comunication_error/>"])
+async def test_nothing_is_given_back_while_contexts_are_not_told(tmp_path: Path, words: str) -> None:
+    """A qmaster that answers the listing, and not what is asked of the jobs: their users' holds stay."""
+    qstat = tmp_path / "qstat"
+    answer = "echo '<comunication_error/>'; exit 0" if words.startswith("<") else f"echo '{words}' >&2; exit 1"
+    qstat.write_text(QSTAT.replace(QSTAT.splitlines()[2], f"*-j*) {answer} ;;"))
+    qstat.chmod(0o755)
+    settings = SgeSettings(root=tmp_path, bin_directory=tmp_path)
+    lrm = SgeLrm(new_context(tmp_path / "state"), settings)
+    with pytest.raises(LrmUnavailableError):
+        await lrm.held_by_hook()
+
+
+COUNTING = """#!/bin/sh
+echo "$(basename "$0") $*" >> "$(dirname "$0")/asked"
+case "$(basename "$0") $*" in
+*-j*) echo "<detailed_job_info><djob_info><element><JB_job_number>7</JB_job_number><JB_group>staff</JB_group>\
+<JB_account>bio</JB_account><JB_submission_time>100</JB_submission_time></element></djob_info></detailed_job_info>" ;;
+qstat*) cat "$(dirname "$0")/jobs.xml" ;;
+qconf*) echo "qname a.q" ;;
+qselect*) echo "a.q@n1" ;;
+esac
+"""
+ONE = (
+    "<job_list><JB_job_number>{0}</JB_job_number><JB_name>x</JB_name><JB_owner>ann</JB_owner><state>{1}</state>"
+    "<slots>1</slots>{2}</job_list>"
+)
+
+
+def counting(directory: Path, *jobs: str) -> SgeLrm:
+    """Return the plugin with commands that list these jobs and note what was asked."""
+    for name in ("qstat", "qconf", "qselect"):
+        (directory / name).write_text(COUNTING)
+        (directory / name).chmod(0o755)
+    (directory / "jobs.xml").write_text(f"<job_info><queue_info/><job_info>{''.join(jobs)}</job_info></job_info>")
+    return SgeLrm(new_context(directory / "state"), SgeSettings(root=directory, bin_directory=directory))
+
+
+@pytest.mark.anyio
+async def test_a_running_job_was_submitted_before_it_started(tmp_path: Path) -> None:
+    started = "<JAT_start_time>2026-11-21T11:04:38</JAT_start_time><queue_name>a.q@n1</queue_name>"
+    lrm = counting(tmp_path, ONE.format(7, "r", started))
+    (first,), (again,) = await lrm.jobs(), await lrm.jobs()
+    assert first == again
+    assert (first.group, first.account, first.submitted_at) == ("staff", "bio", 100.0)
+    assert (tmp_path / "asked").read_text().count("-j 7") == 1
+
+
+@pytest.mark.anyio
+async def test_requests_of_a_listing_are_bounded_whatever_waits(tmp_path: Path) -> None:
+    wishes = '<hard_request name="arch">a{0}</hard_request><master_hard_req_queue>q{0}</master_hard_req_queue>'
+    lrm = counting(tmp_path, *(ONE.format(number, "hqw", wishes.format(number)) for number in range(1, 60)))
+    await lrm.jobs()
+    asked = (tmp_path / "asked").read_text().splitlines()
+    # The hosts are asked for beside.
+    assert len(asked) + 1 <= lrm.requests_per_listing
+    assert any(line.startswith("qselect") for line in asked)
+
+
+# Files of defaults of Grid Engine's commands, which come in front of koala's own options.
+
+SAMPLES = Path(__file__).parents[2] / "wire" / "samples" / "sge819"
+
+
+def settings_with(directory: Path, name: str, text: str) -> SgeSettings:
+    """Return the settings of a cell with one file of defaults."""
+    common = directory / "default" / "common"
+    common.mkdir(parents=True)
+    (common / name).write_text(text)
+    return SgeSettings(root=directory)
+
+
+@pytest.mark.parametrize("name", ["sge_qstat", "sge_qselect"])
+@pytest.mark.parametrize("text", ["-q x", "# ours\n-ext -pe x", "-l arch=lx", "-U ann", "-j 1", "-qs d"])
+def test_what_hides_jobs_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    settings = settings_with(tmp_path, name, text)
+    with pytest.raises(LrmRejectedError, match=rf"{name} has -\w+, which hides"):
+        require_whole_listings(settings, home=tmp_path)
+    checked = check_defaults(settings, home=tmp_path)
+    assert not checked.ok
+    assert name in checked.found
+
+
+@pytest.mark.parametrize("text", ["", "-s r", "-f -F -ext", "-u ann", "# -q x", "-g c"])
+def test_what_is_overridden_or_read_is_not_refused(tmp_path: Path, text: str) -> None:
+    settings = settings_with(tmp_path, "sge_qstat", text)
+    require_whole_listings(settings, home=tmp_path)
+    assert check_defaults(settings, home=tmp_path).ok
+
+
+def test_files_of_the_user_count(tmp_path: Path) -> None:
+    (tmp_path / ".sge_qstat").write_text("-q all.q\n")
+    with pytest.raises(LrmRejectedError, match=r"\.sge_qstat has -q"):
+        require_whole_listings(SgeSettings(root=tmp_path), home=tmp_path)
+
+
+def test_defaults_of_submissions(tmp_path: Path) -> None:
+    assert not check_defaults(settings_with(tmp_path, "sge_request", "-now y"), home=tmp_path).ok
+
+
+def test_states_and_groupings_are_given(tmp_path: Path) -> None:
+    settings = settings_with(tmp_path, "sge_qstat", "-g c")
+    assert groups_arrays(settings, home=tmp_path)
+    assert not groups_arrays(SgeSettings(root=tmp_path / "other"), home=tmp_path)
+    assert list_jobs()[1:] == ("-xml", "-r", "-s", "prs", "-u", "*")
+    assert list_jobs(singly=True)[1:] == ("-xml", "-r", "-s", "prs", "-g", "d", "-u", "*")
+    assert list_held("ann", "o", singly=True)[1:] == ("-xml", "-g", "d", "-u", "ann", "-s", "ho")
+
+
+@pytest.mark.parametrize("name", ["qstat_g_c.xml", "qstat_g_c_two.xml"])
+def test_a_listing_of_queues_is_not_no_jobs(name: str) -> None:
+    for parse in (parse_jobs, parse_layouts, parse_wishes):
+        with pytest.raises(LrmUnavailableError, match="lists no jobs"):
+            parse((SAMPLES / name).read_bytes())
+    assert parse_jobs((SAMPLES / "qstat_empty.xml").read_bytes()) == ()
+
+
+def test_the_enclosing_queue_instance_is_the_place_of_a_job() -> None:
+    listed = {str(job.id): job for job in parse_jobs((SAMPLES / "qstat_mixed_f.xml").read_bytes())}
+    plain = {str(job.id): job for job in parse_jobs((SAMPLES / "qstat_mixed.xml").read_bytes())}
+    assert (listed["3.1"].queue, listed["3.1"].nodes) == ("all.q", ("localhost",))
+    assert {id_: (job.queue, job.nodes, job.layout) for id_, job in listed.items() if job.nodes} == {
+        id_: (job.queue, job.nodes, job.layout) for id_, job in plain.items() if job.nodes
+    }
+
+
+# Which program is called where the commands of Grid Engine are Debian's wrapper.
+
+SETTINGS = SgeSettings.model_validate({"root": "/sge"})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Give a directory in which qstat is a link to the wrapper, beside one with the program itself."""
+    for name in ("bin", "lib", "share"):
+        (tmp_path / name).mkdir()
+    for program in (tmp_path / "share" / WRAPPER, tmp_path / "lib" / "qstat"):
+        program.touch(mode=0o755)
+    (tmp_path / "bin" / "qstat").symlink_to(tmp_path / "share" / WRAPPER)
+    return tmp_path
+
+
+def test_the_program_itself_is_called(path: Path) -> None:
+    """The wrapper would cost ten times as much as what it calls."""
+    found = behind_wrapper(SETTINGS, search_path=str(path / "bin"), programs=path / "lib")
+    assert found.bin_directory == path / "lib"
+
+
+@pytest.mark.parametrize("lacking", ["bin/qstat", "lib/qstat"])
+def test_what_is_no_wrapper_is_called_as_it_is(path: Path, lacking: str) -> None:
+    """No qstat in PATH, or nothing where the wrapper's programs should be."""
+    (path / lacking).unlink()
+    assert behind_wrapper(SETTINGS, search_path=str(path / "bin"), programs=path / "lib") == SETTINGS
+
+
+def test_a_program_in_path_is_called(path: Path) -> None:
+    assert behind_wrapper(SETTINGS, search_path=str(path / "lib"), programs=path / "lib") == SETTINGS
+
+
+def test_what_the_site_says_holds(path: Path) -> None:
+    """A directory in the site file is not second-guessed."""
+    given = SETTINGS.model_copy(update={"bin_directory": path / "bin"})
+    assert behind_wrapper(given, search_path=str(path / "bin"), programs=path / "lib") is given
