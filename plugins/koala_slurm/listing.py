@@ -9,13 +9,14 @@ from __future__ import annotations
 import ipaddress
 import re
 import secrets
+from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmUnavailableError
-from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
+from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeGpus, NodeState, Queue
 from koala_adapter.wire.hostlists import expand
 from koala_slurm import releases
 from koala_slurm.words import (
@@ -176,19 +177,23 @@ def parse_exit(text: str) -> tuple[int, int]:
 # -- Nodes and partitions ------------------------------------------------------------------------------------
 # Nodes by sinfo(1) and partitions by scontrol(1).
 
-NODE_FIELDS = ("%N", "%P", "%T", "%C", "%m", "%O")
+NODE_FIELDS = ("NodeList", "Partition", "StateLong", "CPUsState", "Memory", "CPUsLoad")
 """Name, partition, state with flags, processors (allocated/idle/other/total), memory in MiB, load average."""
 
-MORE_NODE_FIELDS = ("%b", "%d", "%X", "%Y", "%a", "%h")
+MORE_NODE_FIELDS = (
+    *("Features_act", "Disk", "Sockets", "Cores", "Available", "OverSubscribe"),
+    *("Gres", "GresUsed", "AllocMem"),
+)
 """Active features, temporary disk in MB (MiB), sockets, cores of a socket; of the partition: whether it is up, and
-whether jobs share its nodes. A reader that does not have them leaves all out."""
+whether jobs share its nodes; generic resources of the node, those and the memory (MiB) that jobs have.
+A reader that does not have them leaves all out."""
 
 NODE_COMMAND = (
     "sinfo",
     "--local",
     "--noheader",
     "--Node",
-    f"--format={SEPARATOR.join((*NODE_FIELDS, *MORE_NODE_FIELDS))}",
+    f"--Format={','.join(f'{field}:{SEPARATOR}' for field in (*NODE_FIELDS, *MORE_NODE_FIELDS))}",
 )
 ADDRESS_COMMAND = ("sinfo", "--local", "--noheader", "--Node", f"--format={SEPARATOR.join(('%N', '%n', '%o'))}")
 """Lists the name, host and address of each node."""
@@ -219,6 +224,10 @@ def _is_here(address: str, host: str) -> bool:
 
 _PROCESSORS = re.compile(r"([0-9]+)/([0-9]+)/([0-9]+)/([0-9]+)", re.ASCII)
 _PAIR = re.compile(r"(?:^|\s)(\w+)=(\S*)")
+_GPUS = re.compile(r"(?:^|,)gpu(?::(?P<kind>[^:,()]*[A-Za-z][^:,()]*))?:(?P<count>[0-9]+)(?=$|[,(])", re.ASCII)
+"""GPUs that jobs take away: those of a kind with no_consume have one more word."""
+NOT_CONSUMED = "no_consume"
+"""Word in the configuration of a generic resource that jobs use without taking any of it (slurm.conf(5), Gres)."""
 
 
 class Unit(StrEnum):
@@ -245,7 +254,7 @@ def parse_nodes(
     of which the listing tells it. ``has_default``: jobs that name no partition go to the default one. Raises
     LrmUnavailableError for text that is no listing.
     """
-    rows = (line.split(SEPARATOR) for line in output.splitlines() if line.strip())
+    rows = (line.removesuffix(SEPARATOR).split(SEPARATOR) for line in output.splitlines() if line.strip())
     return merge_nodes(
         parse_node(
             row, reserved_is_up=reserved_is_up, unit=unit, units=units or {}, whole=whole, has_default=has_default
@@ -272,7 +281,8 @@ def parse_node(
     if counts is None:
         raise LrmUnavailableError(f"sinfo printed a line that is no node: {SEPARATOR.join(row)[:200]!r}")
     values = (*(value.strip() for value in row), *("" for _ in MORE_NODE_FIELDS))
-    name, partition, word, _, memory, load, features, disk, sockets, cores, available, sharing = values[:width]
+    name, partition, word, _, memory, load, features, disk, sockets, cores, available, sharing, *used = values[:width]
+    gres, gres_used, memory_used = used
     allocated, idle, _other, total = (int(count) for count in counts.groups())
     state = node_state(word, reserved_is_up=reserved_is_up)
     queues = (partition.removesuffix("*"),) if partition not in {"", "N/A"} else ()
@@ -286,11 +296,13 @@ def parse_node(
         # A node that is up can have processors that are neither allocated nor idle; nobody can get those.
         processors_used=total - idle if state is NodeState.UP else allocated,
         memory_mib=int(memory) if memory.isdecimal() else None,
+        memory_used_mib=int(memory_used) if memory_used.isdecimal() else None,
         load=_number(load),
         queues=queues,
         raw_state=word,
         features=tuple(feature for feature in features.split(",") if feature and feature != "(null)"),
         disk_mib=int(disk) if disk.isdecimal() and int(disk) else None,
+        gpus=_gpus(gres, gres_used),
         grain=_grain(total, sockets, cores, unit),
         queue_grains=() if own is unit else tuple((name, _grain(total, sockets, cores, own)) for name in served),
         # With CR_CPU the threads are counted, but jobs do not share a core that slurm.conf describes (slurm.conf(5)).
@@ -298,6 +310,20 @@ def parse_node(
         whole_queues=served if unit is Unit.NODE or whole_nodes else (),
         closed_queues=served if available not in {"", "up"} else (),
     )
+
+
+def _gpus(gres: str, used: str) -> tuple[NodeGpus, ...]:
+    """Return the GPUs of each kind in ``gpu:a100:2(S:0-1),shard:8``; ``used``: those that jobs have, likewise."""
+    counts, taken = _gpu_counts(gres), _gpu_counts(used)
+    return tuple(NodeGpus(kind=kind, count=count, used=min(count, taken[kind])) for kind, count in counts.items())
+
+
+def _gpu_counts(gres: str) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for match in _GPUS.finditer(gres):
+        if match["kind"] != NOT_CONSUMED:
+            counts[match["kind"] or ""] += int(match["count"])
+    return counts
 
 
 def _grain(processors: int, sockets: str, cores: str, unit: Unit) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobState
 from koala_adapter.wire.hostlists import expand
-from koala_slurm.listing import ENVIRONMENT, FORMAT_VARIABLE, JOB_FIELDS, parse_row
+from koala_slurm.listing import ENVIRONMENT, FORMAT_VARIABLE, JOB_FIELDS, NOT_CONSUMED, parse_row
 from koala_slurm.words import checked, duration, hold_owner, moment
 
 if TYPE_CHECKING:
@@ -70,8 +70,6 @@ _AMOUNT = re.compile(r"(?P<number>[0-9]+)(?P<unit>[kKmMgGtTpP]?)", re.ASCII)
 _PROCESSORS_OF_TASK = re.compile(r"(?:^|,)cpu[:=][0-9]+(?=,|$)")
 _GRES_PREFIX = re.compile(r"\bgres[:/]")
 _UNITS_OF_COUNTS = ("", "K", "M", "G", "T", "P")
-NOT_CONSUMED = "no_consume"
-"""Word in the configuration of a generic resource that jobs use without taking any of it (slurm.conf(5), Gres)."""
 _NO_RESTRICTION = frozenset({"", "(null)", "*", "N/A", "0", "None"})
 OURS = "koala_start_"
 HETEROGENEOUS = "the components of a heterogeneous job start together, which cannot be asked for"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.commands import CommandResult
-from koala_adapter.model import EndReason, LrmJob, LrmJobState, NodeState
+from koala_adapter.model import EndReason, LrmJob, LrmJobState, NodeGpus, NodeState
 from koala_slurm.client import cancel_error, control_error, is_ambiguous
 from koala_slurm.listing import (
     JOB_FIELDS,
@@ -221,6 +221,34 @@ def test_nodes(samples: Samples) -> None:
     }
     assert {node.memory_mib for node in nodes.values()} == {4000}
     assert all(node.load is not None and node.raw_state for node in nodes.values())
+
+
+def _row(gres: str, used: str, memory_used: str) -> str:
+    """Return a line of NODE_COMMAND, as Slurm 22.05 printed it, with other values in its last fields."""
+    common = ("n1", "main*", "mixed", "4/4/0/8", "4000", "1.11", "ib,avx", "5000", "1", "4", "up", "NO")
+    return "".join(f"{value}\x1f" for value in (*common, gres, used, memory_used)) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("gres", "used", "gpus"),
+    [
+        ("gpu:2", "gpu:1", (NodeGpus(kind="", count=2, used=1),)),
+        ("gpu:2", "gpu:0", (NodeGpus(kind="", count=2),)),
+        (
+            "gpu:a100:4(S:0-1),gpu:v100:2,shard:8(S:0)",
+            "gpu:a100:3(IDX:0-2),gpu:v100:0(IDX:N/A),shard:0",
+            (NodeGpus(kind="a100", count=4, used=3), NodeGpus(kind="v100", count=2)),
+        ),
+        ("gpu:1g.5gb:7(S:0)", "gpu:1g.5gb:7(IDX:0-6)", (NodeGpus(kind="1g.5gb", count=7, used=7),)),
+        ("gpu:no_consume:2,fpga:1", "gpu:0,fpga:0", ()),
+        ("(null)", "gpu:0", ()),
+        ("", "", ()),
+    ],
+)
+def test_gpus_of_a_node(gres: str, used: str, gpus: tuple[NodeGpus, ...]) -> None:
+    (node,) = parse_nodes(_row(gres, used, "100"))
+    assert node.gpus == gpus
+    assert (node.memory_mib, node.memory_used_mib, node.disk_mib, node.features) == (4000, 100, 5000, ("ib", "avx"))
 
 
 def test_nodes_at_work(samples: Samples) -> None:

@@ -148,7 +148,7 @@ def sinfo(store: Store, arguments: list[str]) -> None:
         return
     parser = Parser("sinfo")
     parser.flags("--noheader", "--Node", "--local")
-    parser.values("--format", "--nodes")
+    parser.values("--Format", "--nodes")
     options = parser.parse_args(arguments)
     chosen = options.nodes.split(",") if options.nodes else store.settings["nodes"]
     with store.locked() as state:
@@ -156,23 +156,24 @@ def sinfo(store: Store, arguments: list[str]) -> None:
             idle = total - used_processors(state, name)
             word = "idle" if idle == total else "mixed" if idle else "allocated"
             values = {
-                "%N": name,
-                "%P": f"{store.settings['partition']}*",
-                "%T": word,
-                "%C": f"{total - idle}/{idle}/0/{total}",
-                "%m": "4000",
-                "%O": "0.50",
-                "%b": "fake",
-                "%d": "0",
-                "%X": "1",
-                "%Y": str(total),
-                "%a": "up",
-                "%h": "EXCLUSIVE" if store.settings["whole_nodes"] and not store.exclusive_apart else "NO",
+                "NodeList": name,
+                "Partition": f"{store.settings['partition']}*",
+                "StateLong": word,
+                "CPUsState": f"{total - idle}/{idle}/0/{total}",
+                "Memory": "4000",
+                "CPUsLoad": "0.50",
+                "Features_act": "fake",
+                "Disk": "0",
+                "Sockets": "1",
+                "Cores": str(total),
+                "Available": "up",
+                "OverSubscribe": "EXCLUSIVE" if store.settings["whole_nodes"] and not store.exclusive_apart else "NO",
+                "Gres": "(null)",
+                "GresUsed": "gpu:0",
+                "AllocMem": "0",
             }
-            text = options.format
-            for field, value in values.items():
-                text = text.replace(field, value)
-            say(text)
+            fields = re.findall(r"([A-Za-z_]+):([^,]*)(?:,|$)", options.Format)
+            say("".join(f"{values[field]}{suffix}" for field, suffix in fields))
 
 
 def sacct(store: Store, arguments: list[str]) -> None:

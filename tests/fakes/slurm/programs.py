@@ -42,7 +42,8 @@ def sbatch(store: Store, arguments: list[str]) -> None:
     elements = _elements(options.array)
     if elements[-1] >= store.settings["max_array_size"]:
         raise Refusal(f"{failed} Invalid job array specification")
-    if options.cpus_per_task not in {"", "1"} or not script.startswith(b"#!"):
+    threads = int(options.cpus_per_task or 1)
+    if threads > max(store.settings["nodes"].values()) or not script.startswith(b"#!"):
         raise Refusal(f"{failed} Requested node configuration is not available")
     if options.test_only:
         sys.stderr.write("sbatch: Job 1 to start at 2026-11-21T11:24:10 using 1 processors on nodes n1\n")
@@ -65,7 +66,8 @@ def sbatch(store: Store, arguments: list[str]) -> None:
                 submitted=time.time(),
                 environment=exported,
                 reason="JobHeldUser" if options.hold else "None",
-                processors=int(options.ntasks),
+                processors=int(options.ntasks) * threads,
+                least=threads,
                 nodes_low=int(low or 1),
                 nodes_high=int(high or low or 0),
                 comment=options.comment or "(null)",
