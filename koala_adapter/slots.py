@@ -66,6 +66,12 @@ class Slot:
 
 PLAIN = Slot()
 
+
+def ranks_of(count: int, slot: Slot) -> str:
+    """Say how many ranks there are and what each needs, for people: ``2 ranks of 2 processors, 4096 MiB``."""
+    return f"{_counted(count, 'rank')} of {slot}"
+
+
 SLOT_KEYS: tuple[str, ...] = (
     "threads",
     "gpus",

@@ -88,9 +88,11 @@ def plan_report(scheduler: Scheduler, job: Job, *, now: float) -> PlanReport:
                 component=one.component,
                 cluster=one.cluster,
                 processors=one.processors,
-                idle=clusters[one.cluster].available,
+                idle=clusters[one.cluster].room_for(slot).available,
+                slot=slot,
             )
             for one in result.components
+            for slot in [job.component(one.component).slot_on(one.cluster)]
         )
     return PlanReport(
         result=type(result).__name__.lower(),
@@ -197,6 +199,7 @@ def _component(state: State, record: JobRecord, claim: Claim, now: float, former
         hosts=tuple(sorted({rank.host for rank in ranks} or {p.host for p in held if p.host})),
         first_rank=ranks[0].rank if ranks else None,
         waited=waited,
+        slot=component.slot if claim.cluster is None else component.slot_on(claim.cluster),
         holds=tuple(
             HoldReport(
                 holder=one.holder or "unknown",

@@ -221,6 +221,7 @@ def job_lines(report: JobReport) -> list[str | FittingTable]:
         f"job [bold]{report.id}[/] ({escape(report.name)}): {styled(report.state)}",
         escape(report.explanation),
         components_table(report),
+        *([escape(report.slots)] if report.slots else []),
         *([changes_table(report)] if report.size_changes else []),
         (
             f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}, tries {report.tries}, "
@@ -319,7 +320,7 @@ def jobs_table(reports: Sequence[JobReport]) -> FittingTable:
             report.id,
             escape(report.name),
             styled(report.state) + sweep_state(report),
-            str(sum(component.processors for component in report.components)),
+            str(sum(component.processors * component.slot.threads for component in report.components)),
             ", ".join(placed) or "-",
             seconds(waiting_time(report)),
             seconds(run_time(report)),

@@ -7,6 +7,7 @@ of size, and the commands that show what would happen without submitting anythin
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from contextlib import ExitStack, contextmanager
@@ -40,6 +41,7 @@ from koala_adapter.errors import EXIT_NOT_PLACED, EXIT_REFUSED, ConfigurationErr
 from koala_adapter.model import JobId, JobKind
 from koala_adapter.report.values import said
 from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.slots import ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -433,6 +435,9 @@ def show_plan(report: PlanReport, job: Job, console: Console) -> None:
         late = [one for one in report.components if one.idle < one.processors]
         console.print(f"{name} {'[yellow]would be placed and wait[/]' if late else '[green]would start at once[/]'}")
         console.print(plan_table(report.components))
+        for one in report.components:
+            if not one.slot.is_plain:
+                console.print(escape(f"{one.component} on {one.cluster}: {ranks_of(one.processors, one.slot)}"))
     elif report.result == "insufficient":
         console.print(f"{name} [yellow]would wait in the queue:[/] {escape(report.reason)}")
     else:
@@ -444,12 +449,14 @@ def show_plan(report: PlanReport, job: Job, console: Console) -> None:
 def plan_table(components: tuple[PlannedComponent, ...]) -> FittingTable:
     """Return where each component would go."""
     table = FittingTable()
-    for heading in ("component", "cluster", "processors", "idle now", ""):
+    size = "processors" if all(one.slot.is_plain for one in components) else "ranks"
+    for heading in ("component", "cluster", size, "idle now", ""):
         table.add_column(heading)
     taken: dict[str, int] = {}
     for one in components:
-        idle = max(0, one.idle - taken.get(one.cluster, 0))
-        taken[one.cluster] = taken.get(one.cluster, 0) + one.processors
+        threads = one.slot.threads
+        idle = max(0, one.idle - math.ceil(taken.get(one.cluster, 0) / threads))
+        taken[one.cluster] = taken.get(one.cluster, 0) + one.processors * threads
         missing = one.processors - idle
         note = f"[yellow]{missing} would wait in its queue[/]" if missing > 0 else "[green]at once[/]"
         table.add_row(escape(one.component), one.cluster, str(one.processors), str(idle), note)
@@ -486,7 +493,8 @@ def script(session: Session, job_file: Path, cluster: str, as_json: bool) -> Non
 
 def show_sample(sample: SampleSubmission, cluster: str, console: Console) -> None:
     """Print a submission so that, without colours, it could be pasted into a shell."""
-    comment = f"# component {sample.component} on cluster {cluster}"
+    needed = "" if sample.slot.is_plain else f": {ranks_of(sample.ranks, sample.slot)}"
+    comment = f"# component {sample.component} on cluster {cluster}{needed}"
     console.print(comment, style="dim", markup=False, soft_wrap=True)
     if sample.note:
         console.print(f"# {sample.note}", style="dim", markup=False, soft_wrap=True)

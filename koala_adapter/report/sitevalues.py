@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from koala_adapter.slots import PLAIN, Slot
+
 # -- What ``koala clean`` removed, or would remove -----------------------------------------------------------
 
 
@@ -64,6 +66,10 @@ class SampleSubmission:
     note: str
     call: tuple[str, ...] = ()
     """The call of a library that is made in place of the command, which would do the same; empty: none is."""
+    ranks: int = 1
+    """Placeholders that are submitted."""
+    slot: Slot = PLAIN
+    """What each of them asks for."""
 
 
 # -- Clusters and plans --------------------------------------------------------------------------------------
@@ -110,8 +116,11 @@ class PlannedComponent:
     component: str
     cluster: str
     processors: int
+    """Slots, which are processors where each rank needs no more than one."""
     idle: int
-    """Processors that a claim would get there at once; what is beyond them waits in the queue of the LRM."""
+    """Slots that a claim would get there at once; what is beyond them waits in the queue of the LRM."""
+    slot: Slot = PLAIN
+    """What each of its ranks needs there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from koala_adapter.outcome import (
     JobOutcome,
     JobState,
 )
+from koala_adapter.slots import PLAIN, Slot, ranks_of
 
 # -- Progress of a sweep -------------------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class ComponentReport:
     command: tuple[str, ...]
     cluster: str | None
     processors: int
-    """Wanted: the placed number, or the minimum while nothing is placed."""
+    """Ranks wanted: the placed number, or the minimum while nothing is placed."""
     held: int
     queued: int
     """Placeholders that wait in the LRM's queue, or whose submission the LRM has not answered yet."""
@@ -143,6 +144,8 @@ class ComponentReport:
     """From the submission of the first placeholder until the last one was held, or until now."""
     holds: tuple[HoldReport, ...] = ()
     """Those of the queued placeholders that are in hold there."""
+    slot: Slot = PLAIN
+    """What each of its ranks needs there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +196,14 @@ class JobReport:
     def over(self) -> bool:
         """True when the job has its outcome and nothing of it is left in any LRM."""
         return self.outcome is not None and self.placeholders_left == 0
+
+    @property
+    def slots(self) -> str:
+        """What its ranks need, for people; empty when all of them need a processor and nothing else."""
+        needed = [one for one in self.components if not one.slot.is_plain]
+        if len(self.components) == 1:
+            return "".join(ranks_of(one.processors, one.slot) for one in needed)
+        return "; ".join(f"{one.name}: {ranks_of(one.processors, one.slot)}" for one in needed)
 
     def processes(self, component: str | None = None, rank: int | None = None) -> int:
         """Return how many processes it has: in all, of one component, or of one rank of each component.

@@ -136,6 +136,8 @@ def sample_submissions(
                 script=shown.script,
                 note=shown.note,
                 call=shown.call,
+                ranks=action.count,
+                slot=action.slot,
             )
         )
     return samples

@@ -43,7 +43,7 @@ from koala_adapter.cli.display import (
 )
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.log import set_up_log
-from koala_adapter.cli.run import plan_table, size_notes
+from koala_adapter.cli.run import plan_table, show_sample, size_notes
 from koala_adapter.cli.session import make_console, show_error
 from koala_adapter.cli.terminal import TerminalWriter, hangup_once
 from koala_adapter.config.jobfile import load_job_text
@@ -52,7 +52,8 @@ from koala_adapter.errors import EXIT_CANCELLED, EXIT_REFUSED, EXIT_SERVICE, Koa
 from koala_adapter.lrm import load_plugins
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobOutcome, JobState
-from koala_adapter.report.sitevalues import PlannedComponent
+from koala_adapter.report.sitevalues import PlannedComponent, SampleSubmission
+from koala_adapter.slots import PLAIN, Slot
 from tests.unit.api.jobreports import job_report
 from tests.unit.cli.test_top import cluster, component, running
 from tests.unit.scheduler.scheduler_site import component as watching_component
@@ -243,6 +244,36 @@ def test_no_value_is_lost(table: FittingTable, values: list[str], width: int) ->
     words = " ".join(" ".join(lines).split())
     for value in values:
         assert all(word in words for word in value.split())
+
+
+NEEDED = Slot(threads=2, memory_mib=4096, gpus=1, gpu_kind="a100", features=("ib",), queue="long", account="physics")
+SAID = "8 ranks of 2 processors, 4096 MiB, 1 GPU (a100), features ib, queue long"
+
+
+def test_a_job_tells_what_its_ranks_need() -> None:
+    first, second = JOB.components
+    asking = replace(first, slot=NEEDED)
+    assert (JOB.slots, replace(JOB, components=(asking,)).slots) == ("", SAID)
+    assert replace(JOB, components=(asking, second)).slots == f"{first.name}: {SAID}"
+    assert f"{first.name}: {SAID}" in job_lines(replace(JOB, components=(asking, second)))
+    assert "20" in shown(jobs_table([replace(JOB, components=(asking, second))]), 200)[1].split()
+
+
+def test_a_plan_counts_ranks_where_they_need_more_than_a_processor() -> None:
+    two = PlannedComponent(component="one", cluster="a", processors=2, idle=4, slot=Slot(threads=2))
+    lines = shown(plan_table((two, replace(two, component="two", processors=5, idle=8, slot=PLAIN))), 200)
+    assert lines[0].split()[:3] == ["component", "cluster", "ranks"]
+    assert lines[1].split()[2:] == ["2", "4", "at", "once"]
+    assert lines[2].split()[2:5] == ["5", "4", "1"]
+
+
+def test_a_submission_tells_what_each_placeholder_asks_for() -> None:
+    sample = SampleSubmission(
+        component="c1", command=("sbatch",), environment={}, script="", note="", ranks=8, slot=NEEDED
+    )
+    file = io.StringIO()
+    show_sample(sample, "alpha", Console(file=file, width=20))
+    assert file.getvalue().splitlines() == [f"# component c1 on cluster alpha: {SAID}", "sbatch"]
 
 
 def test_what_fits_is_a_table() -> None:
