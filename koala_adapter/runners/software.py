@@ -24,13 +24,14 @@ exec {runtime} exec{gpus} --bind "${{KOALA_STDOUT%/*}}" --bind "$PWD" --pwd "$PW
 directory of the rank, in which its input files, pipes and libraries are."""
 
 _PODMAN = """\
-image=$1
+image=$1 out=$KOALA_STDOUT directory=${{KOALA_STDOUT%/*}}
 shift
-directory=${{KOALA_STDOUT%/*}}
-exec podman run --rm --network=host --security-opt=label=disable{names} \\
+unset KOALA_STDOUT
+exec podman run --rm --network=host --security-opt=label=disable{names} --env=KOALA_STDOUT="$out" \\
     --volume="$directory:$directory" --volume="$PWD:$PWD" --workdir="$PWD" "$image" "$@"
 """
-"""Podman hands on only the variables that are named, here without their values: no other user can see these."""
+"""Podman hands on only the variables that are named, here without their values: no other user can see these. The agent
+ends processes that have ``KOALA_STDOUT``: those in the container, and not podman's own, which remove it then."""
 
 _ALWAYS = ("KOALA_*", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONPATH")
 

@@ -138,6 +138,7 @@ import json, os, sys
 with open(os.environ["SAID"], "w") as file:
     json.dump(sys.argv, file)
 at = sys.argv.index("an image")
+os.environ.update(one.split("=", 2)[1:] for one in sys.argv[:at] if one.startswith("--env=") and one.count("=") == 2)
 os.execvp(sys.argv[at + 1], sys.argv[at + 1 :])
 """
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]))"
@@ -177,6 +178,7 @@ def test_containers_get_directory_variables_and_arguments(tmp_path: Path, runtim
     if runtime == "podman":
         assert options[:2] == ["run", "--rm"]
         assert {f"--volume={private}:{private}", f"--volume={work}:{work}", f"--workdir={work}"} <= set(options)
+        assert f"--env=KOALA_STDOUT={private}/out" in options
         assert {"--env=KOALA_*", "--env=SECRET", "--env=BASH_FUNC_module%%"} <= set(options)
     else:
         expected = ["exec", *(["--nv"] if gpus else []), "--bind", str(private), "--bind", str(work)]
