@@ -93,7 +93,6 @@ wiki codec --nodes 20 --jobs 20 --repeat 1
 
 @pytest.mark.parametrize("words", [line.split() for line in SMALL.split("\n") if line], ids=" ".join)
 def test_a_benchmark_gives_numbers(words: list[str], tmp_path: Path) -> None:
-    """Every row has the same kind of value in each column as JSON has, and a table is printed of them."""
     trace = tmp_path / "small.swf.gz"
     jobs = lublin(100, seed=1, processors=64)
     columns = {Field.JOB: jobs.ids, Field.SUBMITTED: jobs.submits, Field.RUN: jobs.runs, Field.ALLOCATED: jobs.sizes}

@@ -63,12 +63,10 @@ class Piece:
     text: str
 
     def __str__(self) -> str:
-        """Name the place in a report."""
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
 def blocks(page: Path, language: str) -> list[Piece]:
-    """Return the fenced blocks of a page in one language."""
     text = page.read_text(encoding="utf-8")
     return [
         Piece(page=page, line=text.count("\n", 0, match.start("text")) + 1, text=match["text"])
@@ -78,7 +76,6 @@ def blocks(page: Path, language: str) -> list[Piece]:
 
 
 def lines(page: Path, language: str) -> list[Piece]:
-    """Return the lines of the blocks of a page in one language."""
     return [
         Piece(page=page, line=block.line + number, text=line)
         for block in blocks(page, language)
@@ -87,7 +84,6 @@ def lines(page: Path, language: str) -> list[Piece]:
 
 
 def inline(page: Path) -> list[Piece]:
-    """Return the koala commands within the sentences of a page."""
     prose = FENCE.sub(lambda match: "\n" * match[0].count("\n"), page.read_text(encoding="utf-8"))
     return [
         Piece(page=page, line=prose.count("\n", 0, match.start()) + 1, text=" ".join(match["text"].split()))
@@ -96,7 +92,6 @@ def inline(page: Path) -> list[Piece]:
 
 
 def commands() -> list[Piece]:
-    """Return every koala command on every page: in shell blocks, after a prompt, and within sentences."""
     found = []
     for page in PAGES:
         shown = [piece for piece in lines(page, "text") if piece.text.startswith(PROMPT)]
@@ -113,7 +108,6 @@ def is_name(piece: Piece) -> bool:
 
 
 def toml_blocks(table: str) -> list[Piece]:
-    """Return the TOML blocks that have tables of this name in a list at the top: they can be read on their own."""
     found = [piece for page in PAGES for piece in blocks(page, "toml")]
     return [piece for piece in found if isinstance(tomllib.loads(piece.text).get(table), list)]
 
@@ -183,7 +177,6 @@ def test_many_commands_are_found() -> None:
 
 @pytest.mark.parametrize("piece", places(toml_blocks("clusters")))
 def test_site_files_load(piece: Piece) -> None:
-    """Every site file in the manual is a good one."""
     site = load_site_text(piece.text, load_plugins(), source=str(piece))
     assert site.enabled_clusters
 
@@ -197,7 +190,6 @@ def directives() -> list[Piece]:
 
 @pytest.mark.parametrize("piece", places(directives()))
 def test_directives_can_be_used(piece: Piece) -> None:
-    """The plugin accepts the directives that the manual shows."""
     table = tomllib.loads(piece.text)["clusters"]["directives"]
     shown = Directives(add=tuple(table["add"]), drop=tuple(table["drop"]), rename=tuple(table["rename"].items()))
     assert SBATCH.problem_of(shown) == ""
@@ -205,7 +197,6 @@ def test_directives_can_be_used(piece: Piece) -> None:
 
 @pytest.mark.parametrize("piece", places(toml_blocks("components")))
 def test_job_files_load(piece: Piece, tmp_path: Path) -> None:
-    """Every job file in the manual is a good one, once the files it names are there."""
     for component in tomllib.loads(piece.text)["components"]:
         for name in component.get("input_files", ()):
             (tmp_path / name).touch()
@@ -265,7 +256,6 @@ def test_the_readme_is_a_front_page() -> None:
 
 
 def test_make_targets_exist() -> None:
-    """Every `make` command of the README is in the Makefile."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = set(
         re.findall(
@@ -284,7 +274,6 @@ def test_exit_codes_are_described() -> None:
 
 
 def test_the_manual_is_whole() -> None:
-    """Every page of the manual stands in its table of contents."""
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
     assert {page for page in pages if not re.search(rf"^{page}$", index, re.MULTILINE)} == set()
@@ -292,13 +281,11 @@ def test_the_manual_is_whole() -> None:
 
 @pytest.mark.parametrize("kinds", [EVENT_TYPES, get_args(Action)], ids=["events", "actions"])
 def test_every_event_and_action_is_described(kinds: tuple[type, ...]) -> None:
-    """The page on the architecture names each of them."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert [kind.__name__ for kind in kinds if f"`{kind.__name__}`" not in page] == []
 
 
 def test_every_room_is_described() -> None:
-    """The page on the architecture names each package of the core."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rooms = [path.parent.name for path in (ROOT / "koala_adapter").glob("*/__init__.py")]
     assert [room for room in rooms if f"| `{room}/`" not in page and f", `{room}/`" not in page] == []
@@ -337,7 +324,6 @@ def test_the_tables_are_those_of_the_code() -> None:
 
 
 def test_the_page_has_each_variable_once() -> None:
-    """In one of its tables; `python docs/reference.py` writes them."""
     rows = re.findall(r"^\| `(KOALA_\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(rows) == sorted(name for group in variables.GROUPS.values() for name in group.meanings)
 
@@ -360,7 +346,6 @@ def test_names_are_found_where_they_are_used() -> None:
 def test_what_does_not_agree_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: dict[str, str], problem: str
 ) -> None:
-    """By the variable, and what is wrong with it."""
     _write(tmp_path / "koala_adapter", written.items())
     for place in ("plugins", "tests"):
         (tmp_path / place).mkdir()

@@ -207,7 +207,6 @@ class Import:
 
 
 def source_modules() -> list[Module]:
-    """Return every module of the core, of our plugins and of the experiments."""
     found = []
     experiments = (ROOT / "plugins" / "koala-experiments" / "src", EXPERIMENTS)
     for root, folder in [(ROOT, CORE), *((ROOT / "plugins", name) for name in sorted(PLUGINS)), experiments]:
@@ -220,13 +219,11 @@ def source_modules() -> list[Module]:
 
 
 def within(name: str, parts: Iterable[str]) -> bool:
-    """Tell whether `name` is one of `parts` or lies inside one."""
     return any(name == part or name.startswith(f"{part}.") for part in parts)
 
 
 @cache
 def tree(source: str) -> ast.Module:
-    """Parse a module, once for all tests that look at it."""
     return ast.parse(source)
 
 
@@ -333,7 +330,6 @@ def snippet(name: str, source: str) -> Module:
 
 
 def test_dependencies_point_one_way() -> None:
-    """No module imports from a room above it, from a plugin, or past the contract."""
     assert [line for module in source_modules() for line in direction_violations(module)] == []
 
 
@@ -345,12 +341,10 @@ def test_an_extra_is_needed_by_its_own_part_alone() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """What one module is can be understood without those that use it, also where only annotations name them."""
     assert import_circle(source_modules()) == []
 
 
 def test_pure_modules_do_not_touch_the_world() -> None:
-    """Scheduler, codecs, nouns and errors reach no file, network, process, clock, thread or chance."""
     pure = [module for module in source_modules() if is_pure(module)]
     assert [line for module in pure for line in purity_violations(module)] == []
 
@@ -418,7 +412,6 @@ def test_import_against_the_direction_is_found(importer: str, source: str) -> No
     ],
 )
 def test_import_along_the_direction_is_accepted(importer: str, source: str) -> None:
-    """What the layers allow is not reported."""
     assert direction_violations(snippet(importer, source)) == []
 
 
@@ -431,7 +424,6 @@ def test_import_along_the_direction_is_accepted(importer: str, source: str) -> N
     ],
 )
 def test_import_circle_is_found(first: str, second: str) -> None:
-    """Each way of closing a circle is reported; one direction alone is none."""
     modules = [snippet(f"{CORE}.first", first), snippet(f"{CORE}.second", second)]
     assert set(import_circle(modules)) == {f"{CORE}.first", f"{CORE}.second"}
     assert import_circle([modules[0], snippet(f"{CORE}.second", "")]) == []
@@ -450,7 +442,6 @@ def test_import_circle_is_found(first: str, second: str) -> None:
     ],
 )
 def test_touching_the_world_is_found(source: str) -> None:
-    """Each way for a pure module to reach the world is reported."""
     assert len(purity_violations(snippet(f"{CORE}.scheduler.core", source))) == 1
 
 

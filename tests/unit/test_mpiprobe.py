@@ -23,7 +23,6 @@ WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
     ],
 )
 def test_what_was_found_is_told(*, printed: str, said: MpiResize, ok: bool, expected: str) -> None:
-    """Only a promise that is not kept is a fault."""
     found = judged(WELL, printed, said)
     assert found.ok is ok
     assert expected in found.found

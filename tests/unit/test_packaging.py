@@ -28,12 +28,10 @@ SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
 
 
 def listed(section: str, option: str) -> list[str]:
-    """Return the lines of an option that holds one item on each."""
     return [line for line in SETUP.get(section, option).splitlines() if line]
 
 
 def packages() -> dict[str, Path]:
-    """Return the folders of all packages in the source tree by the name of the package."""
     found = {}
     for root, pattern in ((ROOT, "koala_adapter"), (ROOT / "plugins", "koala_*")):
         for top in root.glob(pattern):
@@ -81,7 +79,6 @@ def test_version_is_stated_where_the_build_reads_it() -> None:
 
 
 def test_versions_in_the_manual_are_the_present_one() -> None:
-    """Outputs in the manual name the version that the package states."""
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
     shown = {found for page in pages for found in re.findall(r"(?:koala, version|koala-adapter:) (\d[\d.]*\d)", page)}
     assert shown == {koala_adapter.__version__}

@@ -25,14 +25,12 @@ if TYPE_CHECKING:
 
 
 def report(state: JobState, reason: EndReason = EndReason.EXITED) -> JobReport:
-    """Return the report of a block's job in a state."""
     outcome = JobOutcome(state=state, reason=reason, exit_code=1) if state.final else None
     return job_report(name="block", state=state, user="alice", outcome=outcome, output_directory="/")
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """Return a site file of two clusters."""
     file = tmp_path / "site.toml"
     file.write_text(local_site_text(tmp_path, {"alpha": 4, "beta": 4}))
     return file
@@ -53,7 +51,6 @@ def test_the_job_of_a_block_is_any_text_for_bash(site: Path) -> None:
 
 
 def test_the_environment_of_a_block_is_that_of_a_job(site: Path) -> None:
-    """As a job file has it; what no cluster has is refused before Parsl asks for a block."""
     text = site.read_text().replace('name = "beta"', 'name = "beta"\nsoftware = { conda = ["module load conda"] }')
     site.write_text(text.replace('name = "beta"', 'name = "beta"\ncontainer_runtime = "podman"'))
     keys = {"setup": "one line", "software": ["conda"], "container": "worker.sif"}
@@ -64,14 +61,12 @@ def test_the_environment_of_a_block_is_that_of_a_job(site: Path) -> None:
 
 
 def test_a_block_on_one_cluster_stays_there(site: Path) -> None:
-    """A cluster that is named leaves nothing to be divided."""
     job = KoalaProvider(site=site, nodes_per_block=3, cluster="alpha")._job("true", "")
     assert (job.components[0].cluster, job.components[0].flexible, job.walltime) == ("alpha", False, 3600)
 
 
 @pytest.mark.parametrize("state", list(JobState))
 def test_every_state_of_a_job_is_one_of_a_block(state: JobState) -> None:
-    """What has ended is final to Parsl, too; nothing else is."""
     assert (block_state(report(state)) in TERMINAL_STATES) == state.final
 
 
@@ -83,14 +78,12 @@ def test_the_end_of_the_walltime_is_no_failure() -> None:
 
 
 def test_without_parsl_it_says_what_to_install() -> None:
-    """An import error with the extra's name, not one from inside."""
     script = "import sys; sys.modules['parsl'] = None\nimport koala_adapter.parsl"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "pip install 'koala-adapter[parsl]'" in done.stderr.splitlines()[-1]
 
 
 def test_a_missing_site_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by the command line, with what is found on this host; here nothing is."""
     monkeypatch.delenv("KOALA_SITE", raising=False)
     for name in ("HOME", "PATH", "KOALA_STATE"):
         monkeypatch.setenv(name, str(tmp_path))

@@ -54,7 +54,6 @@ FILES = {
 
 @cache
 def report(*, required: bool) -> str:
-    """Return what pytest prints about these files below a copy of our tests/conftest.py."""
     with TemporaryDirectory() as place:
         directory = Path(place)
         for name, source in FILES.items():
@@ -88,7 +87,6 @@ def summary(printed: str, outcome: str, name: str) -> str:
     ],
 )
 def test_missing_system_is_named(name: str, reason: str) -> None:
-    """Where nothing is required the test is skipped, and the report says what is missing."""
     printed = report(required=False)
     # The marker is read by our conftest, where the skip then happens.
     place = "conftest.py" if name == "real/test_command.py" else name

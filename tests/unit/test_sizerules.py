@@ -15,17 +15,14 @@ class Fixed(AcceptanceRule):
     name = "fixed"
 
     def __init__(self, answer: object) -> None:
-        """An exception is raised."""
         self._answer = answer
 
     def largest(self, size: int) -> int:
-        """See AcceptanceRule."""
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer if size else 0  # type: ignore[return-value] # on purpose
 
     def smallest(self, size: int) -> int:
-        """See AcceptanceRule."""
         return self.largest(size)
 
 

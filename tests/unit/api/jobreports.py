@@ -33,5 +33,4 @@ _WAITING = JobReport(
 
 
 def job_report(**changes: Any) -> JobReport:  # noqa: ANN401 - whatever fields there are
-    """Return the report of a job that waits, but for what is given."""
     return replace(_WAITING, **changes)

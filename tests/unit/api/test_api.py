@@ -76,7 +76,6 @@ def reply(result: object, *, last: bool = True) -> bytes:
 
 
 async def test_a_request_arrives_and_its_answer_comes_back(tmp_path: Path) -> None:
-    """Everything that was asked is on one line, and the report is that of the service."""
     async with service(tmp_path, reply(report(JobState.RUNNING))) as asked:
         found = await AsyncClient(tmp_path).resize("7", 3, "worker")
     assert (found.id, found.state) == ("7", JobState.RUNNING)
@@ -84,7 +83,6 @@ async def test_a_request_arrives_and_its_answer_comes_back(tmp_path: Path) -> No
 
 
 async def test_a_watch_yields_every_report_to_the_last(tmp_path: Path) -> None:
-    """It ends with the report that says so."""
     states = [JobState.WAITING, JobState.RUNNING, JobState.COMPLETED]
     lines = [reply(report(state), last=state is states[-1]) for state in states]
     async with service(tmp_path, *lines):
@@ -110,14 +108,12 @@ async def test_a_refusal_is_raised_as_what_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", [b"no answer\n", b'{"result": 1, "more": 2}\n', b"\n"])
 async def test_garbage_is_refused(tmp_path: Path, line: bytes) -> None:
-    """It is an error of the protocol, not one of reading."""
     async with service(tmp_path, line):
         with pytest.raises(ProtocolError):
             await AsyncClient(tmp_path).cancel("7")
 
 
 async def test_no_service_is_said_to_be_none(tmp_path: Path) -> None:
-    """The error says where none answers, and how to have one."""
     with pytest.raises(ServiceUnavailableError, match=r"koala serve"):
         await AsyncClient(tmp_path).cancel("7")
 
@@ -151,11 +147,9 @@ class Echo:
     """Sends back what comes."""
 
     def __init__(self) -> None:
-        """Nobody has come."""
         self.left = [anyio.Event(), anyio.Event()]
 
     async def __call__(self, stream: SocketStream) -> None:
-        """Answer until the peer ends."""
         async with stream:
             async for data in stream:
                 await stream.send(data)
@@ -169,7 +163,6 @@ async def answered(stream: SocketStream) -> bool:
 
 
 async def connected(path: Path) -> SocketStream:
-    """Connect as soon as somebody listens."""
     with anyio.fail_after(60):
         while True:
             try:
@@ -216,7 +209,6 @@ ERRORS = [found for found in vars(errors).values() if isinstance(found, type) an
 
 @given(job_id=st.text(), cluster=st.text(), limit=st.integers(), job=st.none() | st.dictionaries(st.text(), JSON))
 def test_request_survives_the_wire(job_id: str, cluster: str, limit: int, job: dict[str, object] | None) -> None:
-    """A request is one line, whatever is in it, and reads as it was written."""
     request = protocol.Request(operation="submit", job_id=job_id, cluster=cluster, limit=limit, job=job)
     line = protocol.encode(request)
     assert line.count(b"\n") == 1
@@ -225,7 +217,6 @@ def test_request_survives_the_wire(job_id: str, cluster: str, limit: int, job: d
 
 @given(result=JSON, last=st.booleans())
 def test_reply_survives_the_wire(result: object, last: bool) -> None:  # noqa: FBT001 - drawn by hypothesis
-    """A reply is one line and reads as it was written."""
     reply = protocol.Reply(result=result, last=last)
     line = protocol.encode(reply)
     assert line.count(b"\n") == 1
@@ -234,7 +225,6 @@ def test_reply_survives_the_wire(result: object, last: bool) -> None:  # noqa: F
 
 @given(line=st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused_or_read(line: bytes) -> None:
-    """Nothing but ProtocolError comes of bytes that are no message."""
     for decode in (protocol.decode_request, protocol.decode_reply):
         with suppress(ProtocolError):
             decode(line)
@@ -262,7 +252,6 @@ def test_what_is_no_request_is_refused(message: object) -> None:
 
 @pytest.mark.parametrize("kind", ERRORS)
 def test_refusal_keeps_type_message_and_hint(kind: type[KoalaError]) -> None:
-    """A client raises what the service raised, so that the exit code is the same on both sides."""
     reply = protocol.decode_reply(protocol.encode(protocol.refusal(kind("no such thing", hint="look elsewhere"))))
     with pytest.raises(kind) as caught:
         protocol.raise_refusal(reply)
@@ -277,7 +266,6 @@ def test_refusal_of_an_unknown_type_is_still_an_error() -> None:
 
 
 def test_reply_without_error_raises_nothing() -> None:
-    """An answer is no refusal."""
     protocol.raise_refusal(protocol.Reply(result={"pid": 1}))
 
 
@@ -294,7 +282,6 @@ def locked(directory: Path, owner: int) -> int:
 
 
 def dead() -> int:
-    """Return the number of a process that has ended."""
     with subprocess.Popen(["true"]) as process:
         pass
     return process.pid

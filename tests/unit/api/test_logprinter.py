@@ -38,7 +38,6 @@ def _no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def printed(*renderables: str | Table) -> str:
-    """Return what is printed where there is no terminal."""
     file = io.StringIO()
     make_console(file).print(*renderables)
     return file.getvalue()
@@ -57,7 +56,6 @@ def printed(*renderables: str | Table) -> str:
     ],
 )
 def test_durations_read_as_people_say_them(value: float | None, shown: str) -> None:
-    """Seconds with a decimal, seconds, and hours; a dash for none."""
     assert seconds(value) == shown
 
 
@@ -79,7 +77,6 @@ def test_nothing_is_wrapped_or_padded_without_a_terminal() -> None:
 
 
 def test_plan_counts_what_it_takes_itself() -> None:
-    """Two components on one cluster do not both get its last idle processors."""
     components = (
         PlannedComponent(component="one", cluster="a", processors=4, idle=6),
         PlannedComponent(component="two", cluster="a", processors=4, idle=6),
@@ -120,7 +117,6 @@ def log_files(directory: Path, **texts: str) -> None:
 
 
 def test_log_lines_are_marked_in_order_of_rank(tmp_path: Path) -> None:
-    """Ten comes after two; each line says whose it is."""
     log_files(tmp_path, a_10="ten\n", a_2="two\n", b_0="zero\n")
     pieces: list[bytes] = []
     LogPrinter(tmp_path, write=pieces.append).print_new(marked=True)
@@ -128,7 +124,6 @@ def test_log_lines_are_marked_in_order_of_rank(tmp_path: Path) -> None:
 
 
 def test_log_of_one_process_is_not_marked(tmp_path: Path) -> None:
-    """With a single process its output is given as it is."""
     log_files(tmp_path, a_0="one\ntwo\n")
     pieces: list[bytes] = []
     LogPrinter(tmp_path, write=pieces.append).print_new(marked=False)
@@ -188,14 +183,12 @@ def test_a_line_without_an_end_is_printed_after_a_second(tmp_path: Path) -> None
     ],
 )
 def test_a_carriage_return_ends_a_piece(tmp_path: Path, *, marked: bool, expected: list[bytes]) -> None:
-    """What is written over the same line again is seen when the next begins; CR LF is an end of line as ever."""
     follower = Follower(tmp_path, marked=marked)
     written = (b"\rstep 1", b"\rstep 2", b"\r", b"\nend\r\n")
     assert [follower.after(0.0, data) for data in written] == expected
 
 
 def test_the_file_is_printed_byte_for_byte_whatever_its_pieces(tmp_path: Path) -> None:
-    """Empty lines, carriage returns in a row and at the end."""
     for number, text in enumerate((b"a\r\rb\r", b"\r\n\n\rc\n", b"\n\r", b"x" * 70_000 + b"\ry")):
         (tmp_path / str(number)).mkdir()
         follower = Follower(tmp_path / str(number), marked=False)
@@ -204,7 +197,6 @@ def test_the_file_is_printed_byte_for_byte_whatever_its_pieces(tmp_path: Path) -
 
 
 def test_64_kib_of_an_unfinished_line_are_enough(tmp_path: Path) -> None:
-    """They are printed at once."""
     follower = Follower(tmp_path, marked=False)
     assert follower.after(0.0, b"x" * 65_537) == b"x" * 65_537
 
@@ -231,7 +223,6 @@ def test_output_of_any_size_is_printed_in_pieces(tmp_path: Path, line: bytes, *,
 
 
 def test_logs_can_be_narrowed(tmp_path: Path) -> None:
-    """One component, or one rank of it."""
     log_files(tmp_path, a_0="a0\n", a_1="a1\n", b_0="b0\n")
     pieces: list[bytes] = []
     LogPrinter(tmp_path, component="a", rank=1, write=pieces.append).print_new(marked=False)
@@ -247,7 +238,6 @@ def test_marks_go_by_the_processes_of_the_job(tmp_path: Path) -> None:
 
 
 def component_report(name: str, processors: int) -> ComponentReport:
-    """Return the report of a component that has nothing yet."""
     return ComponentReport(
         name=name,
         command=("true",),
@@ -263,7 +253,6 @@ def component_report(name: str, processors: int) -> ComponentReport:
 
 
 def job_report_of(directory: Path, *components: ComponentReport) -> JobReport:
-    """Return the report of a job that waits."""
     return job_report(components=components, reported_at=1.0, output_directory=str(directory))
 
 

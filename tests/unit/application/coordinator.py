@@ -25,17 +25,14 @@ class Plan:
 
     @property
     def leaving(self) -> list[int]:
-        """Those that leave."""
         return [one for one in self.old if one not in self.members]
 
     @property
     def joining(self) -> list[int]:
-        """Those that are new."""
         return [one for one in self.members if one not in self.old]
 
     @property
     def concerned(self) -> list[int]:
-        """Everybody."""
         return [*self.members, *self.leaving]
 
 
@@ -70,14 +67,12 @@ class Coordinator:
         return Member(rank, "alpha", self.address or f"node{rank}", contact)
 
     def begin(self, members: list[int], reason: str = "") -> Said:
-        """Begin a change to these members."""
         assert self.phase == "idle"
         self.plan = Plan(number=self.finished + 1, old=self.members, members=members, reason=reason)
         self.phase = "gathering"
         return self._gathered()
 
     def abandon(self) -> Said:
-        """Give up a change that nobody has been told of yet."""
         assert self.plan is not None
         number, old = self.plan.number, self.plan.old
         self.finished, self.plan, self.phase = number, None, "idle"  # its number is not used again
@@ -105,7 +100,6 @@ class Coordinator:
         return []
 
     def heard(self, rank: int, note: Note) -> Said:
-        """Take a note of a process."""
         match note.verb:
             case "hello":
                 self.hellos[rank] = note

@@ -15,12 +15,10 @@ import koala_app  # type: ignore[import-not-found]
 
 
 def ranks(members: tuple[Any, ...]) -> str:
-    """Return koala's numbers of members."""
     return ",".join(str(one.rank) for one in members) or "-"
 
 
 def shown(change: Any) -> str:  # noqa: ANN401 - the module is found at run time
-    """Return a change in words."""
     if change is None:
         return "nothing"
     return (
@@ -32,14 +30,12 @@ def shown(change: Any) -> str:  # noqa: ANN401 - the module is found at run time
 
 
 def sized(size: int, offered: int) -> int:
-    """Want half of what is offered, and give what is wanted back; an unlucky number is too much."""
     if abs(offered) == 13:
         return size + 99
     return size + offered // 2 if offered > 0 else size + offered
 
 
 def wished(app: Any, words: list[str]) -> str:  # noqa: ANN401 - likewise
-    """Ask for processors, or give some back."""
     if words[0] == "request":
         memory = int(words[words.index("memory") + 1]) if "memory" in words else 0
         answer = app.request(int(words[1]), mandatory="mandatory" in words, memory=memory)
@@ -49,7 +45,6 @@ def wished(app: Any, words: list[str]) -> str:  # noqa: ANN401 - likewise
 
 
 def looked_at(app: Any, words: list[str]) -> str:  # noqa: ANN401 - likewise
-    """Return what the library knows."""
     if words[0] == "ending":  # now, or in a while
         while words[1:] and not app.ending:
             time.sleep(0.0002)
@@ -62,7 +57,6 @@ def looked_at(app: Any, words: list[str]) -> str:  # noqa: ANN401 - likewise
 
 
 def called(app: Any, words: list[str]) -> str:  # noqa: ANN401, PLR0911 - likewise
-    """Make a call, and return what came of it."""
     verb = words[0]
     if verb in {"request", "give_back"}:
         return wished(app, words)
@@ -90,7 +84,6 @@ def called(app: Any, words: list[str]) -> str:  # noqa: ANN401, PLR0911 - likewi
 
 
 def main() -> None:
-    """Make the calls."""
     app = None
     for line in sys.stdin:
         words = line.split()

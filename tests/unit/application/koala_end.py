@@ -69,7 +69,6 @@ class KoalaEnd:
         self._selector.close()
 
     def path(self, rank: int) -> Path:
-        """Return the path of the socket of a process, which listens from then on."""
         path = self._directory / str(rank)
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(path))
@@ -86,13 +85,11 @@ class KoalaEnd:
             self.send(rank, nt.frame(payload))
 
     def send(self, rank: int, data: bytes) -> None:
-        """Send bytes to a process, if it is there."""
         if rank in self.peers:
             with suppress(OSError):
                 self.peers[rank].stream.sendall(data)
 
     def note(self, rank: int, verb: str, **words: object) -> None:
-        """Send a note to a process."""
         self.send(rank, nt.frame(note_payload(verb, **words)))
 
     def begin(self, members: list[int], reason: str = "") -> None:
@@ -113,17 +110,14 @@ class KoalaEnd:
             return offer.key
 
     def first_event(self, key: tuple[str, str]) -> nt.Event:
-        """Return what happens first in a negotiation."""
         self.wait(lambda: any(event.key == key for _, event in self.events))
         return next(event for _, event in self.events if event.key == key)
 
     def cut(self, rank: int) -> None:
-        """Break the connection of a process."""
         with self.lock:
             self._lose(self.peers[rank])
 
     def wait(self, over: Callable[[], bool]) -> None:
-        """Wait until something is so."""
         with self.lock:
             assert self.lock.wait_for(over, LIVENESS), (self.coordinator.phase, self.notes[-20:])
 
@@ -205,12 +199,10 @@ class Driver:
         self._received = b""
 
     def tell(self, line: str) -> None:
-        """Have it make a call."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
 
     def hear(self) -> str:
-        """Return what came of the last call."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -223,18 +215,15 @@ class Driver:
         return line.decode()
 
     def call(self, line: str) -> str:
-        """Have it make a call, and return what came of it."""
         self.tell(line)
         return self.hear()
 
     def end(self) -> str:
-        """Let it end, and return what it wrote to standard error."""
         _, complaints = self._process.communicate(timeout=LIVENESS)
         assert self._process.returncode == 0, complaints.decode()
         return complaints.decode()
 
     def kill(self) -> None:
-        """Kill it, if it runs."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()

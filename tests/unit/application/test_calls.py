@@ -32,19 +32,16 @@ class Stage:
     drivers: list[Driver] = field(default_factory=list)
 
     def start(self, **environment: str) -> Driver:
-        """Start a program with these variables alone."""
         driver = Driver(self.command, {"PATH": os.environ["PATH"], **environment})
         self.drivers.append(driver)
         return driver
 
     def process(self, koala: KoalaEnd, rank: int, *, sizes: str = "any") -> Driver:
-        """Start a process of the program, which begins to join."""
         driver = self.start(KOALA_APP_SOCKET=str(koala.path(rank)), KOALA_RANK=str(rank), KOALA_SIZE="77")
         driver.tell(f"join {sizes} node{rank}:{4000 + rank}")
         return driver
 
     def joined(self, koala: KoalaEnd, *, sizes: str = "any") -> list[Driver]:
-        """Start the first processes, and let them join."""
         drivers = [self.process(koala, rank, sizes=sizes) for rank in koala.coordinator.first]
         assert [one.hear() for one in drivers] == ["joined"] * len(drivers)
         return drivers
@@ -69,7 +66,6 @@ def python_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def c_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Give the command of the driver in C, with checks of every access to memory."""
     sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     return [str(built_driver(tmp_path_factory.mktemp("c"), *sanitizers))]
 
@@ -91,7 +87,6 @@ def c_threads_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 )
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
-    """Give what starts programs in either language, and ends them."""
     stage = Stage(command=request.getfixturevalue(f"{request.param}_command"), directory=tmp_path)
     yield stage
     for driver in stage.drivers:
@@ -99,7 +94,6 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
 
 
 def test_outside_koala_all_calls_work(stage: Stage) -> None:
-    """Without koala the program is alone, or what it was started as, and nothing ever changes."""
     alone = stage.start()
     assert alone.call("join any x") == "joined"
     assert alone.call("state") == "rank 0 size 1 reached 0 contacts x nothing"
@@ -196,7 +190,6 @@ def grown(koala: KoalaEnd, stage: Stage, drivers: list[Driver], newcomer: int) -
 
 
 def test_wrong_calls_get_a_clear_error_and_harm_nobody(stage: Stage) -> None:
-    """What may not be called now is refused, said on standard error and to koala, and everything goes on."""
     with KoalaEnd(stage.directory, 2, minimum=2, maximum=4) as koala:
         first, second = stage.joined(koala)
         wrong = {
@@ -234,7 +227,6 @@ def test_wrong_calls_get_a_clear_error_and_harm_nobody(stage: Stage) -> None:
 
 
 def test_a_wrong_call_that_ends_the_process_is_told_to_koala(python_command: list[str], tmp_path: Path) -> None:
-    """The thread that speaks with koala does not run again by itself once the program has ended."""
     library = python_command[-1]
     program = (
         "import sys\n"
@@ -405,7 +397,6 @@ def test_a_change_of_members_in_another_order_is_refused(stage: Stage) -> None:
 
 
 def test_koala_refuses(stage: Stage) -> None:
-    """What koala refuses fails the call that waits for it, and is shown in any case."""
     with KoalaEnd(stage.directory, 1) as koala:
         only = stage.joined(koala)[0]
         stranger = stage.start(KOALA_APP_SOCKET=str(stage.directory / "0"))
@@ -548,13 +539,11 @@ def test_an_offer_in_the_middle_of_a_change_counts_it_once(stage: Stage) -> None
 
 
 def quantity(event: nt.Event) -> int:
-    """Return how many processors an event is about."""
     assert event.template is not None
     return event.template.quantity("CPU")
 
 
 def test_memory_is_asked_for_with_processors(stage: Stage) -> None:
-    """So much for each of them; with fewer of them it stays, and where it cannot be had there is a reason."""
     with KoalaEnd(stage.directory, 2, maximum=16) as koala:
         first, _ = stage.joined(koala)
         assert first.call("request 4 memory 8192") == "granted 4"
@@ -572,7 +561,6 @@ def test_memory_is_asked_for_with_processors(stage: Stage) -> None:
 
 
 def test_requests_are_answered(stage: Stage) -> None:
-    """What the program asks for is granted, granted in part with a reason, or refused with one."""
     with KoalaEnd(stage.directory, 2, maximum=16) as koala:
         first, second = stage.joined(koala, sizes="power-of-two")
         assert first.call("request 2") == "granted 2"

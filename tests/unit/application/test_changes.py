@@ -49,7 +49,6 @@ class Program:
     over: bool = False
 
     def turn(self) -> None:
-        """Do the next small thing of the program, if it does not wait."""
         process = self.process
         if self.in_call == "join":
             if process.state != "new":
@@ -95,13 +94,11 @@ class World:
             self.start(rank)
 
     def start(self, rank: int) -> None:
-        """Start a process."""
         program = Program(rank=rank, process=Process(rank, f"node{rank}:1", "any", rank), in_call="join")
         program.to_koala.extend(program.process.connected())
         self.programs[rank] = program
 
     def say(self, said: Said) -> None:
-        """Send what the coordinator says."""
         for rank, payload in said:
             if rank in self.programs and not self.programs[rank].over:
                 self.programs[rank].from_koala.append(payload)
@@ -114,7 +111,6 @@ class World:
             program.to_koala.extend(program.process.heard(parse_note(program.from_koala.popleft())))
 
     def begin(self) -> None:
-        """Begin a change, if none is under way."""
         if self.coordinator.phase != "idle":
             return
         members = self.coordinator.members
@@ -127,18 +123,15 @@ class World:
             self.say(self.coordinator.begin([*staying, *joining]))
 
     def die(self, program: Program) -> None:
-        """Kill a process."""
         program.over = True
         program.to_koala.clear()
         program.from_koala.clear()
         self.say(self.coordinator.died(program.rank))
 
     def alive(self) -> list[Program]:
-        """Return the processes that run."""
         return [one for one in self.programs.values() if not one.over]
 
     def step(self, what: str) -> None:
-        """Let one thing happen to somebody."""
         program = self.chance.choice(self.alive())
         match what:
             case "turn":
@@ -318,7 +311,6 @@ class Schedule:
 
 
 def listed(ranks: list[int]) -> str:
-    """Return ranks as the drivers print them."""
     return ",".join(map(str, ranks)) or "-"
 
 

@@ -90,13 +90,11 @@ def test_members_come_back_as_they_were(members: list[Member]) -> None:
 
 @pytest.mark.parametrize("text", ["0", "0@a@b", "0@a@b@c@d", "x@a@b@c", "0@a@b@c,0@a@b@c", "0@a@b@%ff", "-1@a@b@c"])
 def test_what_lists_no_members_is_refused(text: str) -> None:
-    """Each way of being none is."""
     with pytest.raises(NoteError):
         parse_members(text)
 
 
 def change_note(**words: str) -> Note:
-    """Return a change of process 1 and 2 to 0 and 2, with other words."""
     given_words = {"change": "4", "at": "9", "size": "2", "members": "2@a@n@,0@a@n@", "leaving": "1@a@n@", "old": "1,2"}
     return Note("change", {**given_words, **words})
 
@@ -136,7 +134,6 @@ def test_rules_agree_with_those_of_koala(name: str, size: int, offered: int, min
 @examples(50)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 20), st.integers(0, 60))
 def test_a_function_stays_within_the_bounds(size: int, offered: int, minimum: int, more: int) -> None:
-    """It is asked for what the bounds allow only, and what it says is kept to."""
     rule, maximum = size_rule(lambda size, offered: size + offered), minimum + more
     assert rule.accept(size, offered, minimum, maximum) == max(0, min(size + offered, maximum) - size) * (
         min(size + offered, maximum) >= minimum
@@ -148,7 +145,6 @@ def test_a_function_stays_within_the_bounds(size: int, offered: int, minimum: in
     "sizes", ["", "some", "multiple-of-0", "multiple-of-x", "multiple-of-", "multiple-of-²", None, 3]
 )
 def test_other_rules_are_refused(sizes: object) -> None:
-    """The message names what there is."""
     with pytest.raises(KoalaAppError, match="any, power-of-two, multiple-of-N or a function"):
         size_rule(sizes)  # type: ignore[arg-type]
 
@@ -160,7 +156,6 @@ def test_every_module_is_in_the_file() -> None:
 
 
 def test_the_file_imports_nothing_of_ours() -> None:
-    """And it is valid for the oldest Python that the compiler here can judge."""
     tree = ast.parse(library_file(), feature_version=(3, 7))
     modules = [
         name
@@ -245,7 +240,6 @@ class Rod:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, seconds: float, **environment: str) -> subprocess.Popen[str]:
-        """Start a process."""
         known = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self.directory), **environment}
         process = subprocess.Popen(
             [sys.executable, str(HEAT), "100", str(seconds)],
@@ -255,7 +249,6 @@ class Rod:
         return process
 
     def join(self, koala: KoalaEnd, rank: int) -> subprocess.Popen[str]:
-        """Start a process under koala."""
         return self.start(0.02, KOALA_APP_SOCKET=str(koala.path(rank)), KOALA_RANK=str(rank))
 
 
@@ -271,7 +264,6 @@ def rod(tmp_path: Path) -> Iterator[Rod]:
 
 
 def test_alone_it_computes_what_it_should(rod: Rod) -> None:
-    """Outside koala the program is a rigid one of one process."""
     assert rod.start(0).communicate(timeout=LIVENESS)[0].splitlines() == ["sizes 1", f"result {HEAT_ALONE}"]
 
 
@@ -308,7 +300,6 @@ class Programs:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, name: str, *more: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a process."""
         known = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self.directory), "NBODY_LIBRARY": self.library}
         process = subprocess.Popen(
             [sys.executable, str(EXAMPLES / name), str(BODIES), str(STEPS), *more],
@@ -318,14 +309,12 @@ class Programs:
         return process
 
     def join(self, koala: KoalaEnd, rank: int, name: str, *more: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a process under koala."""
         own = {"KOALA_APP_SOCKET": str(koala.path(rank)), "KOALA_RANK": str(rank)}
         return self.start(name, "0.02", *more, **own, **environment)
 
 
 @pytest.fixture
 def programs(tmp_path: Path, library: str) -> Iterator[Programs]:
-    """Give what starts an example."""
     with ExitStack() as stack:
         programs = Programs(tmp_path, library)
         yield programs
@@ -336,7 +325,6 @@ def programs(tmp_path: Path, library: str) -> Iterator[Programs]:
 
 @LIBRARIES
 def test_alone_it_computes_what_it_should_nbody(programs: Programs) -> None:
-    """Outside koala the program is a rigid one of one process."""
     said, complaints = programs.start("evolving.py", "0").communicate(timeout=LIVENESS)
     assert sizes_and_digest(said) == ([1], ALONE), complaints
 

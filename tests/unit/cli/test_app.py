@@ -59,7 +59,6 @@ int main(void) {
 
 
 def install(directory: Path) -> tuple[int, str, str]:
-    """Run the command; return its exit code and what it printed, also of errors."""
     result = CliRunner().invoke(koala, ["app", "--install", str(directory)])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.stdout, result.stderr
@@ -93,7 +92,6 @@ def test_files_of_others_stay(tmp_path: Path, name: str) -> None:
 
 
 def test_a_directory_that_pkg_config_cannot_read_is_refused(tmp_path: Path) -> None:
-    """A blank would end its path."""
     code, _, complaint = install(tmp_path / "my library")
     assert code == 1
     assert "without blanks" in " ".join(complaint.split())
@@ -118,7 +116,6 @@ def test_a_program_is_compiled_with_what_pkg_config_says(tmp_path: Path) -> None
 
 
 def test_the_file_for_python_runs_alone(tmp_path: Path) -> None:
-    """It needs nothing but the standard library, and shows no more names than it documents."""
     assert install(tmp_path)[0] == 0
     text = "from koala_app import *; app = join(); print(app.rank, app.size, app.point())"
     done = subprocess.run(
@@ -135,7 +132,6 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 def arguments(words: list[str], **options: object) -> JobArguments:
-    """Return arguments of ``koala run``."""
     given: dict[str, object] = {
         "processors": None,
         "mpi": False,
@@ -149,7 +145,6 @@ def arguments(words: list[str], **options: object) -> JobArguments:
 
 
 def job_of(described: Description) -> Job:
-    """Return the job of a description."""
     return job_of_values(described.values(), source=SOURCE, user="u", directory=Path("/"))
 
 
@@ -175,7 +170,6 @@ def test_everything_that_can_be_said() -> None:
     ("options", "word", "key"), [({"walltime": "soon"}, "ls", "walltime"), ({}, "l\0s", "command")]
 )
 def test_what_no_job_may_be(options: dict[str, object], word: str, key: str) -> None:
-    """It is refused as in a job file; the refusal names the key, and no line of a file that does not exist."""
     with pytest.raises(ConfigurationError, match=f"^{SOURCE}: [^:]*{key}"):
         job_of(arguments([word, "x"], **options)._description())
 
@@ -231,7 +225,6 @@ def test_options_that_are_no_slot(words: str, said: str) -> None:
 
 
 def test_a_sweep(tmp_path: Path) -> None:
-    """A range, a list and a file; launchers are as many as tasks at most."""
     (tmp_path / "names").write_text("n\n")
     words = ["prog", "{a}-{b}", "{c}", ":::", "a=1..2", "b=x,1..2", f"c=@{tmp_path}/names"]
     described = sweep_of_words(words, maximum=5, grace=3)
@@ -244,7 +237,6 @@ def test_a_sweep(tmp_path: Path) -> None:
 
 
 def test_a_sweep_on_one_cluster_is_not_divided() -> None:
-    """It has the options that were given."""
     words = ["p", "{a}{b}", ":::", "a=1..4", "b=1..4"]
     job = job_of(sweep_of_words(words, together=True, repeats=0, cluster="alpha", walltime="1m", maximum=3))
     assert job.sweep is not None
@@ -263,13 +255,11 @@ def test_a_sweep_on_one_cluster_is_not_divided() -> None:
     ],
 )
 def test_words_that_are_no_sweep(words: list[str], refusal: str) -> None:
-    """They are refused with an example of some that are."""
     with pytest.raises(ConfigurationError, match=refusal):
         sweep_of_words(words)
 
 
 def test_values_that_are_refused() -> None:
-    """As in a job file."""
     with pytest.raises(ConfigurationError, match=rf"^{SOURCE}: sweep\.parameters\.a: found "):
         job_of(sweep_of_words(["p", "{a}", ":::", "a=1..2..-1"]))
 
@@ -329,7 +319,6 @@ def test_handlers_are_given_back(number: signal.Signals) -> None:
 
 
 def test_blanks_at_the_ends_of_lines_are_not_written() -> None:
-    """Those within a line stay."""
     file = io.StringIO()
     LineEnds(file).write("a  b   \n c \n")
     assert file.getvalue() == "a  b\n c\n"
@@ -353,7 +342,6 @@ class Telling(BaseHTTPRequestHandler):
     """Tells that it was asked."""
 
     def do_GET(self) -> None:
-        """Answer."""
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"told 1\n")
@@ -388,7 +376,6 @@ def test_the_address_of_the_site_file_is_asked(tmp_path: Path) -> None:
 
 @pytest.fixture
 def descriptors(tmp_path: Path) -> Iterator[tuple[int, int]]:
-    """Give two descriptors of one file, as a process has its standard streams."""
     first = os.open(tmp_path / "service.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     second = os.dup(first)
     yield first, second

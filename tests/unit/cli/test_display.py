@@ -78,7 +78,6 @@ SHOWN = r"a\x1b]0;ownedb\x9b31mc\u202ed"
 
 
 def table() -> FittingTable:
-    """Return a table whose cell is hostile."""
     found = FittingTable("name")
     found.add_row(escape(HOSTILE))
     return found
@@ -86,7 +85,6 @@ def table() -> FittingTable:
 
 @pytest.mark.parametrize("renderable", [escape(HOSTILE), Text(HOSTILE), table()], ids=["markup", "text", "table"])
 def test_what_a_terminal_would_act_on_is_escaped(renderable: RenderableType) -> None:
-    """However it is drawn."""
     file = io.StringIO()
     make_console(file).print(renderable)
     assert SHOWN in file.getvalue()
@@ -113,20 +111,17 @@ def test_terminals_of_few_characters_get_what_they_can_show(encoding: str) -> No
 
 
 def test_output_of_own_processes_is_as_they_wrote_it() -> None:
-    """Colours of a program reach its user."""
     file = io.StringIO()
     make_console(file).print(AsWritten("\x1b[31mred\x1b[0m\n"), end="")
     assert file.getvalue() == "\x1b[31mred\x1b[0m\n"
 
 
 def test_errors_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    """The message and the hint."""
     show_error(KoalaError(HOSTILE, hint=HOSTILE))
     assert capsys.readouterr().err.count(SHOWN) == 2
 
 
 def test_log_lines_are_escaped_and_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is logged cannot forge a further line."""
     former = structlog.get_config()
     try:
         set_up_log(shown=True)
@@ -157,7 +152,6 @@ def test_what_is_written_after_the_end_of_the_terminal_goes_nowhere() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_other_troubles_of_writing_are_raised() -> None:
-    """Only the end of a terminal is a hangup."""
     descriptor = os.open("/dev/full", os.O_WRONLY)
     with pytest.raises(OSError, match="No space left"):
         TerminalWriter(descriptor).write(b"x")
@@ -215,7 +209,6 @@ PLANNED = PlannedComponent(component="simulation", cluster="amsterdam-uva", proc
 
 
 def shown(renderable: RenderableType, width: int) -> list[str]:
-    """Return the lines that are shown."""
     file = io.StringIO()
     Console(file=file, width=width, highlight=False).print(renderable)
     return file.getvalue().splitlines()
@@ -237,7 +230,6 @@ def shown(renderable: RenderableType, width: int) -> list[str]:
 )
 @pytest.mark.parametrize("width", [60, 70, 80, 200])
 def test_no_value_is_lost(table: FittingTable, values: list[str], width: int) -> None:
-    """Whatever the width, nothing is cut short, and no line is longer."""
     lines = shown(table, width)
     assert max(map(len, lines)) <= width
     assert not any("…" in line for line in lines)
@@ -277,14 +269,12 @@ def test_a_submission_tells_what_each_placeholder_asks_for() -> None:
 
 
 def test_what_fits_is_a_table() -> None:
-    """With its headings on one line; also on sixty columns, if there is little to show."""
     little = jobs_table([replace(running(1, 4), name="job")])
     assert shown(little, 60)[0].split() == ["id", "name", "state", "processors", "clusters", "waited", "ran", "exit"]
     assert shown(jobs_table([JOB]), 200)[0].split()[0] == "id"
 
 
 def test_rows_that_do_not_fit_are_named_and_have_all_cells() -> None:
-    """Except those that are empty; markup in cells counts as nothing."""
     table = FittingTable("name", "one", "two", "three")
     table.add_row("a", "[red]1[/]", "", "x" * 15)
     table.add_row("b" * 15, "1", "2", "3")
@@ -292,7 +282,6 @@ def test_rows_that_do_not_fit_are_named_and_have_all_cells() -> None:
 
 
 def test_a_table_without_rows_is_its_headings() -> None:
-    """As before."""
     assert shown(FittingTable("name", "one"), 10) == ["name  one"]
 
 
@@ -327,7 +316,6 @@ def test_a_service_that_goes_on_sees_to_the_placeholders(released: bool, reports
 
 
 def test_placeholders_that_nobody_waits_for_are_told() -> None:
-    """With how to find them."""
     screen = io.StringIO()
     closing(job_report(state=JobState.COMPLETED, outcome=COMPLETED, placeholders_left=2), make_console(screen))
     assert "2 placeholders are still ending" in screen.getvalue()
@@ -376,7 +364,6 @@ def test_the_reason_for_waiting_goes_to_a_pipe(tmp_path: Path) -> None:
 def test_a_quiet_display_shows_what_processes_print_alone(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """And nothing of koala's."""
     (tmp_path / "c1").mkdir()
     (tmp_path / "c1" / "0.out").write_bytes(b"result\n")
     screen = io.StringIO()
@@ -409,18 +396,15 @@ def watching_told(*changes: T) -> Iterator[T]:
 
 
 def on_terminal(height: int = 25) -> Console:
-    """Return a terminal."""
     return Console(file=io.StringIO(), force_terminal=True, width=100, height=height, highlight=False)
 
 
 def watching_shown(console: Console) -> str:
-    """Return what was written to a console."""
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def test_without_a_terminal_a_line_for_each_change() -> None:
-    """What stays the same is not said again, whatever else changes."""
     console = Console(file=io.StringIO(), width=100)
     with Watched(console) as watched:
         until_interrupted(watched.show, watching_told([], [WAITS], [WAITS, OTHER], [RUNS, OTHER], [RUNS, OTHER]))
@@ -437,7 +421,6 @@ def test_on_a_terminal_the_table_is_refreshed_in_place() -> None:
 
 
 def test_a_terminal_shows_the_latest_jobs_that_it_has_lines_for() -> None:
-    """Not the first ones."""
     console = on_terminal(height=6)
     with Watched(console) as watched:
         watched.show([job_report(id=f"4{number}", name=f"name{number}") for number in range(9)])
@@ -447,7 +430,6 @@ def test_a_terminal_shows_the_latest_jobs_that_it_has_lines_for() -> None:
 
 
 def test_a_narrow_terminal_shows_the_latest_jobs_too() -> None:
-    """Where each job has several lines, fewer are shown, and the latest one is."""
     console = on_terminal(height=12)
     console.width = 40
     with Watched(console) as watched:
@@ -458,7 +440,6 @@ def test_a_narrow_terminal_shows_the_latest_jobs_too() -> None:
 
 
 def test_one_job_in_detail() -> None:
-    """On a terminal as `koala status ID` has it, elsewhere in lines."""
     console, plain = on_terminal(), Console(file=io.StringIO(), width=100)
     for one in (console, plain):
         with Watched(one) as watched:
@@ -469,7 +450,6 @@ def test_one_job_in_detail() -> None:
 
 @pytest.fixture
 def hosted(tmp_path: Path) -> Iterator[tuple[Client, Server]]:
-    """Give a client of a service that runs in a thread of this process, and its server."""
     served = Served(tmp_path)
     with ownership(served.directory), start_blocking_portal() as portal:
         future, server = portal.start_task(partial(host, served.site, served.plugins, served.directory))
@@ -479,7 +459,6 @@ def hosted(tmp_path: Path) -> Iterator[tuple[Client, Server]]:
 
 
 def test_the_service_tells_of_each_change(hosted: tuple[Client, Server]) -> None:
-    """What another command does is told by itself."""
     client, _ = hosted
     watch = client.watch_jobs()
     assert next(watch) == []
@@ -490,7 +469,6 @@ def test_the_service_tells_of_each_change(hosted: tuple[Client, Server]) -> None
 
 
 def test_who_watches_does_not_keep_a_service_from_ending(tmp_path: Path) -> None:
-    """He is told that this was the last."""
     served = Served(tmp_path)
     with ownership(served.directory), start_blocking_portal() as portal:
         future, server = portal.start_task(partial(host, served.site, served.plugins, served.directory))
@@ -534,7 +512,6 @@ def test_where_no_service_ever_ran(tmp_path: Path) -> None:
 
 
 def test_a_job_that_there_is_not_and_one_document(hosted: tuple[Client, Server]) -> None:
-    """Both are refused with the reason."""
     client, _ = hosted
     command = ["--state", str(client.directory), "status", "--watch"]
     result = CliRunner().invoke(koala, [*command, "99"])
@@ -555,7 +532,6 @@ WORKER = '[[components]]\nname = "worker"\ncommand = ["a"]\nminimum = 1\nmaximum
 
 
 def notes(text: str, approach: str, tmp_path: Path) -> list[str]:
-    """Return what is said of the job of a file."""
     site = load_site_text(SITE.format(approach=approach), source="site.toml", plugins=load_plugins())
     job = load_job_text(text, directory=tmp_path, job_id=JobId("1"), user="u", submitted_at=0.0)
     return size_notes(job, site)
@@ -577,5 +553,4 @@ def test_sizes_of_workers(approach: str, more: str, where: str, when: str, tmp_p
 
 
 def test_a_rigid_job_has_one_size(tmp_path: Path) -> None:
-    """Nothing is to be said of it."""
     assert not notes('walltime = 60\n[[components]]\ncommand = ["a"]\nprocessors = 2\n', "pwa", tmp_path)

@@ -22,7 +22,6 @@ another one: ``python -m tests.unit.cli.test_jsonshapes`` writes it anew."""
 
 
 def members(schema: dict[str, Any], root: dict[str, Any], at: str = "") -> dict[str, str]:
-    """Return the kind of each member of a shape by the way to it."""
     if "$ref" in schema:
         return members(root["$defs"][schema["$ref"].rpartition("/")[2]], root, at)
     if "allOf" in schema:  # so earlier versions of pydantic refer to what has a default
@@ -54,7 +53,6 @@ def recorded_form() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_within_a_version_members_are_only_added(name: str) -> None:
-    """What was there once is there, as the same kind of value; what is new is in the record."""
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))[name]
     now = recorded_form()[name]
     if now["version"] == recorded["version"]:
@@ -79,7 +77,6 @@ def test_the_names_are_known_without_the_shapes() -> None:
 
 
 def json_commands(command: click.Command, name: str) -> set[str]:
-    """Return the commands below one that have ``--json``."""
     loaded = command.load() if isinstance(command, OnDemandCommand) else command
     if isinstance(loaded, click.Group):
         parts = (json_commands(one, f"{name} {inner}".strip()) for inner, one in loaded.commands.items())
@@ -88,7 +85,6 @@ def json_commands(command: click.Command, name: str) -> set[str]:
 
 
 def test_every_command_with_json_has_a_shape() -> None:
-    """By its name, without arguments."""
     described = {
         " ".join(word for word in command.split() if word.islower() and not word.startswith("-"))
         for shape in SHAPES.values()

@@ -55,7 +55,6 @@ def said(path: Path) -> Iterator[str]:
 
 
 def invoke(*arguments: str) -> str:
-    """Run a command that must work and return what it prints."""
     result = CliRunner().invoke(koala, list(arguments))
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -82,7 +81,6 @@ def test_no_example_names_a_file_of_the_repository(name: str) -> None:
 
 
 def test_what_messages_refer_to_is_there() -> None:
-    """Each `koala docs NAME` and `koala conf NAME` in a message works."""
     wanted = {match for path in SOURCES for one in said(path) for match in ASKED_FOR.findall(one)}
     assert {("docs", "site-file"), ("conf", "job_submit.lua"), ("docs", "wiki")} <= wanted
     for command, name in wanted:
@@ -91,7 +89,6 @@ def test_what_messages_refer_to_is_there() -> None:
 
 @pytest.mark.parametrize(("kind", "pattern"), [("conf", "*"), ("docs", "*.md")])
 def test_lists_say_what_each_is(kind: str, pattern: str) -> None:
-    """One line each, which says more than the name."""
     files = shipped(kind, pattern)
     lines = invoke(kind).splitlines()
     assert [line.split()[0] for line in lines] == [shown_name(file) for file in files]
@@ -129,7 +126,6 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
 
 
 def test_the_examples_can_be_written(tmp_path: Path) -> None:
-    """All of them, into a directory that is made for them and no other."""
     target = tmp_path / "examples"
     assert "README.md" in invoke("docs", "--examples", str(target))
     assert (target / "hello.toml").read_text() == (ROOT / "examples" / "hello.toml").read_text()
@@ -170,7 +166,6 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 @pytest.mark.parametrize(("line", "offered", "not_offered"), CASES)
 def test_bash_completes(line: str, offered: str, not_offered: str, tmp_path: Path) -> None:
-    """Commands, options, and the commands of a group, by the installed program."""
     if shutil.which("bash") is None:
         pytest.skip("no bash here")
     script = tmp_path / "koala.bash"

@@ -52,7 +52,6 @@ FOREIGN = 12345
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """Give a valid site file."""
     path = tmp_path / "site.toml"
     path.write_text(SITE, encoding="utf-8")
     return path
@@ -60,14 +59,12 @@ def site(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path) -> str:
-    """Give a valid job file."""
     path = tmp_path / "job.toml"
     path.write_text(JOB, encoding="utf-8")
     return str(path)
 
 
 def invoke(*arguments: object) -> Result:
-    """Run one command inside this process; nothing may come out of it but an exit code."""
     result = CliRunner().invoke(koala, [str(argument) for argument in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert "Traceback" not in result.output
@@ -107,14 +104,12 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
 
 
 def test_site_file_that_is_not_there(tmp_path: Path, job: str) -> None:
-    """A site file that was named must be there."""
     result = invoke("--site", tmp_path / "none.toml", "run", job)
     assert result.exit_code == EXIT_CONFIGURATION
     assert "none.toml: there is no such site file (given on the command line)" in result.output
 
 
 def test_no_site_file_at_all(job: str) -> None:
-    """Where it was looked for is said, and that the demo needs none."""
     result = invoke("run", job)
     assert result.exit_code == EXIT_CONFIGURATION
     assert "koala demo" in result.output
@@ -131,7 +126,6 @@ def test_faulty_job_file(site: Path, tmp_path: Path) -> None:
 
 
 def test_unknown_cluster_of_a_script(site: Path, tmp_path: Path, job: str) -> None:
-    """The clusters that there are, are named."""
     result = invoke("--site", site, "--state", tmp_path / "s", "script", job, "--cluster", "there")
     assert result.exit_code == EXIT_CONFIGURATION
     assert "no cluster 'there'; there are: here" in result.output
@@ -154,7 +148,6 @@ def test_cancelling_without_a_service(tmp_path: Path) -> None:
 
 
 def test_state_directory_that_is_a_file(site: Path, tmp_path: Path, job: str) -> None:
-    """Refused, with the option that names another one."""
     (tmp_path / "s").touch()
     result = invoke("--site", site, "--state", tmp_path / "s", "run", job)
     assert result.exit_code == EXIT_CONFIGURATION
@@ -175,7 +168,6 @@ def test_state_directory_of_somebody_else(site: Path, tmp_path: Path, command: l
 
 
 def test_state_directory_with_too_long_a_path(site: Path, tmp_path: Path, job: str) -> None:
-    """A Unix socket would not fit: the way out is a shorter one."""
     result = invoke("--site", site, "--state", tmp_path / ("x" * 100), "run", job)
     assert result.exit_code == EXIT_CONFIGURATION
     assert "too long for a Unix socket" in result.output
@@ -183,7 +175,6 @@ def test_state_directory_with_too_long_a_path(site: Path, tmp_path: Path, job: s
 
 
 def test_damaged_journal(tmp_path: Path) -> None:
-    """A journal that is none is named."""
     state = tmp_path / "s"
     state.mkdir(mode=0o700)
     (state / "journal.sqlite").write_bytes(b"this is no database, and longer than a header of one would be" * 20)
@@ -194,14 +185,12 @@ def test_damaged_journal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [["status", "-n", "0"], ["status", "-n", "-3"], ["negotiations", "-n", "0"]])
 def test_no_number_of_jobs_means_all(tmp_path: Path, command: list[str]) -> None:
-    """A limit is a number from 1."""
     done = CliRunner().invoke(koala, ["--state", str(tmp_path), *command])
     assert done.exit_code == 2
     assert "x>=1" in done.stderr
 
 
 def test_a_program_that_is_taken_for_a_job_file_is_told_so(site: Path, tmp_path: Path) -> None:
-    """With the command that runs it."""
     done = CliRunner().invoke(koala, ["--site", str(site), "--state", str(tmp_path / "s"), "run", "hostname"])
     assert done.exit_code == EXIT_CONFIGURATION
     assert "koala run -n 1 -- hostname" in done.stderr
@@ -328,7 +317,6 @@ from koala_adapter.cli.koala import koala
 
 
 def called(name: str) -> click.Command:
-    """Return a command as it is when it is called."""
     with koala.make_context("koala", [name], resilient_parsing=True) as context:
         command = koala.resolve_command(context, [name])[1]
     assert command is not None
@@ -397,7 +385,6 @@ def test_command_that_is_not_installed_says_where_it_is(words: list[str], monkey
 
 
 def test_unknown_command_is_refused() -> None:
-    """As click refuses it, with what there is."""
     result = CliRunner().invoke(koala, ["stat"])
     assert result.exit_code == click.UsageError.exit_code
     assert "No such command 'stat'" in result.output

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 
 def test_a_missing_site_file_is_refused(tmp_path: Path) -> None:
-    """Before there is a service."""
     environment = {"HOME": str(tmp_path), "PATH": str(tmp_path), "KOALA_SITE": None, "KOALA_STATE": str(tmp_path / "s")}
     done = CliRunner().invoke(koala, ["serve", "--end-when-idle", "0"], env=environment)
     assert done.exit_code == EXIT_CONFIGURATION, done.stderr
@@ -82,22 +81,18 @@ class Interrupted(Client):
     """A service whose watcher is interrupted after a report."""
 
     def __init__(self, directory: Path, report: JobReport) -> None:
-        """Tell ``report``."""
         super().__init__(directory)
         self.report = report
         self.cancelled: list[str] = []
 
     def running(self) -> bool:
-        """It answers."""
         return True
 
     def submit(self, job: Job, *, submission: str = "") -> str:
-        """Take any job."""
         del job, submission
         return self.report.id
 
     def cancel(self, job_id: str) -> JobReport:
-        """Note it."""
         self.cancelled.append(job_id)
         return self.report
 
@@ -158,7 +153,6 @@ def test_weights_are_read() -> None:
     [("size=1", "no weight 'size'"), ("share", "is not NAME=NUMBER"), ("half-life=0", "must be above 0")],
 )
 def test_wrong_weights_are_refused(text: str, said: str) -> None:
-    """With what is allowed."""
     with pytest.raises(ConfigurationError, match=said):
         parse_weights(text)
 
@@ -172,7 +166,6 @@ plugin = "local"
 
 
 def run(directory: Path, *arguments: str) -> tuple[int, str]:
-    """Run a command against a site of one cluster; return its exit code and what it said."""
     site = directory / "site.toml"
     site.write_text(SITE)
     argv = ["--site", str(site), "--state", str(directory / "state"), *arguments]
@@ -195,7 +188,6 @@ def run(directory: Path, *arguments: str) -> tuple[int, str]:
     ],
 )
 def test_refusals(tmp_path: Path, arguments: tuple[str, ...], code: int, said: str) -> None:
-    """Each with its exit code and the way out."""
     found, output = run(tmp_path, *arguments)
     assert found == code
     assert said in " ".join(output.split())
@@ -213,7 +205,6 @@ def test_log_is_shown_where_there_is_no_screen(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_lines_of_what_happened() -> None:
-    """Job, user, processors, and what is to be known besides."""
     one = JobEvent(
         time=1e9,
         kind=JobEventKind.START,
@@ -240,7 +231,6 @@ def test_lines_of_what_happened() -> None:
     ],
 )
 def test_explanations_in_words(phase: str, values: dict[str, object], said: str) -> None:
-    """For each phase of a job."""
     given = {"job_id": "7", "user": "kim", "name": "cfd", "processors": 4, "reason": "", "estimate": 60, **values}
     found = Explanation(phase=phase, **given)  # type: ignore[arg-type]
     lines = list(ordertext.explanation(found, "a"))
@@ -249,7 +239,6 @@ def test_explanations_in_words(phase: str, values: dict[str, object], said: str)
 
 
 def test_an_assumed_run_time_in_words() -> None:
-    """A job without a limit is not said to have one."""
     found = Explanation(
         job_id="7",
         user="kim",
@@ -265,7 +254,6 @@ def test_an_assumed_run_time_in_words() -> None:
 
 
 def test_the_status_in_one_line() -> None:
-    """With what is unusual only when it is so."""
     found = Overview(read_at=0.0, processors=32, free=8, waiting=3, running=2, starting=1, left_out=4)
     assert ordertext.status("a", found, None) == (
         "a: 24 of 32 processors used, 2 running, 1 starting, 3 waiting, 4 left out"
@@ -274,7 +262,6 @@ def test_the_status_in_one_line() -> None:
 
 
 def test_the_report_of_a_shadow_in_words() -> None:
-    """How many start when, the mean waits, and the largest differences."""
     job = Difference(job_id="9", processors=8, theirs=None, ours=1e9)
     report = ShadowReport(
         since=0.0,
@@ -307,7 +294,6 @@ def test_a_queue_that_is_given_back_is_named_once(tmp_path: Path) -> None:
 
 
 def invoke(*arguments: object, given: bytes = b"") -> tuple[int, str, str]:
-    """Run one command inside this process; return its exit code and what it printed, also of errors."""
     result = CliRunner().invoke(koala, ["negotiation", *map(str, arguments)], input=given)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert "Traceback" not in result.output
@@ -327,7 +313,6 @@ def test_the_printed_schemas_validate(tmp_path: Path) -> None:
 
 
 def test_a_template_is_shown(tmp_path: Path) -> None:
-    """In words for people, and as JSON for programs."""
     path = tmp_path / "offer.xml"
     path.write_bytes(build(full()))
     code, output, _ = invoke("check", path)
@@ -365,7 +350,6 @@ def test_json_is_as_its_schema_says() -> None:
     [(b"<NT/>", "NT_AgreementID"), (b"x" * 100_000, "too large"), (b"<!DOCTYPE NT><NT/>", "no document type")],
 )
 def test_what_is_no_template_is_refused(given: bytes, named: str) -> None:
-    """The refusal says why, and the exit code that it is one."""
     code, output, error = invoke("check", "-", given=given)
     assert (code, output) == (1, "")
     assert named in error
@@ -384,7 +368,6 @@ AGAIN = 15
 
 
 def read(path: Path) -> RawConfigParser:
-    """Return a unit's settings."""
     parser = RawConfigParser(strict=False, delimiters=("=",), comment_prefixes=("#",))
     parser.optionxform = str  # type: ignore[assignment,method-assign] # the names are told apart by case
     parser.read_string(path.read_text(encoding="utf-8"))
@@ -424,7 +407,6 @@ def test_systemd_takes_them(tmp_path: Path, *, give_back: bool) -> None:
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_they_run_commands_that_there_are(path: Path) -> None:
-    """With options that koala knows, on paths that the manual names."""
     program, *arguments = shlex.split(read(path)["Service"]["ExecStart"])
     assert program in {PROGRAM, "%h/.local/bin/koala"}
     done = CliRunner().invoke(koala, [*(one.replace("%i", "a") for one in arguments), "--help"])

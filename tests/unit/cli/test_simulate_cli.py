@@ -39,7 +39,6 @@ TRACE = """\
 
 
 def invoke(*arguments: object) -> Result:
-    """Run ``koala simulate`` inside this process, on one process."""
     words = ["simulate", *(str(argument) for argument in arguments), "--processes", "1"]
     result = CliRunner().invoke(koala, words)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
@@ -49,7 +48,6 @@ def invoke(*arguments: object) -> Result:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Give a trace of five jobs."""
     path = tmp_path / "five.swf"
     path.write_text(TRACE, encoding="utf-8")
     return path
@@ -78,7 +76,6 @@ def test_json_has_all_that_was_promised(trace: Path) -> None:
 
 
 def test_a_person_sees_a_table_and_what_was_left_out(trace: Path) -> None:
-    """The table has one line for each policy; irregularities are told on standard error."""
     result = invoke(trace, "-p", "fcfs", "-p", "easy")
     assert re.search(r"five +fcfs +4 +3 +2 +7\.3", result.stdout)
     assert re.search(r"five +easy +4 +3 +2 +3\.0", result.stdout)
@@ -86,7 +83,6 @@ def test_a_person_sees_a_table_and_what_was_left_out(trace: Path) -> None:
 
 
 def test_options_change_what_is_simulated(trace: Path) -> None:
-    """More processors let the large job in, fewer jobs are the first ones, and limits end jobs."""
     (wide,) = json.loads(invoke(trace, "--processors", 9, "--json").stdout)
     assert (wide["jobs"], wide["skipped"], wide["processors"]) == (4, 1, 9)
     (few,) = json.loads(invoke(trace, "--jobs", 2, "--json").stdout)
@@ -136,7 +132,6 @@ def test_dependencies_are_obeyed_when_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_platform_has_several_clusters(trace: Path, tmp_path: Path) -> None:
-    """Jobs go to the clusters of a platform file."""
     platform = tmp_path / "platform.toml"
     platform.write_text(
         '[[clusters]]\nname = "a"\nnodes = 4\n[[clusters]]\nname = "b"\nnodes = 6\nthreshold = 2\n',
@@ -155,7 +150,6 @@ def test_a_platform_has_several_clusters(trace: Path, tmp_path: Path) -> None:
 
 
 def test_models_stand_in_for_traces() -> None:
-    """A model is simulated like a trace; its seed changes it."""
     one, same, other = (
         json.loads(invoke("model:lublin", "--jobs", 300, "--processors", 64, "--seed", seed, "--json").stdout)[0]
         for seed in (1, 1, 2)
@@ -165,7 +159,6 @@ def test_models_stand_in_for_traces() -> None:
 
 
 def test_two_traces_of_one_name_stay_apart(trace: Path, tmp_path: Path) -> None:
-    """The second is numbered, in results and files."""
     other = tmp_path / "other" / "five.swf"
     other.parent.mkdir()
     other.write_text(TRACE.replace("MaxProcs: 4", "MaxProcs: 9"), encoding="utf-8")
@@ -258,7 +251,6 @@ def test_what_cannot_be_simulated_is_refused(
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:
-    """A path that leads nowhere, or to a directory, is told as what it is."""
     assert "none.swf: No such file" in invoke(tmp_path / "none.swf").output
     assert "Is a directory" in invoke(tmp_path).output
 

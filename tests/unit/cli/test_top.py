@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def cluster(name: str = "alpha", *, idle: int = 4, others: int = 2, ours: int = 10) -> ClusterReport:
-    """Return the report of a cluster of sixteen processors."""
     return ClusterReport(
         name=name,
         plugin="local",
@@ -46,7 +45,6 @@ def cluster(name: str = "alpha", *, idle: int = 4, others: int = 2, ours: int = 
 
 
 def component(processors: int, *, on: str = "alpha", held: int | None = None) -> ComponentReport:
-    """Return where a component is."""
     return ComponentReport(
         name="worker",
         command=("x",),
@@ -62,7 +60,6 @@ def component(processors: int, *, on: str = "alpha", held: int | None = None) ->
 
 
 def running(number: int, processors: int, *changes: tuple[float, int, int]) -> JobReport:
-    """Return the report of a job that has run from 100 to 200; ``changes``: when its size changed, and how."""
     return job_report(
         id=str(number),
         name=f"job{number}",
@@ -95,12 +92,10 @@ BUSY = Snapshot(at=200.0, clusters=(cluster(),), jobs=(ENDED, running(1, 4), run
 
 
 def lines(snapshot: Snapshot, view: View | None = None, *, width: int = 100, height: int = 30) -> list[str]:
-    """Return what is on the screen."""
     return [line.plain for line in screen(snapshot, view or View(), width=width, height=height)]
 
 
 def test_a_bar_is_divided_by_job() -> None:
-    """A job has its share, marked with the last digit of its number; who has ended has none."""
     bar = next(line for line in lines(BUSY, width=140) if line.startswith("alpha")).split()[1]
     assert bar == "1" * 12 + "2" * 18 + "▒" * 6 + "░" * 12
 
@@ -132,7 +127,6 @@ def test_jobs_that_run_come_first_and_show_how_far_they_are() -> None:
 
 
 def test_what_happened_is_told_in_order() -> None:
-    """Starts, changes of size and ends, the latest last."""
     text = lines(BUSY)
     told = [line.partition(" ")[2] for line in text[text.index("WHAT HAPPENED") + 1 : -1]]
     assert told == [
@@ -165,7 +159,6 @@ def test_nothing_is_wider_or_higher_than_the_screen(width: int, height: int) -> 
 
 
 def test_a_cluster_that_is_closed_says_why() -> None:
-    """In place of its bar."""
     closed = Snapshot(at=0.0, clusters=(replace(cluster(), closed="out of reach: no"),))
     assert "alpha        out of reach: no" in lines(closed)
     assert "no jobs" in lines(closed)
@@ -200,7 +193,6 @@ def test_a_sparkline_is_as_high_as_the_largest() -> None:
 
 
 def test_the_latest_output_is_marked_and_bounded(tmp_path: Path) -> None:
-    """The file that was written last comes last; what a terminal would act on is escaped."""
     for number, name in enumerate(("left", "right")):
         (tmp_path / name).mkdir()
         path = tmp_path / name / "0.out"
@@ -214,7 +206,6 @@ def test_the_latest_output_is_marked_and_bounded(tmp_path: Path) -> None:
 
 
 def test_standard_error_is_shown_and_marked(tmp_path: Path) -> None:
-    """What is empty has no part in it."""
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "0.out").write_text("fine\n")
     (tmp_path / "work" / "0.err").write_text("")

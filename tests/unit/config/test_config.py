@@ -83,19 +83,16 @@ VALID: dict[str, object] = {
 
 
 def refusal(text: str) -> str:
-    """Return the message with which a site file is refused."""
     with pytest.raises(ConfigurationError) as caught:
         load_site_text(text, PLUGINS, source="s.toml")
     return caught.value.message
 
 
 def one_cluster(lines: str) -> str:
-    """Return a site file of one good cluster with more lines in its table."""
     return f'[[clusters]]\nname = "alpha"\nplugin = "slurm"\n{lines}\n'
 
 
 def test_smallest_site_has_the_documented_defaults() -> None:
-    """A name and a plugin are enough; all else has its default."""
     site = load_site_text(one_cluster(""), PLUGINS)
     assert site.control_center == ControlCenterConfig()
     assert site.scheduler == SchedulerConfig()
@@ -108,7 +105,6 @@ def test_smallest_site_has_the_documented_defaults() -> None:
 
 
 def test_values_arrive_as_written() -> None:
-    """Durations become seconds, directives the model's values, settings the plugin's own object."""
     site = load_site_text(toml_file(VALID), PLUGINS)
     beta = site.cluster("beta")
     assert site.parameters.lease == 300
@@ -144,7 +140,6 @@ def test_a_map_reaches_the_plugin() -> None:
 
 
 def test_a_file_is_read_and_named_in_refusals(tmp_path: Path) -> None:
-    """The path of the file stands before each problem."""
     path = tmp_path / "site.toml"
     path.write_text(toml_file(VALID), encoding="utf-8")
     assert load_site(path, PLUGINS) == load_site_text(toml_file(VALID), PLUGINS)
@@ -223,7 +218,6 @@ def test_a_file_is_read_and_named_in_refusals(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_cluster_is_refused_with_line_key_found_and_allowed(lines: str, expected: str) -> None:
-    """Each kind of mistake in a cluster is explained at its line, and nothing else is said."""
     message = refusal(one_cluster(lines))
     assert len(message.splitlines()) in {1, 2}
     assert _matches(expected, message)
@@ -274,7 +268,6 @@ def test_wrong_cluster_is_refused_with_line_key_found_and_allowed(lines: str, ex
     ],
 )
 def test_wrong_site_is_refused(text: str, expected: str) -> None:
-    """What concerns the whole file, or tables other than clusters, is explained too."""
     assert _matches(expected, refusal(text))
 
 
@@ -297,7 +290,6 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file() -> None:
 
 
 def test_what_a_terminal_would_act_on_is_escaped() -> None:
-    """Escape sequences and long texts in a file do not reach the terminal."""
     message = refusal(one_cluster(f'queue = "\\u001b[31m {"x" * 500}"\n"k\\u001b" = 1\n{"k" * 9000} = 1'))
     assert "\x1b" not in message
     assert all(len(line) < 500 for line in message.splitlines())
@@ -338,7 +330,6 @@ def test_shortest_poll_interval_fits_the_bound(per_minute: int) -> None:
 
 @pytest.mark.parametrize("model", [ControlCenterConfig, SchedulerConfig, ClusterConfig, SiteConfig])
 def test_every_key_is_described(model: type[BaseModel]) -> None:
-    """No key goes without a meaning: it is shown where the key is missing, and in the manual."""
     assert all(field.description for field in model.model_fields.values())
     assert model.model_config.get("frozen")
     assert model.model_config.get("extra") == "forbid"
@@ -350,7 +341,6 @@ KEYS = st.sampled_from([*(key for model in MODELS for key in model.model_fields)
 
 @given(st.dictionaries(KEYS, values(KEYS), max_size=6))
 def test_any_toml_is_loaded_or_refused(tables: dict[str, object]) -> None:
-    """Whatever a TOML file holds, the answer is a site or a ConfigurationError."""
     _load_or_refuse(toml_file(tables))
 
 
@@ -401,7 +391,6 @@ WHOLE_SECONDS: TypeAdapter[int] = TypeAdapter(WholeSeconds)
     ],
 )
 def test_durations(text: str, seconds: int) -> None:
-    """Clock times and numbers with units give seconds."""
     assert parse_duration(text) == seconds
     assert re.search(DURATION_PATTERN, text)
 
@@ -447,12 +436,10 @@ def test_schema_and_parser_agree_on_durations(text: str) -> None:
 
 @given(st.integers(min_value=0, max_value=10**8))
 def test_shown_durations_are_read_back(seconds: int) -> None:
-    """What a message shows can be written into a file."""
     assert parse_duration(show_duration(seconds)) == seconds
 
 
 def test_numbers_are_durations_but_true_is_not() -> None:
-    """Numbers pass as they are, other types are refused."""
     assert SECONDS.validate_python(0.5) == 0.5
     assert WHOLE_SECONDS.validate_python(90) == 90
     assert show_duration(0.5) == "0.5 s"
@@ -469,20 +456,17 @@ def test_numbers_are_durations_but_true_is_not() -> None:
 
 @pytest.mark.parametrize("host", ["a", "head.example.org", "10.0.0.1", "::1", "fe80::1%eth0", "my_host", "0.0.0.0"])
 def test_hosts(host: str) -> None:
-    """Host names and addresses of both kinds are taken."""
     assert HOST.validate_python(host) == host
 
 
 @pytest.mark.parametrize("host", ["", "a b", "a:80", "http://a", "-a", "a-", "a..b", ".a", "a\n", "é", "x" * 300])
 def test_what_is_no_host_is_refused(host: str) -> None:
-    """Ports, protocols and stray characters are refused."""
     with pytest.raises(ValidationError):
         HOST.validate_python(host)
 
 
 @pytest.mark.parametrize("name", ["", "1A", "A B", "A=B", "é", "KOALA_RANK", "A\n"])
 def test_names_that_no_variable_can_have_are_refused(name: str) -> None:
-    """So are those that koala sets itself."""
     with pytest.raises(ValidationError):
         ENVIRONMENT.validate_python({name: "x"})
 
@@ -494,7 +478,6 @@ def test_names_of_exported_functions_and_other_programs_are_taken(name: str) -> 
 
 
 def test_variables() -> None:
-    """Names and values pass unchanged; a value that no environment can hold is refused."""
     assert ENVIRONMENT.validate_python({"_A1": "", "koala": "x y\n"}) == {"_A1": "", "koala": "x y\n"}
     with pytest.raises(ValidationError):
         ENVIRONMENT.validate_python({"A": "a\0b"})

@@ -54,14 +54,12 @@ NOBODY = 65_534
 
 
 def refusal(path: Path) -> str:
-    """Return the message with which a file is refused."""
     with pytest.raises(ConfigurationError) as caught:
         read_document(path)
     return caught.value.message
 
 
 def syntax_refusal(text: str) -> str:
-    """Return the message with which a text that is no TOML is refused."""
     with pytest.raises(ConfigurationError) as caught:
         parse_document(text, source="f")
     return caught.value.message
@@ -79,23 +77,19 @@ def as_nobody() -> Iterator[None]:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    """A file that is not there is named."""
     assert refusal(tmp_path / "x.toml") == f"{tmp_path / 'x.toml'}: there is no such file"
 
 
 def test_directory(tmp_path: Path) -> None:
-    """A directory in the place of a file is called one."""
     assert refusal(tmp_path) == f"{tmp_path}: this is a directory"
 
 
 def test_pipe_without_writer_is_refused_at_once(tmp_path: Path) -> None:
-    """Nothing waits for somebody to write into a pipe."""
     os.mkfifo(tmp_path / "pipe")
     assert refusal(tmp_path / "pipe").endswith("this is not a regular file")
 
 
 def test_unreadable_file(tmp_path: Path, as_nobody: None) -> None:
-    """A file without the right to read it is refused with a way to look at its rights."""
     path = tmp_path / "secret.toml"
     if os.geteuid() != NOBODY:
         path.touch(mode=0)
@@ -103,7 +97,6 @@ def test_unreadable_file(tmp_path: Path, as_nobody: None) -> None:
 
 
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
-    """Links in a circle, files used as directories and impossible names are refused, not raised."""
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").touch()
     for path in (tmp_path / "loop", tmp_path / "file" / "x", tmp_path / "a\0b", tmp_path / ("n" * 300)):
@@ -120,7 +113,6 @@ def test_too_large_file(tmp_path: Path) -> None:
 
 
 def test_not_utf8(tmp_path: Path) -> None:
-    """The first byte that is not UTF-8 is shown with its line."""
     path = tmp_path / "latin.toml"
     path.write_bytes(b'a = 1\nb = "\xe9"\n')
     assert refusal(path) == f"{path}:2: the file is not UTF-8: found the byte 0xe9"
@@ -129,7 +121,6 @@ def test_not_utf8(tmp_path: Path) -> None:
 
 
 def test_byte_order_mark_and_foreign_line_ends_are_fine(tmp_path: Path) -> None:
-    """A file from another editor reads the same, and lines are counted alike."""
     path = tmp_path / "dos.toml"
     path.write_bytes(b"\xef\xbb\xbfa = 1\r\nb = 2\r\n")
     document = read_document(path)
@@ -155,7 +146,6 @@ def test_what_is_no_toml_is_refused_with_line_and_column(text: str, expected: st
 
 
 def test_nesting_without_end_is_refused() -> None:
-    """A file made to exhaust the parser ends in a refusal."""
     assert "nested too deeply" in syntax_refusal("a = " + "[" * 100_000)
 
 
@@ -191,7 +181,6 @@ def test_what_a_refusal_quotes_is_bounded(text: str) -> None:
 
 
 def test_lines_of_keys_tables_and_elements() -> None:
-    """Each key path has the line on which a person would look for it."""
     text = (
         "# a comment with [brackets] and k = 1\n"
         'top = """\n[not.a.table]\nk = 1"""\n'
@@ -224,7 +213,6 @@ def test_lines_of_keys_tables_and_elements() -> None:
 
 @given(st.dictionaries(TEXT, values(), max_size=4))
 def test_every_value_has_its_line(tables: dict[str, object]) -> None:
-    """The scan agrees with the parser on every key path of any file."""
     text = ""
     expected: dict[tuple[str | int, ...], int] = {}
     for number, (key, value) in enumerate(tables.items(), 1):
@@ -235,12 +223,10 @@ def test_every_value_has_its_line(tables: dict[str, object]) -> None:
 
 @given(st.text(max_size=60))
 def test_scan_of_anything_ends(text: str) -> None:
-    """The scan of text that is no TOML ends without an error."""
     assert all(line >= 1 for line in key_lines(text).values())
 
 
 def test_key_paths_are_shown_as_people_write_them() -> None:
-    """Numbers stand in brackets, and keys that TOML would quote are quoted."""
     assert show_path(("clusters", 1, "settings", "conf")) == "clusters[1].settings.conf"
     assert show_path(("a b", 'q"', "\x1b")) == '"a b"."q\\"".' + '"\\x1b"'
 
@@ -264,14 +250,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(path: Path) -> Path:
-    """Return ``path`` after a file was made there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     return path
 
 
 def test_the_nearest_site_file_is_taken(home: Path, tmp_path: Path) -> None:
-    """The system's file, the user's, the variable's, the given one: each goes before the one before it."""
     environment = {"HOME": str(home)}
     expected = made(tmp_path / "etc" / "site.toml")
     assert locate_site_file(None, environment) == expected
@@ -286,7 +270,6 @@ def test_the_nearest_site_file_is_taken(home: Path, tmp_path: Path) -> None:
 
 
 def test_a_named_file_that_is_missing_is_not_replaced_by_another(home: Path, tmp_path: Path) -> None:
-    """Neither by the user's nor by the system's."""
     made(tmp_path / "etc" / "site.toml")
     missing = tmp_path / "missing.toml"
     with pytest.raises(ConfigurationError, match=r"missing.toml.*on the command line"):
@@ -312,7 +295,6 @@ def test_relative_base_directories_are_ignored(home: Path) -> None:
 
 
 def test_state_directory(home: Path) -> None:
-    """The given one, the variable's, the user's; always absolute, and not made yet."""
     environment = {"HOME": str(home)}
     assert state_directory(None, environment) == home / ".local" / "state" / "koala"
     environment["XDG_STATE_HOME"] = "/xdg"
@@ -332,7 +314,6 @@ def test_a_home_that_is_no_absolute_path_is_not_taken(home: str | None) -> None:
 
 
 def test_a_user_without_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The refusal names the variable that helps."""
     monkeypatch.setattr(locations, "_home", lambda: None)
     with pytest.raises(ConfigurationError, match="KOALA_STATE"):
         state_directory(None, {})
@@ -354,7 +335,6 @@ class AnySettings(BaseModel, extra="allow"):
 
 
 def reference() -> ModuleType:
-    """Return docs/reference.py as a module."""
     spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "docs" / "reference.py")
     assert spec is not None
     assert spec.loader is not None
@@ -365,33 +345,28 @@ def reference() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def ours() -> dict[str, PluginDefinition]:
-    """Return our plugins, with a stand-in for each that is not there."""
     module = reference()
     found: dict[str, PluginDefinition] = module.our_plugins()
     return {name: found.get(name) or plugin(name, AnySettings) for name in module.OURS}
 
 
 def with_optional_keys(path: Path) -> str:
-    """Return an example with its optional keys, those behind a # without a blank, written out."""
     return re.sub(r"(?m)^#(?=[a-z_]+ = )", "", path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_examples_load(path: Path, ours: dict[str, PluginDefinition]) -> None:
-    """Each site file in conf/ is right as it is, and with all of its optional keys."""
     site = load_site(path, ours)
     assert len(load_site_text(with_optional_keys(path), ours, source=path.name).clusters) == len(site.clusters)
 
 
 def test_each_plugin_has_an_example(ours: dict[str, PluginDefinition]) -> None:
-    """There is one file for each plugin beside the complete one, and it uses that plugin."""
     assert {path.stem for path in EXAMPLES} >= {"site", *ours}
     for name in ours:
         assert {cluster.plugin for cluster in load_site(CONF / f"{name}.toml", ours).clusters} == {name}
 
 
 def test_complete_site_names_every_key() -> None:
-    """No key of the models is missing in conf/site.toml."""
     site = tomllib.loads(with_optional_keys(CONF / "site.toml"))
     assert set(site["control_center"]) == set(ControlCenterConfig.model_fields)
     assert set(site["scheduler"]) == set(SchedulerConfig.model_fields)
@@ -434,7 +409,6 @@ def test_schemas_name_every_key(ours: dict[str, PluginDefinition]) -> None:
 
 
 def test_schemas_have_no_loose_ends(ours: dict[str, PluginDefinition]) -> None:
-    """Each reference leads to a definition in the same schema."""
     for schema in (site_schema(ours), job_schema()):
         definitions = schema["$defs"]
         assert isinstance(definitions, dict)

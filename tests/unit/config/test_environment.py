@@ -45,17 +45,14 @@ software = { vasp = [] }
 
 @pytest.fixture(scope="module")
 def site() -> SiteConfig:
-    """Return a site of two clusters, and one that is not used."""
     return load_site_text(SITE_TEXT, {"fake": plugin("fake", NoSettings)})
 
 
 def job(text: str, site: SiteConfig | None = None) -> Job:
-    """Return the job that a text describes."""
     return load_job_text(text, user="u", directory=Path("/"), site=site)
 
 
 def refusal(text: str, site: SiteConfig | None = None) -> str:
-    """Return the message with which a text is refused."""
     with pytest.raises(ConfigurationError) as caught:
         job(text, site)
     return caught.value.message
@@ -196,7 +193,6 @@ def test_bad_values(keys: str, said: str, *, at_top: bool) -> None:
 
 
 def test_a_variable_that_is_no_text_is_refused_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``"all"`` leaves it out."""
     monkeypatch.setenv("BYTES", "\udcff")
     message = refusal(f'{HEAD}export = ["BYT*"]\n{COMPONENT}')
     assert message == "job:2: export: the value of BYTES is not UTF-8: allowed is a list without it"
@@ -254,7 +250,6 @@ def test_what_no_cluster_has_is_refused_before_anything_is_submitted(
     ],
 )
 def test_bad_values_in_a_site_file(key: str, said: str) -> None:
-    """One line each, too."""
     with pytest.raises(ConfigurationError) as caught:
         load_site_text(f'[[clusters]]\nname = "a"\nplugin = "fake"\n{key}\n', {"fake": plugin("fake", NoSettings)})
     assert caught.value.message.startswith("site file:4: clusters[0].")

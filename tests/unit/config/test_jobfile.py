@@ -77,14 +77,12 @@ VALID: dict[str, object] = {
 
 
 def loaded(text: str, directory: Path = NOWHERE, site: SiteConfig | None = None) -> Job:
-    """Return the job that a text describes."""
     return load_job_text(
         text, directory=directory, job_id=JobId("7"), user="ada", submitted_at=1.5, source="j.toml", site=site
     )
 
 
 def refusal(text: str, directory: Path = NOWHERE, site: SiteConfig | None = None) -> str:
-    """Return the message with which a job file is refused."""
     with pytest.raises(ConfigurationError) as caught:
         loaded(text, directory, site)
     return caught.value.message
@@ -92,12 +90,10 @@ def refusal(text: str, directory: Path = NOWHERE, site: SiteConfig | None = None
 
 @pytest.fixture(scope="module")
 def site() -> SiteConfig:
-    """Return a site of two clusters with different limits, and one that is disabled."""
     return load_site_text(SITE_TEXT, {"fake": plugin("fake", NoSettings)})
 
 
 def test_smallest_job() -> None:
-    """A walltime and one component are enough; all else has its default."""
     assert loaded(HEAD + COMPONENT) == Job(
         id=JobId("7"),
         name="j.toml",
@@ -110,7 +106,6 @@ def test_smallest_job() -> None:
 
 
 def test_values_arrive_as_written() -> None:
-    """Every key of a job file ends in the job."""
     job = loaded(toml_file(VALID))
     assert (job.name, job.kind, job.placement, job.walltime) == ("all keys", JobKind.MOLDABLE, "worst-fit", 5400)
     assert (job.priority, job.maximum_tries, job.working_directory) == (5, 7, "/scratch")
@@ -122,7 +117,6 @@ def test_values_arrive_as_written() -> None:
 
 
 def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
-    """The path of the file stands before each problem; without a name the job has that of the file."""
     path = tmp_path / "simulate.toml"
     path.write_text(HEAD + COMPONENT, encoding="utf-8")
     assert load_job(path, job_id=JobId("1"), user="u", submitted_at=0).name == "simulate"
@@ -228,12 +222,10 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_jobs_are_refused(text: str, expected: str) -> None:
-    """Each kind of mistake is explained at its line, with what was found and what is allowed."""
     assert re.search(expected, refusal(text)), refusal(text)
 
 
 def test_all_problems_are_told_at_once() -> None:
-    """Wrong types, unknown keys, sizes, names, launchers and missing files come in one message in file order."""
     text = (
         'walltime = "1:00"\nenvironment = { KOALA_X = "1" }\n'
         '[[components]]\nnam = "x"\ncommand = ["a"]\n'
@@ -252,7 +244,6 @@ def test_all_problems_are_told_at_once() -> None:
 
 
 def test_flexible_component_and_its_policy() -> None:
-    """A component may be called flexible, with any policy, unless it is bound to a cluster."""
     policy = 'placement = "flexible-cluster-minimization"\n'
     job = loaded(policy + HEAD + COMPONENT + "flexible = true\n" + COMPONENT)
     assert [component.flexible for component in job.components] == [True, False]
@@ -307,7 +298,6 @@ def test_input_files(tmp_path: Path) -> None:
     ],
 )
 def test_input_files_that_cannot_be_sent_are_refused(tmp_path: Path, files: str, expected: str) -> None:
-    """Missing, special and unsafe ones are refused before anything is submitted."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "a").touch()
     (tmp_path / "sub" / "a").touch()
@@ -326,7 +316,6 @@ def test_targets_must_fit_behind_the_working_directory(tmp_path: Path) -> None:
 
 
 def test_output_files(tmp_path: Path) -> None:
-    """Patterns arrive normalized; what leads out of the rank's directory is refused with its key."""
     job = loaded(f'{HEAD}{COMPONENT}output_files = ["result-*", "./logs/"]\n', tmp_path)
     assert job.components[0].output_files == ("result-*", "logs")
     said = refusal(f'{HEAD}{COMPONENT}output_files = ["a", "../b"]\n')
@@ -346,7 +335,6 @@ def test_the_input_files_of_a_component_have_a_largest_sum(tmp_path: Path) -> No
 
 
 def test_clusters_must_be_those_of_the_site(site: SiteConfig) -> None:
-    """Without a site any name goes; with one, the nearest name is offered, and disabled clusters are refused."""
     text = HEAD + COMPONENT + 'cluster = "{}"\n'
     assert loaded(text.format("alhpa")).components[0].cluster == "alhpa"
     assert loaded(text.format("alpha"), site=site).components[0].cluster == "alpha"
@@ -414,7 +402,6 @@ def test_examples_load(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", [JobTable, ComponentTable, InputFileTable])
 def test_every_key_is_described(model: type[BaseModel]) -> None:
-    """No key goes without a meaning: it is shown where the key is missing, and in the manual."""
     assert all(field.description for field in model.model_fields.values())
     assert model.model_config.get("extra") == "forbid"
 
@@ -424,7 +411,6 @@ KEYS = st.sampled_from([*JobTable.model_fields, *ComponentTable.model_fields, *I
 
 @given(st.dictionaries(KEYS, values(KEYS), max_size=6))
 def test_any_toml_is_loaded_or_refused(tables: dict[str, object]) -> None:
-    """Whatever a TOML file holds, the answer is a job or a ConfigurationError."""
     _load_or_refuse(toml_file(tables))
 
 
@@ -469,12 +455,10 @@ def test_processes_that_change_together() -> None:
     ],
 )
 def test_when_a_job_is_warned_of_the_end_of_its_walltime(text: str, seconds: int) -> None:
-    """Adaptive programs a minute before, which may be from the beginning; others only if they want it."""
     assert loaded(text).warn_before == seconds
 
 
 def test_workers_and_their_head() -> None:
-    """What a malleable job says of its workers is kept; the components of fixed size are its head."""
     more = 'initial = 2\nsizes = "multiple-of-2"\nretire_command = ["bye"]\nretire_grace = "2m"\nflexible = true\n'
     job = loaded(MALLEABLE + more + COMPONENT)
     workers, head = job.components

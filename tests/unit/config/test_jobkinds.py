@@ -42,14 +42,12 @@ def load(text: str, directory: Path) -> Job:
 
 
 def commands(job: Job) -> list[list[str]]:
-    """Return the commands of all tasks of a sweep whose values stand in its file."""
     assert job.sweep is not None
     tasks = Expansion(job.sweep, {})
     return [list(filled(job.components[0].command, tasks.row(task))) for task in range(len(tasks))]
 
 
 def test_a_sweep(tmp_path: Path) -> None:
-    """Its launchers give way at once unless the file says otherwise; numbers are as they are written."""
     job = load(TOP + COMPONENT + '[sweep]\nrepeats = 0\n[sweep.parameters]\na = [1, 2.5]\nb = "3..4"\n', tmp_path)
     assert (job.runner, job.components[0].retirement.grace) == (RunnerName.SWEEP, 0)
     assert job.sweep is not None
@@ -58,7 +56,6 @@ def test_a_sweep(tmp_path: Path) -> None:
 
 
 def test_values_in_a_file(tmp_path: Path) -> None:
-    """They are counted, and not read into the job."""
     (tmp_path / "names").write_text("one\n\ntwo\n")
     job = load(TOP + COMPONENT + '[sweep.parameters]\na = { file = "names" }\nb = ["x"]\n', tmp_path)
     assert job.sweep is not None
@@ -81,7 +78,6 @@ def test_values_from_a_pipe_are_refused(tmp_path: Path, kind: str) -> None:
 
 
 def test_tables(tmp_path: Path) -> None:
-    """What belongs together stays together."""
     job = load(TOP + COMPONENT + '[[sweep.table]]\na = 1\nb = "x"\n[[sweep.table]]\nb = "y"\na = 2\n', tmp_path)
     assert commands(job) == [["p", "1", "x"], ["p", "2", "y"]]
 
@@ -107,7 +103,6 @@ def test_tables(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_refused(text: str, refusal: str, tmp_path: Path) -> None:
-    """With what is allowed in its place."""
     with pytest.raises(ConfigurationError, match=refusal):
         load(text, tmp_path)
 
@@ -155,7 +150,6 @@ def site(**methods: str) -> SiteConfig:
 
 
 def job(tmp_path: Path, text: str, where: SiteConfig | None) -> Job:
-    """Return the job of a file."""
     path = tmp_path / "j.toml"
     path.write_text(text, encoding="utf-8")
     return load_job(path, job_id=JobId("1"), user="u", submitted_at=0, site=where)
@@ -183,7 +177,6 @@ def test_the_weakest_cluster_decides(tmp_path: Path, wanted: str, pinned: str, m
 
 
 def test_all_clusters_can_spawn(tmp_path: Path) -> None:
-    """Then no directory is needed."""
     assert job(tmp_path, HEAD + MPIRESIZE_COMPONENT, site(a="spawn", b="spawn")).mpi_resize is MpiResize.SPAWN
 
 
@@ -207,7 +200,6 @@ def test_all_clusters_can_spawn(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, text: str, expected: str) -> None:
-    """With the place and the way out."""
     with pytest.raises(ConfigurationError, match=expected):
         job(tmp_path, text, site(able="spawn", silent="restart"))
 
@@ -240,7 +232,6 @@ def test_patterns_are_normalized(given_: str, kept: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["", ".", "/", "/a", "..", "a/../b", "a\0b", "n" * 256, "d/" * 2100 + "x"])
 def test_patterns_that_lead_nowhere_are_refused(pattern: str) -> None:
-    """Absolute ones, those out of the rank's directory, and those longer than any path."""
     with pytest.raises(ValidationError, match="a path"):
         PATTERN.validate_python(pattern)
 

@@ -32,7 +32,6 @@ SCALARS = st.one_of(
 
 
 def values(keys: st.SearchStrategy[str] = TEXT) -> st.SearchStrategy[Value]:
-    """Draw any value that TOML can hold, its tables with keys from ``keys``."""
     return st.recursive(
         SCALARS,
         lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(keys, inner, max_size=5)),
@@ -41,7 +40,6 @@ def values(keys: st.SearchStrategy[str] = TEXT) -> st.SearchStrategy[Value]:
 
 
 def toml(value: Value) -> str:
-    """Return one value as TOML, tables inline."""
     match value:
         case bool():
             text = str(value).lower()
@@ -64,7 +62,6 @@ def toml_file(tables: Mapping[str, Value]) -> str:
 
 
 def replaced(tables: Value, place: list[int], new: Value) -> Value:
-    """Return ``tables`` with one value deep inside, found by the numbers in ``place``, replaced by ``new``."""
     if not place or not isinstance(tables, dict | list) or not tables:
         return new
     chosen = place[0] % len(tables)

@@ -57,7 +57,6 @@ pytestmark = pytest.mark.anyio
     [("login", "tls://login:4711"), ("10.0.0.1", "tls://10.0.0.1:4711"), ("fd00::1", "tls://[fd00::1]:4711")],
 )
 def test_nodes_get_the_name_that_they_know(host: str, address: str) -> None:
-    """The port is that of the scheduler, the host is that which the nodes can reach."""
     assert as_nodes_reach_it("tls://127.0.0.1:4711", host) == address
 
 
@@ -114,7 +113,6 @@ def test_without_distributed_the_way_out_is_told() -> None:
 
 
 def test_a_missing_site_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by the command line, with what is found on this host; here nothing is."""
     monkeypatch.delenv("KOALA_SITE", raising=False)
     for name in ("HOME", "PATH", "KOALA_STATE"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -131,7 +129,6 @@ OUTCOME = {"state": "completed", "reason": "exited", "exit_code": 0, "detail": "
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """Use asyncio, as Dask does."""
     return "asyncio"
 
 
@@ -139,12 +136,10 @@ class Owner:
     """Whose job it is; hears what is said of it."""
 
     def __init__(self) -> None:
-        """Nothing has been said."""
         self.over: list[str] = []
 
     @contextmanager
     def described(self, scheduler: str, size: int) -> Iterator[Job]:
-        """See runningjob.Owner."""
         del scheduler
         yield job("0", size)
 
@@ -152,7 +147,6 @@ class Owner:
         """See runningjob.Owner."""
 
     def job_over(self, text: str, *, bad: bool) -> None:
-        """See runningjob.Owner."""
         del bad
         self.over.append(text)
 
@@ -184,7 +178,6 @@ async def service(directory: Path) -> AsyncIterator[asyncio.Event]:
 
 
 async def test_a_job_that_has_ended_is_watched_no_more(tmp_path: Path) -> None:
-    """Dask drops it then, and whatever still waited for news of it would be destroyed with its connection open."""
     owner = Owner()
     one = WorkersJob("tls://127.0.0.1:1", name="job", owner=owner, site=Site(tmp_path / "site", state=tmp_path), size=1)
     async with service(tmp_path) as left:
@@ -204,7 +197,6 @@ SCHEDULER = "tls://login:4711"
 
 
 def made(settings: WorkerSettings, *, size: int | None = None, tls: bool = False) -> Job:
-    """Return the job as koala takes it."""
     names = [LEAVE, *(CREDENTIALS.values() if tls else ())]
     files = dict.fromkeys(names, leave.__file__)
     values = job_values(settings, scheduler=SCHEDULER, size=size, files=files)
@@ -282,7 +274,6 @@ def test_the_shell_reads_nothing_of_what_the_user_says(words: list[str]) -> None
     ],
 )
 def test_what_cannot_be_is_refused_by_its_name(settings: WorkerSettings, said: str) -> None:
-    """The refusal has the words of the manual of job files."""
     with pytest.raises(ConfigurationError, match=r"^KoalaCluster: ") as refused:
         made(settings)
     assert said in refused.value.message

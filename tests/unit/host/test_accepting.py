@@ -54,7 +54,6 @@ anyio.run(main)
 
 
 def connection(where: str) -> socket.socket:
-    """Connect to a path or to a port of this machine."""
     if where.isdecimal():
         return socket.create_connection(("127.0.0.1", int(where)), timeout=LIVENESS)
     found = socket.socket(socket.AF_UNIX)
@@ -175,7 +174,6 @@ def test_the_user_of_a_connection_from_here_is_known(listen: str, family: socket
 
 
 def test_an_ipv4_connection_of_an_ipv6_socket_is_found() -> None:
-    """The kernel lists it among those of IPv6."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener, socket.socket(socket.AF_INET6) as client:
         port = listener.getsockname()[1]
         client.connect(("::ffff:127.0.0.1", port))
@@ -184,5 +182,4 @@ def test_an_ipv4_connection_of_an_ipv6_socket_is_found() -> None:
 
 
 def test_a_socket_elsewhere_has_no_user_here() -> None:
-    """Nothing is said of it."""
     assert local_tcp_user(("192.0.2.1", 1), ("192.0.2.2", 2)) is None

@@ -43,7 +43,6 @@ def read(meter: Meter) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def test_counters_gauges_and_histograms_are_read_back() -> None:
-    """A bucket holds what is not above its bound, and all buckets before it."""
     meter = Meter()
     meter.add(catalogue.JOB_STARTS)
     meter.add(catalogue.JOB_STARTS, amount=2)
@@ -84,7 +83,6 @@ def test_labels_are_bounded() -> None:
 
 
 def test_a_metric_is_used_as_what_it_is() -> None:
-    """Counting a gauge is a mistake that shows at once."""
     with pytest.raises(TypeError, match="koala_jobs is a gauge"):
         Meter().add(catalogue.JOBS, "running")
 
@@ -131,7 +129,6 @@ async def test_requests_of_other_processes_are_in_the_last_minute(tmp_path: Path
 
 
 def fetch(port: int, request: str = "GET", path: str = "/metrics") -> tuple[int, str, str]:
-    """Return status, content type and body of an answer."""
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(request, path)
@@ -188,7 +185,6 @@ async def test_who_only_connects_keeps_no_reader_out(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.anyio
 async def test_a_port_that_is_taken_is_refused_with_the_way_out() -> None:
-    """Not with a traceback."""
     async with anyio.create_task_group() as tasks:
         port = await served(tasks, Meter())
         with pytest.raises(ServiceRunningError, match=f"port {port}") as raised:
@@ -222,7 +218,6 @@ def test_a_query_names_a_metric_and_its_labels(query: str) -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel["title"]))
 def test_a_legend_shows_labels_that_are_there(panel: dict[str, Any]) -> None:
-    """Not those that its query has summed up."""
     for target in panel["targets"]:
         grouped = GROUPING.search(target["expr"])
         (name, _), *_ = SELECTOR.findall(target["expr"])

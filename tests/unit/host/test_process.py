@@ -40,7 +40,6 @@ only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give fil
 
 
 def mode_of(path: Path) -> int:
-    """Return the permissions of a file."""
     return stat.S_IMODE(path.stat().st_mode)
 
 
@@ -92,7 +91,6 @@ def test_links_and_parents_of_somebody_else(tmp_path: Path) -> None:
 
 
 def test_links_of_our_own_may_be_used(tmp_path: Path) -> None:
-    """In directories of our own, and in a sticky one."""
     (tmp_path / "disk").mkdir(mode=0o755)
     link = sticky(tmp_path / "shared") / "link"
     link.symlink_to(tmp_path / "disk")
@@ -123,7 +121,6 @@ def test_a_directory_that_others_can_write_to(tmp_path: Path, mode: int, who: st
 
 
 def test_links_in_a_circle(tmp_path: Path) -> None:
-    """They are an error, as they are for the kernel."""
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OSError, match="symbolic links"):
@@ -246,7 +243,6 @@ def test_what_is_shown_does_not_tremble() -> None:
 
 
 def test_it_tells_once_by_how_much_the_time_of_day_was_set() -> None:
-    """A slow correction is none."""
     machine = SteppedClocks()
     clock = ServiceClock(machine.clocks)
     machine.passes(1000)
@@ -258,7 +254,6 @@ def test_it_tells_once_by_how_much_the_time_of_day_was_set() -> None:
 
 
 def test_this_machine_has_the_clocks() -> None:
-    """Time since boot passes as monotonic time does, and a boot has a name."""
     clocks = HostClocks.of_this_machine()
     assert seconds_since_boot() >= time.monotonic() - 1
     assert clocks.boot
@@ -273,7 +268,6 @@ def test_this_machine_has_the_clocks() -> None:
 
 @contextmanager
 def supervisor(path: str) -> Iterator[socket.socket]:
-    """Listen as systemd does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
         found.bind(path)
         found.settimeout(120)
@@ -281,7 +275,6 @@ def supervisor(path: str) -> Iterator[socket.socket]:
 
 
 def test_it_hears_of_beginning_and_end(tmp_path: Path) -> None:
-    """One message each."""
     path = str(tmp_path / "n")
     with supervisor(path) as heard:
         manager = ServiceManager({"NOTIFY_SOCKET": path})

@@ -41,17 +41,14 @@ if TYPE_CHECKING:
 
 
 def checked(job: koala.Job, directory: Path) -> CheckedJob:
-    """Return a job as a service takes it; no site is asked."""
     return job_of_values(job.values(), source="koala.Job", user="me", directory=directory)
 
 
 def test_a_component_has_the_keys_of_a_job_file() -> None:
-    """Neither more nor fewer: what is new in job files is new here."""
     assert {one.name for one in fields(koala.Component)} == set(ComponentTable.model_fields)
 
 
 def test_a_job_has_the_keys_of_a_job_file() -> None:
-    """And those of its only component where it has no ``components``."""
     assert {one.name for one in fields(koala.Job)} == {*JobTable.model_fields, *description.ALONE}
     assert set(ComponentTable.model_fields) >= description.ALONE
 
@@ -78,7 +75,6 @@ def test_a_job_says_what_its_ranks_need(tmp_path: Path) -> None:
 
 
 def test_all_that_is_said_arrives(tmp_path: Path) -> None:
-    """Texts, numbers, paths and mappings, of the job and of its components."""
     (tmp_path / "a").touch()
     job = checked(
         koala.Job(
@@ -156,14 +152,12 @@ def test_variables_are_exported_from_the_program(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_what_cannot_be_is_refused_with_the_way_out(job: koala.Job, said: str, tmp_path: Path) -> None:
-    """In the words of a job file, as a ConfigurationError of koala's tree."""
     with pytest.raises(koala.ConfigurationError, match=said) as raised:
         checked(job, tmp_path)
     assert isinstance(raised.value, koala.KoalaError)
 
 
 def test_the_examples_are_true() -> None:
-    """What the docstrings show is what comes out."""
     assert doctest.testmod(description).failed == 0
     assert doctest.testmod(description).attempted > 1
 
@@ -237,7 +231,6 @@ SITES: dict[str, Callable[[Path], str]] = {
 @pytest.mark.parametrize("kind", SITES)
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\U0001f40ab", "a{c}"])
 def test_any_directory_is_written_as_toml(kind: str, name: str) -> None:
-    """Quotes, backslashes, and characters beyond 16 bits."""
     directory = Path("/tmp") / name
     site = load_site_text(SITES[kind](directory), load_plugins())
     assert {cluster.output_directory for cluster in site.clusters} == {str(directory)}
@@ -276,14 +269,12 @@ PROMISED = {
 
 
 def test_the_names_are_the_promised_ones() -> None:
-    """Those that are listed, and all of them are there."""
     assert set(koala.__all__) == PROMISED
     assert set(dir(koala)) >= PROMISED
     assert [name for name in koala.__all__ if getattr(koala, name).__name__.rpartition(".")[2] != name] == []
 
 
 def test_a_name_that_is_not_there_is_said_to_be_none() -> None:
-    """As of any module."""
     with pytest.raises(AttributeError, match="has no attribute 'Jobs'"):
         _ = koala.Jobs
 

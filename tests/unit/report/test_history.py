@@ -14,7 +14,6 @@ from tests.unit.api.jobreports import job_report
 
 
 def component(name: str, cluster: str | None, processors: int, waited: float | None = 5.0) -> ComponentReport:
-    """Return where a component is."""
     return ComponentReport(
         name=name,
         command=("x",),
@@ -30,7 +29,6 @@ def component(name: str, cluster: str | None, processors: int, waited: float | N
 
 
 def change(at: float, cluster: str, before: int, after: int, waited: float = 0.0) -> SizeChangeReport:
-    """Return a change of the workers."""
     return SizeChangeReport(at=at, component="w", cluster=cluster, before=before, after=after, reason="", waited=waited)
 
 
@@ -49,7 +47,6 @@ def ran(number: int, *components: ComponentReport, changes: tuple[SizeChangeRepo
 
 
 def times(found: list[Occupation]) -> list[tuple[str, float, float, float]]:
-    """Return cluster and times of each."""
     return [(one.cluster, one.asked_at, one.begun_at, one.ended_at) for one in found]
 
 
@@ -88,7 +85,6 @@ def test_who_waits_has_only_waited() -> None:
 
 
 def test_what_is_over_is_left_out_and_the_rest_cut_off() -> None:
-    """At the beginning of the time that is asked for."""
     found = occupations([ran(1, component("x", "a", 1))])
     assert times(within(found, 150.0)) == [("a", 150.0, 150.0, 200.0)]
     assert within(found, 200.0) == []
@@ -103,7 +99,6 @@ def test_no_two_share_a_row_at_a_time() -> None:
 
 
 def figure(name: str, *reports: JobReport) -> Any:  # noqa: ANN401 - of the simulator
-    """Return a figure of what there was."""
     return next(one for one in history(reports, since=None, now=300.0).figures if one.name == name)
 
 
@@ -120,7 +115,6 @@ def test_the_chart_has_a_bar_for_each_time() -> None:
 
 
 def test_processors_in_use_are_counted() -> None:
-    """All of them are given back at the end."""
     steps = figure("in-use", ran(1, component("x", "a", 2)), ran(2, component("x", "a", 1)))
     (series,) = steps.series
     assert list(zip(series.x, series.y, strict=True)) == [(0.0, 0.0), (5.0, 3.0), (105.0, 0.0)]
@@ -138,7 +132,6 @@ def test_many_jobs_and_placeholders_still_make_a_picture() -> None:
 
 
 def test_nothing_is_no_picture() -> None:
-    """But a page all the same."""
     result = history([], since=0.0, now=10.0)
     assert (list(result.figures), [table.rows for table in result.tables]) == ([], [[], []])
 

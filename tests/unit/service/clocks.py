@@ -14,23 +14,19 @@ class SteppedClocks:
     """Time that passes, and a time of day that is set while it does."""
 
     def __init__(self, *, time_of_day: float = NOON, since_boot: float = 500.0, boot: str = "first boot") -> None:
-        """Begin at these times."""
         self.time_of_day = time_of_day
         self.since_boot = since_boot
         self.boot = boot
 
     @property
     def clocks(self) -> HostClocks:
-        """What a service is given."""
         return HostClocks(time_of_day=lambda: self.time_of_day, since_boot=lambda: self.since_boot, boot=self.boot)
 
     def passes(self, seconds: float) -> None:
-        """Let time pass."""
         self.time_of_day += seconds
         self.since_boot += seconds
 
     def is_set(self, seconds: float) -> None:
-        """Set the time of day forward, or back."""
         self.time_of_day += seconds
 
     def reboots(self, seconds: float) -> None:

@@ -14,13 +14,11 @@ if TYPE_CHECKING:
 
 
 def config(**values: float | str | None) -> ClusterConfig:
-    """Return a cluster's table in the site file, which allows to ask often."""
     table = {"name": "a", "plugin": "scripted", "poll_interval": 0.1, "requests_per_minute": 6000, **values}
     return ClusterConfig.model_validate(table)
 
 
 def node(name: str = "n1", *, used: int = 0, state: NodeState = NodeState.UP, queues: tuple[str, ...] = ()) -> Node:
-    """Return a node of four processors."""
     return Node(name=name, state=state, processors=4, processors_used=used, queues=queues)
 
 
@@ -56,50 +54,40 @@ class ScriptedLrm(Lrm):
 
     @property
     def submission_obstacle(self) -> str:
-        """See Lrm."""
         return self.obstacle
 
     async def look_for_obstacle(self) -> None:
-        """See Lrm."""
         self.obstacle = ""
 
     async def start(self) -> None:
-        """See Lrm."""
         error = self.errors.get("start")
         if error is not None:
             raise error
 
     def forget(self, key: BatchKey) -> None:
-        """See Lrm."""
         self.forgotten.append(key)
         self._answer("forget")
 
     async def version(self) -> str:
-        """See Lrm."""
         return "scripted 1"
 
     async def nodes(self) -> tuple[Node, ...]:
-        """See Lrm."""
         self._answer("nodes")
         return self.all_nodes
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
-        """See Lrm."""
         self.polls += 1
         self.prefixes.add(name_prefix)
         self._answer("jobs")
         return tuple(one for one in self.all_jobs if one.name.startswith(name_prefix))
 
     async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
-        """See Lrm."""
         return tuple(one for one in self.ended if one.id in ids)
 
     async def queues(self) -> tuple[Queue, ...]:
-        """See Lrm."""
         return ()
 
     def render(self, submission: Submission) -> RenderedSubmission:
-        """See Lrm."""
         return RenderedSubmission(command=("submit",), script=submission.script)
 
     async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
@@ -108,6 +96,5 @@ class ScriptedLrm(Lrm):
         return tuple(LrmJobId(f"{submission.key}:{index}") for index in range(1, submission.count + 1))
 
     async def cancel(self, ids: Sequence[LrmJobId]) -> None:
-        """See Lrm."""
         self._answer("cancel")
         self.cancelled += ids

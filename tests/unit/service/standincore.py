@@ -47,11 +47,9 @@ class Center:
     connected: AbstractSet[PlaceholderId] = frozenset()
 
     def launch(self, _placeholder: PlaceholderId, _launch: Launch) -> bool:
-        """Take an order to start a task."""
         return False
 
     def signal(self, _placeholder: PlaceholderId, _signal: Signal) -> bool:
-        """Take a signal."""
         return False
 
     def tell_application(self, _placeholder: PlaceholderId, _task: str, _frame: bytes) -> bool:
@@ -84,30 +82,24 @@ class StandInCore(Core):
 
     @property
     def state(self) -> State:
-        """Of the site."""
         return self.world.state
 
     @property
     def holding(self) -> bool:
-        """As it was set."""
         return self.is_holding
 
     @property
     def busy(self) -> bool:
-        """Always."""
         return True
 
     def now(self) -> float:
-        """Return the time of the site."""
         return self.world.now
 
     def post(self, event: Event) -> None:
-        """Have the site handle an event."""
         self.posted.append(event)
         self.world.post(event)
 
     def others_matter(self, _cluster: ClusterName) -> bool:
-        """Return what was set."""
         return self.shrinks_for_others
 
     def shapes_on(self, _cluster: ClusterName) -> tuple[Slot, ...]:
@@ -115,5 +107,4 @@ class StandInCore(Core):
         return self.shapes
 
     def growth_waits(self, _cluster: ClusterName) -> bool:
-        """Return what was set."""
         return self.grows

@@ -48,7 +48,6 @@ class OneRunner:
         self.asked = 0
 
     def adaptive(self, record: JobRecord) -> AdaptiveRunner | None:
-        """Return it while the job is not over."""
         self.asked += 1
         return None if record.state.final else self.runner
 
@@ -60,7 +59,6 @@ class Line(Center):
     """An adaptive job of two processes, and what each of them hears."""
 
     def __init__(self, *, warn_before: int = 0) -> None:
-        """Nobody has said anything."""
         self.site = AdaptiveSite({"a": 2}, Approach.NONE)
         self.site.begin(warn_before=warn_before)
         self.applications = OneRunner(self.site)
@@ -71,32 +69,26 @@ class Line(Center):
 
     @property
     def state(self) -> State:
-        """Of the scheduler."""
         return self.site.state
 
     @property
     def now(self) -> float:
-        """Of the site."""
         self.looks += 1
         return self.site.now
 
     def post(self, event: Event) -> None:
-        """Have the scheduler handle an event."""
         self.site.post(event)
 
     def tell_application(self, _placeholder: PlaceholderId, task: str, data: bytes) -> bool:
-        """Hear a frame."""
         self.heard += [(task, one) for one in FrameBuffer().feed(data)]
         return True
 
     def say(self, rank: int, data: bytes) -> list[tuple[str, bytes]]:
-        """Have a process say something; return what is heard by it."""
         before = len(self.heard)
         self.sizes.said(self.site.record("1"), rank, data)
         return self.heard[before:]
 
     def note(self, rank: int, said: Note) -> list[tuple[str, bytes]]:
-        """Have a process say a note."""
         return self.say(rank, frame(payload_of(said)))
 
 
@@ -106,7 +98,6 @@ def hello(contact: str = "") -> Note:
 
 
 def test_processes_are_welcomed_when_all_have_come() -> None:
-    """Each hears who it is, and of all others, with what they said of themselves."""
     line = Line()
     assert line.note(0, hello("port 1, 2@3")) == []
     welcomes = {task: parse_note(payload) for task, payload in line.note(1, hello("é"))}
@@ -131,7 +122,6 @@ def test_processes_are_welcomed_when_all_have_come() -> None:
     ],
 )
 def test_garbage_is_answered_to_who_says_it(garbage: bytes, answer: str) -> None:
-    """It is told to people, too, and nobody else hears of it."""
     line = Line()
     line.note(0, hello())
     line.note(1, hello())
@@ -144,7 +134,6 @@ def test_garbage_is_answered_to_who_says_it(garbage: bytes, answer: str) -> None
 
 
 def test_a_complaint_outlives_the_job() -> None:
-    """Who asks why a program has failed finds the wrong call, as long as the job is known."""
     line = Line()
     job_id = line.site.record("1").job.id
     for rank in (0, 1):
@@ -161,7 +150,6 @@ def test_a_complaint_outlives_the_job() -> None:
 
 
 def test_a_complaint_of_the_library_is_shown() -> None:
-    """On one line, whatever is in it."""
     line = Line()
     line.note(0, hello())
     assert line.note(0, note("error", text="leave() of a process\nthat \x1b[31mstays")) == []
@@ -215,7 +203,6 @@ def test_a_failure_of_koala_on_what_a_process_says_costs_that_message(monkeypatc
 
 @pytest.mark.parametrize("runner", [RunnerName.WORKERS, RunnerName.SWEEP])
 def test_a_program_can_negotiate_for_every_job_with_workers(runner: RunnerName) -> None:
-    """Also for a sweep: what it is offered and asked for goes to the program, and lapses where that is silent."""
     line = Line()
     record = line.site.record("1")
     record.job = replace(record.job, runner=runner)
@@ -236,7 +223,6 @@ def test_an_event_that_touches_other_jobs_costs_no_look_at_this_one() -> None:
 
 
 def hello_of_today() -> Note:
-    """Return the first words of a process whose library wants to know when its time is over."""
     return note("hello", **{**hello().words, "ends": 1})
 
 

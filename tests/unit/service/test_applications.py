@@ -38,7 +38,6 @@ class Orders(Center):
         self.refuse = False
 
     def launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
-        """Take an order."""
         if self.refuse:
             raise ProtocolError("a launch message of 40000000 bytes is longer than the channel takes")
         if placeholder not in self.connected:
@@ -47,13 +46,11 @@ class Orders(Center):
         return True
 
     def signal(self, placeholder: PlaceholderId, signal: Signal) -> bool:
-        """Take a signal."""
         self.signals.append((placeholder, signal))
         return placeholder in self.connected
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks in the order in which they were sent."""
         return [launch.task for _, launch in self.sent]
 
 
@@ -79,12 +76,10 @@ class Launched:
 
     @property
     def state(self) -> JobState:
-        """Where the job is."""
         return self.site.record("1").state
 
 
 def test_all_ranks_are_launched_where_agents_listen(tmp_path: Path) -> None:
-    """Once each, in their own placeholders."""
     launched = Launched(tmp_path)
     assert [(who, launch.task) for who, launch in launched.orders.sent] == list(
         zip(launched.ranks, ["1:0", "1:1"], strict=False)
@@ -128,7 +123,6 @@ def test_an_agent_speaks_for_its_own_rank_only(tmp_path: Path) -> None:
 
 
 def test_the_launcher_speaks_from_the_first_placeholder_only(tmp_path: Path) -> None:
-    """Mpiexec runs there, and nowhere else."""
     launched = Launched(tmp_path, mpi=True)
     assert launched.orders.tasks == ["1:launcher"]
     launched.applications.output("1:launcher", "out", 0, b"koala: rank 0 ended with 0\nkoala: rank 1 ended with 0\n")
@@ -141,7 +135,6 @@ def test_the_launcher_speaks_from_the_first_placeholder_only(tmp_path: Path) -> 
 
 
 def test_a_restart_goes_on_where_mpiexec_was(tmp_path: Path) -> None:
-    """Proxies that it asked for before the restart are known from its output; agents get theirs as they come back."""
     launched = Launched(tmp_path, mpi=True)
     (tmp_path / "jobs" / "1").mkdir(exist_ok=True)
     (tmp_path / "jobs" / "1" / "launcher.out").write_bytes(b"HYDRA_LAUNCH: proxy --pgid 0 --rmk user --proxy-id 1\n")
@@ -164,7 +157,6 @@ def test_what_cannot_be_sent_ends_its_job_only(tmp_path: Path) -> None:
 
 
 def test_input_files_are_those_of_the_submission(tmp_path: Path) -> None:
-    """Later changes do not matter, modes are kept for the owner, and nothing stays when the job is over."""
     source = tmp_path / "program"
     source.write_text("before")
     source.chmod(0o755)
@@ -228,7 +220,6 @@ def test_input_files_that_are_gone_end_the_job(tmp_path: Path) -> None:
     [("1:0", "1/x/0"), ("1:1", None), ("1:launcher", "1/launcher"), ("9:0", None), ("1:../../x", None), ("1:", None)],
 )
 def test_output_goes_where_the_rank_belongs(tmp_path: Path, task: str, path: str | None) -> None:
-    """To the files of the agent's own rank; what names no task of its own goes nowhere."""
     launched = Launched(tmp_path)
     found = launched.applications.output_path(launched.ranks[0], task)
     assert found == (None if path is None else tmp_path / "jobs" / path)

@@ -29,7 +29,6 @@ class Failing(AnySize):
     name = "failing"
 
     def largest(self, size: int) -> int:
-        """See AcceptanceRule."""
         raise ValueError(f"no idea of {size}")
 
 
@@ -37,7 +36,6 @@ RULES = SizeRules({"failing": CheckedRule(Failing(), "policy 'sizes.failing' (m:
 
 
 def site(sizes: str) -> AdaptiveSite:
-    """Return one where an adaptive job of two processes may have two further ones on each of two clusters."""
     found = AdaptiveSite({"a": 4, "b": 2}, Approach.PWA)
     found.poll("b", 2, idle=0)  # so that it begins on a
     flexible = replace(component("m", 1, 20), flexible=True, sizes=sizes)
@@ -48,7 +46,6 @@ def site(sizes: str) -> AdaptiveSite:
 
 
 def offers(found: AdaptiveSite, rules: SizeRules = OWN_SIZES) -> list[FirstOffer]:
-    """Return what the job is told of each change that is under way."""
     record = found.record("1")
     runner = AdaptiveRunner(Application(job=record.job, ranks=record.ranks, clusters={"m": "a"}, files={"m": ()}))
     runner.follow(record, found.now)
@@ -79,7 +76,6 @@ def test_what_has_any_size_is_offered_processors_on_several_clusters_at_once() -
 
 
 def test_a_rule_that_fails_is_told_for_offers_and_requests() -> None:
-    """Nothing is offered by it; what is wanted back is asked for all the same, and what is wrong is told with it."""
     found = site("failing")
     for one in offers(found, RULES):
         assert one.template is None

@@ -70,12 +70,10 @@ def lived_in(directory: Path) -> Path:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """Give such a directory."""
     return lived_in(tmp_path / "state")
 
 
 def test_later_jobs_are_read_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the directories of their sweeps; what cannot be read is no sweep."""
     monkeypatch.setattr(records, "AT_ONCE", 2)
     progress = SweepProgress(total=1, done=1, failed=0, running=0, directory="/s/jobs/3/sweep")
     with Journal(tmp_path / "journal.sqlite") as journal:
@@ -94,7 +92,6 @@ def test_later_jobs_are_read_part_by_part(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def invoke(state: Path, *arguments: str) -> Result:
-    """Run one command inside this process."""
     result = CliRunner().invoke(koala, ["--state", str(state), *arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
@@ -147,7 +144,6 @@ def test_dry_run_changes_nothing(state: Path) -> None:
 
 
 def test_negotiations_of_a_job_go_with_it(state: Path) -> None:
-    """Those of others stay."""
     with Journal(state / "journal.sqlite") as journal:
         for id_ in (ARCHIVED, NEWER):
             kept = KeptNegotiation(number=0, job_id=id_, component="x", rank=0, initiator="rm", agreement_id="1")
@@ -184,7 +180,6 @@ def test_other_files_go_by_their_age(state: Path) -> None:
 
 
 def test_a_sweep_stays_while_a_later_job_goes_on_with_it(state: Path) -> None:
-    """Its directory has what the later job knows of its tasks."""
     with Journal(state / "journal.sqlite") as journal:
         progress = SweepProgress(
             total=2, done=1, failed=0, running=0, directory=str(state / "jobs" / ARCHIVED / "sweep")
@@ -197,7 +192,6 @@ def test_a_sweep_stays_while_a_later_job_goes_on_with_it(state: Path) -> None:
 
 
 def test_a_sweep_stays_while_an_unfinished_job_goes_on_with_it(tmp_path: Path) -> None:
-    """Also before that job has any report of its own."""
     state = lived_in(tmp_path / "state")
     site = Site({"a": 4})
     site.now = time.time() - 39 * DAY
@@ -210,7 +204,6 @@ def test_a_sweep_stays_while_an_unfinished_job_goes_on_with_it(tmp_path: Path) -
 
 
 def test_what_cannot_be_removed_is_named(state: Path) -> None:
-    """And tried again the next time; the exit code says that something is left."""
     outside = state.parent / "elsewhere"
     (state / "jobs" / f"{CLEANED}{FINISHED}").mkdir()
     (state / "jobs" / f"{CLEANED}{FINISHED}" / "left").touch()
@@ -232,7 +225,6 @@ def test_another_owner_of_the_directory_is_respected(state: Path) -> None:
 
 
 def test_where_no_service_ever_ran(tmp_path: Path) -> None:
-    """Nothing is made by cleaning."""
     result = invoke(tmp_path / "none", "clean", "--older", "30d")
     assert result.exit_code == EXIT_SERVICE
     assert not (tmp_path / "none").exists()
@@ -240,7 +232,6 @@ def test_where_no_service_ever_ran(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("age", ["30", "a month", "-1d", "10:30"])
 def test_an_age_that_is_none_is_refused(state: Path, age: str) -> None:
-    """With what is allowed."""
     result = invoke(state, "clean", "--older", age)
     assert result.exit_code == 2
     assert "allowed is" in result.output

@@ -48,20 +48,17 @@ class Driven:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the driver during the block."""
         async with anyio.create_task_group() as tasks:
             await tasks.start(self.driver.run)
             yield
             tasks.cancel_scope.cancel()
 
     async def until(self, met: Callable[[], bool]) -> None:
-        """Wait until something is so."""
         with anyio.fail_after(60):
             while not met():  # noqa: ASYNC110 - it is not announced
                 await anyio.sleep(0.01)
 
     async def heard_of(self, kind: type[Event]) -> Event:
-        """Return the first event of a kind."""
         await self.until(lambda: kind in map(type, self.heard))
         return next(event for event in self.heard if type(event) is kind)
 
@@ -79,7 +76,6 @@ class Driven:
     ids=["taken", "rejected", "other", "unreachable", "no answer", "defect"],
 )
 async def test_what_a_submission_comes_to(error: Exception | None, kind: type[Event]) -> None:
-    """Only what is certain is told as certain: without an answer the job may be in."""
     driven = Driven()
     driven.lrm.errors["submit"] = error
     driven.driver.submit(SUBMISSION)
@@ -120,7 +116,6 @@ async def test_what_is_shown_while_events_wait_is_looked_at_anew() -> None:
 
 
 async def test_nothing_is_sent_to_a_cluster_that_is_out_of_reach() -> None:
-    """The submission certainly did not arrive, and need not be looked for."""
     driven = Driven()
     for _ in range(3):
         driven.driver.poller.breaker.failed(anyio.current_time() + 60)
@@ -131,7 +126,6 @@ async def test_nothing_is_sent_to_a_cluster_that_is_out_of_reach() -> None:
 
 
 async def test_a_cancellation_that_was_not_heard_is_repeated() -> None:
-    """As soon as the LRM answers again, for what is still to end, and once."""
     driven = Driven()
     driven.site.take_all()
     driven.site.cancel("1")
@@ -174,7 +168,6 @@ async def test_accounting_of_a_stranger_says_nothing_of_ours(accounted: str) -> 
 
 
 async def test_suspensions_are_told_once() -> None:
-    """Which placeholders are suspended, and that none is any more."""
     driven = Driven()
     key = next(iter(driven.site.state.batches))
     driven.site.take_all()
@@ -198,7 +191,6 @@ async def test_suspensions_are_told_once() -> None:
 
 @pytest.mark.parametrize("told", [True, False])
 async def test_holds_are_told_once(*, told: bool) -> None:
-    """Whose they are, where the plugin can tell; that they are over, too; jobs that only have our name do not count."""
     driven = Driven()
     driven.lrm.capabilities = Capabilities(tells_holders=told)
     key = next(iter(driven.site.state.batches))
@@ -265,7 +257,6 @@ async def test_holders_stay_known_while_all_jobs_are_listed() -> None:
 
 
 async def test_a_cluster_that_cannot_be_started_is_told_of_and_tried_again() -> None:
-    """The service comes up without it, and uses it when it is there."""
     driven = Driven()
     driven.lrm.errors["start"] = OSError("a defect")
     async with driven.running():

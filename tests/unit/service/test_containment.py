@@ -48,7 +48,6 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def served(tmp_path: Path) -> Served:
-    """Return a service that has never run."""
     return Served(tmp_path)
 
 
@@ -104,8 +103,6 @@ async def test_strangers_at_the_negotiation_port_do_not_fill_the_log(monkeypatch
 
 @pytest.mark.parametrize("error", [RuntimeError, OSError, AssertionError, NotImplementedError])
 async def test_a_plugin_that_raises_costs_the_request(served: Served, error: type[Exception]) -> None:
-    """Whatever it raises: the client is told, and the service answers the next request."""
-
     class Failing(ScriptedLrm):
         def render(self, submission: Submission) -> RenderedSubmission:
             raise error(f"a defect of the plugin with {submission.key}")
@@ -119,8 +116,6 @@ async def test_a_plugin_that_raises_costs_the_request(served: Served, error: typ
 
 
 async def test_a_handler_that_raises_costs_its_connection() -> None:
-    """The listener goes on, and serves the next one."""
-
     async def handle(stream: SocketStream) -> None:
         if await stream.receive() == b"bad":
             raise ValueError("a defect")
@@ -161,7 +156,6 @@ async def test_an_agent_on_whose_words_koala_fails_comes_back(served: Served, mo
 
 
 async def test_an_action_that_fails_costs_that_action(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as by an answer of a plugin that nobody has foreseen."""
     async with served.running() as service:
         id_ = submit(service)
         with monkeypatch.context() as patch:
@@ -172,7 +166,6 @@ async def test_an_action_that_fails_costs_that_action(served: Served, monkeypatc
 
 
 def sweep_of(path: str) -> Sweep:
-    """Return a sweep with values from a file."""
     return Sweep(axes=(SweepAxis(names=("x",), count=1, file=path),))
 
 
@@ -224,7 +217,6 @@ def texts(chance: random.Random) -> Iterator[bytes]:
 
 
 def templates(chance: random.Random) -> Iterator[bytes]:
-    """Yield templates of every kind and combination, and what is none, for ever."""
     types, clusters = ["CPU", "CPU", "CPU", "MEMORY", "GPU"], ["", "a", "b"]
     statuses = ["NT_NEGOTIATION", "NT_ACCEPTED", "NT_REJECTED", "NT_COMMITTED", "NT_CONSUMED", "NT_WITHDRAWN"]
     while True:
@@ -289,7 +281,6 @@ class Babbler(ScriptedAgent):
 
 
 async def answers(directory: Path) -> bool:
-    """Tell whether the service answers a request."""
     async with await anyio.connect_unix(directory / SOCKET_NAME) as stream:
         await stream.send(protocol.encode(protocol.Request(operation="ping")))
         return b'"pid"' in await stream.receive()

@@ -10,7 +10,6 @@ from koala_adapter.service.sizes.jobs import Deadlines
 
 
 def test_the_first_one_is_due_first_and_once() -> None:
-    """What is due is told in its order, and not again."""
     deadlines: Deadlines[str] = Deadlines()
     for key, at in (("late", 9.0), ("soon", 2.0), ("next", 5.0)):
         deadlines.set(key, at)
@@ -20,7 +19,6 @@ def test_the_first_one_is_due_first_and_once() -> None:
 
 
 def test_another_time_takes_the_place_of_the_earlier_one() -> None:
-    """Also a later one, and none at all."""
     deadlines: Deadlines[str] = Deadlines()
     deadlines.set("a", 1.0)
     deadlines.set("a", 7.0)
@@ -32,7 +30,6 @@ def test_another_time_takes_the_place_of_the_earlier_one() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.none() | st.integers(0, 9)), max_size=300))
 def test_it_is_as_a_look_at_all_would_have_it(changes: list[tuple[int, int | None]]) -> None:
-    """After any changes, however many of the entries do not hold any more."""
     deadlines: Deadlines[int] = Deadlines()
     plain: dict[int, int] = {}
     for key, at in changes:

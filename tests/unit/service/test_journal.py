@@ -42,13 +42,11 @@ PLACEHOLDER = PlaceholderId(batch=KEY, index=1)
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    """Return an empty journal."""
     with Journal(tmp_path / "journal.sqlite") as made:
         yield made
 
 
 def lived() -> Site:
-    """Return a site on which a job ran to its end, and another one waits."""
     site = Site({"a": 4, "b": 4})
     site.submit(job("1", component("x", 2, cluster="a"), component("y", 2)))
     site.run("1")
@@ -59,7 +57,6 @@ def lived() -> Site:
 
 
 def recovered(journal: Journal) -> Scheduler:
-    """Return the scheduler as a new process would have it."""
     return rebuilt(journal, Scheduler)
 
 
@@ -123,7 +120,6 @@ _events: st.SearchStrategy[Event] = st.one_of(
 @given(st.lists(_events, max_size=5))
 @examples(40)
 def test_events_come_back_as_they_were(events: list[Event]) -> None:
-    """Whatever people and batch systems call things."""
     with TemporaryDirectory() as directory, Journal(Path(directory) / "journal.sqlite") as journal:
         for event in events:
             journal.append(event)
@@ -131,7 +127,6 @@ def test_events_come_back_as_they_were(events: list[Event]) -> None:
 
 
 def test_numbers_of_jobs_are_never_given_twice(tmp_path: Path) -> None:
-    """Not even after the journal was opened again."""
     path = tmp_path / "journal.sqlite"
     with Journal(path) as first:
         numbers = [first.next_job_number(), first.next_job_number()]
@@ -192,7 +187,6 @@ def test_secrets_are_kept_as_digests_and_forgotten(journal: Journal) -> None:
 
 
 def test_a_placeholder_is_bound_once(journal: Journal) -> None:
-    """A second session cannot take the place of the first."""
     journal.bind(PLACEHOLDER, "first")
     with pytest.raises(JournalError):
         journal.bind(PLACEHOLDER, "second")
@@ -223,7 +217,6 @@ def test_another_version_is_refused_with_a_way_out(tmp_path: Path, version: str,
 
 
 def test_reports_of_another_version_are_not_told(journal: Journal) -> None:
-    """Also not where that needs no replay: what reads all of the journal says that it is of another version."""
     journal.leave_closing_note([])
     journal.finished.keep("1", 1.0, "{}")
 
@@ -246,7 +239,6 @@ def test_an_unreadable_event_is_named(journal: Journal, body: str) -> None:
 
 
 def test_no_database_is_told_as_such(tmp_path: Path) -> None:
-    """A file that is something else is not overwritten."""
     path = tmp_path / "journal.sqlite"
     path.write_bytes(b"this is no database" * 100)
     with pytest.raises(JournalError, match=str(path)):
@@ -255,7 +247,6 @@ def test_no_database_is_told_as_such(tmp_path: Path) -> None:
 
 
 def test_reports_of_finished_jobs_are_found_newest_first(journal: Journal) -> None:
-    """By id, or the latest ones; a job that is archived again replaces its report."""
     for number in range(5):
         journal.finished.keep(str(number), float(number), f"report {number}")
     journal.finished.keep("0", 9.0, "report 0 again")
@@ -274,7 +265,6 @@ def test_a_reader_sees_one_moment(journal: Journal) -> None:
 
 
 def test_an_open_connection_is_told_of() -> None:
-    """A connection that its owner does not close is a warning, and so an error, in each test."""
     with pytest.warns(ResourceWarning, match="unclosed database"):
         _leave_open()
 

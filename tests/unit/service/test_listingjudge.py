@@ -12,12 +12,10 @@ class Looks:
     """A judge of the cluster ``a``, and what it told at its latest look."""
 
     def __init__(self) -> None:
-        """Nothing was looked at."""
         self.site = Site({"a": 8})
         self.judge = ListingJudge(A, user="me", begun_at=0.0)
 
     def look(self, *waiting: int, idle: int = 0, ours: int = 0) -> Judgement:
-        """Return what follows from one look."""
         self.site.now += 1.0
         seen = ClusterObservation(
             read_at=self.site.now, processors=8, idle=idle, ours=ours, jobs=(), others_waiting=waiting
@@ -26,12 +24,10 @@ class Looks:
 
 
 def told(judgement: Judgement) -> list[tuple[int, ...]]:
-    """Return what was told of jobs that wait."""
     return [one.others_waiting for one in judgement.events if isinstance(one, ev.ClusterPolled)]
 
 
 def counted(judgement: Judgement) -> list[tuple[int, int]]:
-    """Return what was told of idle processors and of ours."""
     return [(one.idle, one.ours) for one in judgement.events if isinstance(one, ev.ClusterPolled)]
 
 

@@ -17,12 +17,10 @@ KEY = ("MEM", "", "")
 
 
 def stage_of(processors: int, limit: int | None = None) -> Stage:
-    """Return a job of two processes that is offered nothing, on a cluster with a limit of memory."""
     return Stage(processors, Approach.NONE, (ClusterParameters(name=ClusterName("a"), memory_limit=limit),))
 
 
 def wish(processors: int, memory: int, usage: str = "NT_REQUIRED", direction: str = "grow") -> nt.Template:
-    """Return a wish for processors that come with so much memory each."""
     resources = [nt.resource("MEM", memory, usage=usage, negotiability="NT_FIXED")]
     if processors:
         resources.insert(0, nt.resource("CPU", processors))
@@ -30,12 +28,10 @@ def wish(processors: int, memory: int, usage: str = "NT_REQUIRED", direction: st
 
 
 def submitted(stage: Stage) -> list[tuple[int, int]]:
-    """Return how many placeholders were submitted, and with how much memory each."""
     return [(one.count, one.memory_mib) for one in of_kind(SubmitPlaceholders, stage.site.actions)]
 
 
 def test_new_placeholders_come_with_the_memory() -> None:
-    """What is granted is agreed on with the memory, and submitted with it; those of the beginning were not."""
     stage = stage_of(5, limit=8192)
     stage.say(wish(2, 4096))
     assert stage.heard[-1].kind == "accepted"
@@ -45,7 +41,6 @@ def test_new_placeholders_come_with_the_memory() -> None:
 
 
 def test_fewer_processors_come_with_the_same_memory() -> None:
-    """A counter-offer keeps it, also when the service is another one by then."""
     stage = stage_of(5, limit=8192)
     stage.say(wish(6, 4096))
     assert (stage.heard[-1].kind, stage.latest().quantities()) == ("offer", {("CPU", "", ""): 3, KEY: 4096})
@@ -79,7 +74,6 @@ def test_memory_that_an_application_declines_in_its_answer_is_not_submitted(proc
 
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_counter_offer_whose_memory_was_declined_stands_after_a_restart(forgotten: bool) -> None:  # noqa: FBT001
-    """Whoever accepts it says what was declined; ``forgotten``: the journal did not take the answer."""
     stage = stage_of(5)
     stage.say(wish(6, 4096, "NT_OPTIONAL"))
     assert (stage.heard[-1].kind, stage.latest().quantities()) == ("offer", {("CPU", "", ""): 3})
@@ -92,7 +86,6 @@ def test_a_counter_offer_whose_memory_was_declined_stands_after_a_restart(forgot
 
 
 def test_an_acceptance_whose_memory_was_declined_stands_after_a_restart() -> None:
-    """The commitment to it is one to what stands."""
     stage = stage_of(5)
     stage.say(wish(2, 4096, "NT_OPTIONAL"))
     assert stage.heard[-1].kind == "accepted"
@@ -122,7 +115,6 @@ def test_where_it_cannot_be_had_it_is_refused_with_the_reason(limit: int | None,
 
 @pytest.mark.parametrize(("processors", "direction"), [(0, "grow"), (1, "shrink")])
 def test_the_memory_of_a_process_that_runs_stays(processors: int, direction: str) -> None:
-    """It is told that no batch system changes that."""
     stage = stage_of(5, limit=8192)
     stage.say(wish(processors, 4096, direction=direction))
     assert stage.heard[-1].kind == "ended"

@@ -48,13 +48,11 @@ KOALA, APPLICATION = Side.RMS, Side.APPLICATION
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    """Give a new journal."""
     with Journal(tmp_path / "journal.sqlite") as made:
         yield made
 
 
 def offer(quantity: int, agreement_id: str = "0-1", *, direction: Direction = Direction.GROW) -> Template:
-    """Return a wish of an application."""
     return Template(
         agreement_id=agreement_id,
         initiator=APPLICATION,
@@ -76,7 +74,6 @@ def said(journal: Journal, *messages: tuple[Side, Template], site: AdaptiveSite 
 
 
 def reports(journal: Journal, **which: object) -> list[NegotiationReport]:
-    """Return what is told of them."""
     wanted = {"job_id": "", "number": 0, "limit": 10, "wall_offset": 1000.0} | which
     return negotiation_reports(journal.negotiations, State(), **wanted)  # type: ignore[arg-type]
 
@@ -121,7 +118,6 @@ def test_who_said_what_when_and_what_came_of_it(journal: Journal) -> None:
     ],
 )
 def test_why_it_ended(journal: Journal, ending: Template, by: Side, state: str, words: str) -> None:
-    """The reason is that of the message that ended it; what came too late changes nothing."""
     said(journal, (APPLICATION, offer(3)), (by, ending), (APPLICATION, accepted(offer(3))))
     (one,) = reports(journal)
     assert (one.state, one.summary) == (state, f"it asked for 3 more; {words}")
@@ -136,13 +132,11 @@ def test_a_negotiation_whose_job_has_ended(journal: Journal) -> None:
 
 
 def test_what_is_said_again_is_kept_once(journal: Journal) -> None:
-    """After a new connection, or a restart."""
     said(journal, *rounds(), *rounds(), (APPLICATION, offer(1, "0-2")))
     assert [(one.number, len(one.messages)) for one in reports(journal)] == [(1, 5), (2, 1)]
 
 
 def test_which_are_shown(journal: Journal) -> None:
-    """The latest ones, those of a job, or one; a number that nobody has is refused."""
     said(journal, *((APPLICATION, offer(1, f"0-{number}")) for number in range(1, 5)))
     assert [one.number for one in reports(journal, limit=2)] == [3, 4]
     assert [one.agreement_id for one in reports(journal, number=2)] == ["0-2"]
@@ -153,14 +147,12 @@ def test_which_are_shown(journal: Journal) -> None:
 
 
 def test_only_so_many_are_kept(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest go, with all that was said in them, and numbers are not used again."""
     monkeypatch.setattr(negotiationstore, "MOST_KEPT", 3)
     said(journal, *((APPLICATION, offer(1, f"0-{number}")) for number in range(1, 6)))
     assert [(one.number, len(one.messages)) for one in reports(journal)] == [(3, 1), (4, 1), (5, 1)]
 
 
 def test_the_explanation_of_a_job(journal: Journal) -> None:
-    """It tells of the latest ones, while the job runs; a job that keeps its size has none."""
     site = AdaptiveSite({"a": 9})
     site.begin(most=9)
     said(journal, (APPLICATION, offer(1, "0-0")), *rounds(), site=site)
@@ -201,7 +193,6 @@ def test_a_journal_that_cannot_be_written_for_a_while(journal: Journal) -> None:
 
 
 def test_a_journal_that_is_only_read(journal: Journal, tmp_path: Path) -> None:
-    """It says the same; one of a version that kept none has none."""
     said(journal, *rounds())
     with Journal(tmp_path / "journal.sqlite", read_only=True) as second:
         assert reports(second) == reports(journal)

@@ -64,7 +64,6 @@ class Stage(Center):
         self.start()
 
     def start(self) -> None:
-        """Begin as a service does that knows the records alone."""
         record = self.site.record("1")
         self.runner = AdaptiveRunner(
             Application(job=record.job, ranks=record.ranks, clusters={"m": "a"}, files={"m": ()})
@@ -78,7 +77,6 @@ class Stage(Center):
 
     @property
     def state(self) -> State:
-        """Of the scheduler."""
         return self.site.state
 
     @property
@@ -87,13 +85,11 @@ class Stage(Center):
         return self.site.now
 
     def keep(self, job_id: JobId, rank: int, sender: Side, template: Template, payload: bytes) -> None:
-        """Keep what was said."""
         assert (job_id, rank) == (ID, 0)
         assert parse(payload) == template
         self.kept.append((sender, template))
 
     def recalled(self, job_id: JobId, initiator: Side, name: str) -> KeptNegotiation | None:
-        """Return what was kept of a negotiation, if anything was."""
         messages = tuple(
             Message(at=0.0, sender=sender.value, template=build(template).decode())
             for sender, template in self.kept
@@ -106,19 +102,16 @@ class Stage(Center):
         )
 
     def post(self, event: ev.Event) -> None:
-        """Have the scheduler handle an event, unless the journal is full."""
         if not self.journal_full:
             self.site.post(event)
             self.go_on()
 
     def tell_application(self, _placeholder: PlaceholderId, task: str, data: bytes) -> bool:
-        """Have the application hear a frame."""
         assert task == "1:0"
         self.heard += self.application.receive(data, self.site.now)
         return True
 
     def go_on(self) -> None:
-        """Carry out what the scheduler wants of the application, and let the manager look at the records."""
         actions: list[Action] = self.site.actions[self._carried :]
         self._carried = len(self.site.actions)
         self.runner.follow(self.site.record("1"), self.site.now)
@@ -129,7 +122,6 @@ class Stage(Center):
             self.manager.withdraw(withdrawal.number, withdrawal.reason)
 
     def say(self, template: nt.Template) -> None:
-        """Have the application say something."""
         self.application.send(template, self.site.now)
         self.deliver()
 
@@ -141,7 +133,6 @@ class Stage(Center):
         self.go_on()
 
     def latest(self) -> nt.Template:
-        """Return what was heard last."""
         template = self.heard[-1].template
         assert template is not None
         return template
@@ -157,11 +148,9 @@ class NoProgram:
     """In the place of the port, where no program negotiates."""
 
     def represents(self, _job_id: JobId) -> bool:
-        """Tell that there is none."""
         return False
 
     def say(self, _job_id: JobId, data: bytes) -> None:
-        """Say nothing."""
         raise AssertionError(data)
 
 
@@ -174,11 +163,9 @@ class Program(NoProgram):
         self.heard: list[nt.Event] = []
 
     def represents(self, _job_id: JobId) -> bool:
-        """Tell that there is one."""
         return True
 
     def say(self, _job_id: JobId, data: bytes) -> None:
-        """Hear a frame."""
         self.heard += self.application.receive(data, self._site.now)
 
 
@@ -209,7 +196,6 @@ def wish(number: int, *, mandatory: bool = False, direction: str = "grow") -> nt
 
 
 def test_an_offer_is_accepted_gathered_and_consumed() -> None:
-    """The commitment comes when the scheduler has the answer; that it is real is told when all have changed."""
     stage = Stage(5)
     stage.go_on()
     offer = stage.latest()
@@ -283,7 +269,6 @@ def test_an_offer_beyond_what_its_owner_wants_meanwhile_is_withdrawn_at_once(wan
 
 
 def test_an_offer_heeds_what_its_owner_wants() -> None:
-    """No more is offered than the job may have; what is agreed on is what comes."""
     stage = Stage(5)
     stage.site.post(SizeWanted(time=stage.site.now, job_id=ID, component="m", processors=4))
     stage.go_on()
@@ -295,7 +280,6 @@ def test_an_offer_heeds_what_its_owner_wants() -> None:
 
 
 def test_an_offer_is_countered() -> None:
-    """What the application takes of it is what is gathered."""
     stage = Stage(5)
     stage.go_on()
     offer = stage.latest()
@@ -308,7 +292,6 @@ def test_an_offer_is_countered() -> None:
 
 
 def test_an_offer_is_rejected_or_not_answered() -> None:
-    """Both are a refusal; what comes too late is told so."""
     stage = Stage(5)
     stage.go_on()
     stage.say(nt.rejected(stage.latest(), "not now"))
@@ -324,7 +307,6 @@ def test_an_offer_is_rejected_or_not_answered() -> None:
 
 
 def test_an_offer_runs_out_while_the_journal_cannot_be_written() -> None:
-    """The scheduler does not know that it is settled; it is not made again."""
     stage = Stage(5)
     stage.go_on()
     stage.journal_full = True
@@ -337,7 +319,6 @@ def test_an_offer_runs_out_while_the_journal_cannot_be_written() -> None:
 
 
 def test_what_cannot_be_had_is_withdrawn_with_the_reason() -> None:
-    """The application knows that it does not come."""
     stage = Stage(5)
     stage.go_on()
     stage.say(nt.accepted(stage.latest()))
@@ -350,7 +331,6 @@ def test_what_cannot_be_had_is_withdrawn_with_the_reason() -> None:
 
 
 def test_a_wish_is_granted_in_part_and_kept_until_it_is_answered() -> None:
-    """A counter-offer, the acceptance, the commitment."""
     stage = Stage(5, Approach.NONE)
     stage.say(wish(6))
     counter = stage.latest()
@@ -362,7 +342,6 @@ def test_a_wish_is_granted_in_part_and_kept_until_it_is_answered() -> None:
 
 
 def test_a_wish_that_is_granted_and_one_that_is_not() -> None:
-    """The first is accepted as it stands; the second is rejected with the reason."""
     stage = Stage(5, Approach.NONE)
     stage.say(wish(2))
     assert stage.heard[-1].kind == "accepted"
@@ -374,7 +353,6 @@ def test_a_wish_that_is_granted_and_one_that_is_not() -> None:
 
 
 def test_what_is_neither_processors_nor_memory_is_refused() -> None:
-    """With the reason; nothing is asked of the scheduler. Of memory test_negotiated_memory.py tells."""
     stage = Stage(5, Approach.NONE)
     both = [nt.resource("CPU", 1), nt.resource("GPU", 1)]
     stage.say(nt.template("0-1", "APPLICATION", "node", "koala", both, direction="grow"))
@@ -384,7 +362,6 @@ def test_what_is_neither_processors_nor_memory_is_refused() -> None:
 
 
 def test_a_second_resource_that_is_declined_is_no_part_of_a_wish() -> None:
-    """Processors on one cluster are asked for; those on the other stand in the template and are declined."""
     stage = Stage(5, Approach.NONE)
     declined = nt.resource("CPU", 1, cluster="b", usage="NT_OPTIONAL", status="NT_REJECTED")
     resources = [declined, nt.resource("CPU", 2, cluster="a")]
@@ -395,7 +372,6 @@ def test_a_second_resource_that_is_declined_is_no_part_of_a_wish() -> None:
 
 
 def test_a_restart_before_the_answer() -> None:
-    """The offer comes again, under the same name: what the application has said to it counts."""
     stage = Stage(5)
     stage.go_on()
     stage.application.send(nt.accepted(stage.latest()), stage.site.now)
@@ -409,7 +385,6 @@ def test_a_restart_before_the_answer() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_an_offer_that_ran_out_as_the_service_was_down(known: bool) -> None:  # noqa: FBT001 - drawn
-    """It is made anew after a while, whether the application had accepted it (``known``) or says nothing: once."""
     stage = Stage(5)
     stage.go_on()
     offer = stage.latest()
@@ -469,7 +444,6 @@ def test_a_wish_that_had_ended_before_the_service_was_killed_is_given_up() -> No
 
 
 def test_a_restart_before_the_commitment_has_arrived() -> None:
-    """It is said again when the process is in contact."""
     stage = Stage(5)
     stage.go_on()
     offer = stage.latest()
@@ -482,7 +456,6 @@ def test_a_restart_before_the_commitment_has_arrived() -> None:
 
 
 def test_a_restart_before_the_commitment_of_the_application() -> None:
-    """It has not been heard, or is only now: either way there is one agreement, and what was agreed on comes."""
     for committed_before in (False, True):
         stage = Stage(5, Approach.NONE)
         stage.say(wish(2))
@@ -505,7 +478,6 @@ def test_a_restart_before_the_commitment_of_the_application() -> None:
 
 
 def test_a_commitment_that_comes_after_what_was_agreed_on() -> None:
-    """It is told that it is there when it has committed itself."""
     stage = Stage(5, Approach.NONE)
     stage.say(wish(2))
     acceptance = stage.latest()
@@ -522,7 +494,6 @@ def test_a_commitment_that_comes_after_what_was_agreed_on() -> None:
 
 
 def test_a_commitment_to_what_has_been_lost() -> None:
-    """Who commits himself to what cannot be had any more is told so at once."""
     stage = Stage(5, Approach.NONE)
     stage.say(wish(2))
     acceptance = stage.latest()
@@ -538,7 +509,6 @@ def test_a_commitment_to_what_has_been_lost() -> None:
 
 
 def test_a_restart_while_a_counter_offer_is_out() -> None:
-    """It stands as before, and what it promises is kept."""
     stage = Stage(5, Approach.NONE)
     stage.say(wish(6))
     counter = stage.latest()
@@ -550,7 +520,6 @@ def test_a_restart_while_a_counter_offer_is_out() -> None:
 
 
 def test_a_restart_after_three_rounds() -> None:
-    """The counter-offer to a counter-offer stands with its round."""
     stage = Stage(5, Approach.NONE)
     stage.say(wish(6))
     counter = stage.latest()
@@ -565,7 +534,6 @@ def test_a_restart_after_three_rounds() -> None:
 
 
 def test_a_wish_for_fewer_than_it_can_use_is_not_offered() -> None:
-    """A fixed number or a least one: a counter-offer below it would be against the rules."""
     for resource, reason in (
         (nt.resource("CPU", 6, negotiability="NT_FIXED"), "3 can be had, and fewer than 6 are of no use to it"),
         (nt.resource("CPU", 6, minimum=4), "3 can be had, and fewer than 4 are of no use to it"),
@@ -577,7 +545,6 @@ def test_a_wish_for_fewer_than_it_can_use_is_not_offered() -> None:
 
 
 def parts(stage: Stage) -> list[tuple[str | None, ChangePhase, int]]:
-    """Return what is under way on each cluster."""
     record = stage.site.record("1")
     found = [(change, part) for change in record.changes.values() for part in change.parts]
     return [(record.claims[part.claim].cluster, change.phase, part.accepted) for change, part in found]
@@ -648,7 +615,6 @@ def test_processors_that_go_on_two_clusters_are_reported_when_all_have_gone(rest
 
 
 def test_a_restart_before_the_commitment_to_a_counter_offer_of_the_application() -> None:
-    """What koala offered and the application changed stands as koala has accepted it."""
     stage = Stage(5)
     stage.go_on()
     offer = stage.latest()

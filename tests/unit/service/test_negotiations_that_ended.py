@@ -23,12 +23,10 @@ class HardOfHearing(Stage):
     """By koala, last."""
 
     def tell_application(self, placeholder: PlaceholderId, task: str, data: bytes) -> bool:
-        """Have the application hear a frame, if it is in contact."""
         self.written = data
         return not self.out_of_contact and super().tell_application(placeholder, task, data)
 
     def come_back(self) -> None:
-        """Connect with a service that was started meanwhile, and say what may not have arrived."""
         self.heard += self.application.disconnected(self.site.now)
         self.start()
         self.out_of_contact = False
@@ -38,7 +36,6 @@ class HardOfHearing(Stage):
 
 
 def change(stage: Stage) -> None:
-    """Have all processes carry out the change that was agreed on."""
     stage.site.hold_stubs()
     stage.go_on()
     stage.site.reach()
@@ -48,7 +45,6 @@ def change(stage: Stage) -> None:
 
 
 def test_what_was_agreed_on_has_been_made() -> None:
-    """Who says again that it commits itself hears that the processors are there, not that nothing is agreed."""
     stage = HardOfHearing(5, Approach.NONE)
     stage.say(wish(2))
     acceptance = stage.latest()
@@ -63,7 +59,6 @@ def test_what_was_agreed_on_has_been_made() -> None:
 
 
 def test_what_was_agreed_on_could_not_be_had() -> None:
-    """The reason is told that was given before."""
     stage = HardOfHearing(5, Approach.NONE)
     stage.say(wish(2))
     acceptance = stage.latest()
@@ -113,7 +108,6 @@ def test_what_the_application_itself_has_ended_stays_ended(known: bool) -> None:
 
 @pytest.mark.parametrize("status", ["NT_ACCEPTED", "NT_COMMITTED", "NT_CONSUMED"])
 def test_of_what_never_was_it_is_said_that_it_is_too_late(status: str) -> None:
-    """Also to who says that it is real: koala's word counts."""
     stage = HardOfHearing(5, Approach.NONE)
     resources = tuple(one._replace(status=status) for one in wish(2).resources)
     said = wish(2)._replace(status=status, resources=resources)
@@ -122,7 +116,6 @@ def test_of_what_never_was_it_is_said_that_it_is_too_late(status: str) -> None:
 
 
 def test_a_name_that_is_used_again_begins_anew() -> None:
-    """A wish under the name of one that has ended is a wish."""
     stage = HardOfHearing(5, Approach.NONE)
     stage.say(wish(6))
     stage.say(nt.rejected(stage.latest(), "too few"))

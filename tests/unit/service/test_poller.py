@@ -43,16 +43,13 @@ class Polled:
         self.poller = Poller(core, settings or config(), self.lrm, self)
 
     def examine(self, reading: ClusterReading) -> bool:
-        """Keep a reading."""
         self.readings.append(reading)
         return self._restless
 
     def unavailable(self, reason: str) -> None:
-        """Keep why there was no reading."""
         self.failures.append(reason)
 
     async def run_until(self, polls: int, *, seconds: float = 20.0) -> None:
-        """Let it poll so often."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.poller.run)
             with anyio.fail_after(seconds):
@@ -62,7 +59,6 @@ class Polled:
 
 
 async def test_a_reading_counts_what_is_there() -> None:
-    """Nodes that are down have processors but no idle ones; ours are our own user's on nodes; jobs come first."""
     polled = Polled()
     polled.lrm.all_nodes = (node("n1", used=1), node("n2", state=NodeState.DOWN))
     ours = LrmJob(id=LrmJobId("1"), name="koala-k-1", state=LrmJobState.RUNNING, user="alice", processors=1)
@@ -76,7 +72,6 @@ async def test_a_reading_counts_what_is_there() -> None:
 
 
 async def test_others_that_wait_are_counted_when_it_matters() -> None:
-    """Not our own placeholders, nor those who wait for nodes of another queue; else nobody is looked at."""
     for matters in (True, False):
         polled = Polled(settings=config(queue="short"), others_matter=matters)
         polled.lrm.all_nodes = (node("n1", queues=("short",)), node("n2", queues=("long",)))
@@ -119,7 +114,6 @@ async def test_a_failing_lrm_is_left_alone(error: Exception) -> None:
 
 
 async def test_an_answer_ends_the_trouble() -> None:
-    """The owner gets readings again, and the failure is forgotten."""
     polled = Polled()
     polled.lrm.errors["nodes"] = LrmUnavailableError("gone")
     await polled.poller._poll()
@@ -160,7 +154,6 @@ async def test_a_wish_shortens_the_pause() -> None:
 
 
 async def test_errors_of_an_lrm_pass_as_they_are() -> None:
-    """Only what is no LrmError is a defect of the plugin."""
     for error in (LrmRejectedError("no"), LrmUnavailableError("later")):
         with pytest.raises(type(error), match=error.message), answering("a"):
             raise error

@@ -8,12 +8,10 @@ from koala_adapter.service.leftovers import Owned, leftovers
 
 
 def job(name: str, *, user: str = "me", state: LrmJobState = LrmJobState.RUNNING) -> LrmJob:
-    """Return an LRM job of one processor."""
     return LrmJob(id=LrmJobId(name), name=name, state=state, user=user, processors=1, array_index=1)
 
 
 def test_only_placeholders_without_an_owner_are_left_over() -> None:
-    """Ours that no record knows; not what one owns, not those of others, what has ended, or what only looks like it."""
     owned = Owned(instance="0123abcd", placeholders={PlaceholderId(batch=BatchKey("koala-0123abcd-6"), index=1)})
     listing = [
         job("koala-0123abcd-6"),

@@ -26,7 +26,6 @@ class Watched:
     """A job of two placeholders on cluster `a`, and the witness of that cluster."""
 
     def __init__(self, *, taken: bool = True) -> None:
-        """``taken``: the LRM's answer to the submission is known."""
         self.site = Site({"a": 8, "b": 8})
         self.site.submit(job("1", component("x", 2, cluster="a")))
         if taken:
@@ -48,17 +47,14 @@ class Watched:
         )
 
     def events(self, listing: Iterable[LrmJob]) -> tuple[Event, ...]:
-        """Show the witness a listing and return what it concludes."""
         return self.look(listing).events
 
 
 def placeholder(index: int) -> PlaceholderId:
-    """Return one of the two placeholders."""
     return PlaceholderId(batch=KEY, index=index)
 
 
 def listed(index: int, state: LrmJobState = LrmJobState.RUNNING, *, key: str = KEY) -> LrmJob:
-    """Return an element of our array as its LRM lists it."""
     return LrmJob(id=LrmJobId(f"{key}:{index}"), name=key, state=state, user="alice", processors=1, array_index=index)
 
 
@@ -109,7 +105,6 @@ def test_an_agent_in_contact_is_stronger_than_any_listing() -> None:
 
 
 def test_after_the_agents_farewell_one_listing_is_enough() -> None:
-    """The agent itself is the second witness."""
     watched = Watched()
     watched.site.hold_all("1")
     watched.witness.farewells.add(placeholder(1))
@@ -164,7 +159,6 @@ def test_an_exit_leaves_the_agent_a_poll_to_say_how() -> None:
 
 
 def test_a_placeholder_told_to_end_is_gone_when_it_is_listed_as_ended() -> None:
-    """Nothing more is to be heard of it."""
     watched = Watched()
     watched.site.hold_all("1")
     watched.site.cancel("1")
@@ -211,7 +205,6 @@ def test_where_a_placeholder_runs_is_remembered() -> None:
 
 
 def test_a_job_in_error_state_will_never_start() -> None:
-    """Grid Engine holds a job whose start failed for ever: it is given up, with what Grid Engine says."""
     watched = Watched()
     stuck = replace(listed(1, LrmJobState.HELD), reason="error state Eqw: can't chdir to /none")
     (event,) = watched.events([stuck, listed(2)])[:1]
@@ -274,7 +267,6 @@ def test_a_strangers_jobs_of_our_names_are_not_ours(user: str) -> None:
 
 @pytest.mark.parametrize("user", ["mallory", ""])
 def test_a_strangers_jobs_are_never_cancelled(user: str) -> None:
-    """Not even those with names that no record of ours accounts for."""
     watched = Watched()
     theirs = [strangers(listed(index, key=f"koala-k-{index}"), user=user) for index in range(1, 5)]
     assert watched.look([*RUNNING, *theirs]).orphans == ()
@@ -316,7 +308,6 @@ def test_another_job_of_ours_of_the_same_name_says_nothing_of_a_known_one() -> N
 
 
 def test_other_clusters_are_not_judged() -> None:
-    """The listing of one cluster says nothing of the placeholders of another."""
     watched = Watched()
     watched.site.hold_all("1")
     other = Reconciler(cluster=B, user="alice")
@@ -339,7 +330,6 @@ def test_an_expected_end_makes_restless_for_a_while_only() -> None:
 
 
 def test_an_open_question_makes_restless() -> None:
-    """A submission of unknown outcome, and a placeholder that is missing, are looked for again soon."""
     assert Watched(taken=False).look([]).restless
     watched = Watched()
     watched.site.hold_all("1")
@@ -347,7 +337,6 @@ def test_an_open_question_makes_restless() -> None:
 
 
 def test_a_witness_forgets_what_is_gone() -> None:
-    """Nothing is kept of placeholders that are no longer known."""
     watched = Watched()
     watched.site.hold_all("1")
     watched.witness.farewells.add(placeholder(1))

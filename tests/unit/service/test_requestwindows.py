@@ -40,7 +40,6 @@ plugin = "local"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the user a home directory of this test."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -49,18 +48,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def clusters(tmp_path: Path) -> dict[str, ClusterConfig]:
-    """Return the clusters of a site by name."""
     (tmp_path / "site.toml").write_text(SITE)
     return {cluster.name: cluster for cluster in load_site(tmp_path / "site.toml", load_plugins()).clusters}
 
 
 def window(config: ClusterConfig, directory: Path) -> Path:
-    """Return where a cluster's requests are counted by the owner of a state directory."""
     return request_window(config, load_plugins()[config.plugin], directory)
 
 
 def test_one_batch_system_has_one_window(clusters: dict[str, ClusterConfig], tmp_path: Path, home: Path) -> None:
-    """Whatever it is called and whoever asks; another one has another."""
     one, two = tmp_path / "one", tmp_path / "two"
     alpha = window(clusters["alpha"], one)
     assert alpha.is_relative_to(home / ".local/state/koala/requests")
@@ -69,7 +65,6 @@ def test_one_batch_system_has_one_window(clusters: dict[str, ClusterConfig], tmp
 
 
 def test_a_batch_system_in_the_state_directory_is_its_own(clusters: dict[str, ClusterConfig], tmp_path: Path) -> None:
-    """Clusters of subprocesses belong to the state directory that they were made in."""
     here = clusters["here"]
     assert window(here, tmp_path / "one") == window(here, tmp_path / "one") != window(here, tmp_path / "two")
     assert window(here, tmp_path / "one").is_relative_to(tmp_path / "one")
@@ -84,7 +79,6 @@ def test_without_a_usable_home_the_state_directory_serves(
 
 
 def test_those_who_ask_the_same_system_are_counted_together(clusters: dict[str, ClusterConfig], tmp_path: Path) -> None:
-    """What one has sent, the other has to wait for."""
     plugins, config = load_plugins(), clusters["alpha"].model_copy(update={"requests_per_minute": 10})
     (_, service), (_, scheduler) = (make_lrm(config, plugins, tmp_path / name) for name in ("one", "two"))
     assert [service.window.take() for _ in range(8)] == [0.0] * 8

@@ -26,7 +26,6 @@ def running(sizes: str) -> JobRecord:
 
 @pytest.mark.parametrize(("sizes", "processors"), [("any", 7), ("power-of-two", 8), ("multiple-of-3", 9)])
 def test_a_size_that_can_be_used_is_taken(sizes: str, processors: int) -> None:
-    """Within the bounds and by the rule."""
     assert resizable(running(sizes), "", processors) == "m"
 
 
@@ -40,7 +39,6 @@ def test_a_size_that_can_be_used_is_taken(sizes: str, processors: int) -> None:
     ],
 )
 def test_a_size_that_cannot_be_used_is_refused(sizes: str, processors: int, way_out: str) -> None:
-    """With those that can."""
     with pytest.raises(JobRefusedError) as caught:
         resizable(running(sizes), "", processors)
     assert caught.value.hint.endswith(way_out)

@@ -25,7 +25,6 @@ PLACEHOLDER = PlaceholderId(batch="b", index=1)  # type: ignore[arg-type]
 
 
 def said(task: str = "1:0", **changes: object) -> TaskFiles:
-    """Return what an agent says of a task that left nothing."""
     nothing = TaskFiles(task=task, arrived=0, size=0, left=0, left_names=(), omitted=0, omissions=())
     return replace(nothing, **changes)  # type: ignore[arg-type]
 
@@ -36,7 +35,6 @@ class Clock:
     now = 0.0
 
     def __call__(self) -> float:
-        """Return what it shows."""
         return self.now
 
 
@@ -81,7 +79,6 @@ def test_an_agent_is_waited_for_while_its_files_come(tmp_path: Path) -> None:
 
 
 def report_of(files: dict[str, TaskFiles]) -> JobReport:
-    """Return the report of a completed job of two ranks that wants files."""
     site = Site({"a": 2})
     site.submit(job("1", replace(component("c1", 2), output_files=("*",))))
     site.take_all()
@@ -93,7 +90,6 @@ def report_of(files: dict[str, TaskFiles]) -> JobReport:
 
 
 def test_reports_sum_up_what_was_said() -> None:
-    """Of all ranks, with names of the first ones; ranks that never said anything are awaited."""
     omission = Omission(path="big", reason="it has 2 GiB")
     first = said(arrived=2, size=2048, omitted=30, omissions=(omission,) * 20)
     report = report_of({"c1/0": first})

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def piece(path: bytes = b"a", data: bytes = b"", offset: int = 0, *, size: int = 6, number: int = 1) -> FilePiece:
-    """Return a piece of a file."""
     return FilePiece(task="1:0", number=number, path=path, mode=0o755, size=size, offset=offset, data=data)
 
 
@@ -32,12 +31,10 @@ def rank(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store() -> ResultStore:
-    """Return a store that takes a few bytes."""
     return ResultStore(per_rank=10, per_job=15)
 
 
 def test_pieces_make_a_file(store: ResultStore, rank: Path) -> None:
-    """It is there when it is whole, for its owner alone; what is sent twice counts once, also after a restart."""
     assert store.take(rank, piece(b"d/e/f", b"abc")).offset == 3
     assert not rank.exists()
     store = ResultStore(per_rank=10, per_job=15)
@@ -60,7 +57,6 @@ def test_paths_that_lead_elsewhere_break_the_rules(store: ResultStore, rank: Pat
 
 
 def test_what_is_beyond_the_end_or_missing_breaks_the_rules(store: ResultStore, rank: Path) -> None:
-    """A file is never longer than it was said to be, and has no holes."""
     with pytest.raises(ProtocolError, match="beyond its end"):
         store.take(rank, piece(b"a", b"abcd", 3))
     store.take(rank, piece(b"a", b"ab"))
@@ -96,7 +92,6 @@ def test_bounds(store: ResultStore, rank: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_refused(store: ResultStore, rank: Path) -> None:
-    """Its reason is told; others still come."""
     assert not store.take(rank, piece(b"d", b"abc", size=3)).refusal
     assert "Not a directory" in store.take(rank, piece(b"d/f", b"abc", size=3, number=2)).refusal
     assert not store.take(rank, piece(b"e", b"abc", size=3, number=3)).refusal

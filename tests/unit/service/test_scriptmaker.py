@@ -33,7 +33,6 @@ def test_words_are_kept_in_the_state_directory_unless_the_site_says_otherwise(tm
 
 
 def test_files_in_which_nothing_was_said_are_removed(tmp_path: Path) -> None:
-    """Those with words stay for people, and those of other submissions are not looked at."""
     spoken, silent, other = (tmp_path / name for name in ("koala-k-1.1.out", "koala-k-1.2.out", "koala-k-11.1.out"))
     spoken.write_text("no way\n")
     silent.touch()

@@ -93,7 +93,6 @@ class Served:
 
     @property
     def site(self) -> SiteConfig:
-        """The site file."""
         clusters = "".join(
             f"""
             [[clusters]]
@@ -109,7 +108,6 @@ class Served:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Service]:
-        """Run it during the block."""
         service = self.service = Service(
             self.site, self.plugins, self.directory, make_report=lambda _, id_: f"report of {id_}"
         )
@@ -120,14 +118,12 @@ class Served:
 
     @asynccontextmanager
     async def hosted(self) -> AsyncIterator[tuple[Server, Client]]:
-        """Host it with its socket during the block; give a client, too."""
         async with anyio.create_task_group() as tasks:
             server = await tasks.start(host, self.site, self.plugins, self.directory)
             yield server, Client(self.directory)
             server.stop_wanted.set()
 
     def lists(self, batch: BatchKey) -> None:
-        """Have the LRM show the one job of a submission as running."""
         self.lrm.all_jobs = (
             LrmJob(
                 id=LrmJobId(f"{batch}:1"),
@@ -148,12 +144,10 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Served:
-    """Return a service that has never run."""
     return Served(tmp_path)
 
 
 async def until(met: Callable[[], bool], service: Service) -> None:
-    """Wait until something is so in a service."""
     with anyio.fail_after(60):
         while not met():
             with anyio.move_on_after(0.2):
@@ -161,7 +155,6 @@ async def until(met: Callable[[], bool], service: Service) -> None:
 
 
 def submit(service: Service) -> JobId:
-    """Submit a job of one processor."""
     return service.submit(lambda id_, now: job(id_, component("x", 1), submitted_at=now))
 
 
@@ -179,7 +172,6 @@ def failing_on(monkeypatch: pytest.MonkeyPatch, fails: Callable[[ev.Event], bool
 
 
 async def started(served: Served, service: Service) -> tuple[JobId, ScriptedAgent]:
-    """Submit a job and bring it as far as its agent."""
     id_ = submit(service)
     await until(lambda: "submit" in served.lrm.order and bool(service.state.jobs[id_].claims[0].placeholders), service)
     (batch,) = service.state.batches
@@ -188,7 +180,6 @@ async def started(served: Served, service: Service) -> tuple[JobId, ScriptedAgen
 
 
 async def test_a_job_from_its_submission_to_its_end(served: Served) -> None:
-    """Placeholder, agent, launch, end, release: everything that happens is an event, and is in the journal."""
     async with served.running() as service, anyio.create_task_group() as tasks:
         id_, agent = await started(served, service)
         tasks.start_soon(agent.run)
@@ -209,7 +200,6 @@ class SlowLrm(ScriptedLrm):
         self.asked, self.answers = anyio.Event(), anyio.Event()
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
-        """See Lrm."""
         self.asked.set()
         await self.answers.wait()
         return await super().jobs(name_prefix=name_prefix)
@@ -218,7 +208,6 @@ class SlowLrm(ScriptedLrm):
 async def test_a_job_is_queued_nowhere_before_every_cluster_has_answered(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be queued on the busy one, which answered first, and stay there for good."""
     monkeypatch.setattr("koala_adapter.scheduler.claiming.waiting.FIRST_LOOK", 3600.0)
     served.lrm.all_nodes = (node(used=4),)
     slow = served.others[ClusterName("b")] = SlowLrm()
@@ -233,7 +222,6 @@ async def test_a_job_is_queued_nowhere_before_every_cluster_has_answered(
 
 
 async def test_a_defect_costs_one_event(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event that an agent told is told again when it comes back, and the job ends as if nothing had been."""
     failed: list[ev.Event] = []
 
     def once(event: ev.Event) -> bool:
@@ -297,7 +285,6 @@ async def test_what_an_agent_tells_in_vain_is_asked_for_less_and_less_often(
 
 
 async def test_who_asks_for_what_koala_fails_on_is_told(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no such job, now or after a restart; the next one is taken."""
     failing_on(monkeypatch, lambda event: isinstance(event, ev.JobSubmitted) and event.job.id == "1")
     async with served.running() as service:
         with pytest.raises(DefectError, match="nothing was changed"):
@@ -323,7 +310,6 @@ async def test_a_service_whose_state_cannot_be_built_stops(served: Served, monke
 
 
 async def test_live_applications_keep_their_size(served: Served) -> None:
-    """What no runner can carry out is declined, and the scheduler goes on."""
     async with served.running() as service:
         id_ = submit(service)
         offer = act.OfferProcessors(job_id=id_, component="x", cluster=ClusterName("a"), number=1, processors=1)
@@ -335,7 +321,6 @@ async def test_live_applications_keep_their_size(served: Served) -> None:
 
 
 async def test_hosted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients ask by the socket, and are told of defects."""
     failing_on(monkeypatch, lambda event: isinstance(event, ev.CancelRequested))
     async with served.hosted() as (_, client):
         id_ = await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1))))
@@ -359,7 +344,6 @@ async def test_client_that_leaves_as_the_service_ends_costs_no_message(served: S
 
 
 async def one_over_of_two(client: Client) -> list[str]:
-    """Submit two jobs of which the first is over; return their ids."""
     over, goes_on = [await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1)))) for _ in range(2)]
     await to_thread.run_sync(lambda: client.cancel(over))
     await to_thread.run_sync(lambda: list(client.watch(over)))
@@ -457,7 +441,6 @@ async def test_a_journal_that_was_closed_well_need_not_be_replayed(served: Serve
 
 
 async def test_jobs_of_a_closed_journal_are_listed_as_a_replay_lists_them(served: Served) -> None:
-    """In order of submission, the latest ones."""
     async with served.hosted() as (_, client):
         ids = [await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1)))) for _ in range(3)]
         for id_ in reversed(ids):
@@ -471,7 +454,6 @@ async def test_jobs_of_a_closed_journal_are_listed_as_a_replay_lists_them(served
 
 
 async def test_how_long_ago_a_job_negotiated_is_told_as_of_now(served: Served) -> None:
-    """A report that was kept cannot tell it: such a job is told of as a replay tells it."""
     async with served.running() as service:
         id_ = submit(service)
         service.cancel(id_)
@@ -562,8 +544,6 @@ async def test_callers_are_answered_while_a_snapshot_is_written(
 async def test_a_stop_while_a_snapshot_is_written_and_events_wait(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is an orderly end: nothing is asked of clusters that are closed, and the next service is told again."""
-
     def held_open(journal: Journal, state: State, number: int) -> Generator[None, None, None]:
         for _ in range(100_000):  # the end comes earlier
             yield
@@ -644,7 +624,6 @@ def fill_the_disk(service: Service) -> None:
 
 
 async def test_a_service_for_one_command_ends_where_the_disk_is_full(served: Served) -> None:
-    """The command is told why, and does not wait for ever."""
     service = without_patience(served)
     with pytest.RaisesGroup(pytest.RaisesExc(JournalBlockedError, match="disk is full"), flatten_subgroups=True):
         async with anyio.create_task_group() as tasks:
@@ -682,7 +661,6 @@ async def test_an_application_that_runs_goes_on_while_the_disk_is_full(
 
 
 def job_of(one: Component, id_: JobId, now: float) -> Job:
-    """Return a job of one component."""
     return job(id_, one, submitted_at=now)
 
 

@@ -55,7 +55,6 @@ def header_of(kind: Kind, name: str) -> str:
 
 
 def another_value(kind: Kind, name: str) -> Any:  # noqa: ANN401 - of whatever type the parameter has
-    """Return a value of a parameter that is not its default, within the bounds of a site file."""
     setting, hint = settings_of(kind)[name], get_type_hints(kind)[name]
     default: Any = next(field.default for field in fields(kind) if field.name == name)
     if setting.choices is not None:
@@ -119,7 +118,6 @@ def test_a_site_that_says_nothing_has_the_defaults_of_the_scheduler() -> None:
 
 
 def test_tables_without_parameters_set_none() -> None:
-    """What is not in a table is not made up."""
     assert values_of(Parameters, NoSettings()) == {}
     assert values_of(ClusterParameters, SchedulerConfig()) == {"malleability_policy": "egs-repeated"}
 

@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
-    """A journal whose snapshots have few records in a row."""
     monkeypatch.setattr(snapshots, "GROUP", 3)
     with Journal(tmp_path / "journal.sqlite") as opened:
         yield opened
 
 
 def rows_in(journal: Journal) -> int:
-    """Return how many rows of snapshots the database has."""
     with closing(sqlite3.connect(journal.path)) as other:
         return int(other.execute("SELECT count(*) FROM snapshot_rows").fetchone()[0])
 
@@ -42,7 +40,6 @@ def rows_in(journal: Journal) -> int:
 @pytest.mark.parametrize("malleable", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_state_comes_back(journal: Journal, seed: int, *, malleable: bool) -> None:
-    """Byte for byte, in the order in which the records were."""
     state = (test_malleability_state.eventful(seed)[0] if malleable else eventful(seed)).state
     take_snapshot(journal, state, 7)
     found, events = journal.recover()
@@ -54,7 +51,6 @@ def test_the_state_comes_back(journal: Journal, seed: int, *, malleable: bool) -
 
 
 def test_a_later_snapshot_replaces_the_earlier_one(journal: Journal) -> None:
-    """Nothing is left of it, and taking the same twice changes nothing."""
     site = Site({"a": 4})
     site.submit(job("1", 2))
     take_snapshot(journal, site.state, 1)
@@ -94,7 +90,6 @@ def test_a_snapshot_that_is_broken_off_never_was(journal: Journal) -> None:
 
 
 def test_no_step_of_a_snapshot_does_much(journal: Journal) -> None:
-    """Each writes one row, or removes a few of those that no longer count, those of one that was broken off, too."""
     site = Site({"a": 400})
     site.submit(job("1", 50))
     take_snapshot(journal, site.state, 1)
@@ -111,7 +106,6 @@ def test_no_step_of_a_snapshot_does_much(journal: Journal) -> None:
 
 
 def test_others_may_write_between_two_groups(journal: Journal) -> None:
-    """What they write is on record even if the snapshot never comes to its end."""
     site = Site({"a": 4})
     site.submit(job("1", 4))
     writing = journal.snapshot_in_groups(site.state, 1)
@@ -125,7 +119,6 @@ def test_others_may_write_between_two_groups(journal: Journal) -> None:
 
 
 def test_an_unreadable_row_is_named(journal: Journal) -> None:
-    """Damage is told, not skipped."""
     take_snapshot(journal, Site({"a": 4}).state, 3)
     with closing(sqlite3.connect(journal.path, isolation_level=None)) as other:
         other.execute("UPDATE snapshot_rows SET body = '[{}]'")

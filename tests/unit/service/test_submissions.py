@@ -38,12 +38,10 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def served(tmp_path: Path) -> Served:
-    """Return a service that has never run."""
     return Served(tmp_path)
 
 
 def submit(service: Service, name: str) -> JobId:
-    """Submit a job of one processor under a name of the client."""
     return service.submit(lambda id_, now: job(id_, component("x", 1), submitted_at=now), submission=name)
 
 
@@ -70,7 +68,6 @@ async def test_a_submission_that_comes_again_is_answered_with_the_same_job(serve
 async def test_a_submission_that_was_killed_before_its_event_is_none(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its name is noted, and there is no such job: it is submitted when it comes again."""
     async with served.running() as service:
         with monkeypatch.context() as patch:
             patch.setattr(EventLoop, "enter", lambda _self, _event: (_ for _ in ()).throw(JobRefusedError("killed")))
@@ -85,7 +82,6 @@ OBSTACLE = "libdrmaa.so cannot be used: it is too old (name another one)"
 
 
 async def test_job_for_which_nothing_can_be_submitted_is_refused(served: Served) -> None:
-    """With the reason, unless another cluster may run it; a submission that comes again is answered all the same."""
     served.others[ClusterName("b")] = ScriptedLrm()
     async with served.running() as service:
         earlier = submit(service, "one")
@@ -102,7 +98,6 @@ async def test_job_for_which_nothing_can_be_submitted_is_refused(served: Served)
 
 
 async def test_obstacle_is_looked_for_before_a_job_is_refused_for_it(served: Served) -> None:
-    """Its cluster shows as closed; what was put right meanwhile refuses nothing."""
     async with served.hosted():
         served.lrm.obstacle = OBSTACLE
         reports = await to_thread.run_sync(Client(served.directory).clusters)
@@ -136,7 +131,6 @@ async def test_a_client_sends_again_what_was_not_answered(
     tmp_path: Path,
     asynchronous: bool,  # noqa: FBT001 - drawn
 ) -> None:
-    """By itself, until it knows the job, of which there is one."""
     wanted, losses = job("0", component("x", 1)), list[bytes]()
     async with served.hosted():
         async with anyio.create_task_group() as between:

@@ -36,7 +36,6 @@ def test_a_job_that_stopped_tells_what_it_did_after_another_has_gone_on(tmp_path
 
 
 def test_a_job_that_never_came_to_its_sweep_tells_how_far_that_is(tmp_path: Path) -> None:
-    """Nothing else is known, also in directories of earlier versions."""
     first = replace(job("1", component("x", 4)), sweep=Sweep(axes=()))
     second = replace(first, id=JobId("2"), sweep=Sweep(axes=(), continues=first.id))
     assert recorded_progress(tmp_path, first) is None
@@ -48,7 +47,6 @@ def test_a_job_that_never_came_to_its_sweep_tells_how_far_that_is(tmp_path: Path
 
 
 def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
-    """Whatever stands in them; what a killed service has left of a line is removed."""
     written = [(3, Entry.REPEATED), (4, Entry.LOST), (3, Entry.FAILED), (0, Entry.RESUMED), (3, Entry.DONE)]
     more = {"parameters": {"x": '", "state": "lost"}\n'}, "job": "7"}
     files = SweepFiles(tmp_path)
@@ -68,7 +66,6 @@ def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["{}", '{"task": 1, "state": "gone"}', "[]", '{"task": null, "state": "done"}', "x"])
 def test_what_is_no_entry_is_refused(tmp_path: Path, line: str) -> None:
-    """With the file and the way out."""
     (tmp_path / RESULTS).write_text(f'{{"task": 0, "state": "done"}}\n{line}\n')
     with pytest.raises(KoalaError, match=r"results\.jsonl has a line that is no entry"):
         list(SweepFiles(tmp_path).entries())

@@ -44,7 +44,6 @@ class Restarted:
     site: Site = field(default_factory=lambda: Site({"a": 4}))
 
     def __post_init__(self) -> None:
-        """Write its files."""
         self.core = StandInCore(self.site, self.directory)
         self.reported = self.core.posted
         self.sweeps = Sweeps(self.core)
@@ -55,13 +54,11 @@ class Restarted:
 
     @property
     def job(self) -> Job:
-        """The job of the sweep."""
         one = job("1", component("x", 1, cluster="a"))
         return replace(one, runner=RunnerName.SWEEP, sweep=Sweep(axes=(list_axis("n", ("1", "2")),)))
 
     @property
     def results(self) -> Path:
-        """The file of results."""
         return self.sweeps.files(self.job).directory / RESULTS
 
     async def until_done(self, done: int) -> None:
@@ -72,7 +69,6 @@ class Restarted:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Have it run during the block."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.sweeps.run)
             yield
@@ -83,7 +79,6 @@ class SlowReading:
     """Reads the results of sweeps as a slow file system does: not before it is allowed to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Stand between sweeps and their files."""
         self.begun = anyio.Event()
         self.allowed = threading.Event()
         self._over = threading.Event()
@@ -101,14 +96,12 @@ class SlowReading:
             self._over.set()
 
     async def over(self) -> None:
-        """Let it read, and wait until it has."""
         self.allowed.set()
         assert await to_thread.run_sync(self._over.wait, LIVENESS)
 
 
 @pytest.fixture
 async def restarted(tmp_path: Path) -> Restarted:
-    """Give the sweeps."""
     return Restarted(tmp_path)
 
 
@@ -131,7 +124,6 @@ async def test_the_loop_answers_while_results_are_read(restarted: Restarted, mon
 async def test_a_job_that_ends_while_results_are_read_has_no_sweep(
     restarted: Restarted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read is dropped, and the files are left as they are."""
     reading = SlowReading(monkeypatch)
     restarted.results.write_text(DONE + "half a li")
     async with restarted.running():
@@ -155,7 +147,6 @@ async def test_a_service_stops_while_results_are_read(restarted: Restarted, monk
 
 
 async def test_results_that_cannot_be_read_end_the_job(restarted: Restarted) -> None:
-    """With the file that is wrong."""
     restarted.results.write_text("nonsense\n")
     async with restarted.running():
         with anyio.fail_after(LIVENESS):
@@ -170,7 +161,6 @@ async def test_results_that_cannot_be_read_end_the_job(restarted: Restarted) -> 
 async def test_results_that_are_not_read_in_time_end_the_job(
     restarted: Restarted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bound is said."""
     reading = SlowReading(monkeypatch)
     monkeypatch.setattr(sweeps, "READING_LIMIT", 0.0)
     async with restarted.running():

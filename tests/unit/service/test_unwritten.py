@@ -16,7 +16,6 @@ JOB = JobId("7")
 
 
 def test_nothing_is_said_while_all_is_well() -> None:
-    """Nor of another job, nor when it has passed."""
     output = UnwrittenOutput()
     assert output.trouble(JOB, over=False) == ""
     assert output.note("8:0", "out", Path("/jobs/8/c1/0.out"), FULL)
@@ -48,7 +47,6 @@ def test_of_a_job_that_is_over_it_is_said_what_is_missing() -> None:
 
 
 def test_a_log_that_cannot_be_written_loses_lines_and_nothing_else() -> None:
-    """On a device that is always full."""
     full = Path("/dev/full").open("w", encoding="utf-8", buffering=1)  # noqa: SIM115 - its close is part of the test
     stream = LogStream(full)
     for _ in range(3):

@@ -41,7 +41,6 @@ class Scene:
         approach: Approach,
         warn_before: int = 0,
     ) -> None:
-        """The job runs; what the scheduler wanted meanwhile is in ``actions``."""
         self.site = MalleableSite(clusters, approach)
         self._runner: WorkersRunner | None = None
         self.said: list[ev.Event] = []
@@ -54,7 +53,6 @@ class Scene:
 
     @property
     def state(self) -> State:
-        """Of the scheduler."""
         return self.site.state
 
     @property
@@ -69,7 +67,6 @@ class Scene:
     # ---- Applications -----------------------------------------------------------------------------------------------
 
     def workers(self, record: JobRecord) -> WorkersRunner | None:
-        """Return the runner of the job."""
         application = Application(
             job=record.job,
             ranks=tuple(rank for rank in record.ranks if rank.rank not in record.departed),
@@ -85,14 +82,12 @@ class Scene:
         """Start nothing: the tests tell what has started."""
 
     def order(self, orders: Iterable[Order]) -> None:
-        """Send nothing: the tests tell what ends."""
         self.ordered.extend(orders)
 
     # ---- what happens -----------------------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
-        """Workers on all clusters."""
         return sum(one.processors for one in self.site.record("1").claims if one.component == "w")
 
     def ask(self, actions: Sequence[Action]) -> list[int]:
@@ -108,18 +103,15 @@ class Scene:
         return [one.accepted for one in answers]
 
     def gather(self) -> None:
-        """Have all that is gathered held and started."""
         for taken in of_kind(TakeProcessors, self.site.hold_stubs()):
             self.site.take(taken)
 
     def lose(self, cluster: str) -> None:
-        """Have what is gathered on a cluster refused by its batch system."""
         for batch in [b.key for b in self.site.state.batches.values() if b.cluster == cluster and b.lrm_ids is None]:
             self.site.post(ev.BatchRejected(time=self.site.now, batch=batch, reason="no"))
 
 
 def offered(actions: Sequence[Action]) -> list[tuple[str, int]]:
-    """Return on which clusters how many processors are offered."""
     return [(one.cluster, one.processors) for one in of_kind(OfferProcessors, list(actions))]
 
 
@@ -140,7 +132,6 @@ def test_what_cannot_have_any_size_grows_on_one_cluster_at_a_time(lost: bool) ->
 
 
 def test_what_has_any_size_takes_all_at_the_same_moment() -> None:
-    """There is nothing to wait for."""
     scene = Scene({"a": 5, "b": 3}, "any", approach=Approach.PWA)
     assert scene.ask(scene.actions) == [3, 3]
     scene.gather()
@@ -191,7 +182,6 @@ def signalled(scene: Scene) -> list[tuple[str, int]]:
 
 
 def test_workers_are_asked_to_end_before_the_walltime_does() -> None:
-    """All at its time, once each; a placeholder that ends earlier counts for its own worker; the head goes on."""
     scene = Scene({"a": 4}, "any", 3, 4, approach=Approach.NONE, warn_before=60)
     record = scene.site.record("1")
     assert record.launched_at is not None

@@ -48,12 +48,10 @@ class SilentLrm(ScriptedLrm):
         self.starts = starts
 
     async def start(self) -> None:
-        """See Lrm."""
         if not self.starts:
             await self.commands.run(SILENT)
 
     async def check(self) -> tuple[CheckResult, ...]:
-        """See Lrm."""
         self.order.append("check")
         if self.starts:
             # What is set right now is what a command may take: whoever starts is given its usual time.
@@ -63,7 +61,6 @@ class SilentLrm(ScriptedLrm):
         return ()
 
     async def nodes(self) -> tuple[()]:
-        """See Lrm."""
         self.order.append("nodes")
         await self.commands.run(SILENT)
         return ()
@@ -90,7 +87,6 @@ def new_check(
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no time for what never answers."""
     monkeypatch.setattr(clustercheck, "REACH_TIME", 0.5)
 
 
@@ -114,7 +110,6 @@ async def test_after_a_question_without_an_answer_there_is_one_more(tmp_path: Pa
 
 
 async def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which request, for how long, in which step; again and again."""
     monkeypatch.setattr(progress, "SOON", 0.0)
     monkeypatch.setattr(progress, "TOLD_EVERY", 0.01)
     told: list[str] = []
@@ -129,7 +124,6 @@ async def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         """An LRM that answers when a person has been told that it does not."""
 
         async def start(self) -> None:
-            """See Lrm."""
             with commands[0].timed("scontrol"):
                 await heard.wait()
 
@@ -150,11 +144,9 @@ class LimitedLrm(ScriptedLrm):
     """An LRM whose default queue grants an hour."""
 
     async def nodes(self) -> tuple[Node, ...]:
-        """See Lrm."""
         return (node(),)
 
     async def queues(self) -> tuple[Queue, ...]:
-        """See Lrm."""
         return (Queue(name="main", up=True, processors=4, walltime_limit=3600, default=True),)
 
 
@@ -201,11 +193,9 @@ class Asked:
         self._jobs, self._runs = jobs, runs
 
     def pid(self) -> int | None:
-        """See Client."""
         return 1 if self._runs else None
 
     def jobs(self, _limit: int) -> list[JobReport]:
-        """See Client."""
         if not self._runs:
             raise AssertionError("a service that does not run is not asked")
         return list(self._jobs)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def written(path: Path, text: str, *, mode: int = 0o644) -> Path:
-    """Return a file with a text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     path.chmod(mode)
@@ -33,7 +32,6 @@ def around(root: Path, **environment: str) -> Surroundings:
 
 
 def program(root: Path, name: str, output: str) -> None:
-    """Put a program on the PATH that prints something."""
     written(root / "bin" / name, f"#!/bin/sh\n/bin/cat <<'END'\n{output}\nEND\n", mode=0o755)
 
 
@@ -54,7 +52,6 @@ def test_slurm_by_its_variable_and_below_etc(tmp_path: Path) -> None:
 
 
 def test_a_slurm_conf_that_is_not_there_is_told(tmp_path: Path) -> None:
-    """The variable is wrong: that is said, and the usual place is looked at."""
     written(tmp_path / "etc" / "slurm" / "slurm.conf", "ClusterName=main\n")
     found = discover_slurm(around(tmp_path, SLURM_CONF="/nowhere/slurm.conf"))
     assert [one.name for one in found.clusters] == ["main"]
@@ -96,7 +93,6 @@ def test_what_slurmdbd_says_is_read_strictly() -> None:
 
 
 def cell(root: Path, name: str, *, settings: str = "") -> None:
-    """Make a cell."""
     written(root / name / "common" / "act_qmaster", "host\n")
     if settings:
         written(root / name / "common" / "settings.sh", settings)
@@ -129,7 +125,6 @@ def test_commands_of_grid_engine_that_are_not_on_the_path(tmp_path: Path) -> Non
 
 
 def test_a_root_without_cells_is_told(tmp_path: Path) -> None:
-    """SGE_ROOT is wrong."""
     found = discover_sge(around(tmp_path, SGE_ROOT="/nowhere"))
     assert found.clusters == ()
     assert "/nowhere" in found.left_out[0].why
@@ -155,7 +150,6 @@ def test_the_smallest_user(text: str, least: int) -> None:
 
 
 def test_pbs_by_its_configuration(tmp_path: Path) -> None:
-    """Its server is the name, its directory that of the commands where they are there."""
     conf = written(tmp_path / "etc" / "pbs.conf", "PBS_EXEC=/opt/pbs\nPBS_SERVER=head.example.org\n#X=1\n")
     written(tmp_path / "opt" / "pbs" / "bin" / "qstat", "")
     (found,) = discover_pbs(around(tmp_path)).clusters
@@ -180,7 +174,6 @@ def test_a_pbs_conf_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_torque_by_the_name_of_its_server(tmp_path: Path) -> None:
-    """Where its commands are there."""
     written(tmp_path / "var" / "spool" / "torque" / "server_name", "batch.example.org\n")
     assert discover_pbs(around(tmp_path)).clusters == ()
     program(tmp_path, "qstat", "")
@@ -189,7 +182,6 @@ def test_torque_by_the_name_of_its_server(tmp_path: Path) -> None:
 
 
 def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
-    """And nothing is complained of."""
     for discover in (discover_slurm, discover_sge, discover_pbs):
         found = discover(around(tmp_path))
         assert (found.clusters, found.left_out) == ((), ())

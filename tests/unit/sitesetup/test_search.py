@@ -41,19 +41,16 @@ FOUND = FoundCluster(name="here", described="this host, by a test", settings={"p
 
 @pytest.fixture(autouse=True)
 def no_daemon_is_left(tmp_path: Path) -> Iterator[None]:
-    """End the daemons of the clusters that were tried."""
     yield
     for cluster in tmp_path.rglob("clusters/*"):
         anyio.run(end_daemon, cluster)
 
 
 def plugin(*clusters: FoundCluster, left_out: tuple[LeftOut, ...] = ()) -> PluginDefinition:
-    """Return the plugin ``local``, as if it found something."""
     return replace(koala_local.PLUGIN, discover=lambda _: Discovery(clusters=clusters, left_out=left_out))
 
 
 def broken(_: Surroundings) -> Discovery:
-    """Fail as a stranger's code may."""
     raise RuntimeError("oops")
 
 
@@ -74,7 +71,6 @@ def test_names_that_a_site_file_allows(wanted: str, name: str) -> None:
 
 
 def test_a_plugin_that_fails_or_finds_nothing_leaves_the_others_alone() -> None:
-    """What went wrong is told."""
     failing = replace(koala_local.PLUGIN, discover=broken)
     silent = replace(koala_local.PLUGIN, discover=None)
     candidates, left_out = find_candidates({"b": failing, "c": plugin(FOUND, FOUND), "d": silent}, NOWHERE)
@@ -101,7 +97,6 @@ def test_a_plugin_that_hangs_leaves_the_others_alone() -> None:
 
 
 def usable(**more: object) -> UsableCluster:
-    """Return a cluster that works."""
     values: dict[str, object] = {
         "candidate": Candidate(name="here", plugin="local", found=FOUND),
         "version": "local 1\n[evil]",
@@ -152,7 +147,6 @@ def test_what_has_a_default_queue_names_none() -> None:
 
 
 def test_a_search_tries_what_it_finds(tmp_path: Path) -> None:
-    """What works is in the file, what does not is told with the reason."""
     wrong = FoundCluster(name="wrong", described="nonsense", settings={"processors": -1})
     plugins = {"local": plugin(FOUND, wrong)}
     found = search(plugins, tmp_path, around=NOWHERE)

@@ -34,7 +34,6 @@ class Life(RuleBasedStateMachine):
     """A sweep whose launchers and service are killed, and whose messages come late, twice, or not at all."""
 
     def __init__(self) -> None:
-        """Begin with nothing at work."""
         super().__init__()
         self.book = Book(0)
         self.written: list[tuple[int, Entry]] = []
@@ -47,7 +46,6 @@ class Life(RuleBasedStateMachine):
         self.book = Book(total, repeats)
 
     def write(self, task: int, entry: Entry | None) -> None:
-        """Write an entry down, then note it, as the service does."""
         if entry is not None:
             self.written.append((task, entry))
             self.book.note(task, entry)
@@ -126,7 +124,6 @@ TestLife.settings = settings(max_examples=60, stateful_step_count=40, deadline=N
 
 @given(st.integers(0, 4))
 def test_a_task_that_fails_is_repeated_so_often(repeats: int) -> None:
-    """Then it has failed, and the sweep is over without it."""
     book = Book(1, repeats)
     found = []
     while (given_out := book.take()) is not None:
@@ -181,7 +178,6 @@ def test_after_a_restart_fresh_tasks_come_first() -> None:
 
 
 def test_nobody_can_tell_yet() -> None:
-    """Before anything is done, or while nobody is at work."""
     pace = Pace()
     assert pace.left(tasks=10, launchers=4) is None
     pace.note(2.0)
@@ -211,7 +207,6 @@ def test_what_is_long_ago_counts_no_more() -> None:
 
 
 def values(text: str) -> list[str]:
-    """Return what a range stands for."""
     axis = range_axis("a", text)
     assert axis is not None
     tasks = Expansion(Sweep(axes=(axis,)), {})
@@ -253,7 +248,6 @@ AXES = st.lists(st.lists(st.text("xyz", max_size=2), min_size=1, max_size=4), mi
 
 @given(AXES)
 def test_every_combination_is_a_task_once(lists: list[list[str]]) -> None:
-    """In the order of nested loops; the numbers are those of the tasks."""
     axes = tuple(list_axis(f"p{number}", one) for number, one in enumerate(lists))
     tasks = Expansion(Sweep(axes=axes), {})
     assert len(tasks) == count_tasks(axes, together=False)
@@ -262,7 +256,6 @@ def test_every_combination_is_a_task_once(lists: list[list[str]]) -> None:
 
 @given(st.integers(1, 5), st.integers(1, 4))
 def test_values_taken_together(count: int, axes: int) -> None:
-    """The first ones are a task, then the second ones."""
     made = tuple(list_axis(f"p{axis}", [f"{axis}-{one}" for one in range(count)]) for axis in range(axes))
     tasks = Expansion(Sweep(axes=made, together=True), {})
     found = [list(tasks.row(task).values()) for task in range(len(tasks))]
@@ -282,7 +275,6 @@ def test_a_table_is_one_parameter() -> None:
 
 
 def test_lines_of_a_file() -> None:
-    """Empty lines are none; a file that has changed is refused."""
     lines = lines_of(b"one\n\ntwo words\n")
     axis = SweepAxis(names=("name",), count=2, file="/f")
     assert Expansion(Sweep(axes=(axis,)), {"/f": lines}).row(1) == {"name": "two words"}
@@ -305,6 +297,5 @@ def test_lines_end_at_line_feeds_alone(content: str, values: list[str]) -> None:
 
 
 def test_only_parameters_give_way() -> None:
-    """Other braces are the program's own; a value is not looked into again."""
     row = {"a": "{b}", "b": "2"}
     assert list(filled(["awk", "{print $1} {a}{b} {c}", "{b}"], row)) == ["awk", "{print $1} {b}2 {c}", "2"]

@@ -45,7 +45,6 @@ GIVEN: dict[str, object] = {
 
 
 def settings(environment: dict[str, str] | None = None, **changes: object) -> Settings:
-    """Return what the agent makes of a configuration."""
     return Settings(GIVEN | changes, environment or {})
 
 
@@ -119,7 +118,6 @@ def token_file(tmp_path: Path) -> Path:
 
 
 def test_token_comes_from_its_file(token_file: Path) -> None:
-    """With a token file the script needs no token."""
     assert settings(token=None, token_file=str(token_file)).token == "the-token"
 
 
@@ -190,7 +188,6 @@ def test_tasks_get_no_locale_that_python_has_chosen(given: dict[str, str]) -> No
 
 
 def test_input_files_are_written(tmp_path: Path) -> None:
-    """Directories are made, an older file is replaced, and the mode is what it was, less what others could write."""
     for content in (b"old", b"new"):
         write_file(str(tmp_path), "a/b/ä.txt", 0o777, content)
     path = tmp_path / "a/b/ä.txt"
@@ -287,7 +284,6 @@ def test_output_is_kept_until_acknowledged(steps: list[tuple[str, int]]) -> None
 
 
 def test_output_bounds_what_it_keeps() -> None:
-    """There is no room beyond the bound until something is acknowledged."""
     output = Output()
     output.add(bytes(KEPT))
     assert output.room == 0
@@ -298,7 +294,6 @@ def test_output_bounds_what_it_keeps() -> None:
 
 
 def test_timers_run_in_order_of_their_time() -> None:
-    """A call is made when it is due, not before, and the next one says how long to wait."""
     timers = Timers()
     called: list[str] = []
     assert timers.wait() is None

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def frame(payload: bytes) -> bytes:
-    """Return a frame."""
     return b"%08d\n" % len(payload) + payload
 
 
@@ -29,7 +28,6 @@ class Node:
     """An agent's loop, with a socket for one task."""
 
     def __init__(self, directory: Path) -> None:
-        """Begin to listen."""
         self.selector = selectors.DefaultSelector()
         self.timers = Timers()
         self.socket = ApplicationSocket(self.selector, self.timers, str(directory))
@@ -38,11 +36,9 @@ class Node:
 
     @property
     def address(self) -> str:
-        """Return a name of the socket that fits into an address."""
         return f"/proc/self/fd/{self._place}/{Path(self.socket.path).name}"
 
     def connect(self) -> socket.socket:
-        """Return a connection of a process."""
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         client.connect(self.address)
         client.settimeout(10)
@@ -51,14 +47,12 @@ class Node:
         return client
 
     def turn(self, times: int = 4) -> None:
-        """Do what there is to do."""
         for _ in range(times):
             self.timers.run()
             for key, mask in self.selector.select(0.02):
                 key.data(mask)
 
     def said(self) -> list[bytes]:
-        """Return what waits for the control center."""
         self.turn()
         found = []
         while self.socket.said:
@@ -66,7 +60,6 @@ class Node:
         return found
 
     def close(self) -> None:
-        """End all."""
         self.socket.close()
         self.selector.close()
         os.close(self._place)
@@ -76,7 +69,6 @@ class Node:
 
 @pytest.fixture(params=["short", "long" * 40])
 def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
-    """Give a node whose directory has a path that fits into an address, or does not."""
     directory = tmp_path / request.param
     directory.mkdir(mode=0o700)
     one = Node(directory)
@@ -87,7 +79,6 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
 
 
 def test_frames_go_both_ways_in_whatever_pieces_they_come(node: Node) -> None:
-    """Nothing is handed on before it is whole, and nothing is changed."""
     client = node.connect()
     both = frame(b"hello version=1") + frame(b"<NT/>")
     for start in range(0, len(both), 7):
@@ -200,7 +191,6 @@ def test_another_user_is_turned_away(node: Node, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_last_words_of_a_process_are_kept(node: Node) -> None:
-    """It ended before the agent had read them, or had even seen that it connects."""
     client = node.connect()
     client.sendall(frame(b"wrong") + frame(b"last") + b"0000")
     client.close()

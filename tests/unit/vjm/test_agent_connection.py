@@ -30,7 +30,6 @@ class Flood:
         self.reads = 0
 
     def recv(self, _size: int) -> bytes:
-        """Return a piece of a long line."""
         self.reads += 1
         return b"x"
 

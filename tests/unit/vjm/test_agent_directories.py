@@ -27,7 +27,6 @@ def top(tmp_path: Path) -> Iterator[Path]:
 
 
 def deep(top: Path, depth: int) -> None:
-    """Make a directory with so many others one inside the other, and a file at the bottom."""
     top.mkdir()
     place = os.open(top, os.O_RDONLY)
     for _ in range(depth):
@@ -54,7 +53,6 @@ def test_a_place_that_cannot_be_written_to_is_passed_over(tmp_path: Path, monkey
 
 
 def test_any_tree_is_removed(tmp_path: Path, top: Path) -> None:
-    """Deep, wide, locked, with links, pipes and names of all sorts; what links lead to stays."""
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").touch()
@@ -84,7 +82,6 @@ def test_a_link_in_the_place_of_the_tree_is_not_followed(tmp_path: Path) -> None
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Return an agent's directory with something in it."""
     made = tmp_path / ("koala-" + "0" * 32)
     made.mkdir(mode=0o700)
     (made / "1").mkdir()
@@ -92,7 +89,6 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_what_the_dead_left_is_removed(tmp_path: Path, directory: Path) -> None:
-    """As soon as nobody has the lock, and not before."""
     lock = claim_directory(str(directory))
     assert lock is not None
     remove_stale(str(tmp_path))

@@ -22,7 +22,6 @@ os._exit(0)
 
 
 def run(source: str) -> str:
-    """Run a file as a node does and return what it says."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-B", "-c", "import sys; exec(sys.stdin.buffer.read())"],
         input=source, capture_output=True, text=True, check=False, timeout=90,
@@ -61,7 +60,6 @@ def test_the_file_has_each_module_as_it_is() -> None:
 
 
 def test_every_module_is_found_in_the_file() -> None:
-    """Where koala-adapter is not installed, each can be imported."""
     imports = "\n".join(
         f"import {agent.__name__}.{name}" for name in sorted(MODULES) if name not in {"modules", "__init__"}
     )

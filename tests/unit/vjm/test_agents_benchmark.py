@@ -22,14 +22,12 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """Give a listening socket on a free port."""
     with socket.create_server(("127.0.0.1", 0)) as one:
         one.settimeout(60)
         yield one
 
 
 def client(listener: socket.socket, limit: int) -> subprocess.Popen[str]:
-    """Start a process that simulates one agent."""
     port = str(listener.getsockname()[1])
     command = [sys.executable, "-m", "benchmarks.agents", "client", "--port", port, "--indices", "1:2"]
     return subprocess.Popen(
@@ -55,7 +53,6 @@ def test_an_agent_that_was_dropped_comes_again(listener: socket.socket, tmp_path
 
 
 def test_an_agent_that_gets_no_answer_ends(listener: socket.socket) -> None:
-    """A server that never answers is given up, and how far the client was is said."""
     with client(listener, 1) as process:
         try:
             assert process.wait(60) == 1

@@ -45,7 +45,6 @@ def test_clients_see_what_the_fingerprint_says(tmp_path: Path) -> None:
 
 
 def test_the_same_certificate_is_found_again(tmp_path: Path) -> None:
-    """Agents of before a restart still know the center."""
     assert load_or_create(tmp_path) == load_or_create(tmp_path)
 
 
@@ -78,7 +77,6 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
 def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
-    """No traceback, but the name of the file."""
     certificate = load_or_create(tmp_path)
     certificate.path.write_text(text)
     with pytest.raises(ConfigurationError, match="control-center"):

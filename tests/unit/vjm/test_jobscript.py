@@ -29,7 +29,6 @@ AGENT = AgentConfig(
 
 
 def render(agent: AgentConfig = AGENT) -> str:
-    """Return the script for Grid Engine."""
     return render_job_script(agent=agent, array_index_variable="SGE_TASK_ID", job_id_variable="JOB_ID")
 
 
@@ -52,7 +51,6 @@ def run(
 
 
 def executable(path: Path, text: str) -> Path:
-    """Write a program."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -89,7 +87,6 @@ def test_script_with_a_token_file_has_no_token() -> None:
 
 
 def test_configuration_does_not_show_the_token() -> None:
-    """A log line with the configuration gives nothing away."""
     assert TOKEN not in repr(AGENT)
 
 
@@ -97,7 +94,6 @@ def test_configuration_does_not_show_the_token() -> None:
     "host", ["$(touch pwned)", "`touch pwned`", "'; touch pwned; '", '"', "\\", "\nEND_OF_KOALA_AGENT\ntouch pwned\n"]
 )
 def test_values_are_data(host: str, tmp_path: Path) -> None:
-    """Neither shell nor Python executes any part of the configuration."""
     done = run(render(replace(AGENT, host=host)), f"{Path(sys.executable).parent}:/usr/bin:/bin", tmp_path)
     assert done.returncode == 4, done.stderr
     assert not list(tmp_path.iterdir())
@@ -122,7 +118,6 @@ def test_values_are_data(host: str, tmp_path: Path) -> None:
     ],
 )
 def test_impossible_configurations_are_refused(changes: dict[str, object], told: str) -> None:
-    """The message names the value; a token is never repeated in it."""
     with pytest.raises(ConfigurationError, match=told) as refused:
         render(replace(AGENT, **changes))  # type: ignore[arg-type]
     assert "with spaces" not in str(refused.value)
@@ -151,7 +146,6 @@ def test_unusable_pythons_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_nothing_is_imported_from_the_directory_of_the_job(tmp_path: Path) -> None:
-    """A module that somebody left in a shared directory is not executed, nor one named in PYTHONPATH."""
     for name in ("ssl", "json", "sitecustomize"):
         (tmp_path / f"{name}.py").write_text("open('pwned', 'w')")
     done = subprocess.run(
@@ -179,7 +173,6 @@ def as_sh(shell: str) -> list[str]:
 
 
 def counting(path: Path, program: str) -> Path:
-    """Write a program that notes each start of itself before it is another one."""
     return executable(path, f'#!/bin/sh\necho >>"$0.starts"\nexec {program} "$@"\n')
 
 
@@ -232,7 +225,6 @@ def no_files() -> None:
 def run_file(
     script: str, path: str, tmp_path: Path, shell: Sequence[str], *, name: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script by its file, where no other file can be written."""
     file = tmp_path / "spool" / "script"
     file.parent.mkdir()
     file.write_text(script)
@@ -339,7 +331,6 @@ def test_words_are_kept_in_a_directory_of_our_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o1777, 0o777, 0o775])
 def test_words_are_kept_apart_where_others_can_write(tmp_path: Path, mode: int) -> None:
-    """In a private directory of their own, made for them."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(mode)

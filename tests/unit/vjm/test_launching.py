@@ -44,7 +44,6 @@ def said(directory: Path, *argv: str, path: str = os.defpath) -> tuple[str, str]
 
 
 def test_where_and_with_what_it_runs(tmp_path: Path) -> None:
-    """Directory, environment, arguments, both outputs, nothing to read, a session of its own."""
     script = 'pwd; echo "$WORD" "$1"; cat; echo $(( $(cut -d" " -f6 /proc/$$/stat) == $$ )); echo bad >&2'
     assert said(tmp_path, "sh", "-c", script, "sh", "a b") == (f"{tmp_path}\ngrüße a b\n1\n", "bad\n")
 
@@ -87,7 +86,6 @@ def test_a_program_is_found_as_a_shell_finds_it(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_started_is_told(tmp_path: Path, argv: str, fault: str, code: int) -> None:
-    """With the code that a shell would have."""
     for name, mode, text in (("unlocked", 0o700, "\0"), ("locked", 0o600, ""), ("lost", 0o700, "#!/no/such/thing\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(mode)
@@ -105,7 +103,6 @@ def test_a_program_that_is_there_and_locked_is_no_missing_one(tmp_path: Path) ->
 
 
 def test_what_no_program_can_be_given_is_refused(tmp_path: Path) -> None:
-    """As subprocess does."""
     for argv in (("echo", "a\0b"), ("a\0b",)):
         with pytest.raises(ValueError, match="null"):
             said(tmp_path, *argv)

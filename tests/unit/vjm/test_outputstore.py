@@ -61,7 +61,6 @@ def test_nothing_is_written_through_a_link_or_into_a_fifo(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
-    """The output would be readable by its owner."""
     path = tmp_path / "x.out"
     path.touch()
     os.chown(path, 65534, 65534)

@@ -46,13 +46,11 @@ class Ran:
 
     @property
     def failure(self) -> tuple[str, int] | None:
-        """What is told of its end."""
         code = self.process.returncode
         return setup.failure(self.state, self.argv, self.lines, code, self.process.stderr)
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of the program."""
         found: dict[str, str] = json.loads(self.process.stdout)[1]
         return found
 
@@ -71,7 +69,6 @@ class Node:
         library: str | None = None,
         environment: dict[str, str] | None = None,
     ) -> Ran:
-        """Run lines and then a program, as an agent starts them."""
         state = str(self.directory / "state of it")
         variables = {"PATH": os.environ["PATH"], **(environment or {})}
         command = setup.with_setup(argv, lines, state, library, variables)
@@ -164,7 +161,6 @@ def test_a_module_function_is_found(node: Node, tmp_path: Path, monkeypatch: pyt
 def test_a_line_that_fails_is_told_with_its_words(
     node: Node, lines: tuple[str, ...], line: str, code: int | None, words: str
 ) -> None:
-    """Which line it was, its status and the last that it said; the program does not start."""
     ran = node.run(*lines)
     assert ran.failure is not None
     text, found = ran.failure
@@ -176,7 +172,6 @@ def test_a_line_that_fails_is_told_with_its_words(
 
 @pytest.mark.parametrize("argv", [("./nosuchprogram",), ("nosuchprogram", "x")])
 def test_a_program_that_is_not_there_is_told(tmp_path: Path, argv: tuple[str, ...]) -> None:
-    """Not as if one of the lines had failed."""
     ran = Node(tmp_path, "bash").run("true", argv=argv)
     assert ran.failure is not None
     assert ran.failure[0].startswith(f"{argv[0]} cannot be run after setup on {socket.gethostname()}: ")

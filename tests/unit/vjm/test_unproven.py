@@ -40,12 +40,10 @@ class Served(AgentListener):
         self.center = ControlCenter(self, context, lease=LIVENESS, heartbeat=LIVENESS)
 
     def admits(self, placeholder: PlaceholderId, token: str) -> bool:
-        """Admit the good token."""
         del placeholder
         return token == "good"
 
     def bound_session(self, placeholder: PlaceholderId) -> str | None:
-        """Return that no placeholder has an owner."""
         del placeholder
         return None
 
@@ -56,17 +54,14 @@ class Served(AgentListener):
         """Drop the output."""
 
     def on_event(self, event: AgentEvent) -> None:
-        """Keep an event."""
         self.events.append(event)
 
     def on_rejected(self, address: str, fault: str) -> None:
-        """Keep a fault."""
         del address
         self.rejected.append(fault)
 
 
 async def connected(stack: AsyncExitStack, port: int) -> TLSStream:
-    """Return a TLS connection to the center."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
