@@ -111,8 +111,17 @@ class Divided:
     """The submission without what is mapped, and without the directives of its slot."""
     mapped: frozenset[str]
     """Keys of MAP_KEYS for which the site's arguments stand."""
-    directives: Directives
-    """Those of the site; after what it adds come the mapped arguments, then the directives of the slot."""
+    arguments: tuple[str, ...]
+    """Those of the site, filled in."""
+    own: tuple[str, ...]
+    """Directives of the slot."""
+    site: Directives
+    """Changes that the site makes to every submission."""
+
+    @property
+    def directives(self) -> Directives:
+        """The changes of the site; after what it adds come the mapped arguments, then the directives of the slot."""
+        return replace(self.site, add=(*self.site.add, *self.arguments, *self.own))
 
 
 def divide(submission: Submission, native: frozenset[str], directives: Directives, *, system: str) -> Divided:
@@ -142,8 +151,9 @@ def divide(submission: Submission, native: frozenset[str], directives: Directive
         memory_mib=None if "memory" in mapped else submission.memory_mib,
         slot=replace(_without(slot, mapped), directives=()),
     )
-    added = (*directives.add, *arguments, *slot.directives)
-    return Divided(rest=rest, mapped=frozenset(mapped), directives=replace(directives, add=added))
+    return Divided(
+        rest=rest, mapped=frozenset(mapped), arguments=tuple(arguments), own=slot.directives, site=directives
+    )
 
 
 def sample(text: str) -> str:

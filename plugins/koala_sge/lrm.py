@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import Capabilities, RenderedSubmission
 from koala_adapter.lrm.commandplugin import CommandPlugin
 from koala_adapter.lrm.commands import portions
@@ -22,7 +23,7 @@ from koala_adapter.lrm.drmaa.choice import Submitter
 from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of, kind_of_text
 from koala_adapter.lrm.drmaa.protocol import ControlAction
 from koala_adapter.lrm.drmaa.scripts import check_scripts
-from koala_adapter.lrm.drmaa.transport import apply_directives, job_template, raise_for
+from koala_adapter.lrm.drmaa.transport import job_template, raise_for
 from koala_adapter.model import HoldOwner, LrmJobState
 from koala_sge import heldjobs
 from koala_sge.checks import SgeChecks, check_outside
@@ -38,6 +39,17 @@ from koala_sge.listing import (
     parse_nodes,
     parse_queues,
     with_layout,
+)
+from koala_sge.slots import (
+    LIST_COMPLEXES,
+    NATIVE,
+    Complexes,
+    environments_of_queues,
+    is_on_one_host,
+    keep,
+    kept,
+    parse_complexes,
+    show_environment,
 )
 from koala_sge.submission import CHANGES, native_options, parse_refusals, parse_submitted, qsub_command
 
@@ -57,6 +69,7 @@ CAPABILITIES = Capabilities(
     tells_holders=False,
     tells_own_holders=True,
     suspend=True,
+    slots=NATIVE,
     accounting=True,
 )
 """No requeue: placeholders are not restartable (-r n). No signal: only SIGSTOP and SIGCONT can be sent. No modify: a
@@ -73,6 +86,8 @@ VERIFIED_AFTER = 30.0
 """Seconds that a job of ours waits before it is asked whether it ever could run."""
 VERDICT_KEPT = 120.0
 """Seconds for which the answer is believed."""
+MOST_ENVIRONMENTS = 10
+"""Parallel environments of the queue that are looked at."""
 HOLDERS_KEPT = 60.0
 """Seconds for which it is believed who holds the same jobs."""
 
@@ -87,7 +102,6 @@ def _unknown(job: LrmJobId) -> LrmNotFoundError:
 class SgeLrm(CommandPlugin):
     """One Grid Engine cell."""
 
-    capabilities = CAPABILITIES
     hook_removal = "set jsv_url to none (qconf -mconf), or take -h out of sge_request of the cell"
     array_index_variable = "SGE_TASK_ID"
     job_id_variable = "JOB_ID"
@@ -123,6 +137,12 @@ class SgeLrm(CommandPlugin):
         self._listed: tuple[float, Mapping[LrmJobId, LrmJob]] = (-LISTING_SERVES, {})
         """When the last listing was asked for, and what it showed."""
         self._held_jobs = HeldJobs(self._commands, by_queue=self._by_queue)
+        self._complexes_path = context.state_directory / "complexes.json"
+        self._adopt(kept(self._complexes_path, settings))
+
+    def _adopt(self, complexes: Complexes) -> None:
+        self._complexes = complexes
+        self.capabilities = replace(CAPABILITIES, slots=complexes.expressible)
 
     async def learn(self) -> None:
         """Raise LrmRejectedError when a file of defaults hides jobs, queues or hosts from qstat or qselect.
@@ -130,6 +150,26 @@ class SgeLrm(CommandPlugin):
         A qmaster that is out of reach now is tried again later.
         """
         require_whole_listings(self._settings)
+
+    async def choose_submission(self) -> None:
+        """Read what the cell has for slots, too: an answer that does not come leaves what was known before."""
+        with suppress(LrmError):
+            self._adopt(await self._read_complexes())
+            with suppress(OSError):
+                keep(self._complexes_path, self._complexes)
+        await super().choose_submission()
+
+    async def _read_complexes(self) -> Complexes:
+        shown = await self._commands.read(LIST_COMPLEXES, action="listing of complexes")
+        environment = self._settings.parallel_environment or await self._find_environment()
+        return parse_complexes(shown, environment)
+
+    async def _find_environment(self) -> str:
+        queues = await self._commands.run(heldjobs.SHOW_QUEUES)
+        for name in environments_of_queues(queues.text, self._settings.queue)[:MOST_ENVIRONMENTS]:
+            if is_on_one_host((await self._commands.run(show_environment(name))).text):
+                return name
+        return ""
 
     async def version(self) -> str:
         """Return the version as qstat tells it, such as ``SGE 8.1.9``."""
@@ -254,7 +294,7 @@ class SgeLrm(CommandPlugin):
         )
 
     def native(self, submission: Submission) -> tuple[str, ...]:
-        return apply_directives(native_options(self._settings, submission), self._context.directives, GRID_ENGINE)
+        return native_options(self._settings, submission, self._complexes, self._context.directives)
 
     def _qsub(self, submission: Submission) -> tuple[str, ...]:
         script, delivery = self._submitter.scripts.path(submission.key), self._settings.script_delivery

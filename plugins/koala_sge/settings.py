@@ -51,8 +51,16 @@ class SgeSettings(SubmissionSettings):
     native_specification: str = Field(
         default="", description="Further qsub options of every placeholder, such as '-P physics'."
     )
+    parallel_environment: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="Parallel environment (sge_pe(5)) of slots of several processors, with allocation_rule $pe_slots; "
+        "by default the first one in pe_list of the queue that has this rule.",
+    )
     memory_resource: str = Field(
-        default="h_vmem", min_length=1, description="Resource in which memory is asked for (complex(5))."
+        default="h_vmem",
+        min_length=1,
+        description="Resource in which memory is asked for (complex(5)); in shares, where each processor takes some.",
     )
     trigger_scheduler: bool = Field(
         default=False,

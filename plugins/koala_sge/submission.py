@@ -7,20 +7,26 @@ They make the same jobs as DRMAA, and the placeholder's script is the same file 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.lrm.drmaa.libraries import FailureKind, error_of, is_ending, kind_of_text
+from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of, is_ending, kind_of_text
 from koala_adapter.lrm.drmaa.protocol import ControlAction, Refusal
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
+from koala_adapter.lrm.drmaa.transport import apply_directives
+from koala_adapter.lrm.mapping import divide
 from koala_adapter.model import LrmJobId
+from koala_sge.slots import mapped_options, slot_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.lrm import Submission
     from koala_adapter.lrm.commands import CommandResult
+    from koala_adapter.lrm.contract import Directives
     from koala_adapter.lrm.drmaa.protocol import Template
     from koala_sge.settings import SgeSettings
+    from koala_sge.slots import Complexes
 
 CHANGES: Mapping[ControlAction, tuple[str, ...]] = {
     ControlAction.TERMINATE: ("qdel",),
@@ -35,8 +41,12 @@ _SUBMITTED = re.compile(r"^([0-9]+)(?:\.([0-9]+)-([0-9]+):1)?\s*$", re.MULTILINE
 _NAMED = re.compile(r"\b([0-9]+(?:\.[0-9]+)?)\b")
 
 
-def native_options(settings: SgeSettings, submission: Submission) -> tuple[str, ...]:
-    """Return the qsub options of a submission, each as one text, before the site's changes."""
+def native_options(
+    settings: SgeSettings, submission: Submission, complexes: Complexes, site: Directives
+) -> tuple[str, ...]:
+    """Return the qsub options of a submission, each as one text, with the site's changes. Raises LrmRejectedError."""
+    native = complexes.expressible | {"threads"}  # refused with another remedy
+    divided = divide(submission, native, site, system="Grid Engine")
     private = settings.script_delivery is ScriptDelivery.PRIVATE
     queue = submission.queue or settings.queue
     options = [
@@ -46,13 +56,14 @@ def native_options(settings: SgeSettings, submission: Submission) -> tuple[str, 
         "-r n",
         f"-l h_rt={submission.walltime}",
     ]
-    if submission.memory_mib is not None:
-        options.append(f"-l {settings.memory_resource}={submission.memory_mib}M")
+    threads = submission.slot.threads
+    options += slot_options(divided, settings, complexes, threads=threads)
     if queue:
         options.append(f"-q {queue}")
     if settings.native_specification:
         options.append(settings.native_specification)
-    return tuple(options)
+    divided = replace(divided, arguments=mapped_options(divided, complexes, threads=threads))
+    return apply_directives(options, divided.directives, GRID_ENGINE)
 
 
 def qsub_command(template: Template, count: int) -> tuple[str, ...]:

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from tests.fakes.gridengine.engine import State, Task
 
 HEADER = "<?xml version='1.0'?>"
+COMPLEXES = """\
+#name               shortcut   type      relop requestable consumable default  urgency
+#--------------------------------------------------------------------------------------
+h_vmem              h_vmem     MEMORY    <=    YES         YES        0        0
+slots               s          INT       <=    YES         YES        1        1000
+exclusive           excl       BOOL      EXCL  YES         YES        0        1000
+"""
 RUNNING = frozenset({"r", "s"})
 
 
@@ -60,7 +67,11 @@ def _listing(name: str, options: list[str], state: State) -> str | None:
         ("qstat", "-xml", "-r", "-s", "prs", "-u", "*"): _jobs,
         ("qstat", "-xml", "-g", "c"): _queues,
         ("qhost", "-xml", "-q", "-F", "slots"): _hosts,
-        ("qconf", "-sq", "*"): lambda state: f"qname {QUEUE}\nslots {state.slots}\ns_rt INFINITY\nh_rt 24:00:00\n",
+        ("qconf", "-sq", "*"): lambda state: (
+            f"qname {QUEUE}\npe_list smp\nslots {state.slots}\ns_rt INFINITY\nh_rt 24:00:00\n"
+        ),
+        ("qconf", "-sc"): lambda _state: COMPLEXES,
+        ("qconf", "-sp", "smp"): lambda _state: "pe_name smp\nslots 999\nallocation_rule $pe_slots\n",
         ("qconf", "-tsm"): lambda _state: "",
     }
     if [name, *options[:2], *options[3:4]] == ["qstat", "-xml", "-u", "-s"]:
@@ -83,16 +94,17 @@ def _job(task: Task, kind: str) -> str:
     moment = "JAT_start_time" if task.started_at else "JB_submission_time"
     queue = f"{QUEUE}@{HOST}" if task.started_at else ""
     limit = "" if task.walltime is None else f'<hard_request name="h_rt">{task.walltime}</hard_request>'
+    environment = f'<requested_pe name="smp">{task.slots}</requested_pe>' if task.slots > 1 else ""
     return (
         f'<job_list state="{kind}"><JB_job_number>{task.number}</JB_job_number><JB_name>{escape(task.name)}</JB_name>'
         f"<JB_owner>{task.user}</JB_owner><state>{task.state}</state><{moment}>{stamp}</{moment}>"
-        f"<queue_name>{queue}</queue_name><slots>1</slots><tasks>{task.index}</tasks>"
-        f"<full_job_name>{escape(task.name)}</full_job_name>{limit}</job_list>\n"
+        f"<queue_name>{queue}</queue_name><slots>{task.slots}</slots><tasks>{task.index}</tasks>"
+        f"<full_job_name>{escape(task.name)}</full_job_name>{environment}{limit}</job_list>\n"
     )
 
 
 def _queues(state: State) -> str:
-    used = sum(task.occupies for task in state.tasks)
+    used = state.slots_used
     closed = state.slots if state.queue_letters else 0
     return (
         f"{HEADER}\n<job_info><cluster_queue_summary><name>{QUEUE}</name><load>0.1</load><used>{used}</used>"
@@ -103,7 +115,7 @@ def _queues(state: State) -> str:
 
 
 def _hosts(state: State) -> str:
-    used = sum(task.occupies for task in state.tasks)
+    used = state.slots_used
     values = {
         "qtype_string": "BI",
         "slots_used": used,

@@ -42,6 +42,7 @@ class Task:
     state: str
     submitted_at: float
     walltime: int | None = None
+    slots: int = 1
     variables: dict[str, str] = field(default_factory=dict)
     told_index: bool = True
     pid: int = 0
@@ -71,6 +72,11 @@ class State:
     notes: dict[str, str] = field(default_factory=dict)
     """The word of each job's context that qalter -ac has put there, by its number."""
     tasks: list[Task] = field(default_factory=list)
+
+    @property
+    def slots_used(self) -> int:
+        """Slots that tasks have."""
+        return sum(task.slots for task in self.tasks if task.occupies)
 
     def text(self) -> str:
         """Return all of it as JSON."""
@@ -143,10 +149,10 @@ class Engine:
         for task in state.tasks:
             if task.occupies:
                 self._look(task)
-        free = state.slots - sum(task.occupies for task in state.tasks)
+        free = state.slots - state.slots_used
         for task in state.tasks:
-            if free > 0 and task.state == "qw" and not task.ended_at and not state.queue_letters:
-                free -= self._start(task)
+            if free >= task.slots and task.state == "qw" and not task.ended_at and not state.queue_letters:
+                free -= task.slots * self._start(task)
 
     def _look(self, task: Task) -> None:
         exit_file = self._exit_file(task)

@@ -206,7 +206,7 @@ def _options(native: str) -> dict[str, str]:
     words: Iterator[str] = iter(shlex.split(native))
     options: dict[str, str] = {}
     for word in words:
-        value = next(words, "")
+        value = f"{next(words, '')} {next(words, '')}" if word == "-pe" else next(words, "")
         options[f"-l {value.partition('=')[0]}" if word == "-l" else word] = value.partition("=")[2] or value
     return options
 
@@ -228,6 +228,7 @@ def _task(template: JobTemplate, options: dict[str, str], number: int, index: in
         state="hqw" if template.jobSubmissionState == JobSubmissionState.HOLD_STATE else "qw",
         submitted_at=time.time(),
         walltime=int(walltime) if walltime else None,
+        slots=int(options.get("-pe", "smp 1").rpartition(" ")[2]),
         variables=dict(template.jobEnvironment),
         told_index=_NAME.startswith("SGE"),
     )

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slots in the words of Grid Engine: options, shares of each processor, and what qconf tells of a cell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from koala_adapter.errors import LrmRejectedError
+from koala_adapter.lrm import Submission
+from koala_adapter.lrm.contract import Directives
+from koala_adapter.model import BatchKey
+from koala_adapter.slots import PLAIN, Slot
+from koala_sge.settings import SgeSettings
+from koala_sge.slots import (
+    Complexes,
+    environments_of_queues,
+    is_on_one_host,
+    keep,
+    kept,
+    parse_complexes,
+    shared,
+)
+from koala_sge.submission import native_options
+
+PLACEHOLDERS = Submission(key=BatchKey("koala-1"), count=3, script="#!/bin/sh\n", walltime=60)
+SETTINGS = SgeSettings(root=Path("/sge"))
+COMPLEXES = """\
+#name               shortcut   type      relop requestable consumable default  urgency
+#--------------------------------------------------------------------------------------
+exclusive           excl       BOOL      EXCL  YES         YES        0        1000
+gpu                 gpu        INT       <=    YES         JOB        0        0
+h_vmem              h_vmem     MEMORY    <=    YES         YES        0        0
+ib                  ib         BOOL      ==    YES         NO         FALSE    0
+matlab              mat        INT       <=    YES         YES        0        0
+mem_free            mf         MEMORY    <=    YES         NO         0        0
+rerun               re         BOOL      ==    NO          NO         0        0
+# >#< starts a comment but comments are not saved across edits --------
+"""
+"""As `qconf -sc` of 8.1.9 shows a cell."""
+CELL = parse_complexes(COMPLEXES, "smp")
+
+
+def options(slot: Slot, *, memory_mib: int | None = None, cell: Complexes = CELL, **mapped: str) -> list[str]:
+    """Return the options of a submission that a plain one does not have."""
+    site = Directives(map=tuple((key, (text,)) for key, text in mapped.items()))
+    asked = replace(PLACEHOLDERS, slot=slot, memory_mib=memory_mib)
+    plain = native_options(SETTINGS, PLACEHOLDERS, cell, site)
+    return [option for option in native_options(SETTINGS, asked, cell, site) if option not in plain]
+
+
+def test_a_cell_is_read() -> None:
+    assert (CELL.environment, CELL.exclusive, CELL.booleans) == ("smp", "exclusive", ("ib",))
+    assert dict(CELL.consumables) == {"gpu": "JOB", "h_vmem": "YES", "matlab": "YES", "mat": "YES"}
+    assert CELL.expressible >= {"threads", "exclusive", "features", "licenses"}
+    assert not Complexes().expressible & {"threads", "exclusive", "gpus"}
+
+
+@pytest.mark.parametrize(
+    ("slot", "expected"),
+    [
+        (PLAIN, []),
+        (Slot(threads=4), ["-pe smp 4"]),
+        (Slot(exclusive=True), ["-l exclusive=true"]),
+        (Slot(features=("ib", "os=el9")), ["-l ib=true", "-l os=el9"]),
+        (Slot(licenses=(("matlab", 2),)), ["-l matlab=2"]),
+        (Slot(threads=2, licenses=(("matlab", 2),)), ["-pe smp 2", "-l matlab=1"]),
+        (Slot(account="physics"), ["-A physics"]),
+        (Slot(directives=("-P physics",)), ["-P physics"]),
+    ],
+)
+def test_slots_become_options(slot: Slot, expected: list[str]) -> None:
+    assert options(slot) == expected
+
+
+def test_memory_of_several_processors_is_asked_for_in_shares() -> None:
+    assert options(Slot(threads=3), memory_mib=1000) == ["-pe smp 3", "-l h_vmem=334M"]
+    assert options(Slot(threads=3), memory_mib=1000, memory="-l mem_free={mib}M") == ["-pe smp 3", "-l mem_free=1000M"]
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("-l gpu=1", "-l gpu=1"),
+        ("-l gpu=1,matlab=4", "-l gpu=1,matlab=2"),
+        ("-l mat=2", "-l mat=1"),
+        ("-l h_vmem=3G", "-l h_vmem=2G"),
+        ("-l h_data=3M", "-l h_data=2M"),
+        ("-l ib=true", "-l ib=true"),
+        ("-l ib", "-l ib"),
+        ("-P matlab=2", "-P matlab=2"),
+    ],
+)
+def test_shares_of_two_processors(option: str, expected: str) -> None:
+    assert shared(option, CELL, threads=2) == expected
+    assert shared(option, CELL, threads=1) == option
+
+
+def test_a_count_that_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(LrmRejectedError, match="takes matlab for each of 2 processors, and 1 cannot") as caught:
+        options(Slot(threads=2, licenses=(("matlab", 1),)))
+    assert caught.value.hint == "set consumable of matlab to JOB (qconf -mc)"
+
+
+def test_mapped_keys() -> None:
+    assert options(Slot(threads=2, gpus=1), gpus="-l gpu={n}") == ["-pe smp 2", "-l gpu=1"]
+    assert options(Slot(threads=2), memory_mib=10, threads="-pe other {n}") == ["-l h_vmem=5M", "-pe other 2"]
+    with pytest.raises(LrmRejectedError, match="gpus, gpu_kind") as caught:
+        options(Slot(gpus=1, gpu_kind="a100"))
+    assert "[clusters.map]" in caught.value.hint
+
+
+def test_without_a_parallel_environment_threads_are_refused_with_the_remedy() -> None:
+    with pytest.raises(LrmRejectedError, match="cannot be asked for 2 processors of one host") as caught:
+        options(Slot(threads=2), cell=replace(CELL, environment=""))
+    assert "$pe_slots" in caught.value.hint
+    assert "parallel_environment" in caught.value.hint
+
+
+def test_environments_of_queues() -> None:
+    queues = "qname a.q\npe_list make smp,[n1=mpi smp],\\\n [@big=wide]\nslots 4\nqname b.q\npe_list NONE\n"
+    assert environments_of_queues(queues, None) == ("make", "smp", "mpi", "wide")
+    assert environments_of_queues(queues, "b.q") == ()
+    assert is_on_one_host("pe_name smp\nallocation_rule    $pe_slots\n")
+    assert not is_on_one_host("pe_name mpi\nallocation_rule    $fill_up\n")
+
+
+def test_a_cell_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "complexes.json"
+    assert kept(path, SETTINGS) == Complexes()
+    keep(path, CELL)
+    assert kept(path, SETTINGS) == CELL
+    own = SETTINGS.model_copy(update={"parallel_environment": "own"})
+    assert kept(path, own) == replace(CELL, environment="own")
