@@ -117,11 +117,13 @@ class MpiRunner(Runner):
 
     def _launcher(self, first: Rank) -> AddressedLaunch:
         ranks = (first,) if self._spawns else self.application.ranks
+        setup = self.application.setup(first)
         launch = Launch(
             task=f"{self.application.job.id}:{LAUNCHER_TASK}",
             argv=mpiexec_command(ranks, SPAWNING_RANK_SHELL if self._spawns else RANK_SHELL),
-            setup=self.application.setup(first),
-            environment=self.application.job.environment,
+            setup=setup,
+            # The lines do the same here as before the first rank. mpiexec hands nothing of it on (-genvnone).
+            environment=self.application.environment(first) if setup else self.application.job.environment,
             time_limit=float(self.application.job.walltime),
         )
         return AddressedLaunch(placeholder=first.placeholder, launch=launch)

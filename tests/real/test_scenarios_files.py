@@ -59,6 +59,48 @@ def test_an_mpi_program_that_cannot_be_started_is_told(new_user: NewUser, slurm_
     traces.expect_none()
 
 
+MODULE = """\
+module() {
+    [ "$2" != gcc/99 ] || { echo "gcc/99 is unknown" >&2; return 1; }
+    export LOADED="${LOADED:+$LOADED:}$2"
+}
+"""
+
+
+@pytest.mark.real("slurmctld", "slurmd")
+@pytest.mark.real("sge_qmaster")
+@pytest.mark.parametrize("launcher", ["process", "mpi"])
+def test_ranks_are_set_up_on_their_nodes(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path, launcher: str
+) -> None:
+    """By a module function, in one shell with the lines of each cluster; a line that fails is told by its words."""
+    (tmp_path / "modules.sh").write_text(MODULE)
+    clusters = {
+        name: {"software": {"solver": [f"module load {one}"]}, "setup": [f"export SITE={name}"]}
+        for name, one in (("a", "slurm/1"), ("c", "ge/2"))
+    }
+    user = new_user(slurm_a, sge_cell, clusters=clusters)
+    traces = Traces(user)
+    environment = {**traces.mark, "BASH_ENV": str(tmp_path / "modules.sh")}
+    script = 'echo "$LOADED $SITE $KOALA_CLUSTER <$1>"; env | grep -E "^(SLURM|SGE_|JOB_ID|KOALA_SETUP)" || true'
+    parts = [part(name, 2, "sh", "-c", script, "sh", "a  b", environment=environment) for name in ("a", "c")]
+    header: dict[str, Any] = {"launcher": launcher, "software": ["solver"]}
+    job, outcome = end_of(user, *parts, **header, setup=["module load own"])
+    assert outcome.exit_code == 0, user.details()
+    expected = ["slurm/1:own a a <a  b>"] * 2 + ["ge/2:own c c <a  b>"] * 2
+    said = [line.partition(": ")[2] for line in user.run("logs", job).text.splitlines()]
+    assert sorted(said) == sorted(expected)
+    failing = '[ "$KOALA_CLUSTER" != c ] || module load gcc/99'
+    job, outcome = end_of(user, *parts, **header, setup=[failing])
+    assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 1)
+    assert f"launch failed: setup line 3 ({failing}) ended with status 1 on " in outcome.detail
+    assert outcome.detail.endswith(": gcc/99 is unknown")
+    refused = user.run("run", str(user.job_file(*parts, software=["other"])))
+    assert refused.code == EXIT_CONFIGURATION
+    assert "software: found other, allowed is what one cluster has all of" in refused.stderr
+    traces.expect_none()
+
+
 @pytest.mark.real("slurmctld", "slurmd")
 def test_logs_prints_what_was_written(new_user: NewUser, slurm_a: SlurmCluster) -> None:
     """One rank's output comes out of `koala logs` byte for byte, with or without an end of line; several are marked."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from koala_adapter.report.values import JobReport
     from tests.forkserver import Forked
 
-Values: TypeAlias = "Mapping[str, int | float | str | bool]"
+Values: TypeAlias = "Mapping[str, object]"
 
 CENTER: Values = {"listen": "127.0.0.1", "lease": 300, "heartbeat": 5, "registration_timeout": 300}
 SCHEDULER: Values = {"scan_interval": 1, "placeholder_life": 600, "backoff": 1, "longest_backoff": 2, "reuse": False}

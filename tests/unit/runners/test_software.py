@@ -103,6 +103,16 @@ def test_tasks_of_a_sweep_run_in_the_container() -> None:
     assert contained[-1] == "image.sif"
 
 
+def test_lines_before_mpiexec_find_what_those_before_the_first_rank_find() -> None:
+    """Variables of its component among them; without lines mpiexec has those of the job alone."""
+    (launcher,) = MpiRunner(application(Launcher.MPI, setup=("own",))).launches()
+    environment = dict(launcher.launch.environment)
+    assert (environment["OWN"], environment["SHARED"], environment["KOALA_CLUSTER"]) == ("a", "a", "east")
+    bare = replace(application(Launcher.MPI), software={})
+    (launcher,) = MpiRunner(bare).launches()
+    assert launcher.launch.environment == bare.job.environment
+
+
 def test_mpi_runs_the_program_in_the_container_and_nothing_else() -> None:
     """Mpiexec and its proxies are those of the node: the command of the rank has the container in front."""
     runner = MpiRunner(application(Launcher.MPI, container="image.sif"))
