@@ -415,7 +415,7 @@ def users(clusters: tuple[SlurmCluster, SlurmCluster], tmp_path: Path) -> Iterat
     with ExitStack() as stack:
         made = []
         for name, behind in (("first", "b"), ("second", "a")):
-            last: Values = {"directives": {"add": [LAST_IN_LINE]}}  # type: ignore[dict-item]
+            last: Values = {"directives": {"add": [LAST_IN_LINE]}}
             user = KoalaUser(tmp_path / name, clusters, scheduler=SCHEDULER, clusters={behind: last})
             stack.callback(user.close)
             user.serve()
