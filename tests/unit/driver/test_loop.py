@@ -171,7 +171,6 @@ def test_an_action_that_needs_the_journal_is_done_again(looped: Looped) -> None:
 
 
 def test_a_damaged_journal_is_no_reason_to_wait(looped: Looped) -> None:
-    """Only what may pass is waited for."""
     looped.journal._database.execute("DROP TABLE events")
     with pytest.raises(JournalError) as failed:
         looped.loop.post(at(1.0))
@@ -232,7 +231,6 @@ def test_events_wait_until_a_snapshot_is_complete(often: Looped) -> None:
 
 
 def test_actions_do_not_wait_for_a_snapshot(often: Looped) -> None:
-    """They follow from what the snapshot says, and change nothing in it."""
     often.loop.post(at(1.0))
     often.loop.post(at(2.0))
     often.loop.post(at(3.0))
@@ -242,7 +240,6 @@ def test_actions_do_not_wait_for_a_snapshot(often: Looped) -> None:
 
 
 def test_what_a_user_wants_does_not_overtake(often: Looped) -> None:
-    """The snapshot comes to its end first, then what has waited, then the user."""
     in_snapshot(often)
     often.loop.post(at(1003.0))
     often.loop.enter(at(1004.0))
@@ -320,7 +317,6 @@ def test_all_that_is_set_aside_is_told(looped: Looped) -> None:
 
 
 def test_who_asked_for_it_is_told(looped: Looped) -> None:
-    """A job on which the scheduler fails was never submitted; neither is what it refuses a defect."""
     working(looped)
     looped.defects.after = lambda event: isinstance(event, ev.JobSubmitted) and event.job.id == "2"
     with pytest.raises(DefectError, match="set it aside: nothing was changed"):
@@ -362,7 +358,6 @@ def test_a_kill_before_it_is_noted_changes_nothing(looped: Looped) -> None:
 
 
 def test_a_defect_while_the_journal_is_full(looped: Looped) -> None:
-    """The event cannot be noted yet; nothing goes on with the half-changed state meanwhile."""
     working(looped)
     before = looped.stored
     looped.defects.after = lambda event: event.time == 1002.0
@@ -421,14 +416,12 @@ def test_services_that_live_shortly_do_not_replay_for_ever_what_was_before_them(
 
 
 def test_an_end_writes_no_snapshot_of_little(looped: Looped) -> None:
-    """A replay of some events costs less than one."""
     looped.loop.post(at(1.0))
     looped.loop.conclude()
     assert journaled(looped.journal.path) == 1
 
 
 def test_an_end_while_the_journal_is_full(often: Looped) -> None:
-    """What waits is lost with the process, as always; nothing is said of it."""
     often.loop.post(at(1.0))
     often.fill()
     often.loop.post(at(2.0))
@@ -443,11 +436,11 @@ def test_an_end_while_the_journal_is_full(often: Looped) -> None:
 
 
 @pytest.fixture
-def batchnumbers_looped(tmp_path: Path) -> Iterator[Looped]:
-    """Return a loop on an empty journal."""
-    with Journal(tmp_path / "journal.sqlite") as journal:
-        journal.set_value("instance", "t")
-        yield Looped(journal)
+def named(looped: Looped) -> Looped:
+    """Return a loop on an empty journal of an instance with a name."""
+    looped.journal.set_value("instance", "t")
+    looped.restart()
+    return looped
 
 
 def work(looped: Looped) -> None:
@@ -482,61 +475,57 @@ def upgrade(looped: Looped) -> None:
     assert [one.event_type for one in looped.journal.events_set_aside()] == ["JobSubmitted"]
 
 
-def test_a_submission_keeps_its_name_when_an_earlier_one_is_left_out(batchnumbers_looped: Looped) -> None:
-    """What the batch system has under a name is what the scheduler takes it for."""
-    work(batchnumbers_looped)
-    assert asked_for(batchnumbers_looped) == [("koala-t-1", 2), ("koala-t-2", 3)]
-    upgrade(batchnumbers_looped)
-    assert known(batchnumbers_looped) == {"koala-t-2": ("2", 3)}
-    batchnumbers_looped.restart()
-    assert known(batchnumbers_looped) == {"koala-t-2": ("2", 3)}
+def test_a_submission_keeps_its_name_when_an_earlier_one_is_left_out(named: Looped) -> None:
+    work(named)
+    assert asked_for(named) == [("koala-t-1", 2), ("koala-t-2", 3)]
+    upgrade(named)
+    assert known(named) == {"koala-t-2": ("2", 3)}
+    named.restart()
+    assert known(named) == {"koala-t-2": ("2", 3)}
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_a_name_that_was_used_is_not_used_again(batchnumbers_looped: Looped, *, snapshot: bool) -> None:
+def test_a_name_that_was_used_is_not_used_again(named: Looped, *, snapshot: bool) -> None:
     """Also when the only ones who used it are left out, and after the snapshot that forgets them."""
-    work(batchnumbers_looped)
-    batchnumbers_looped.loop.post(ev.CancelRequested(time=1003.0, job_id=JobId("2")))
-    batchnumbers_looped.defects.before = lambda event: isinstance(event, ev.JobSubmitted) and event.job.id in {"1", "2"}
-    batchnumbers_looped.restart()
-    assert known(batchnumbers_looped) == {}
+    work(named)
+    named.loop.post(ev.CancelRequested(time=1003.0, job_id=JobId("2")))
+    named.defects.before = lambda event: isinstance(event, ev.JobSubmitted) and event.job.id in {"1", "2"}
+    named.restart()
+    assert known(named) == {}
     if snapshot:
-        number = batchnumbers_looped.journal.append(
-            ev.ClusterPolled(time=1004.0, cluster=A, processors=9, idle=9, ours=0)
-        )
-        list(batchnumbers_looped.journal.snapshot_in_groups(batchnumbers_looped.loop.scheduler.state, number))
-        batchnumbers_looped.restart()
-    submit(batchnumbers_looped, 3)
-    assert asked_for(batchnumbers_looped)[2:] == [("koala-t-3", 4)]
-    batchnumbers_looped.restart()
-    assert known(batchnumbers_looped) == {"koala-t-3": ("3", 4)}
+        number = named.journal.append(ev.ClusterPolled(time=1004.0, cluster=A, processors=9, idle=9, ours=0))
+        list(named.journal.snapshot_in_groups(named.loop.scheduler.state, number))
+        named.restart()
+    submit(named, 3)
+    assert asked_for(named)[2:] == [("koala-t-3", 4)]
+    named.restart()
+    assert known(named) == {"koala-t-3": ("3", 4)}
 
 
-def test_a_submission_that_only_a_replay_makes_has_a_name_of_its_own(batchnumbers_looped: Looped) -> None:
+def test_a_submission_that_only_a_replay_makes_has_a_name_of_its_own(named: Looped) -> None:
     """Where one is left out another finds room earlier: it was never asked for under any name that was used."""
-    work(batchnumbers_looped)
-    submit(batchnumbers_looped, 5)  # finds no room: 2 + 3 + 6 is more than 9
-    assert len(asked_for(batchnumbers_looped)) == 2
-    submit(batchnumbers_looped, 3)
-    assert asked_for(batchnumbers_looped)[2:] == [("koala-t-3", 4)]
-    upgrade(batchnumbers_looped)
-    assert known(batchnumbers_looped) == {"koala-t-2": ("2", 3), "koala-t-4": ("5", 6)}
-    batchnumbers_looped.restart()
-    assert known(batchnumbers_looped) == {"koala-t-2": ("2", 3), "koala-t-4": ("5", 6)}
+    work(named)
+    submit(named, 5)  # finds no room: 2 + 3 + 6 is more than 9
+    assert len(asked_for(named)) == 2
+    submit(named, 3)
+    assert asked_for(named)[2:] == [("koala-t-3", 4)]
+    upgrade(named)
+    assert known(named) == {"koala-t-2": ("2", 3), "koala-t-4": ("5", 6)}
+    named.restart()
+    assert known(named) == {"koala-t-2": ("2", 3), "koala-t-4": ("5", 6)}
 
 
-def test_what_is_not_noted_is_not_asked_for(batchnumbers_looped: Looped) -> None:
-    """While the journal is full, nothing is submitted under a name that it does not know."""
-    work(batchnumbers_looped)
-    note_batch = batchnumbers_looped.journal.note_batch
+def test_what_is_not_noted_is_not_asked_for(named: Looped) -> None:
+    work(named)
+    note_batch = named.journal.note_batch
 
     def full(batch: NumberedBatch) -> None:
         raise JournalBlockedError(f"full: {batch}")
 
-    batchnumbers_looped.journal.note_batch = full  # type: ignore[method-assign]
-    submit(batchnumbers_looped, 3)
-    assert len(asked_for(batchnumbers_looped)) == 2
-    batchnumbers_looped.journal.note_batch = note_batch  # type: ignore[method-assign]
-    batchnumbers_looped.loop.try_again()
-    assert asked_for(batchnumbers_looped)[2:] == [("koala-t-3", 4)]
-    assert [one.key for one in batchnumbers_looped.journal.batches()] == ["koala-t-1", "koala-t-2", "koala-t-3"]
+    named.journal.note_batch = full  # type: ignore[method-assign]
+    submit(named, 3)
+    assert len(asked_for(named)) == 2
+    named.journal.note_batch = note_batch  # type: ignore[method-assign]
+    named.loop.try_again()
+    assert asked_for(named)[2:] == [("koala-t-3", 4)]
+    assert [one.key for one in named.journal.batches()] == ["koala-t-1", "koala-t-2", "koala-t-3"]

@@ -153,7 +153,6 @@ def test_what_was_noted_is_what_a_policy_would_say(policy: str) -> None:
 
 
 def test_before_the_first_decision_nothing_is_said_of_places() -> None:
-    """A job is known before anything is decided for it."""
     site = Listed()
     site.submit("1", 24)
     site.observe()
@@ -169,7 +168,6 @@ class Failing(Easy):
 
 
 def test_a_policy_at_fault_is_told_of() -> None:
-    """Nothing starts then, whatever is free."""
     site, queues = Listed(), CheckedQueues(make=Failing, described="policy 'mine'", refused=lambda _: None)
     site.mirror = Mirror(lambda: queues(0, weights=ARRIVAL), Rules(), Starts(Patience()))
     site.submit("1", 8)
@@ -195,7 +193,6 @@ async def test_no_question_reaches_a_policy(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_any_job_is_asked_for(tmp_path: Path) -> None:
-    """At a socket that everybody may connect to, and that is gone afterwards; what is not there is said so."""
     path = tmp_path / "ask.sock"
     async with asked(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o666
@@ -241,7 +238,6 @@ def test_names_and_nodes_are_told_to_the_owner_alone() -> None:
     ids=range(14),
 )
 async def test_what_is_no_question_is_refused(tmp_path: Path, text: bytes) -> None:
-    """In one line, and the next one who asks is answered."""
     path = tmp_path / "ask.sock"
     async with asked(path):
         try:
@@ -253,7 +249,6 @@ async def test_what_is_no_question_is_refused(tmp_path: Path, text: bytes) -> No
 
 
 async def test_who_ends_in_the_middle_is_not_answered(tmp_path: Path) -> None:
-    """Nor is who says nothing at all."""
     path = tmp_path / "ask.sock"
     async with asked(path):
         for text in (b"", b'{"job_id"'):
@@ -261,13 +256,11 @@ async def test_who_ends_in_the_middle_is_not_answered(tmp_path: Path) -> None:
 
 
 def test_ids_of_all_batch_systems_are_asked_for() -> None:
-    """Elements of arrays, too."""
     for job_id in ("12", "12_3", "12.3", "12[3].server.site", "12.server"):
         assert job_asked_for(json.dumps({"job_id": job_id}).encode()) == job_id
 
 
 async def test_two_questions_are_one(tmp_path: Path) -> None:
-    """What comes after the first line is not read."""
     path = tmp_path / "ask.sock"
     async with asked(path):
         heard = await to_thread.run_sync(said_to, path, b'{"job_id": "1"}\n{"job_id": "2"}\n')
@@ -298,7 +291,6 @@ async def test_one_user_has_few_places(tmp_path: Path) -> None:
 
 
 async def test_a_defect_ends_nothing(tmp_path: Path) -> None:
-    """Whoever asks is told that there is no answer, and nothing of what went wrong."""
 
     def fail(_: str) -> Explanation:
         raise ZeroDivisionError("secret")
@@ -312,7 +304,6 @@ async def test_a_defect_ends_nothing(tmp_path: Path) -> None:
 
 @AS_ROOT
 async def test_another_user_may_ask(tmp_path: Path) -> None:
-    """Whom nothing else of the scheduler's listens to."""
     await anyio.Path(tmp_path).chmod(0o755)
     async with asked(tmp_path / "ask.sock"):
         done = await anyio.run_process([sys.executable, "-c", ASK, str(tmp_path)])
@@ -400,7 +391,6 @@ def test_what_is_there_already(tmp_path: Path) -> None:
 
 
 def test_a_long_path_will_do(tmp_path: Path) -> None:
-    """Longer than the kernel takes."""
     directory = tmp_path / ("x" * 120)
     directory.mkdir(mode=0o755)
     with public(directory / "ask.sock").listening():

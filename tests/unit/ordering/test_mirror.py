@@ -104,7 +104,6 @@ def test_what_may_not_be_started_is_left_out(values: dict[str, Any], reason: str
 
 
 def test_a_left_out_job_comes_in_when_its_time_has_come() -> None:
-    """And the mirror says when to look again."""
     site = Listed()
     site.submit("1", 4, eligible_at=1500.0)
     assert site.step() == []
@@ -142,7 +141,6 @@ def test_elements_of_an_array_one_after_the_other() -> None:
 
 
 def test_others_starts_and_ends_are_taken_in() -> None:
-    """A job that runs without us takes its processors; one that goes unasked frees nothing twice."""
     site = Listed()
     site.submit("1", 24, state=LrmJobState.RUNNING, hold=None, layout=(("n1", 8), ("n2", 8), ("n3", 8)))
     site.submit("2", 16)
@@ -157,7 +155,6 @@ def test_others_starts_and_ends_are_taken_in() -> None:
 
 
 def test_nodes_that_go_down_make_the_cluster_smaller() -> None:
-    """Jobs go to nodes that are up; what needs more waits in nobody's way until they are back."""
     site = Listed()
     site.nodes["n1"] = node("n1", state=NodeState.DOWN)
     site.nodes["n2"] = node("n2", processors_used=6)
@@ -171,7 +168,6 @@ def test_nodes_that_go_down_make_the_cluster_smaller() -> None:
 
 
 def test_a_drained_node_shrinks_as_its_jobs_end() -> None:
-    """Its running job keeps its processors, and nobody gets them afterwards."""
     site = Listed()
     site.submit("1", 8, requested_nodes=("n1",))
     assert site.step() == ["1"]
@@ -184,7 +180,6 @@ def test_a_drained_node_shrinks_as_its_jobs_end() -> None:
 
 
 def test_queues_without_common_nodes_do_not_wait_for_each_other() -> None:
-    """A reservation in one reserves nothing in the other."""
     site = Listed(nodes=[node("a", queues=("day",)), node("b", queues=("night",)), node("c", queues=("night",))])
     site.queues = {name: Queue(name=name, up=True, processors=8) for name in ("day", "night")}
     site.submit("1", 4, queue="day")
@@ -211,7 +206,6 @@ def test_a_changed_walltime_is_a_changed_promise() -> None:
 
 
 def test_a_start_is_counted_before_it_shows() -> None:
-    """Its processors are given to nobody else meanwhile, whatever the node listing says."""
     site = Listed()
     site.submit("1", 20)
     (start,) = site.look()
@@ -295,7 +289,6 @@ def test_where_a_started_job_is_found_is_told(layout: tuple[tuple[str, int], ...
 
 
 def test_a_refused_start_waits_longer() -> None:
-    """Asking again at once would be refused again; others take its place."""
     site = Listed()
     site.submit("1", 32)
     (start,) = site.look()
@@ -309,7 +302,6 @@ def test_a_refused_start_waits_longer() -> None:
 
 
 def test_an_unanswered_start_is_judged_by_what_shows() -> None:
-    """Still in hold at the next look: it was not taken; running: it was."""
     site = Listed()
     site.submit("1", 4)
     site.submit("2", 4)
@@ -328,7 +320,6 @@ def test_an_unanswered_start_is_judged_by_what_shows() -> None:
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_job_that_goes_before_it_shows_gives_back_what_was_reserved(ended: bool) -> None:  # noqa: FBT001 - a parameter
-    """Cancelled, or over between two looks; what was asked for is undone once, and nothing stays on record."""
     site = Listed()
     site.submit("1", 4)
     (start,) = site.look()
@@ -365,7 +356,6 @@ def test_the_start_of_a_job_that_has_run_is_confirmed(shown_running: bool) -> No
 
 @pytest.mark.parametrize("shown", ["held", "queued", "running", "gone"])
 def test_a_restart_in_the_middle_of_a_start(shown: str) -> None:
-    """Nothing is lost and nothing started twice, whatever had come of it."""
     before = Listed()
     before.submit("1", 4)
     (start,) = before.look()
@@ -399,7 +389,6 @@ def test_a_restart_in_the_middle_of_a_start(shown: str) -> None:
 
 
 def test_a_number_that_is_given_again_is_another_job() -> None:
-    """What was on record of the former one does not hold for it."""
     before = Listed()
     before.submit("1", 4)
     (start,) = before.look()
@@ -428,7 +417,6 @@ def test_being_killed_again_and_again_is_no_failure_of_the_job() -> None:
 
 
 def test_killed_while_a_start_is_taken_back() -> None:
-    """The next one goes on with that: what failed and is still let go is to be held again."""
     site = Listed()
     site.submit("1", 4, submitted_at=1.0)
     (start,) = site.look()
@@ -445,7 +433,6 @@ def test_killed_while_a_start_is_taken_back() -> None:
 
 
 def test_ended_jobs_in_the_listing_are_over() -> None:
-    """Batch systems show them for a while."""
     site = Listed()
     site.submit("0", 4, state=LrmJobState.ENDED, hold=None)
     site.submit("1", 32)
@@ -556,7 +543,6 @@ def test_a_job_behind_hundreds_that_fit_in_sum_only_starts(policy: str, alike: b
 
 
 def test_what_comes_free_between_passes_goes_to_the_head_of_the_queue() -> None:
-    """Once all jobs were tried, those that were tried first are tried again."""
     site = Listed("easy", nodes=half_used(300))
     misfits(site, 450, alike=False)
     assert site.look() == []

@@ -131,7 +131,6 @@ def test_jobs_of_one_second_start_by_their_numbers(policy: str) -> None:
 
 
 def test_ids_are_no_more_than_told() -> None:
-    """The same number written in two ways is still one order."""
     jobs = [replace(listed("7", 1.0, LrmJobState.HELD), id=LrmJobId(id_)) for id_ in ("7", "07", "007")]
     orders = set()
     for shown in (jobs, jobs[::-1]):
@@ -285,7 +284,6 @@ def refused(wanted: LrmJob, rooms: Sequence[NodeRoom]) -> str:
          "spread", "per task", "named", "both named", "excluded", "never more nodes than tasks"],
 )  # fmt: skip
 def test_nodes_of_a_job(wanted: LrmJob, free: tuple[int, ...], expected: dict[str, int]) -> None:
-    """Each wish is kept, and large rooms stay large."""
     assert given_to(wanted, four(*free)) == expected
 
 
@@ -302,7 +300,6 @@ def test_nodes_of_a_job(wanted: LrmJob, free: tuple[int, ...], expected: dict[st
     ],
 )
 def test_why_a_job_gets_none(wanted: LrmJob, free: tuple[int, ...], reason: str) -> None:
-    """The reason names what is missing; a node that tells of no queue serves all."""
     if reason:
         assert reason in refused(wanted, four(*free))
     else:
@@ -310,7 +307,6 @@ def test_why_a_job_gets_none(wanted: LrmJob, free: tuple[int, ...], reason: str)
 
 
 def test_queue_features_and_memory_choose_nodes() -> None:
-    """Only nodes of its queue, with all its features, and with memory for it."""
     rooms = [
         room("day", 8, queues=("day",), features=("fast",), memory=4000),
         room("night", 8, queues=("night",), features=("fast", "gpu"), memory=4000),
@@ -470,7 +466,6 @@ def test_a_range_of_nodes_is_kept(
 
 
 def test_pools_do_not_depend_on_the_order_of_the_listing() -> None:
-    """The same nodes and queues have the same numbers, in whatever order the batch system shows them."""
     queues = {name: Queue(name=name, up=True, processors=8) for name in ("a", "b")}
     nodes = [room("a1", 4, queues=("a",)).node, room("b1", 4, queues=("b",)).node, room("b2", 4, queues=("b",)).node]
     numbers = {

@@ -153,7 +153,6 @@ class Driven:
 
 
 async def test_jobs_are_started_one_after_the_other(tmp_path: Path) -> None:
-    """Each with one entry for each processor, on record until it is over."""
     driven = Driven(tmp_path)
     driven.lrm.add("1")
     driven.lrm.add("2", 3)
@@ -178,7 +177,6 @@ async def test_once_returns_when_what_it_started_shows(tmp_path: Path) -> None:
 
 
 async def test_a_silent_batch_system_costs_time_only(tmp_path: Path) -> None:
-    """Trouble is told once, its end too, and the queue goes on where it was."""
     driven = Driven(tmp_path)
     driven.lrm.add("1")
     driven.lrm.errors["jobs"] = LrmUnavailableError("no answer")
@@ -209,7 +207,6 @@ async def test_a_start_without_an_answer(tmp_path: Path, error: Exception, taken
 
 
 async def test_a_refused_start_lets_others_go_first(tmp_path: Path) -> None:
-    """It is told, and tried again later."""
     driven = Driven(tmp_path, refused=3.0)
     driven.lrm.add("1")
     driven.lrm.errors["start_on"] = LrmRejectedError("access denied")
@@ -256,7 +253,6 @@ async def test_a_start_that_shows_is_confirmed_once(tmp_path: Path) -> None:
 
 
 async def test_a_job_that_has_run_when_it_shows_is_confirmed(tmp_path: Path) -> None:
-    """It is not put in hold, as one that did not start is."""
     driven = Driven(tmp_path)
     driven.lrm.add("1")
     driven.lrm.becomes = LrmJobState.ENDED
@@ -307,7 +303,6 @@ async def test_a_job_that_runs_elsewhere_is_queued_again(tmp_path: Path) -> None
 
 
 async def test_stopped_it_holds_again_what_does_not_run(tmp_path: Path) -> None:
-    """The next one finds the job in hold, and starts it."""
     driven = Driven(tmp_path)
     driven.lrm.add("1")
     driven.lrm.becomes = LrmJobState.QUEUED
@@ -336,7 +331,6 @@ async def test_nothing_is_started_that_is_not_on_record(tmp_path: Path) -> None:
 
 
 def test_explanations_name_place_reason_and_promise() -> None:
-    """For each phase a job may be in."""
     site = Listed()
     site.submit("1", 24, 100)
     site.submit("2", 32, 100)
@@ -364,7 +358,6 @@ def test_explanations_name_place_reason_and_promise() -> None:
 
 
 def test_an_assumed_run_time_is_told_as_such() -> None:
-    """Of a job without a limit in a queue without one."""
     site = Listed()
     site.submit("1", 1)
     site.change("1", walltime=None)
@@ -374,7 +367,6 @@ def test_an_assumed_run_time_is_told_as_such() -> None:
 
 
 def test_asked_for_an_array_it_names_elements() -> None:
-    """The batch system lists the elements singly, its users know the array."""
     site = Listed()
     for number in (1, 2):
         site.submit(f"7_{number}", 1, array_index=number)
@@ -385,7 +377,6 @@ def test_asked_for_an_array_it_names_elements() -> None:
 
 @pytest.mark.parametrize("folder", ["short", "x" * 120])
 async def test_questions_are_answered_on_the_socket(tmp_path: Path, folder: str) -> None:
-    """An explanation, and a refusal for what is not there or not understood; whatever the path."""
     directory = tmp_path / folder
     directory.mkdir()
     path, ask = directory / "schedule.sock", partial(ask_explanation, hint="start it")

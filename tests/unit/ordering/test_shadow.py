@@ -50,7 +50,6 @@ class Watched:
 
 
 def test_the_same_decisions_differ_in_nothing() -> None:
-    """A batch system that does what our policy would do."""
     watched = Watched()
     watched.submit("1", 24)
     watched.look(1.0)
@@ -64,7 +63,6 @@ def test_the_same_decisions_differ_in_nothing() -> None:
 
 
 def test_what_nobody_may_start_is_told_apart() -> None:
-    """A job in hold does not count, and the report says that there is one."""
     watched = Watched()
     watched.submit("1", 24)
     watched.site.submit("2", 8)
@@ -120,7 +118,6 @@ def test_what_becomes_known_later_revises_what_followed() -> None:
 
 
 def test_what_would_start_later_with_us() -> None:
-    """A policy that overtakes nobody is behind a batch system that does."""
     watched = Watched("fcfs")
     watched.submit("1", 24)
     watched.submit("2", 32)
@@ -196,7 +193,6 @@ def test_many_jobs_are_folded_without_losing_count() -> None:
 
 
 def test_what_happened_between_two_looks_is_told_in_order() -> None:
-    """What was seen to begin, and what is decided anew of the time before, by the times at which they happened."""
     watched = Watched()
     watched.site.now = 10.0
     watched.submit("1", 20)
@@ -317,7 +313,6 @@ def test_while_nobody_looked(held: bool) -> None:  # noqa: FBT001 - a parameter
 
 
 def test_killed_before_it_was_taken_back() -> None:
-    """The next process goes on with that."""
     site, _ = ran()
     queue_again(site, held=False, submitted_at=site.now)
     site.look()

@@ -86,7 +86,6 @@ def test_all_change_at_the_same_point_and_nobody_waits_for_ever(size: int, sched
 
 
 def test_a_growth_and_a_shrink() -> None:
-    """Two become five, five become three; those that came last leave."""
     world = World(2)
     world.grow(3)
     world.settle()
@@ -152,7 +151,6 @@ def test_a_process_that_never_calls_done() -> None:
 
 
 def test_done_in_the_last_moment() -> None:
-    """As long as the process is not given up, its word counts."""
     world = in_the_middle_of_a_change()
     world.wait(DONE_PATIENCE + 1)
     world.settle()
@@ -225,7 +223,6 @@ def test_the_next_change_comes_before_the_end_of_the_last() -> None:
 
 
 def test_a_newcomer_that_never_joins() -> None:
-    """Nobody is asked for a point for it."""
     world = World(2)
     world.settle()
     world.grow(1)
@@ -235,7 +232,6 @@ def test_a_newcomer_that_never_joins() -> None:
 
 
 def test_a_member_that_is_about_to_exit() -> None:
-    """The change is given up at once."""
     world = World(2)
     world.settle()
     world.grow(1)
@@ -329,7 +325,6 @@ def test_a_newcomer_that_says_that_it_has_passed_the_point() -> None:
 
 
 def test_what_a_newcomer_counts_is_no_point() -> None:
-    """The point is one that no member has reached; newcomers do not count."""
     coordinator = joining()
     coordinator.heard(1, note("reached", change=1, point=1000), 4.0)
     coordinator.heard(0, note("reached", change=1, point=3), 5.0)
@@ -338,7 +333,6 @@ def test_what_a_newcomer_counts_is_no_point() -> None:
 
 @pytest.mark.parametrize("passes", [False, True])
 def test_a_count_beyond_what_can_be_told_gives_the_change_up(passes: bool) -> None:  # noqa: FBT001 - drawn
-    """No process is told a number that it cannot read."""
     coordinator = joining()
     first = 3 if passes else LARGEST_NUMBER
     coordinator.heard(0, note("reached", change=1, point=first), 4.0)

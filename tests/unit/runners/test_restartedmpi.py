@@ -34,7 +34,6 @@ def test_each_rank_has_a_keeper() -> None:
 
 
 def test_newcomers_keep_to_the_same_directory() -> None:
-    """Also when the first members have become others."""
     one = runner()
     fewer = replace(one.application, ranks=one.application.ranks[::2])
     (launch,) = one.grow(fewer, [2])
@@ -42,7 +41,6 @@ def test_newcomers_keep_to_the_same_directory() -> None:
 
 
 def test_the_end_of_the_first_is_that_of_the_application() -> None:
-    """A bad one is its own."""
     one, job = runner(), JobId("7")
     first = RankEnded(time=NOW, job_id=job, rank=0, end=WELL)
     assert list(one.ended("7:0", WELL, NOW)) == [first, RankEnded(time=NOW, job_id=job, rank=None, end=WELL)]
@@ -57,5 +55,4 @@ def test_a_directory_is_needed() -> None:
 
 
 def test_the_keeper_is_shell() -> None:
-    """It is read to its end without complaint."""
     assert subprocess.run(["sh", "-n", "-c", KEEPER], check=False, capture_output=True, timeout=60).stderr == b""

@@ -127,7 +127,6 @@ def test_ranks_find_the_threads_of_their_slot(of_job: dict[str, str], of_compone
 
 
 def test_ranks_of_a_split_component_know_their_own_cluster() -> None:
-    """Where pieces of one component are on several clusters, what the rank says counts."""
     one = application(Launcher.PROCESS)
     ranks = tuple(replace(rank, cluster=f"cluster{rank.rank}") for rank in one.ranks)
     launches = ProcessRunner(replace(one, ranks=ranks)).launches()
@@ -136,7 +135,6 @@ def test_ranks_of_a_split_component_know_their_own_cluster() -> None:
 
 
 def test_tasks_of_processes_are_ranks() -> None:
-    """A task's start and end are its rank's."""
     runner = ProcessRunner(application(Launcher.PROCESS))
     bad = TaskEnd(reason=EndReason.SIGNALLED, signal=9)
     assert runner.started("7:1", NOW) == (RankStarted(time=NOW, job_id=JobId("7"), rank=1),)
@@ -199,7 +197,6 @@ def test_output_in_pieces_is_read_as_a_whole(size: int) -> None:
 
 
 def test_a_new_runner_reads_the_file_and_goes_on() -> None:
-    """After a restart it has what the former one had, from the file, and takes what comes after it."""
     runner = mpi()
     half = len(PROXIES) // 2
     printed(runner, PROXIES[:half])
@@ -261,7 +258,6 @@ def test_spawned_processes_without_a_rank_are_not_started() -> None:
 
 
 def test_what_is_no_word_of_hydra_is_passed_over() -> None:
-    """Ranks and proxies that do not exist, the other stream, other tasks, bytes that are no text."""
     noise = b"\xff\xfe\nkoala: rank 9 ended with 1\n" + PROXY.format(9).encode() + b"x" * 100_000 + b"\n"
     assert printed(mpi(), noise) == replace(printed(mpi(), b""))
     assert mpi().output_of("7:launcher", "err", 0, PROXIES, NOW).launches == ()
@@ -325,7 +321,6 @@ def test_a_spawned_rank_has_ended_when_its_proxy_has(*, proxy_first: bool) -> No
 
 
 def test_a_spawned_rank_that_ends_badly_is_believed_at_once() -> None:
-    """Its proxy need not end: others may hang in MPI."""
     runner, text = spawning()
     assert said(runner, text, "koala: rank 2 ended with 3")[1] == (
         ended(2, TaskEnd(reason=EndReason.EXITED, exit_code=3)),
@@ -345,7 +340,6 @@ def test_mpiexec_has_ended_when_the_output_of_ranks_is_kept() -> None:
 
 
 def test_mpiexec_that_ends_badly_has_ended_at_once() -> None:
-    """Nothing is awaited of ranks then."""
     failed = TaskEnd(reason=EndReason.EXITED, exit_code=255)
     runner, text = spawning()
     said(runner, text, "koala: rank 2 ended with 0")

@@ -38,7 +38,6 @@ class Sent:
 
 
 def test_small_launches_go_at_once() -> None:
-    """Without files there is nothing to wait for."""
     sent = Sent()
     sent.sending.add(launch(number) for number in range(1000))
     assert len(sent.tasks) == 1000
@@ -58,7 +57,6 @@ def test_large_launches_wait_for_room() -> None:
 
 
 def test_what_alone_is_too_large_goes_alone() -> None:
-    """It is not held back for ever."""
     sent = Sent()
     sent.sending.add([launch(1, *[QUARTER] * 5), launch(2)])
     assert sent.tasks == ["1:1"]
@@ -78,7 +76,6 @@ def test_an_agent_that_went_away_makes_room() -> None:
 
 
 def test_agents_that_are_away_take_no_room() -> None:
-    """They get what is theirs when they register."""
     sent = Sent()
     sent.away = {placeholder(number) for number in range(4)}
     sent.sending.add(launch(number, QUARTER) for number in range(6))
@@ -95,7 +92,6 @@ def test_a_launch_sent_again_counts_once() -> None:
 
 
 def test_nothing_is_sent_for_a_job_that_is_over() -> None:
-    """Its room is there for others."""
     sent = Sent()
     sent.sending.add(launch(number, QUARTER) for number in range(8))
     sent.sending.add([launch(1, QUARTER, job="12")])

@@ -38,7 +38,6 @@ def test_the_event_comes_once() -> None:
 
 
 def test_who_is_in_contact_knows_the_end_and_hears_when_it_is_near() -> None:
-    """Who comes later, or comes back, is told how things stand then."""
     notices = WalltimeNotices(60)
     assert hears(notices, 0, HELLO, 0) == []
     notices.ends(1000, [0, 1], 0)
@@ -87,7 +86,6 @@ def test_libraries_of_earlier_versions_are_told_nothing() -> None:
 
 
 def test_a_job_may_do_without_the_warning() -> None:
-    """Its processes know how long they have all the same."""
     notices = WalltimeNotices(0)
     hears(notices, 0, HELLO, 0)
     notices.ends(1000, [0], 0)

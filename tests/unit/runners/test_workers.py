@@ -104,7 +104,6 @@ def test_the_rule_decides_what_is_given_up() -> None:
 
 
 def test_new_ranks_are_started_where_the_head_is_told() -> None:
-    """Only theirs are started, with the address of the head in their environment."""
     runner = WorkersRunner(application(rank(1)))
     launches = runner.grow(application(rank(1), rank(2), rank(3, "gamma")), [2, 3])
     assert [one.launch.task for one in launches] == ["7:2", "7:3"]
@@ -121,7 +120,6 @@ def test_those_that_came_last_leave_first_on_that_cluster() -> None:
 
 
 def test_nobody_is_asked_who_has_left_already() -> None:
-    """A second wish goes to those that are there, whether the others told of their end or were lost."""
     runner = WorkersRunner(application(rank(1), rank(2), rank(3), rank(4)))
     runner.shrink(request(2), 2, 100.0)
     runner.ended("7:4", WELL, 101.0)
@@ -130,7 +128,6 @@ def test_nobody_is_asked_who_has_left_already() -> None:
 
 
 def test_who_does_not_end_in_time_is_killed() -> None:
-    """After the grace, and again after it; whoever has ended or is lost is not."""
     runner = WorkersRunner(application(rank(1), rank(2), rank(3)))
     runner.shrink(request(3), 3, 100.0)
     runner.ended("7:3", WELL, 101.0)
@@ -161,7 +158,6 @@ def test_what_an_agent_may_have_missed_is_repeated() -> None:
 
 
 def test_a_runner_made_anew_asks_the_same_again() -> None:
-    """After a restart of the service: those who have not ended yet are the ones that came last."""
     former = WorkersRunner(application(rank(1), rank(2), rank(3)))
     first = former.shrink(request(2), 2, 100.0)
     anew = WorkersRunner(replace(application(rank(1), rank(2), rank(3))))
