@@ -1,28 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive applications of a service in the simulated world: its own code for them, up to their simulated processes."""
+"""Adaptive applications in the simulated world: the code of the service for them, and their simulated processes."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
-from koala_adapter.application.notes import parse_note
+from koala_adapter.application.bargains import Bargains
+from koala_adapter.application.notes import KoalaAppError, note_payload, one_line, parse_note
+from koala_adapter.application.process import Process
+from koala_adapter.application.sizes import size_rule
+from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.negotiation import NegotiationError, frame
 from koala_adapter.negotiation.serviceside.document import HEADER_SIZE
 from koala_adapter.outcome import LAUNCHED_STATES
 from koala_adapter.runners.adaptive import AdaptiveRunner
+from koala_adapter.runners.workers import KILL
 from tests.faults.agents import TO_AGENT
-from tests.faults.programs import Program, Traits
-from tests.faults.workers import application_of
+from tests.faults.applications import application_of
 from tests.unit.service.standincore import Center
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
-    from koala_adapter.application.process import Process
+    from koala_adapter.application.bargains import Key
     from koala_adapter.model import JobId, PlaceholderId
     from koala_adapter.scheduler.records import JobRecord
     from tests.faults.agents import SimulatedAgent, Task
     from tests.faults.driver import SimulatedService
+
 
 STEP_LASTS = (0.3, 6.0)
 """Seconds between two points of a program, at least and at most."""
@@ -156,3 +164,237 @@ class Adaptive(Center):
             if other is not None and other.alive:
                 assert other.process.state in {"waiting", "changing", "done"}, f"{which}: {rank} does not stand there"
                 assert other.process.at == change.at, f"{which}: {rank} stands elsewhere"
+
+
+# -- Processes: the states and negotiations of the application library itself, and what they do that they should not.
+
+
+WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
+DEATHS = (TaskEnd(reason=EndReason.EXITED, exit_code=3), TaskEnd(reason=EndReason.SIGNALLED, signal=KILL))
+NONSENSE = (b"dance change=1", b"armed change=1 at=-3", b"\xff\xfe", b"<NT/>", b"done change=999", b"leaving please")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a process does that it should not."""
+
+    dies_after: float = inf
+    """Seconds; how it ends then is drawn, too."""
+    joins: bool = True
+    """It speaks with koala at all."""
+    stuck: tuple[float, float] = (inf, inf)
+    """Between these seconds of its life it reaches no point."""
+    answers: bool = True
+    """It answers templates."""
+    finishes: bool = True
+    """It says of a change that it is done."""
+    leaves: bool = True
+    """It ends when it was taken out."""
+    nonsense: float = 0.0
+    """Chance of saying something that nobody understands, at each point."""
+    wishes: float = 0.05
+    """Chance of asking for more, or giving some back, at each point."""
+
+    @classmethod
+    def drawn(cls, chance: random.Random) -> Traits:
+        """Return those of a process of a world in which things go wrong."""
+
+        def rarely(share: float) -> bool:
+            return chance.random() < share
+
+        begins = chance.uniform(1.0, 250.0)
+        return cls(
+            dies_after=chance.uniform(1.0, 300.0) if rarely(0.04) else inf,
+            joins=not rarely(0.03),
+            stuck=(begins, begins + chance.choice([40.0, 150.0, inf])) if rarely(0.05) else (inf, inf),
+            answers=not rarely(0.06),
+            finishes=not rarely(0.02),
+            leaves=not rarely(0.1),
+            nonsense=0.05 if rarely(0.05) else 0.0,
+            wishes=chance.choice([0.0, 0.02, 0.1]),
+        )
+
+
+@dataclass
+class Program:
+    """One process, from its start to its end."""
+
+    agent: SimulatedAgent
+    task: Task
+    chance: random.Random
+    traits: Traits
+    points: int
+    """So many and it ends."""
+    pace: float
+    """Seconds between two points, about."""
+    most_wished: int
+    """Processors that it asks for, or gives back, at once."""
+    sizes: str
+    say: Callable[[bytes], None]
+    """Have a frame go to koala."""
+    changed: Callable[[Process], None]
+    """Hear of a change that this process takes part in."""
+    process: Process = field(init=False)
+    bargains: Bargains = field(init=False)
+    _asked: Key | None = None
+    """What a call waits for the answer to."""
+    _look: float = inf
+
+    def __post_init__(self) -> None:
+        """Join, or not."""
+        clock = self.agent.clock
+        self._begun = clock.now
+        self.process = Process(self.task.rank, f"port {self.task.rank}", self.sizes, 1000 + self.task.rank)
+        self.bargains = Bargains(size_rule(self._function if self.sizes == "function" else self.sizes), "node")
+        if self.traits.dies_after < inf:
+            clock.after(self.traits.dies_after, lambda: self.end(self.chance.choice(DEATHS)))
+        if self.traits.joins:
+            self._say(self.process.connected())
+            self.agent.at_break.append(lambda: self.heard(b"away"))
+        self._later(self.pace)
+
+    def _function(self, size: int, offered: int) -> int:
+        """Want any size; now and then fail, or want what was not offered."""
+        if self.chance.random() < 0.1:
+            raise RuntimeError("no idea")
+        return size + self.chance.choice([0, offered, offered, offered // 2, 2 * offered])
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended, nor its agent."""
+        return self.agent.alive and self.task.end is None and self.agent.tasks.get(self.task.rank) is self.task
+
+    def end(self, how: TaskEnd) -> None:
+        """Exit, or be killed, if that has not happened."""
+        if self.alive:
+            self.agent.end_task(self.task, how)
+
+    # ---- with koala, as the library's session does ----------------------------------------------------------------
+
+    def heard(self, payload: bytes) -> None:
+        """Take what koala says."""
+        if not self.alive or not self.traits.joins:
+            return
+        before, state = self.process.change, self.process.state
+        try:
+            if payload.startswith(b"<"):
+                if self.traits.answers:
+                    self.bargains.receive(payload, self.agent.clock.now)
+            else:
+                note = parse_note(payload)
+                self._say(self.process.heard(note))
+                if note.verb == "who":
+                    self.bargains.resumed()
+        except (KoalaAppError, NegotiationError) as error:
+            self._complain(f"what koala has said cannot be followed: {error}")
+        if before is not None and self.process.change is None:
+            self.bargains.changed(before)
+        if self.process.change is None:
+            self.bargains.members_are(max(1, len(self.process.members)), self.process.bounds)
+        elif before is None:
+            self.changed(self.process)
+        if state in {"new", "waiting", "done"} and self.process.state not in {"new", "waiting", "done"}:
+            self._later(self.pace)  # the call that has waited returns
+        self._negotiate()
+
+    def _say(self, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            self.say(frame(payload))
+
+    def _complain(self, text: str) -> None:
+        self._say([note_payload("error", text=one_line(text))])
+
+    def _negotiate(self) -> None:
+        self.bargains.time_passed(self.agent.clock.now)
+        for text in self.bargains.complaints:
+            self._complain(text)
+        del self.bargains.complaints[:]
+        data = self.bargains.data_to_send()
+        while data:
+            size = HEADER_SIZE + int(data[: HEADER_SIZE - 1])
+            self.say(data[:size])
+            data = data[size:]
+        due = self.bargains.next_deadline()
+        if due is not None and due < self._look:
+            self._look = due
+            self.agent.clock.at(due, self._time_passed)
+
+    def _time_passed(self) -> None:
+        self._look = inf
+        if self.alive and self.traits.joins:
+            self._negotiate()
+
+    # ---- what the program does ------------------------------------------------------------------------------------
+
+    def _later(self, seconds: float) -> None:
+        self.agent.clock.after(seconds * self.chance.uniform(0.5, 1.5), self._go_on)
+
+    def _go_on(self) -> None:
+        """Do the next thing, unless a call of the library waits: its return goes on with this."""
+        if not self.alive or self._stuck_now() or self._waits_for_answer():
+            return
+        match self.process.state:
+            case "new" | "waiting" | "done":
+                return
+            case "changing":
+                if self.traits.finishes:
+                    self._say(self.process.finish())
+                return
+            case "left":
+                self._leave()
+                return
+        if self.process.reached >= self.points:
+            self.end(WELL)
+            return
+        self._reach()
+        if self.process.state != "waiting":
+            self._wish()
+            self._later(self.pace)
+
+    def _stuck_now(self) -> bool:
+        begins, ends = self.traits.stuck
+        age = self.agent.clock.now - self._begun
+        if not begins <= age < ends:
+            return False
+        if ends < inf:
+            self.agent.clock.at(self._begun + ends + 1.0, self._go_on)
+        return True
+
+    def _reach(self) -> None:
+        if self.chance.random() < self.traits.nonsense:
+            self._say([self.chance.choice(NONSENSE)])
+        self.process.reached += 1
+        if self.process.attention:
+            self._say(self.process.stand())
+
+    def _leave(self) -> None:
+        if self.traits.leaves:
+            self._say(self.process.leave())
+            self.agent.clock.after(0.1, lambda: self.end(WELL))
+
+    def _wish(self) -> None:
+        if self.chance.random() >= self.traits.wishes:
+            return
+        direction, mandatory = self.chance.choice(["grow", "grow", "shrink"]), self.chance.random() < 0.5
+        try:
+            self.process.check_asking()
+            self._asked = self.bargains.ask(
+                direction,
+                self.chance.randint(1, self.most_wished),
+                self.process.own_number,
+                self.agent.clock.now,
+                mandatory=mandatory and direction == "grow",
+            )
+        except KoalaAppError as error:
+            self._complain(str(error))
+        self._negotiate()
+
+    def _waits_for_answer(self) -> bool:
+        """Tell whether the call that asks for another size has not returned; look again after a while."""
+        if self._asked is None:
+            return False
+        if self.bargains.answer(self._asked) is None:
+            self.agent.clock.after(1.0, self._go_on)
+            return True
+        self._asked = None
+        return False

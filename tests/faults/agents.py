@@ -12,8 +12,7 @@ from koala_adapter.model import BatchKey, PlaceholderId, TaskEnd
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.faults.clock import Clock
-    from tests.faults.lrm import Element, SimulatedLrm
+    from tests.faults.lrm import Clock, Element, SimulatedLrm
 
 REDIAL = 5.0
 """Seconds between two attempts to reach the control center."""

@@ -22,8 +22,8 @@ from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.service.listings import ClusterObservation, ListingJudge, processors_held
 from tests.faults.agents import TO_CENTER, Connection, SimulatedAgent, Task
 from tests.faults.effector import SimulatedEffector
-from tests.faults.store import FaultyStore, Killed
-from tests.unit.driver.failing_scheduler import Defects
+from tests.faults.faults import FaultyStore, Killed
+from tests.unit.driver.standins import Defects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
     from koala_adapter.scheduler.records import State
     from koala_adapter.slots import Slot, SlotCount
-    from tests.faults.clock import Clock
     from tests.faults.faults import Faults
-    from tests.faults.lrm import SimulatedLrm
+    from tests.faults.lrm import Clock, SimulatedLrm
 
 POLL_INTERVAL = 15.0
 SNAPSHOT_INTERVAL = 90

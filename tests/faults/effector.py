@@ -13,10 +13,8 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import Approach
 from tests.faults.adaptive import Adaptive
 from tests.faults.agents import TO_AGENT, TO_CENTER, SimulatedAgent, Task
-from tests.faults.applications import Applications
+from tests.faults.applications import FOR_EVER, Applications, Sized, Workers
 from tests.faults.faults import SubmissionFate
-from tests.faults.sized import Sized
-from tests.faults.workers import FOR_EVER, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

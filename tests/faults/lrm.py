@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated batch system: nodes, a first-come-first-served queue, users with priority, and ways to fail."""
+"""A simulated batch system in virtual time: nodes, a first-come-first-served queue, users with priority, and faults."""
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tests.faults.clock import Clock
 
 ENDED_SHOWN = 60.0
 """Seconds for which a batch system that shows ended jobs does so."""
@@ -215,3 +215,30 @@ class SimulatedLrm:
             found = [e for e in self.elements.values() if e.live and e.user == user and e.name.startswith(prefix)]
             self._live[prefix, user] = found
         return found
+
+
+class Clock:
+    """A list of things to do at certain times."""
+
+    def __init__(self, now: float = 1_000_000.0) -> None:
+        """Begin at ``now`` seconds."""
+        self.now = now
+        self._number = 0
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Have something done at a time, or now if that is past."""
+        self._number += 1
+        heapq.heappush(self._agenda, (max(time, self.now), self._number, action))
+
+    def after(self, delay: float, action: Callable[[], None]) -> None:
+        """Have something done after so many seconds."""
+        self.at(self.now + delay, action)
+
+    def step(self) -> bool:
+        """Do the next thing; return False when there is none."""
+        if not self._agenda:
+            return False
+        self.now, _, action = heapq.heappop(self._agenda)
+        action()
+        return True

@@ -17,10 +17,9 @@ from koala_adapter.model import JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from tests.faults.clock import Clock
 from tests.faults.driver import SimulatedService
 from tests.faults.faults import Faults
-from tests.faults.lrm import Element, SimulatedLrm
+from tests.faults.lrm import Clock, Element, SimulatedLrm
 from tests.faults.world import WELL, check_progress
 from tests.unit.scheduler.scheduler_site import A, B, component, job, recount
 

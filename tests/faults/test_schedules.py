@@ -10,22 +10,33 @@ the seeds go on from there. More of each kind are run in the night, and any numb
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.driver.loop import EventLoop
+from koala_adapter.driver.store import MemoryStore, rebuilt
 from koala_adapter.errors import EXIT_WALLTIME
+from koala_adapter.model import JobId
 from koala_adapter.outcome import JobState
+from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.records import ChangePhase
 from tests.faults.__main__ import KINDS, moments_of
 from tests.faults.effector import STRANGER
-from tests.faults.world import JOBS, World
+from tests.faults.laws import LONGEST_CHANGE, AdaptiveLaws
+from tests.faults.world import JOBS, World, check_progress
+from tests.unit.driver.standins import Defects, RecordingEffector, RecordingOwner
+from tests.unit.scheduler.malleable_site import JointSite
+from tests.unit.scheduler.scheduler_site import recount
 
 if TYPE_CHECKING:
     from _pytest.mark.structures import ParameterSet
+
+    from tests.faults.lrm import SimulatedLrm
+
 
 RIGID, MALLEABLE, WORKERS, ADAPTIVE = 16, 8, 8, 10
 """Seeds from 0 on that the tests of what schedules contain run, of each kind."""
@@ -362,3 +373,166 @@ def test_killed_at_moments_of_the_journal(kind: str, seed: int) -> None:
         world.faults.kill_at = moment
         world.run()
         assert world.service.life > 0
+
+
+# -- What is held against changes of adaptive jobs: those that wait in line are no violation.
+
+
+BEGINNING = 0.0
+"""The service was not disturbed since."""
+
+
+class WatchedSite(JointSite):
+    """A job of which two changes are under way, the first one on the second cluster, under the laws."""
+
+    def __init__(self) -> None:
+        """The newcomers of both have been started."""
+        super().__init__()
+        self.laws = AdaptiveLaws()
+        self.first = self.want(2, 1, cluster="b").number
+        self.all_started(self.hold_stubs())
+        self.second = self.want(1, 2, cluster="a").number
+        self.all_started(self.hold_stubs())
+        self.check_after(0.0)
+
+    def check_after(self, seconds: float) -> None:
+        """Let time pass, then look."""
+        self.now += seconds
+        self.laws.check(self.state, self.now, BEGINNING)
+
+    def refuse(self, number: int) -> None:
+        """Have the processes not be brought to a change."""
+        self.post(ev.ChangeGivenUp(time=self.now, job_id=JobId("1"), number=number, reason="too late"))
+
+
+def test_a_change_in_line_behind_one_that_is_carried_out() -> None:
+    """The processes may take their time for the first; the time of the second begins when that one is made."""
+    site = WatchedSite()
+    site.at_point(site.first)
+    site.check_after(4 * LONGEST_CHANGE)
+    site.now += 1.0
+    site.made(number=site.first)
+    site.check_after(0.0)
+    site.check_after(LONGEST_CHANGE - 1.0)
+    with pytest.raises(AssertionError, match=f"change {site.second} is neither made nor given up"):
+        site.check_after(1.0)
+
+
+def test_a_change_in_line_behind_one_that_is_given_up() -> None:
+    """Likewise."""
+    site = WatchedSite()
+    site.now += LONGEST_CHANGE - 1.0
+    site.refuse(site.first)
+    site.check_after(0.0)
+    site.check_after(LONGEST_CHANGE - 1.0)
+    with pytest.raises(AssertionError, match=f"change {site.second} is neither made nor given up"):
+        site.check_after(1.0)
+
+
+def test_a_change_that_nobody_begins() -> None:
+    """The one that is next has its time, and no more."""
+    site = WatchedSite()
+    site.check_after(LONGEST_CHANGE - 1.0)
+    with pytest.raises(AssertionError, match=f"change {site.first} is neither made nor given up"):
+        site.check_after(1.0)
+
+
+def test_a_change_that_others_overtake() -> None:
+    """It is not their time that it waits for: the one that came first is to be made first."""
+    site = WatchedSite()
+    site.at_point(site.second)
+    site.made(number=site.second)
+    site.check_after(0.0)
+    third = site.want(1, 3, cluster="a").number
+    site.all_started(site.hold_stubs())
+    site.check_after(LONGEST_CHANGE - 1.0)
+    site.at_point(third)
+    with pytest.raises(AssertionError, match=f"change {site.first} is neither made nor given up"):
+        site.check_after(1.0)
+
+
+# -- A defect in each handler, at several places in it: what it left half changed never lives on.
+
+
+PLACES = ("before", "within", "after")
+EARLY, LATE = range(2), range(2, 3)
+"""Which occurrences of an event are taken."""
+OF_OTHERS = {ev.HoldsSeen, ev.SuspensionsSeen, ev.TimersPostponed}
+"""Kinds of event that do not occur in schedules without defects."""
+
+
+def _switch(lrm: SimulatedLrm, *, up: bool) -> None:
+    lrm.up = up
+
+
+@cache
+def stories() -> tuple[list[ev.Event], ...]:
+    """Return the journals of three schedules, in which all kinds of event occur."""
+    found = []
+    for seed, kind in ((0, "rigid"), (4, "malleable"), (1, "adaptive")):
+        world = World(seed, calm=True, **KINDS[kind])
+        world.faults.refusal = world.faults.mute = world.faults.submission = 0.1
+        lrm = next(iter(world.lrms.values()))
+        world.clock.after(300.0, world.service.crash)
+        world.clock.after(310.0, world.service.restart)
+        world.clock.after(400.0, partial(_switch, lrm, up=False))
+        world.clock.after(500.0, partial(_switch, lrm, up=True))
+        for seconds in (600.0, 800.0):
+            world.clock.after(seconds, world._kill_one)
+        world.clock.after(700.0, world._cancel_one)
+        world.run()
+        found.append([*world.service.journal])
+    return tuple(found)
+
+
+def occurrences(kind: type[ev.Event], parts: range) -> list[tuple[list[ev.Event], int]]:
+    """Return some of the places at which a kind of event occurs: story and index.
+
+    ``parts``: 0 is where it occurs first, 1 in the middle of the story, 2 at its end, with the whole story before it.
+    """
+    found = []
+    for story in stories():
+        places = [number for number, event in enumerate(story) if type(event) is kind]
+        some = places[:: max(1, len(places) // 2)]
+        found += [(story, some[part]) for part in parts if part < len(some)]
+    return found
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", [kind for kind in ev.EVENT_TYPES if kind not in OF_OTHERS])
+@pytest.mark.parametrize(
+    "parts", [range(2), pytest.param(range(2, 3), marks=pytest.mark.nightly)], ids=["early", "late"]
+)
+def test_a_defect_leaves_the_state_without_the_event(kind: type[ev.Event], place: str, parts: range) -> None:
+    """The state is the one of the journal without it, all invariants hold, and what comes later is handled."""
+    met = occurrences(kind, parts)
+    assert met or parts.start > 0, "the stories do not contain it"
+    for story, number in met:
+        store, owner = MemoryStore(), RecordingOwner()
+        failing = replace(story[number])
+        defects = Defects()
+        setattr(defects, place, lambda event, failing=failing: event is failing)
+        loop = EventLoop(defects.make(None), store, RecordingEffector(), owner, make=defects.make)
+        for event in story[:number]:
+            loop.post(event)
+        loop.post(failing)
+        assert owner.rebuilt_often == 1
+        assert list(store.left_out) == [number + 1]
+        postponed = [ev.TimersPostponed(time=failing.time, seconds=60.0)] if kind is ev.TimeReached else []
+        assert store.events[number + 1 :] == postponed
+        assert loop.scheduler.state == without(store, defects)
+        recount(loop.scheduler.state)
+        check_progress(loop.scheduler.state)
+        for event in story[number + 1 : number + 40]:
+            loop.post(event)
+            recount(loop.scheduler.state)
+        assert loop.scheduler.state == rebuilt(store, Scheduler).state
+
+
+def without(store: MemoryStore, defects: Defects) -> object:
+    """Return the state that the events lead to which are not set aside, as handled by another scheduler."""
+    scheduler = defects.make(None)
+    for number, event in enumerate(store.events, start=1):
+        if number not in store.left_out:
+            scheduler.handle(event)
+    return scheduler.state

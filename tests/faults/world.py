@@ -18,15 +18,19 @@ from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Para
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
 from koala_adapter.scheduler.records import ChangePhase, TimerKind
 from koala_adapter.slots import Slot
-from tests.faults.adaptivelaws import AdaptiveLaws, adaptive_job
-from tests.faults.adaptivelaws import check_outcome as check_adaptive_outcome
-from tests.faults.clock import Clock
 from tests.faults.driver import SimulatedService
 from tests.faults.effector import STRANGER
 from tests.faults.faults import Faults
-from tests.faults.lrm import Element, SimulatedLrm
+from tests.faults.laws import (
+    AdaptiveLaws,
+    WorkerLaws,
+    adaptive_job,
+    check_adaptive_outcome,
+    check_outcome,
+    of_workers,
+)
+from tests.faults.lrm import Clock, Element, SimulatedLrm
 from tests.faults.strange_policies import STRANGE, strange_policies
-from tests.faults.workerlaws import WorkerLaws, check_outcome, of_workers
 from tests.unit.scheduler.scheduler_site import component, job, recount
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.service.journal import Journal
-from tests.unit.driver.failing_scheduler import Defects
-from tests.unit.driver.recording_effector import RecordingEffector, RecordingOwner
+from tests.unit.driver.standins import Defects, RecordingEffector, RecordingOwner
 from tests.unit.scheduler.scheduler_site import STATE, component, job
 from tests.unit.service.clocks import SteppedClocks
 
@@ -295,7 +294,7 @@ def test_an_event_on_which_the_scheduler_fails_is_set_aside(looped: Looped, wher
     (noted,) = looped.journal.events_set_aside()
     assert (noted.number, noted.event_type, noted.time) == (4, "ClusterPolled", 1002.0)
     assert noted.summary.endswith(f"InjectedError: {where} ClusterPolled")
-    assert "failing_scheduler.py" in noted.failure
+    assert "standins.py" in noted.failure
     assert '"processors":9' in noted.event
     looped.loop.post(ev.ClusterPolled(time=1003.0, cluster=A, processors=7, idle=7, ours=0))
     assert looped.loop.scheduler.state.clusters[A].processors == 7

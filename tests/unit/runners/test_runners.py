@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runners: what each agent is told to start, and what the ends of tasks mean for the ranks of a job."""
+"""Runners: what each agent is told to start, and when, and what the ends of tasks mean for the ranks of a job."""
 
 from __future__ import annotations
 
 import shlex
+import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import (
     BatchKey,
     ClusterName,
@@ -22,15 +24,17 @@ from koala_adapter.model import (
     TaskEnd,
 )
 from koala_adapter.runners.mpi import MpiRunner
-from koala_adapter.runners.runner import Application, ProcessRunner
+from koala_adapter.runners.restartedmpi import KEEPER, RestartedMpiRunner
+from koala_adapter.runners.runner import IN_FLIGHT, AddressedLaunch, Application, ProcessRunner, Sending
 from koala_adapter.scheduler.actions import Rank
 from koala_adapter.scheduler.events import RankEnded, RankStarted
 from koala_adapter.slots import Slot
-from koala_adapter.vjm.channel import LaunchFile
+from koala_adapter.vjm.channel import Launch, LaunchFile
 
 if TYPE_CHECKING:
-    from koala_adapter.runners.runner import AddressedLaunch, Reaction
+    from koala_adapter.runners.runner import Reaction
     from koala_adapter.scheduler.events import Event
+
 
 NOW = 1000.0
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
@@ -366,3 +370,139 @@ def test_the_end_of_mpiexec_is_that_of_the_job() -> None:
     assert runner.ended("7:1", TaskEnd(reason=EndReason.EXITED, exit_code=7), NOW) == ()
     assert runner.ended("7:1", failed, NOW) == (RankEnded(time=NOW, job_id=JobId("7"), rank=1, end=failed),)
     assert (runner.started("7:launcher", NOW), len(runner.started("7:1", NOW))) == ((), 1)
+
+
+# -- MPI programs that are started anew with each change: what their ranks are told, and what their ends mean.
+
+
+BADLY = TaskEnd(reason=EndReason.EXITED, exit_code=3)
+
+
+def restarted() -> RestartedMpiRunner:
+    """Return one of three ranks."""
+    return RestartedMpiRunner(application(Launcher.MPI, working_directory="/scratch"))
+
+
+def test_each_rank_has_a_keeper() -> None:
+    """They share a directory that no other job has, and know the members and the address of the first."""
+    launches = list(restarted().launches())
+    assert [one.launch.task for one in launches] == ["7:0", "7:1", "7:2"]
+    told = [dict(one.launch.environment) for one in launches]
+    assert {one["RESIZE_DIRECTORY"] for one in told} == {"/scratch/koala-7-koala-k-1"}
+    assert {(one["KOALA_MEMBERS"], one["KOALA_FIRST"]) for one in told} == {("0 1 2", "10.0.0.1")}
+    assert told[0]["KOALA_COMMAND"].startswith("program")
+
+
+def test_newcomers_keep_to_the_same_directory() -> None:
+    one = restarted()
+    fewer = replace(one.application, ranks=one.application.ranks[::2])
+    (launch,) = one.grow(fewer, [2])
+    assert dict(launch.launch.environment)["RESIZE_DIRECTORY"] == "/scratch/koala-7-koala-k-1"
+
+
+def test_the_end_of_the_first_is_that_of_the_application() -> None:
+    one, job = restarted(), JobId("7")
+    first = RankEnded(time=NOW, job_id=job, rank=0, end=WELL)
+    assert list(one.ended("7:0", WELL, NOW)) == [first, RankEnded(time=NOW, job_id=job, rank=None, end=WELL)]
+    assert list(one.ended("7:1", WELL, NOW)) == [RankEnded(time=NOW, job_id=job, rank=1, end=WELL)]
+    assert list(one.ended("7:0", BADLY, NOW)) == [RankEnded(time=NOW, job_id=job, rank=0, end=BADLY)]
+
+
+def test_a_directory_is_needed() -> None:
+    """The job file sees to that; a job of another version is refused here."""
+    with pytest.raises(ConfigurationError, match="working_directory"):
+        RestartedMpiRunner(application(Launcher.MPI))
+
+
+def test_the_keeper_is_shell() -> None:
+    assert subprocess.run(["sh", "-n", "-c", KEEPER], check=False, capture_output=True, timeout=60).stderr == b""
+
+
+# -- Launches with large files go out a few at a time, and none is forgotten.
+
+
+QUARTER = LaunchFile(target="data", mode=0o600, content=bytes(IN_FLIGHT // 4))
+
+
+def launch(number: int, *files: LaunchFile, job: str = "1") -> AddressedLaunch:
+    """Return a launch into the placeholder of its number."""
+    return AddressedLaunch(
+        placeholder=placeholder(number), launch=Launch(task=f"{job}:{number}", argv=("true",), files=files)
+    )
+
+
+class Sent:
+    """What was sent, by task; agents that are not connected get nothing."""
+
+    def __init__(self) -> None:
+        self.tasks: list[str] = []
+        self.away: set[PlaceholderId] = set()
+        self.sending = Sending(self._order)
+
+    def _order(self, one: AddressedLaunch) -> bool:
+        if one.placeholder in self.away:
+            return False
+        self.tasks.append(one.launch.task)
+        return True
+
+
+def test_small_launches_go_at_once() -> None:
+    sent = Sent()
+    sent.sending.add(launch(number) for number in range(1000))
+    assert len(sent.tasks) == 1000
+
+
+def test_large_launches_wait_for_room() -> None:
+    """One more goes when one has arrived; an arrival that is told twice makes room once."""
+    sent = Sent()
+    sent.sending.add(launch(number, QUARTER) for number in range(8))
+    assert sent.tasks == ["1:0", "1:1", "1:2", "1:3"]
+    sent.sending.arrived("1:2")
+    sent.sending.arrived("1:2")
+    assert sent.tasks[4:] == ["1:4"]
+    for task in ("1:0", "1:1", "1:3", "1:4"):
+        sent.sending.arrived(task)
+    assert sent.tasks[5:] == ["1:5", "1:6", "1:7"]
+
+
+def test_what_alone_is_too_large_goes_alone() -> None:
+    sent = Sent()
+    sent.sending.add([launch(1, *[QUARTER] * 5), launch(2)])
+    assert sent.tasks == ["1:1"]
+    sent.sending.arrived("1:1")
+    assert sent.tasks == ["1:1", "1:2"]
+
+
+def test_an_agent_that_went_away_makes_room() -> None:
+    """What was on its way is gone; it is sent again when the agent registers, by whoever hears of that."""
+    sent = Sent()
+    sent.sending.add(launch(number, QUARTER) for number in range(5))
+    sent.sending.lost(placeholder(0))
+    assert sent.tasks[4:] == ["1:4"]
+    sent.sending.add([launch(0, QUARTER)])
+    sent.sending.arrived("1:1")
+    assert sent.tasks[5:] == ["1:0"]
+
+
+def test_agents_that_are_away_take_no_room() -> None:
+    sent = Sent()
+    sent.away = {placeholder(number) for number in range(4)}
+    sent.sending.add(launch(number, QUARTER) for number in range(6))
+    assert sent.tasks == ["1:4", "1:5"]
+
+
+def test_a_launch_sent_again_counts_once() -> None:
+    """An agent that lost and found the center gets it twice at most, and frees its room all the same."""
+    sent = Sent()
+    sent.sending.add([launch(0, QUARTER), launch(0, QUARTER)])
+    sent.sending.arrived("1:0")
+    sent.sending.add(launch(number, QUARTER) for number in range(1, 5))
+    assert sent.tasks == ["1:0", "1:0", "1:1", "1:2", "1:3", "1:4"]
+
+
+def test_nothing_is_sent_for_a_job_that_is_over() -> None:
+    sent = Sent()
+    sent.sending.add(launch(number, QUARTER) for number in range(8))
+    sent.sending.add([launch(1, QUARTER, job="12")])
+    sent.sending.forget(JobId("1"))
+    assert sent.tasks[4:] == ["12:1"]

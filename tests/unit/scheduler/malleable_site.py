@@ -6,18 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import ClusterName, JobId, JobKind, PlaceholderId, RunnerName
+from koala_adapter.model import JobId, JobKind, PlaceholderId, RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import GrantProcessors, OfferProcessors, RequestProcessors, TakeProcessors
+from koala_adapter.scheduler.actions import Action, GrantProcessors, OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.scheduler.parameters import Approach, Parameters
-from tests.unit.scheduler.scheduler_site import WELL, Site, component, job, of_kind
+from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
+from tests.unit.scheduler.scheduler_site import WELL, A, B, Site, component, job, of_kind
 
 if TYPE_CHECKING:
     from koala_adapter.model import Component, Job, TaskEnd
-    from koala_adapter.scheduler.actions import Action
-    from koala_adapter.scheduler.parameters import ClusterParameters
     from koala_adapter.scheduler.records import Change
 
 
@@ -145,9 +143,6 @@ def is_running(site: Site, id_: str) -> bool:
     return site.record(id_).state is JobState.RUNNING
 
 
-A_NAME = ClusterName("a")
-
-
 class AdaptiveSite(MalleableSite):
     """A site with adaptive jobs."""
 
@@ -216,3 +211,82 @@ class AdaptiveSite(MalleableSite):
             time=self.now, job_id=JobId(id_), component="m", processors=processors, agreement="0-9", rank=0
         )
         return of_kind(GrantProcessors, self.post(event))
+
+
+BOTH = {"a": 5, "b": 3}
+
+
+class JointSite(AdaptiveSite):
+    """A flexible adaptive job of two processes on cluster a, with three idle processors there and on b."""
+
+    def __init__(self, processors: dict[str, int] | None = None, *, most: int = 20, **memory: int) -> None:
+        """``memory``: limits of the clusters."""
+        own = [ClusterParameters(name=name, memory_limit=memory.get(name)) for name in (A, B)]
+        self.sizes_of = BOTH if processors is None else processors
+        super().__init__(self.sizes_of, Approach.NONE, clusters=tuple(own))
+        flexible = replace(component("m", 1, most), flexible=True)
+        made = malleable("1", flexible, initial=2, walltime=90_000)
+        self.poll("b", self.sizes_of["b"], idle=0)  # so that it begins on a
+        self.start(replace(made, runner=RunnerName.ADAPTIVE, placement="worst-fit"))
+        self.poll("b", self.sizes_of["b"])
+        assert self.held == {"a": 2, "b": 0}
+
+    @property
+    def held(self) -> dict[str | None, int]:
+        """Return what the job has on each cluster."""
+        return {one.cluster: one.processors for one in self.record("1").claims}
+
+    @property
+    def changes(self) -> list[Change]:
+        """Return what is under way."""
+        return list(self.record("1").changes.values())
+
+    @property
+    def parts(self) -> dict[str | None, int]:
+        """Return the processors that were accepted of what is under way, by cluster."""
+        parts = (part for change in self.changes for part in change.parts)
+        return {self.record("1").claims[part.claim].cluster: part.accepted for part in parts}
+
+    def want(self, processors: int, number: int = 1, **more: object) -> GrantProcessors:
+        """Have the application ask for more, and return the answer."""
+        event = ev.MoreRequested(
+            time=self.now, job_id=JobId("1"), component="m", number=number, processors=processors,
+            agreement=f"0-{number}", rank=0, **more,  # type: ignore[arg-type]
+        )  # fmt: skip
+        (answer,) = of_kind(GrantProcessors, self.post(event))
+        return answer
+
+    def all_started(self, actions: list[Action]) -> list[TakeProcessors]:
+        """Start the newcomers; return what they were started for."""
+        taken = of_kind(TakeProcessors, actions)
+        for one in taken:
+            self.take(one)
+        return taken
+
+    def at_point(self, number: int) -> list[Action]:
+        """Have all processes stand at the point of a change."""
+        event = ev.PointReached(time=self.now, job_id=JobId("1"), number=number, adaptation=1, point=17, leaving=())
+        return self.post(event)
+
+    def stub_on(self, cluster: str) -> PlaceholderId:
+        """Return a placeholder that is gathered on a cluster."""
+        return next(one for one in self.stubs() if self.state.placeholders[one].cluster == cluster)
+
+    def own(self, processors: int) -> list[Action]:
+        """Have its owner want a size."""
+        return self.post(ev.SizeWanted(time=self.now, job_id=JobId("1"), component="m", processors=processors))
+
+    def fails(self, cluster: str, *, rejected: bool = False) -> list[Action]:
+        """Have the latest submission to a cluster not arrive, or be refused."""
+        batch = max(one.key for one in self.state.batches.values() if one.cluster == cluster)
+        kind = ev.BatchRejected if rejected else ev.BatchAbsent
+        return self.post(kind(time=self.now, batch=batch, reason="no answer"))
+
+    def idle_again(self) -> None:
+        """Expect the job as it was, and nothing kept, gathered or left over for it."""
+        assert self.changes == []
+        assert self.held == {"a": 2, "b": 0}
+        self.end_ending()
+        for cluster in self.state.clusters.values():
+            assert (cluster.offered, cluster.gathering) == (0, 0)
+        assert len(self.state.placeholders) == 2

@@ -10,8 +10,8 @@ from koala_adapter.scheduler.actions import WithdrawOffer
 from koala_adapter.scheduler.claiming.claims import KEPT_PATIENCE
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.service.listings import new_holds
+from tests.unit.scheduler.malleable_site import JointSite
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, ends, job, launches, of_kind, submissions
-from tests.unit.scheduler.test_joint_growth import JointSite
 
 
 def batch_on(site: Site, cluster: str) -> BatchKey:

@@ -24,9 +24,8 @@ from koala_adapter.service.sizes.adaptive import AdaptiveJob
 from koala_adapter.service.sizes.bargaining import NEGOTIATOR, NegotiationKeeper, Surroundings
 from koala_adapter.service.sizes.workers import WorkersJob
 from koala_adapter.sizes import OWN_SIZES, SizeRules
-from tests.unit.scheduler.malleable_site import AdaptiveSite, MalleableSite, part
+from tests.unit.scheduler.malleable_site import AdaptiveSite, JointSite, MalleableSite, part
 from tests.unit.scheduler.scheduler_site import component, of_kind
-from tests.unit.scheduler.test_joint_growth import JointSite
 from tests.unit.scheduler.test_workers import workers
 from tests.unit.service.standincore import Center, StandInCore
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive jobs in a schedule of faults: how they are drawn, and what must hold for them at any moment."""
+"""Jobs of workers and adaptive jobs in a schedule of faults: how they are drawn, and what must hold at any moment."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import JobKind, RunnerName
+from koala_adapter.model import Component, JobKind, Retirement, RunnerName
 from koala_adapter.outcome import JobState
-from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.scheduler.records import ChangePhase, TimerKind
+from koala_adapter.sizes import rule_named
 from tests.unit.scheduler.scheduler_site import component
 
 if TYPE_CHECKING:
@@ -17,6 +19,114 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName, Component, Job, JobId, TaskEnd
     from koala_adapter.scheduler.records import Change, JobRecord, State
+
+
+# -- Jobs of a head and workers.
+
+
+def of_workers(one: Job, clusters: Sequence[ClusterName], *, seed: int) -> Job:
+    """Return a job of a head, or of none, and one or two components of workers, in the place of another one."""
+    chance = random.Random(f"workers/{seed}/{one.id}")
+    parts = [
+        component(f"head{number}", chance.choice([1, 1, 2]), cluster=chance.choice([None, *clusters]))
+        for number in range(chance.choice([0, 1, 1, 1, 1, 2]))
+    ]
+    for number in range(chance.choice([1, 1, 2])):
+        minimum = chance.randint(1, 3)
+        maximum = minimum + chance.randint(1, 6)
+        part = component(f"workers{number}", minimum, maximum, cluster=chance.choice([None, None, *clusters]))
+        command = chance.choice([(), ("retire",)])
+        part = replace(
+            part,
+            flexible=part.cluster is None and chance.random() < 0.8,
+            initial=chance.choice([None, maximum]),
+            sizes=chance.choice(["any", "any", "power-of-two", "multiple-of-2"]),
+            retirement=Retirement(command=command, grace=chance.choice([0, 5, 15])),
+        )
+        parts.append(part)
+    return replace(
+        one, kind=JobKind.MALLEABLE, runner=RunnerName.WORKERS, components=tuple(parts), placement="worst-fit"
+    )
+
+
+class WorkerLaws:
+    """What must hold for jobs of a head and workers, from one moment to the next."""
+
+    def __init__(self) -> None:
+        self._agreed: dict[tuple[JobId, str], set[int]] = {}
+        """Numbers of the releases that components had agreed to when they were looked at last."""
+        self._departed: dict[JobId, int] = {}
+
+    def check(self, state: State) -> None:
+        """Check what must hold now, and for what has changed since the last look."""
+        for record in state.jobs.values():
+            if record.job.runner is RunnerName.WORKERS and record.state is JobState.RUNNING:
+                for part in record.job.components:
+                    self._check_size(record, part)
+                self._departed[record.job.id] = len(record.departed)
+                _check_ahead(state, record)
+                _check_places(state, record)
+
+    def _check_size(self, record: JobRecord, part: Component) -> None:
+        id_ = record.job.id
+        claims = [claim for claim in record.claims if claim.component == part.name]
+        size = record.size(part.name)
+        changes = [change for change in record.changes.values() if change.component == part.name]
+        if record.job.is_head(part.name):
+            assert size == part.minimum, f"job {id_}: the head has another size"
+            assert not changes, f"job {id_}: the head is to change"
+            return
+        more = sum(change.accepted for change in changes if change.phase is ChangePhase.GATHERING)
+        more += sum(len(claim.places) for claim in claims)
+        assert size + more <= part.maximum, f"job {id_}: beyond its maximum"
+        one_at_a_time = part.takes_any_size or len(changes) <= 1
+        assert one_at_a_time, f"job {id_}: {part.name} has a rule, and changes on several clusters"
+        agreed = {one.number for one in changes if one.phase is ChangePhase.RELEASING}
+        if agreed - self._agreed.get((id_, part.name), set()) and self._departed.get(id_) == len(record.departed):
+            left = size - sum(one.accepted - one.done for one in changes if one.phase is ChangePhase.RELEASING)
+            assert left >= part.minimum, f"job {id_}: koala takes {part.name} below its minimum"
+            rule = rule_named(part.sizes)
+            assert rule.largest(left) == left, f"job {id_}: {left} is no size of {part.name}"
+        self._agreed[id_, part.name] = agreed
+
+
+def _check_places(state: State, record: JobRecord) -> None:
+    """Check that only what an owner wants, and nobody offers, is queued for."""
+    places = sum(len(claim.places) for claim in record.claims)
+    assert not places or state.parameters.approach is Approach.NONE, f"job {record.job.id}: queues in spite of policies"
+    assert not places or record.sizes_wanted, f"job {record.job.id}: queues for what nobody wants"
+
+
+def _check_ahead(state: State, record: JobRecord) -> None:
+    """Check that a pause will be over, and that a job in which nothing runs has something ahead of it."""
+    id_ = record.job.id
+    assert not record.growth_rests or TimerKind.WORKERS in record.timers, f"job {id_}: rests for ever"
+    if any(claim.processors for claim in record.claims):
+        return
+    may_grow = state.parameters.approach is not Approach.NONE or record.sizes_wanted
+    assert may_grow or TimerKind.WORKERS in record.timers, f"job {id_}: nothing runs, and nothing ever will"
+
+
+def check_outcome(record: JobRecord, ends: Mapping[tuple[str, int], TaskEnd]) -> None:
+    """Check that a job ended by its head, or by its last worker, and not by any other."""
+    outcome, job = record.outcome, record.job
+    assert outcome is not None
+    mine = {rank.rank: ends.get((job.id, rank.rank)) for rank in record.ranks}
+    head = [rank.rank for rank in record.ranks if job.is_head(rank.component)]
+    if outcome.state is JobState.COMPLETED:
+        for rank in head:
+            end = mine[rank]
+            assert end is not None, f"job {job.id}: completed before its head has ended"
+            assert end.ok, f"job {job.id}: completed although its head failed"
+        if not head:
+            assert any(end is not None and end.ok for end in mine.values()), f"job {job.id}: completed without an end"
+    if record.ended_by is not None and head:
+        (rank,) = [rank.rank for rank in record.ranks if rank.placeholder == record.ended_by]
+        assert rank in head, f"job {job.id}: the loss of a worker ended it"
+
+
+# -- Adaptive jobs.
+
 
 PATIENCE = 30
 """Seconds in which the processes of a component must meet."""
@@ -91,7 +201,7 @@ class AdaptiveLaws:
             running = len(record.ranks) - len(record.departed) - len(record.ends)
             assert running > 0, f"job {record.job.id}: nobody is left who could end, and it runs"
             for part in record.job.components:
-                _check_size(record, part)
+                _check_adaptive_size(record, part)
                 changes = {one.number: one for one in _moving(record, part) if not one.made}
                 for number in sorted(changes):
                     which = record.job.id, number
@@ -106,7 +216,7 @@ def _moving(record: JobRecord, part: Component) -> list[Change]:
     return [one for one in record.changes.values() if one.component == part.name and one.phase in _MOVING]
 
 
-def _check_size(record: JobRecord, part: Component) -> None:
+def _check_adaptive_size(record: JobRecord, part: Component) -> None:
     id_ = record.job.id
     size = record.size(part.name)
     changes = [change for change in record.changes.values() if change.component == part.name]
@@ -129,7 +239,9 @@ def _check_placeholders(record: JobRecord) -> None:
     assert len(here) == len(set(here)), f"job {record.job.id}: a processor is promised twice"
 
 
-def check_outcome(record: JobRecord, ends: Mapping[tuple[str, int], TaskEnd], starts: Mapping[int, int]) -> None:
+def check_adaptive_outcome(
+    record: JobRecord, ends: Mapping[tuple[str, int], TaskEnd], starts: Mapping[int, int]
+) -> None:
     """Check that a job completed only if all that belonged to it did."""
     outcome, job = record.outcome, record.job
     assert outcome is not None
