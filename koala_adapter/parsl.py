@@ -12,12 +12,12 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ServiceUnavailableError
 from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobState
-from koala_adapter.python.description import Component
+from koala_adapter.python.description import Component, require_slot_keys
 from koala_adapter.python.description import Job as Description
 from koala_adapter.python.site import Site
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.model import Job
+    from koala_adapter.python.description import SlotKeys
     from koala_adapter.report.values import JobReport
 
 
@@ -51,6 +52,8 @@ COMPONENT = "block"
 SOURCE = "KoalaProvider"
 """What refusals of a block's job file call it."""
 LONGEST_NAME = 128
+MIB_PER_GIB = 1024
+"""Parsl counts memory in GiB."""
 _STATES: Mapping[JobState, BlockState] = {
     JobState.WAITING: BlockState.PENDING,
     JobState.CLAIMING: BlockState.PENDING,
@@ -100,8 +103,8 @@ logger = logging.getLogger(__name__)
 class KoalaProvider(ExecutionProvider, RepresentationMixin):
     """Blocks of workers on every cluster of a koala site, with one executor for all of them.
 
-    A block is a koala job of ``nodes_per_block`` processors. Each of them is a placeholder, wherever koala found one
-    idle, and to Parsl it is a node of one core, on which one worker runs.
+    A block is a koala job of ``nodes_per_block`` ranks. Each of them has a slot, wherever koala found one, and to Parsl
+    it is a node of as many cores as the slot has ``threads``: one, on which one worker runs, unless more is asked for.
 
     The service is that of the state directory; one is started in the background when none answers, and goes on when
     Parsl has ended: what was cancelled is ended by it in any case.
@@ -127,6 +130,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         max_blocks: int = 1,
         parallelism: float = 1,
         status_polling_interval: int = 5,
+        **slot: Unpack[SlotKeys],
     ) -> None:
         """Check everything against the site; no service is started yet.
 
@@ -134,8 +138,10 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         one on which blocks must run, by default any. ``placement``, ``priority``, ``walltime``: as in a job file; a
         ``walltime`` that is a number is in seconds. ``worker_init``: shell lines that are run before the workers start.
         ``export``, ``setup``, ``software``, ``container``: as in a job file; ``setup`` is run before ``worker_init``.
-        ``nodes_per_block``: processors of a block; with a placement policy that splits, they may be on several
-        clusters. ``init_blocks``, ``min_blocks``, ``max_blocks``, ``parallelism``: how Parsl scales, see there.
+        ``nodes_per_block``: ranks of a block; with a placement policy that splits, they may be on several clusters.
+        ``threads``, ``memory``, ``gpus`` and the other keys of a slot, as in a job file: what each of these "nodes"
+        has. An executor divides it by its ``cores_per_worker`` and ``mem_per_worker``. ``init_blocks``, ``min_blocks``,
+        ``max_blocks``, ``parallelism``: how Parsl scales, see there.
         ``status_polling_interval``: seconds between two questions of Parsl.
 
         Raises ConfigurationError that names what is wrong, and what is allowed.
@@ -157,14 +163,18 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         self.max_blocks = max_blocks
         self.parallelism = parallelism
         self.cores_per_node = 1
-        self.mem_per_node = None
+        self.mem_per_node: float | None = None
+        require_slot_keys("KoalaProvider", slot)
+        self.slot = slot
         self.script_dir = None
         self.resources: dict[object, Any] = {}
         self._interval = status_polling_interval
         self._failed_start: tuple[float, KoalaError] | None = None
         self._koala = Site(site, state=state, notice=logger.warning)
         self._client = self._koala.client
-        self._job("true", "parsl")
+        needed = self._job("true", "parsl").components[0].slot
+        self.cores_per_node = needed.threads
+        self.mem_per_node = needed.memory_mib / MIB_PER_GIB if needed.memory_mib else None
 
     @property
     def label(self) -> str:
@@ -207,17 +217,21 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
     def _job(self, command: str, name: str) -> Job:
         """Return the job of a block, checked against the site. Raises ConfigurationError."""
         # Parsl takes a placeholder for a node, and would start a worker on each of the processors that it finds there.
+        environment = {"PARSL_CORES": str(self.cores_per_node)}
+        if self.mem_per_node is not None:
+            environment["PARSL_MEMORY_GB"] = f"{self.mem_per_node:g}"
         block = Component(
             ["/bin/bash", "-c", f"{self.worker_init}\n{command}\n"],
             name=COMPONENT,
             processors=self.nodes_per_block,
-            environment={"PARSL_CORES": "1"},
+            environment=environment,
             export=self.export,
             setup=self.setup,
             software=self.software,
             container=self.container,
             cluster=self.cluster,
             flexible=True if self.cluster is None and self.nodes_per_block > 1 else None,
+            **self.slot,
         )
         described = Description(
             components=[block],

@@ -10,27 +10,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 from urllib.parse import urlsplit
 
+from dask.utils import parse_bytes
 from distributed import Scheduler, Security
 from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 from distributed.utils import NoOpAwaitable
 
 from koala_adapter.api.asyncclient import AsyncClient
+from koala_adapter.config.fields import NotAllowedError, parse_size
 from koala_adapter.config.jobfile import job_of_values
 from koala_adapter.dask import leave
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.privatedirectory import transient_directory
 from koala_adapter.lrm.commands import login_name
-from koala_adapter.python.description import listed
+from koala_adapter.python.description import SlotKeys, listed, require_slot_keys, slot_values
 from koala_adapter.python.site import Site
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 
 COMPONENT = "worker"
 LEAVE = "leave.py"
+BYTES_PER_MIB = 1024**2
 CREDENTIALS = {"ca_file": "dask-ca.pem", "cert": "dask-cert.pem", "key": "dask-key.pem"}
 """Files that a worker finds beside itself, by Dask's words for what is in them."""
 _NAMED = 'exec "$@" --name "$KOALA_CLUSTER-$KOALA_JOB_ID.$KOALA_RANK"'
@@ -65,6 +69,8 @@ class WorkerSettings:
     walltime: float | str
     python: str
     worker_options: Sequence[str] = ()
+    slot: SlotKeys = field(default_factory=SlotKeys)
+    """What each worker needs."""
     environment: Mapping[str, str] = field(default_factory=dict)
     export: str | Sequence[str] = ()
     setup: str | Sequence[str] = ()
@@ -99,6 +105,7 @@ def job_values(
             "PYTHONDONTWRITEBYTECODE": "1",  # in a directory that lives as long as the worker
             **settings.environment,
         },
+        **slot_values(settings.slot),
         "input_files": [*settings.input_files, *({"source": at, "target": name} for name, at in files.items())],
     }
     job: dict[str, object] = {
@@ -119,12 +126,26 @@ def job_values(
     return job
 
 
+def threads_of(slot: SlotKeys) -> int:
+    """Return the threads of a worker."""
+    return slot.get("threads", 1)
+
+
+def memory_of(slot: SlotKeys) -> int | None:
+    """Return the MiB of a worker; None where none, or none that can be, is asked for: then the job is refused."""
+    with suppress(NotAllowedError):
+        return parse_size(slot["memory"]) if "memory" in slot else None
+    return None
+
+
 def worker_command(settings: WorkerSettings, *, scheduler: str, credentials: Mapping[str, str]) -> list[str]:
-    """Return the command of a worker: Dask's own, with one thread for the one processor that it has.
+    """Return the command of a worker: Dask's own, with as many threads and as much memory as its slot has.
 
     It has no nanny, so that it gets signals itself, and no dashboard.
     """
-    options = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", LEAVE]
+    memory = memory_of(settings.slot)
+    options = ["--nthreads", str(threads_of(settings.slot)), *(["--memory-limit", f"{memory}MiB"] if memory else [])]
+    options += ["--no-nanny", "--no-dashboard", "--preload", LEAVE]
     options += ["--death-timeout", str(settings.death_timeout)]
     for part, name in CREDENTIALS.items():
         if name in credentials:
@@ -399,8 +420,9 @@ class KoalaCluster(SpecCluster):
         silence_logs: int | bool = logging.WARNING,
         asynchronous: bool = False,
         loop: Any = None,  # noqa: ANN401 - Tornado's, as every cluster of Dask takes it
+        **slot: Unpack[SlotKeys],
     ) -> None:
-        """``minimum`` to ``maximum``: workers, one processor and one thread each.
+        """``minimum`` to ``maximum``: workers, each with a processor and a thread unless ``threads`` says more.
 
         n_workers: Workers to be had, as :meth:`scale` says it. Default: as many as can be, up to ``maximum``.
         site, state: Site file and state directory of koala; default as for the command line.
@@ -408,6 +430,9 @@ class KoalaCluster(SpecCluster):
         walltime, job_name, priority, placement, environment, input_files: As in a job file; the job ends with its
             walltime. Input files are relative to the current directory.
         export, setup, software, container: As in a job file. In a container, ``python`` is that of the image.
+        slot: What each worker needs, by the keys of a job file: threads, memory, gpus, exclusive, scratch, features,
+            licenses, queue, account, qos, directives. Dask's ``--nthreads`` and ``--memory-limit`` are threads and
+            memory, unless ``worker_options`` say otherwise.
         python: The Python of the nodes, with the same versions of distributed and of what tasks need.
         worker_options: Further options of ``dask worker``, such as ``["--resources", "GPU=1"]``.
         retire_grace: Seconds that a worker has to leave; half of them, tasks have to be finished.
@@ -425,7 +450,9 @@ class KoalaCluster(SpecCluster):
         self._koala = Site(site, state=state, notice=logger.warning)
         self._site = self._koala.config
         _ = self._koala.directory
+        require_slot_keys("KoalaCluster", slot)
         self._settings = WorkerSettings(
+            slot=slot,
             minimum=minimum,
             maximum=maximum,
             job_name=job_name,
@@ -478,16 +505,16 @@ class KoalaCluster(SpecCluster):
         return job.job_id if isinstance(job, WorkersJob) else ""
 
     def scale(  # type: ignore[override] # Dask's own clusters return something to be awaited, too
-        self, n: int = 0, memory: object = None, cores: int | None = None
+        self, n: int = 0, memory: float | str | None = None, cores: int | None = None
     ) -> NoOpAwaitable | None:
-        """Ask for ``n`` workers (or ``cores``, which is the same): at most so many, and as many of them as can be had.
+        """Ask for ``n`` workers, or as many as have so many ``cores`` or so much ``memory``: at most so many.
 
-        0 ends the job; the next number begins another one. Raises ValueError for others than 0 and ``minimum`` to
-        ``maximum``, and for ``memory``, which koala does not count.
+        As many of them are there as can be had. 0 ends the job; the next number begins another one. Raises ValueError
+        for others than 0 and ``minimum`` to ``maximum``, and for ``memory`` where workers have none of their own.
         """
         if memory is not None:
-            raise ValueError("koala counts processors, not memory: give n or cores")
-        self._want(max(n, cores or 0))
+            n = max(n, math.ceil(parse_bytes(memory) / self._memory_per_worker()))
+        self._want(max(n, math.ceil((cores or 0) / self._threads_per_worker())))
         self._plan_job()
         return NoOpAwaitable() if self.asynchronous else None
 
@@ -542,7 +569,13 @@ class KoalaCluster(SpecCluster):
         return link.replace(f"//{contact}:", f"//{served}:") if served and contact else link
 
     def _threads_per_worker(self) -> int:
-        return 1
+        return threads_of(self._settings.slot)
+
+    def _memory_per_worker(self) -> int:
+        memory = memory_of(self._settings.slot)
+        if memory is None:
+            raise ValueError("the workers have no memory of their own: give n or cores, or the cluster memory=")
+        return memory * BYTES_PER_MIB
 
     def _want(self, workers: int) -> None:
         least, most = self._settings.minimum, self._settings.maximum

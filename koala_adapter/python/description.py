@@ -31,7 +31,7 @@ class SlotKeys(TypedDict, total=False):
     gpus: int | str
     exclusive: bool
     scratch: int | str
-    features: Sequence[str]
+    features: str | Sequence[str]
     licenses: Mapping[str, int]
     queue: str | Mapping[str, str]
     account: str | Mapping[str, str]
@@ -53,7 +53,7 @@ class SlotKeywords:
     """Nothing else runs on the node of a rank."""
     scratch: int | str | None = None
     """Space on the node's own disk for each rank, as ``memory``."""
-    features: Sequence[str] = ()
+    features: str | Sequence[str] = ()
     """Words of the site, all of which the node has."""
     licenses: Mapping[str, int] = field(default_factory=dict)
     queue: str | Mapping[str, str] | None = None
@@ -72,15 +72,19 @@ ALONE = frozenset({
 }).union(SLOT_NAMES)
 # fmt: on
 """What a job without ``components`` says of its only one."""
-LISTS = frozenset({"export", "setup", "software"})
+LISTS = frozenset({"export", "setup", "software", "features"})
 """Lists of texts of which one alone may stand for a list of it."""
 
 
-def slot_values(owner: str, given: SlotKeys) -> dict[str, object]:
-    """Return what an ``owner`` was given for its slots, by the keys of a job file. Raises TypeError for other names."""
+def require_slot_keys(owner: str, given: SlotKeys) -> None:
+    """Raise TypeError, as Python itself does, for a keyword argument of ``owner`` that is no key of a slot."""
     for name in given:
         if name not in SLOT_NAMES:
             raise TypeError(f"{owner} got an unexpected keyword argument {name!r}")
+
+
+def slot_values(given: SlotKeys) -> dict[str, object]:
+    """Return what a slot was given, by the keys of a job file."""
     return dict(_given(SlotKeywords(**given)))
 
 

@@ -17,12 +17,12 @@ from concurrent.futures import Executor as AnyExecutor
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 from koala_adapter.errors import ConfigurationError, JobFailedError, JobTimeoutError, KoalaError
 from koala_adapter.host.privatedirectory import transient_directory
 from koala_adapter.python import taskworker
-from koala_adapter.python.description import Component, Job
+from koala_adapter.python.description import Component, Job, require_slot_keys
 from koala_adapter.python.site import Site
 from koala_adapter.python.taskworker import dumps
 from koala_adapter.tasks.server import TOKEN_BYTES, PullServer, listening_socket, node_files
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from koala_adapter.python.description import InputFile
+    from koala_adapter.python.description import InputFile, SlotKeys
     from koala_adapter.python.jobs import JobHandle
     from koala_adapter.tasks.server import Puller
     from koala_adapter.vjm.certificate import Certificate
@@ -236,7 +236,7 @@ LEAVING_TIME = 5.0
 
 
 class Executor(AnyExecutor):
-    """Calls functions on processors of all clusters of a site, as many as can be had at a time.
+    """Calls functions on all clusters of a site, with as many workers as can be had at a time.
 
     The workers come and go as koala's malleable jobs do: where others want their processors, a worker finishes its
     call and leaves; one that has to go before that leaves its call to another worker, which begins it again. So a call
@@ -271,20 +271,24 @@ class Executor(AnyExecutor):
         python: str = sys.executable,
         retire_grace: float | str | None = None,
         host: str | None = None,
+        **slot: Unpack[SlotKeys],
     ) -> None:
-        """Submit the job of ``minimum`` to ``maximum`` workers, one processor each; calls wait until there is one.
+        """Submit the job of ``minimum`` to ``maximum`` workers; calls wait until there is one.
 
         site: Default :meth:`Site.load`.
         cluster, walltime, priority, placement, environment, input_files, retire_grace: As in a job file, as are
             export, setup, software and container. In a container, ``python`` is that of the image.
         python: The Python of the nodes; pickles of this one must be good for it.
         host: Name or address by which nodes reach this process. Default: as they reach koala's control center.
+        slot: What each worker needs, by the keys of a job file: threads, memory, gpus, exclusive, scratch, features,
+            licenses, queue, account, qos, directives. Default: a processor.
 
         Raises ConfigurationError, JobRefusedError, and ServiceUnavailableError.
         """
         if not 1 <= minimum <= maximum:
             message = f"koala.Executor: found minimum {minimum} and maximum {maximum}"
             raise ConfigurationError(message, hint="allowed is 1 <= minimum <= maximum")
+        require_slot_keys("koala.Executor", slot)
         self._site = (site or Site.load()).for_a_block()
         self._lock = threading.Lock()
         self._futures: set[Future[Any]] = set()
@@ -311,6 +315,7 @@ class Executor(AnyExecutor):
                 maximum=maximum if changes else None,
                 initial=maximum if changes else None,
                 retire_grace=retire_grace if changes else None,
+                **slot,
             )
             job = Job(
                 components=[worker],

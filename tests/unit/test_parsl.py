@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from parsl.executors import HighThroughputExecutor
 from parsl.jobs.states import TERMINAL_STATES
 from parsl.jobs.states import JobState as BlockState
 
@@ -16,6 +17,7 @@ from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobOutcome, JobState
 from koala_adapter.parsl import KoalaProvider, block_state
 from koala_adapter.python.localsite import local_site_text
+from koala_adapter.slots import Slot
 from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:
@@ -48,6 +50,21 @@ def test_the_job_of_a_block_is_any_text_for_bash(site: Path) -> None:
     assert dict(block.environment) == {"PARSL_CORES": "1"}
     assert (job.name, job.walltime, job.priority, job.placement) == ("line break", 60, 2, "worst-fit")
     assert (block.minimum, block.maximum, block.flexible, block.cluster) == (3, 3, True, None)
+
+
+def test_a_block_has_the_slots_that_are_asked_for(site: Path) -> None:
+    """An executor finds their processors and memory as those of a node, and so do the workers."""
+    provider = KoalaProvider(site=site, nodes_per_block=2, threads=4, memory="6GiB", gpus="a100:1", queue={"beta": "q"})
+    assert (provider.cores_per_node, provider.mem_per_node) == (4, 6.0)
+    (block,) = provider._job("true", "").components
+    assert block.slot == Slot(threads=4, memory_mib=6144, gpus=1, gpu_kind="a100")
+    assert dict(block.environment) == {"PARSL_CORES": "4", "PARSL_MEMORY_GB": "6"}
+    executor = HighThroughputExecutor(provider=provider, cores_per_worker=2, mem_per_worker=3, address="127.0.0.1")
+    assert executor._workers_per_node == 2
+    with pytest.raises(ConfigurationError, match='KoalaProvider: memory: found "much", allowed is MiB'):
+        KoalaProvider(site=site, memory="much")
+    with pytest.raises(TypeError, match="KoalaProvider got an unexpected keyword argument 'thread'"):
+        KoalaProvider(site=site, thread=2)  # type: ignore[call-arg]
 
 
 def test_the_environment_of_a_block_is_that_of_a_job(site: Path) -> None:

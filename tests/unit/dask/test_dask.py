@@ -37,14 +37,17 @@ from koala_adapter.dask.cluster import (
     listening_address,
 )
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import Job, JobKind, Retirement, RunnerName
+from koala_adapter.model import ClusterName, Job, JobKind, Retirement, RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.python.site import Site
+from koala_adapter.slots import Slot
 from tests.unit.api.test_api import report
 from tests.unit.scheduler.scheduler_site import job
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from koala_adapter.python.description import SlotKeys
 
 pytestmark = pytest.mark.anyio
 
@@ -238,6 +241,17 @@ def test_what_the_user_says_of_the_job_is_in_it() -> None:
     assert worker.command[worker.command.index("--death-timeout") + 1] == "9"
 
 
+def test_workers_have_the_threads_and_the_memory_of_their_slot() -> None:
+    """What the user says of Dask's own options comes behind, and counts."""
+    slot: SlotKeys = {"threads": 2, "memory": "2GiB", "gpus": "a100:1", "queue": {"alpha": "long"}, "features": "ib"}
+    (worker,) = made(replace(SETTINGS, slot=slot, worker_options=("--nthreads", "1"))).components
+    assert worker.slot == Slot(threads=2, memory_mib=2048, gpus=1, gpu_kind="a100", features=("ib",))
+    assert worker.slot_on(ClusterName("alpha")).queue == "long"
+    options = worker.command[worker.command.index("--nthreads") :]
+    assert options[:4] == ("--nthreads", "2", "--memory-limit", "2048MiB")
+    assert options[-2:] == ("--nthreads", "1")
+
+
 @pytest.mark.parametrize("tls", [False, True])
 def test_keys_travel_in_files_alone(*, tls: bool) -> None:
     """A command line, which everybody sees, has the names of the files of a key, and only where there is one."""
@@ -265,6 +279,7 @@ def test_the_shell_reads_nothing_of_what_the_user_says(words: list[str]) -> None
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        (replace(SETTINGS, slot={"memory": "much"}), 'memory: found "much", allowed is MiB'),
         (replace(SETTINGS, walltime="soon"), 'walltime: found "soon"'),
         (replace(SETTINGS, minimum=0), "minimum"),
         (replace(SETTINGS, environment={"A=": "b"}), '"A="'),

@@ -64,7 +64,7 @@ def test_a_slot_has_the_same_keys_everywhere() -> None:
     """In job files, of components and jobs of programs, and as arguments that are handed on."""
     assert set(description.SLOT_NAMES) == set(SlotTable.model_fields) == set(SlotKeys.__annotations__)
     with pytest.raises(TypeError, match="KoalaCluster got an unexpected keyword argument 'thread'"):
-        description.slot_values("KoalaCluster", cast("SlotKeys", {"thread": 2}))
+        description.require_slot_keys("KoalaCluster", cast("SlotKeys", {"thread": 2}))
 
 
 def test_a_job_says_what_its_ranks_need(tmp_path: Path) -> None:
