@@ -160,6 +160,25 @@ class Sweep:
     """The first of the jobs of this sweep, where an earlier one was stopped."""
 
 
+class AfterEnd(StrEnum):
+    """How a job must have ended before another one starts."""
+
+    OK = "ok"
+    """It has completed."""
+    FAILED = "failed"
+    """It has ended otherwise."""
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """A job that must have ended before another one starts."""
+
+    job: JobId
+    """Before the submission also a name: that of the latest job that has it."""
+    end: AfterEnd = AfterEnd.OK
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One parallel job as submitted; nothing in it changes afterwards."""
@@ -188,6 +207,8 @@ class Job:
     """Seconds before its walltime ends at which an adaptive program is told, or workers are asked to end; 0: never."""
     sweep: Sweep | None = None
     """What a job with runner ``sweep`` does."""
+    after: tuple[After, ...] = ()
+    """Jobs that must have ended before it starts."""
 
     def changes_size(self, name: str) -> bool:
         """Tell whether a component may change its size while the job runs."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import click
 
+from koala_adapter.config.fields import after_of
 from koala_adapter.config.tomlfile import toml_of
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.python.description import SLOT_NAMES, WALLTIME, Component, Job
@@ -155,9 +156,14 @@ class JobArguments:
     save: Path | None
     slot: SlotKeys
     environment: ProgramEnvironment = ProgramEnvironment()
+    after: tuple[str, ...] = ()
+    """Jobs that must have ended before, besides those of a job file."""
 
     def job(self, session: Session) -> CheckedJob:
         """Return the job. Raises ConfigurationError and UsageError."""
+        return following(self._job(session), self.after)
+
+    def _job(self, session: Session) -> CheckedJob:
         if len(self.words) > 1 or self._given:
             if len(self.words) == 1 and self.words[0].endswith(".toml"):
                 raise click.UsageError("a job file says itself what it needs: nothing may stand beside it")
@@ -198,6 +204,14 @@ class JobArguments:
         return self.environment.added_to(job)
 
 
+def following(job: CheckedJob, after: Sequence[str]) -> CheckedJob:
+    """Return a job that starts only after others have ended, too. Raises UsageError."""
+    try:
+        return replace(job, after=(*job.after, *map(after_of, after)))
+    except ValueError as error:
+        raise click.UsageError(f"--after: found {', '.join(after)}, allowed is {error}") from None
+
+
 def checked(session: Session, described: Job, save_as: Path | None) -> CheckedJob:
     """Return the job of a description, checked against the site, and save the job file that says the same.
 
@@ -234,11 +248,12 @@ def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
     @click.option("--cluster", "-C", metavar="NAME", help="Cluster that PROGRAM must run in.")
     @click.option("--split", is_flag=True, help="Several clusters may share N, where one has not enough.")
     @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file this stands for.")
+    @click.option("--after", multiple=True, metavar="JOB[:ok|failed|any]", help="Start when JOB has ended so.")
     @slot_options
     @environment_options
     @functools.wraps(function)
     def with_arguments(*args: object, **options: object) -> R:
-        names = ("words", "processors", "mpi", "walltime", "cluster", "split", "save", "environment", "slot")
+        names = ("words", "processors", "mpi", "walltime", "cluster", "split", "save", "environment", "slot", "after")
         wanted = JobArguments(**{name: options.pop(name) for name in names})  # type: ignore[arg-type] # as click checked
         return function(*args, wanted=wanted, **options)
 

@@ -27,6 +27,7 @@ from koala_adapter.cli.arguments import (
     ProgramEnvironment,
     checked,
     environment_options,
+    following,
     job_arguments,
     slot_options,
     sweep_of_words,
@@ -44,7 +45,7 @@ from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.slots import ranks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from rich.console import Console
 
@@ -98,10 +99,11 @@ def run(session: Session, wanted: JobArguments, as_json: bool, quiet: bool) -> N
 
 @click.command()
 @job_arguments
+@click.option("--chain", is_flag=True, help="Of several job files, each starts when the one before has completed.")
 @json_option
 @pass_session
 @command_body
-def submit(session: Session, wanted: JobArguments, as_json: bool) -> None:
+def submit(session: Session, wanted: JobArguments, chain: bool, as_json: bool) -> None:
     r"""Hand a job to the service, and start one if none runs.
 
     JOB is a job file, or a program as for `koala run`. Several job files, all in .toml, are several jobs: all are read
@@ -113,10 +115,14 @@ def submit(session: Session, wanted: JobArguments, as_json: bool) -> None:
     Examples:
       koala submit job.toml
       koala submit *.toml
+      koala submit --chain prepare.toml simulate.toml
+      koala submit --after 12:any clean-up.toml
     """
     if wanted.job_files:
-        _submit_several(session, wanted.job_files, as_json=as_json)
+        _submit_several(session, wanted, chain=chain, as_json=as_json)
         return
+    if chain:
+        raise click.UsageError("--chain is for several job files")
     job = wanted.job(session)
     go_on_in_background(session, "no service was running; started one in the background")
     job_id = session.here.submit(job).id
@@ -126,14 +132,16 @@ def submit(session: Session, wanted: JobArguments, as_json: bool) -> None:
         session.console.print(f"job {job_id} submitted; follow it with `koala logs {job_id} -f`")
 
 
-def _submit_several(session: Session, files: Sequence[Path], *, as_json: bool) -> None:
-    """Hand over the jobs of several files; none of them when one cannot be read."""
-    jobs = [session.job(file) for file in files]
+def _submit_several(session: Session, wanted: JobArguments, *, chain: bool, as_json: bool) -> None:
+    """Hand over the jobs of several files; none of them when one cannot be read. ``chain``: each after the last."""
+    files = wanted.job_files
+    jobs = [following(session.job(file), wanted.after) for file in files]
     go_on_in_background(session, "no service was running; started one in the background")
-    submitted = []
+    submitted: list[dict[str, str]] = []
     try:
         for file, job in zip(files, jobs, strict=True):
-            job_id = session.here.submit(job).id
+            before = [submitted[-1]["id"]] if chain and submitted else []
+            job_id = session.here.submit(following(job, before)).id
             submitted.append({"id": job_id, "file": str(file)})
             if not as_json:
                 session.console.print(f"job {job_id} submitted: {file}", markup=False, soft_wrap=True)

@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic_core import PydanticKnownError
 
 from koala_adapter.config.exported import ALL, GLOB, stays_behind
+from koala_adapter.model import After, AfterEnd, JobId
 from koala_adapter.policies import PolicyKind
 from koala_adapter.policies.loading import policy_names
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
@@ -336,6 +337,24 @@ def _sizes(value: object) -> object:
             raise NotAllowedError(f"{own}{others and ', or of those installed'}{others}") from None
     return value
 
+
+def after_of(value: str | int) -> After:
+    """Return the job that a text such as ``12``, ``12:any`` or ``name:failed`` names. Raises NotAllowedError."""
+    text = str(value)
+    name, _, end = text.rpartition(":") if ":" in text else (text, "", AfterEnd.OK)
+    if not name.strip() or end not in list(AfterEnd):
+        raise NotAllowedError('the id or name of a job, and behind it ":ok" (as without), ":failed" or ":any"')
+    return After(job=JobId(name), end=AfterEnd(end))
+
+
+def _after(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise NotAllowedError('the id or name of a job as a text, such as "12" or "sim:any"')
+    after_of(value)
+    return str(value)
+
+
+AfterText = Annotated[str, BeforeValidator(_after)]
 
 SignalName = Annotated[str, BeforeValidator(_ending_signal)]
 

@@ -21,6 +21,7 @@ from koala_adapter.config.exported import exported, unfit
 from koala_adapter.config.fields import (
     _SIGNALS,
     MpiResizeWanted,
+    after_of,
     path_fault,
 )
 from koala_adapter.config.jobtables import (
@@ -703,4 +704,5 @@ def _job(document: Document, name: str, directory: Path, *, user: str, site: Sit
         sweep=sweep,
         mpi_resize=mpi_resize(table.mpi_resize, [component.cluster for component in table.components], site),
         warn_before=warned_before(table),
+        after=tuple(map(after_of, table.after)),
     )

@@ -27,6 +27,7 @@ from koala_adapter.config.fields import (
     MOST_PATTERNS,
     SECONDS,
     AbsolutePath,
+    AfterText,
     ContainerImage,
     Environment,
     Export,
@@ -418,6 +419,13 @@ class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
         description="How an MPI program changes its size, with runner adaptive. spawn: by MPI_Comm_spawn, on clusters "
         "whose MPI can do that. restart: it is started anew, with its state in files below working_directory, which "
         "all nodes must share. any: spawn if all clusters on which it may run can, else restart.",
+    )
+    after: tuple[AfterText, ...] = Field(
+        default=(),
+        max_length=1000,
+        description="Jobs that must have ended before this one starts, by their ids, or by a name that the latest one "
+        'has: "12" or "12:ok" when it has completed, "12:failed" when it has not, "12:any" in any case. When one of '
+        "them ends otherwise, this job is cancelled.",
     )
     environment: Environment = Field(default={}, description="Environment variables for all ranks, and mpiexec.")
     export: Export = Field(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from os import PathLike, fspath
 from pathlib import PurePath
-from typing import TYPE_CHECKING, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict
 
 from koala_adapter.errors import ConfigurationError
 
@@ -65,6 +65,15 @@ class SlotKeywords:
 
 
 SLOT_NAMES = tuple(one.name for one in fields(SlotKeywords))
+
+
+class HasId(Protocol):
+    """A job that was handed in, such as a handle on it."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+
 
 # fmt: off
 ALONE = frozenset({
@@ -169,6 +178,8 @@ class Job(SlotKeywords):
     runner: str | None = None
     """``ranks``, ``workers``, ``adaptive`` or ``sweep``."""
     placement: str | None = None
+    after: Sequence[str | HasId] = ()
+    """Jobs that must have ended well before: ids, names, handles; "12:failed" or "12:any" for those that need not."""
     walltime: float | str = WALLTIME
     """How long it may run: seconds, or a text such as "10m"."""
     warn_before: float | str | None = None
@@ -203,6 +214,8 @@ class Job(SlotKeywords):
             said = ", ".join(alone)
             hint = "say it of the components: koala.Component(...)"
             raise ConfigurationError(f"koala.Job: given together with components: {said}", hint=hint)
+        if self.after:
+            header["after"] = [one if isinstance(one, str) else one.id for one in self.after]
         components = [component.values() for component in self.components] or [_with_processors(alone)]
         if "command" not in components[0]:
             raise ConfigurationError("koala.Job: it has nothing to run", hint='koala.Job(["./program"])')

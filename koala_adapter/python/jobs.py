@@ -8,7 +8,7 @@ import sys
 import time
 from collections import deque
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from koala_adapter.api.closedjournal import ClosedJournal
     from koala_adapter.api.offline import JournalView
     from koala_adapter.outcome import JobState
+    from koala_adapter.python.description import Job
     from koala_adapter.report.values import ComponentReport, JobReport
 
 
@@ -302,6 +303,9 @@ class JobService(Protocol):
     def begin_service(self) -> int | None:
         """Start a service if none answers. Raises ServiceRunningError and ServiceUnavailableError."""
 
+    def submit(self, job: Job) -> JobHandle:
+        """Hand a job to the service and return a handle on it."""
+
 
 class JobHandle:
     """A job at a site, by its id. It can be used by several threads at once, and made again with ``site.job(id)``.
@@ -416,6 +420,14 @@ class JobHandle:
         ``timeout``: seconds until JobTimeoutError, which is a TimeoutError; the job goes on. None: no limit.
         """
         return self.ended(timeout, check=False)
+
+    def then(self, job: Job, end: str = "ok") -> JobHandle:
+        """Hand in another job that starts when this one has ended, and return a handle on it.
+
+        ``end``: ``ok``: when this one has completed, ``failed``: when it has not, ``any``: in any case. Where this one
+        ends otherwise, the other one is cancelled.
+        """
+        return self.site.submit(replace(job, after=(*job.after, f"{self.id}:{end}")))
 
     def result(self, timeout: float | None = None) -> JobResult:
         """Wait until the job has ended well, as :meth:`wait`; raise JobFailedError when it ended otherwise."""

@@ -15,11 +15,10 @@ from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler import ends, reports
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.claiming import claims, exchange, waiting
+from koala_adapter.scheduler.claiming import claims, dependencies, exchange, waiting
 from koala_adapter.scheduler.claiming.queue import PlacementQueue
 from koala_adapter.scheduler.claiming.waiting import (
     await_first_looks,
-    enqueue,
     impossible,
     interval_scan,
     looked_at,
@@ -226,7 +225,7 @@ def _job_submitted(context: Context, event: ev.JobSubmitted) -> None:
     if never is not None:
         refuse(context, record, never)
     else:
-        enqueue(context, record)
+        dependencies.enter(context, record)
 
 
 def _cancel_requested(context: Context, event: ev.CancelRequested) -> None:

@@ -22,6 +22,7 @@ from koala_adapter.outcome import (
 )
 from koala_adapter.scheduler.actions import CorrectOutcome, FinishJob
 from koala_adapter.scheduler.claiming.claims import drop_if_forgotten, end_placeholder
+from koala_adapter.scheduler.claiming.dependencies import predecessor_ended
 from koala_adapter.scheduler.claiming.exchange import reassign_to_claiming, reassign_to_waiting
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.context import SHORTEST_PAUSE
@@ -322,6 +323,7 @@ def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
     for placeholder in spares:
         end_placeholder(context, placeholder)
     context.scan_wanted = True
+    predecessor_ended(context, record)
     _remember(context, record)
 
 

@@ -898,6 +898,8 @@ class State:
     """Waiting jobs that will have used up their tries, by the number of the scan at which that happens."""
     enqueued: int = 0
     """How often a job entered the placement queue."""
+    dependents: dict[JobId, list[JobId]] = field(default_factory=dict)
+    """Jobs that wait for the end of another one, by the id of that."""
     guarded: JobId | None = None
     """Waiting job for which room is kept free of later jobs, so that it does not starve."""
     kept_room: dict[ClusterName, int] = field(default_factory=dict)

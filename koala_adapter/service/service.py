@@ -27,8 +27,10 @@ from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.containment import contained
 from koala_adapter.lrm.contract import expressible
 from koala_adapter.model import JobId
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.claiming.dependencies import WORDS, fulfils
 from koala_adapter.scheduler.events import Configured, JobSubmitted
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.agents import LiveEffector, Reception, ScriptMaker, tidy_words
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.context import NumberedBatch
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.parameters import ClusterParameters
-    from koala_adapter.scheduler.records import State
+    from koala_adapter.scheduler.records import JobRecord, State
 
 
 OBSTACLE_SECONDS = 10.0
@@ -559,7 +561,7 @@ class Service:
         if earlier is not None:
             return earlier
         self._loop.require_journal()
-        job = make_job(self._new_job_id(), self.now())
+        job = self._after_known(make_job(self._new_job_id(), self.now()))
         check_policies(job, self.scheduler.policies, self.core.size_rules)
         self._require_able(job)
         self.applications.keep_input(job)
@@ -572,6 +574,31 @@ class Service:
             raise
         self._poll_soon(component.cluster for component in job.components)
         return job.id
+
+    def _after_known(self, job: Job) -> Job:
+        """Return a job that names those that it is to start after by their ids, and of these only who have not ended.
+
+        Raises JobRefusedError for a job that is not known, or that has ended otherwise than was asked for.
+        """
+        awaited = []
+        for after in job.after:
+            record = self.state.jobs.get(after.job) or self._latest_called(after.job, job.user)
+            if record is not None:
+                awaited.append(replace(after, job=record.job.id))
+                continue
+            ended = (self.journal.finished.outcome(after.job) or {}).get("state")
+            if ended is None:
+                message = f"it is to start after job {after.job!r}, which there is not"
+                raise JobRefusedError(message, hint="give the id, or the name, of a job that `koala status` lists")
+            if not fulfils(JobState(str(ended)), after.end):
+                message = f"it is to start only after job {after.job} {WORDS[after.end]}, and that is {ended}"
+                raise JobRefusedError(message, hint=f"{after.job}:any does not ask how it ended")
+        return replace(job, after=tuple(awaited))
+
+    def _latest_called(self, name: str, user: str) -> JobRecord | None:
+        """Return the latest job of a user that has a name."""
+        records = (record for record in reversed(self.state.jobs.values()) if record.job.user == user)
+        return next((record for record in records if record.job.name == name), None)
 
     def count_slots(self, job: Job) -> None:
         """Tell the scheduler how many slots there are of each shape that a job needs, where it does not know it."""
