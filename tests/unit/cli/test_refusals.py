@@ -357,7 +357,7 @@ def test_top_of_the_command_line_imports_click_alone(option: str) -> None:
     [
         ([], "s", ["submit", "sweep", "script", "status", "serve", "schedule", "simulate", "schema"]),
         ([], "--si", ["--site"]),
-        (["run"], "--q", ["--quiet"]),
+        (["run"], "--qui", ["--quiet"]),
         (["wiki"], "", ["ask", "serve"]),
         (["--state", "x", "wiki", "serve"], "--cl", ["--cluster"]),
     ],

@@ -552,3 +552,24 @@ def test_slots_that_cannot_be(line: str, said: str, site: SiteConfig) -> None:
     message = refusal(f"{HEAD}{COMPONENT}{line}\n", site=site)
     assert message.startswith(f"j.toml:5: components[0].{said}")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("12", ("12", "ok")),
+        ("12:ok", ("12", "ok")),
+        ("sim:failed", ("sim", "failed")),
+        ("a:b:any", ("a:b", "any")),
+    ],
+)
+def test_jobs_before(text: str, found: tuple[str, str]) -> None:
+    (after,) = load_job_text(f'after = ["{text}"]\n{HEAD}{COMPONENT}', user="alice", directory=Path()).after
+    assert (after.job, after.end.value) == found
+
+
+@pytest.mark.parametrize("value", ['["12:"]', '[":ok"]', '["12:okay"]', "[true]", "[[]]"])
+def test_jobs_before_that_cannot_be(value: str) -> None:
+    message = refusal(f"after = {value}\n{HEAD}{COMPONENT}")
+    assert message.startswith("j.toml:1: after[0]: found ")
+    assert "allowed is the id or name of a job" in message
