@@ -93,12 +93,12 @@ def _ticks(pid: int) -> float:
 
 async def few_changes(cluster: SlurmCluster, sides: Sequence[Side], jobs: int, repeat: int) -> list[Row]:
     """Return what the first listing costs, and one with a few changes."""
-    ids = [job.id for job in await sides[0].lrm.jobs() if job.state is LrmJobState.HELD][:CHANGED]
+    ids = [job.id for job in await sides[0].lrm.jobs_to_schedule() if job.state is LrmJobState.HELD][:CHANGED]
     costs: dict[str, list[Cost]] = {side.access: [] for side in sides}
     for turn in range(repeat):
         cluster.run("scontrol", "update", f"JobId={','.join(ids)}", f"TimeLimit={turn + 20}")
         for side in sides:
-            costs[side.access].append(await side.measured(side.lrm.jobs))
+            costs[side.access].append(await side.measured(side.lrm.jobs_to_schedule))
     return [_row(f"{jobs:,} jobs: {name}", costs, name) for name in ("here", "controller", "requests")]
 
 
@@ -110,7 +110,7 @@ def _row(what: str, costs: dict[str, list[Cost]], name: str) -> Row:
 
 async def first_listings(sides: Sequence[Side], jobs: int) -> list[Row]:
     """Return what the first listing costs: of pyslurm with the start of its helper."""
-    costs = {side.access: [await side.measured(side.lrm.jobs)] for side in sides}
+    costs = {side.access: [await side.measured(side.lrm.jobs_to_schedule)] for side in sides}
     return [_row(f"{jobs:,} jobs, first listing: {name}", costs, name) for name in ("here", "controller", "requests")]
 
 
@@ -120,7 +120,7 @@ async def starts(cluster: SlurmCluster, sides: Sequence[Side], repeat: int) -> l
     for _ in range(repeat):
         for side in sides:
             job = LrmJobId(cluster.submit("#!/bin/sh\n", "--hold", "-n1", "--output=/dev/null"))
-            await side.lrm.jobs()
+            await side.lrm.jobs_to_schedule()
             costs[side.access].append(await side.measured(partial(begin_start, side.lrm, job, ["n1"])))
     return [_row(f"a start: {name}", costs, name) for name in ("here", "controller", "requests")]
 
@@ -133,7 +133,8 @@ async def short_jobs(cluster: SlurmCluster, sides: Sequence[Side]) -> list[Row]:
 
         async def until_all_have_ended(side: Side = side, array: str = array) -> None:
             while any(  # noqa: ASYNC110 - Slurm has no event for it
-                job.id.startswith(f"{array}_") and job.state is not LrmJobState.ENDED for job in await side.lrm.jobs()
+                job.id.startswith(f"{array}_") and job.state is not LrmJobState.ENDED
+                for job in await side.lrm.jobs_to_schedule()
             ):
                 await anyio.sleep(0.5)
 

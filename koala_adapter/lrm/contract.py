@@ -298,7 +298,7 @@ class Lrm(ABC):
     requests_per_poll: int
     """LRM requests that one ``nodes`` plus one ``jobs`` of our own jobs cost at most: part of the overload contract."""
     requests_per_listing: int = 0
-    """LRM requests that one ``nodes`` plus one ``jobs`` of all users cost at most; 0: no more than a poll."""
+    """LRM requests that one ``nodes`` plus one ``jobs_to_schedule`` cost at most; 0: no more than a poll."""
 
     @property
     def submission_way(self) -> str:
@@ -344,6 +344,14 @@ class Lrm(ABC):
         Queued jobs come in the order of their queue; of equal priority, as all jobs in hold are, the oldest comes first
         (``koala_adapter.lrm.contract.oldest_first``): who starts jobs from outside keeps that order.
         """
+
+    async def jobs_to_schedule(self) -> tuple[LrmJob, ...]:
+        """Return the jobs of all users as `jobs` does, with all that a scheduler from outside must know of them.
+
+        That is beside the rest where each job in hold may run now, and what keeps it from starting. Only such a
+        scheduler asks for it, because it may cost further requests.
+        """
+        return await self.jobs()
 
     @abstractmethod
     async def queues(self) -> tuple[Queue, ...]:

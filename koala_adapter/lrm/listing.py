@@ -165,14 +165,16 @@ def answering(cluster: str) -> Iterator[None]:
 
 
 async def read_listing(
-    lrm: Lrm, *, cluster: str, read_at: float, offset: float = 0.0, name_prefix: str = ""
+    lrm: Lrm, *, cluster: str, read_at: float, offset: float = 0.0, name_prefix: str = "", to_schedule: bool = False
 ) -> Listing:
     """Read the jobs whose names begin so, then the nodes. Raises LrmError.
+
+    ``to_schedule``: all jobs, for a scheduler from outside.
 
     In this order a job that starts between the two makes us think less is idle, never more.
     """
     with answering(cluster):
-        jobs = await lrm.jobs(name_prefix=name_prefix)
+        jobs = await (lrm.jobs_to_schedule() if to_schedule else lrm.jobs(name_prefix=name_prefix))
         nodes = await lrm.nodes()
     return Listing(read_at=read_at, jobs=jobs, nodes=nodes, offset=offset)
 

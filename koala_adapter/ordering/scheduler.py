@@ -179,7 +179,8 @@ class PacedWatcher:
         self._wanted = anyio.Event()
 
     async def _read(self) -> Listing:
-        listing = await read_listing(self._lrm, cluster=CLUSTER, read_at=self.clock.now(), offset=self.clock.offset)
+        now, offset = self.clock.now(), self.clock.offset
+        listing = await read_listing(self._lrm, cluster=CLUSTER, read_at=now, offset=offset, to_schedule=True)
         if anyio.current_time() > self._queues_at + QUEUES_AGAIN:
             with answering(CLUSTER):
                 self._queues = {queue.name: queue for queue in await self._lrm.queues()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -107,10 +108,13 @@ class DescriptionTests:
         waits = lrm.capabilities.submit and lrm.capabilities.hold
         key = (await trial.submit(count=2, held=True)).key if waits else "koala"
         for _ in range(3):
-            for prefix, most in ((key, bound), ("", max(bound, lrm.requests_per_listing))):
+            for list_jobs, most in (
+                (partial(lrm.jobs, name_prefix=key), bound),
+                (lrm.jobs_to_schedule, max(bound, lrm.requests_per_listing)),
+            ):
                 before = trial.requests()
                 await lrm.nodes()
-                await lrm.jobs(name_prefix=prefix)
+                await list_jobs()
                 assert trial.requests() - before <= most
 
     async def test_check_is_content(self, trial: Trial) -> None:

@@ -352,7 +352,7 @@ class FreshInventory:
     async def _settled(self) -> tuple[Listing, bool]:
         """Read, and have the starts judged; tell whether jobs were taken back, which the reading does not show."""
         read_at = anyio.current_time()
-        listing = await read_listing(self._lrm, cluster=self._options.cluster, read_at=read_at)
+        listing = await read_listing(self._lrm, cluster=self._options.cluster, read_at=read_at, to_schedule=True)
         in_hand = self._starter.starts.in_hand(read_at)
         taken_back, failures = await self._starter.settle(listing.jobs, read_at)
         for job_id, failure in failures.items():

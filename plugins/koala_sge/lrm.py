@@ -184,18 +184,23 @@ class SgeLrm(CommandPlugin):
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs of all users from one listing; a job that ends is gone from it at once."""
-        document, everything = await self._listing()
-        self._submitter.sweep({job.name for job in everything if job.user == self._user})
+        _, everything = await self._listing()
         jobs = oldest_first(job for job in everything if job.name.startswith(name_prefix))
         if name_prefix:
-            return await self._with_reasons(await self._with_verdicts(await self._with_holders(jobs)))
-        return await self._with_reasons(await self._held_jobs.described(document, await self._with_layouts(jobs)))
+            jobs = await self._with_verdicts(await self._with_holders(jobs))
+        return await self._with_reasons(jobs)
+
+    async def jobs_to_schedule(self) -> tuple[LrmJob, ...]:
+        document, everything = await self._listing()
+        jobs = await self._with_layouts(oldest_first(everything))
+        return await self._with_reasons(await self._held_jobs.described(document, jobs))
 
     async def _listing(self) -> tuple[bytes, tuple[LrmJob, ...]]:
         asked_at = time.monotonic()
         document = await self._commands.document(heldjobs.list_jobs(singly=self._singly))
         everything = parse_jobs(document, by_queue=self._by_queue)
         self._listed = asked_at, {job.id: job for job in everything}
+        self._submitter.sweep({job.name for job in everything if job.user == self._user})
         return document, everything
 
     async def _with_holders(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:

@@ -206,16 +206,19 @@ class SlurmLrm(CommandPlugin):
         return nodes
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
-        """Return jobs; with a prefix only our user's, and without what only an outside scheduler must know.
-
-        That costs the controller least.
-        """
+        """Return jobs; with a prefix only our user's, without details, which costs the controller least."""
         if not name_prefix:
-            self._outside.access = self._access()
-            return await self._outside.jobs()
+            return await self._all_jobs().jobs()
         jobs = await self._reader.jobs(user=self._user)
         self._submitter.sweep({job.name for job in jobs if job.state is not LrmJobState.ENDED})
         return tuple(job for job in jobs if job.name.startswith(name_prefix))
+
+    async def jobs_to_schedule(self) -> tuple[LrmJob, ...]:
+        return await self._all_jobs().jobs_to_schedule()
+
+    def _all_jobs(self) -> OutsideReader:
+        self._outside.access = self._access()
+        return self._outside
 
     async def queues(self) -> tuple[Queue, ...]:
         return parse_partitions(await self._commands.read(PARTITION_COMMAND, action="listing of partitions"))

@@ -116,7 +116,20 @@ class OutsideReader:
             self.access.reader.forget(job)
 
     async def jobs(self) -> tuple[LrmJob, ...]:
-        """Return all jobs, array elements singly. Raises LrmError."""
+        """Return all jobs with their details, array elements singly. Raises LrmError."""
+        return tuple(with_details(job, self._known.get(state_key(job))) for job in await self._read())
+
+    async def jobs_to_schedule(self) -> tuple[LrmJob, ...]:
+        """Return all jobs, and what keeps each that waits from starting. Raises LrmError."""
+        jobs = await self._read()
+        groups: Mapping[str, frozenset[str]] = {}
+        if users := {job.user for job in jobs if job.state in _WAITING}:
+            await self._ask_limits()
+            groups = await self._groups_of(users)
+        return tuple(await self._with_obstacles([self._described(job, groups) for job in jobs]))
+
+    async def _read(self) -> Sequence[LrmJob]:
+        """Return all jobs as squeue tells them, and have the details of those of which scontrol knows more."""
         jobs = await self._by_library()
         if jobs is None:
             jobs = await self._squeue(parse_everything)
@@ -127,11 +140,7 @@ class OutsideReader:
         missing = [job for job in wanting if state_key(job) not in self._known]
         if missing:
             await self._ask_details(missing)
-        groups: Mapping[str, frozenset[str]] = {}
-        if users := {job.user for job in jobs if job.state in _WAITING}:
-            await self._ask_limits()
-            groups = await self._groups_of(users)
-        return tuple(await self._with_obstacles([self._described(job, groups) for job in jobs]))
+        return jobs
 
     def _described(self, job: LrmJob, groups: Mapping[str, frozenset[str]]) -> LrmJob:
         """Return a job with its details, and with what its partitions keep it from. ``groups`` of users."""

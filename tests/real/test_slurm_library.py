@@ -142,9 +142,9 @@ async def same(by_commands: SlurmLrm, by_library: SlurmLrm) -> tuple[LrmJob, ...
     """Return the jobs, which both readers give alike, in the same order, with the same value in each field."""
     # What changed between the two listings is no difference: then both are asked again.
     while True:
-        before = await by_commands.jobs()
-        told = await by_library.jobs()
-        if before == await by_commands.jobs():
+        before = await by_commands.jobs_to_schedule()
+        told = await by_library.jobs_to_schedule()
+        if before == await by_commands.jobs_to_schedule():
             break
     assert [job.id for job in told] == [job.id for job in before]
     differing = [
@@ -235,11 +235,11 @@ async def test_changes_do_what_the_commands_do(cluster: SlurmCluster, tmp_path: 
     context.commands.observer = lambda name, _seconds, _failure: made.add(name)
     by_library = SlurmLrm(context, settings_of(cluster, "pyslurm"))
     await by_library.start()
-    await by_library.jobs()
+    await by_library.jobs_to_schedule()
     script = "#!/bin/sh\ntrap 'echo signalled' USR1\nwhile :; do sleep 0.2; done\n"
     output = cluster.directory / "changes.out"
     job = LrmJobId(cluster.submit(script, "--hold", "-n1", f"--output={output}", "--comment=mine", "--no-requeue"))
-    await by_library.jobs()
+    await by_library.jobs_to_schedule()
 
     def shown() -> dict[str, str]:
         words = cluster.run("scontrol", "show", "job", job).split()
@@ -251,7 +251,7 @@ async def test_changes_do_what_the_commands_do(cluster: SlurmCluster, tmp_path: 
     assert {name for name in before if before[name] != after[name]} == {"TimeLimit"}
     start = await begin_start(by_library, job, ["n2"])
     running = await eventually(
-        by_library.jobs,
+        by_library.jobs_to_schedule,
         lambda jobs: any(one.id == job and one.state is LrmJobState.RUNNING for one in jobs),
         what="it runs",
         seconds=60,
@@ -267,7 +267,7 @@ async def test_changes_do_what_the_commands_do(cluster: SlurmCluster, tmp_path: 
     )
     await by_library.requeue([job])
     await eventually(
-        by_library.jobs,
+        by_library.jobs_to_schedule,
         lambda jobs: any(one.id == job and one.requeues == 1 for one in jobs),
         what="it is queued again",
         seconds=60,
@@ -284,14 +284,14 @@ async def test_killed_helper(cluster: SlurmCluster, by_commands: SlurmLrm, tmp_p
     cluster.submit(SLEEP, "--hold", "--output=/dev/null")
     lrm = new_lrm(cluster, tmp_path / "dying", "auto")
     await lrm.start()
-    assert await lrm.jobs() == await by_commands.jobs()
+    assert await lrm.jobs_to_schedule() == await by_commands.jobs_to_schedule()
     assert lrm.library is not None
     first = lrm.library.client.helper_pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
     # Commands give the jobs where its death is not known yet.
     for _ in range(2):
-        assert await lrm.jobs() == await by_commands.jobs()
+        assert await lrm.jobs_to_schedule() == await by_commands.jobs_to_schedule()
     assert lrm.library.client.helper_pid not in {None, first}
     await lrm.close()
 
@@ -301,15 +301,18 @@ async def test_controller_that_does_not_answer(cluster: SlurmCluster, tmp_path: 
     cluster.submit(SLEEP, "--hold", "--output=/dev/null")
     lrm = new_lrm(cluster, tmp_path / "silent", "auto")
     await lrm.start()
-    listed = await lrm.jobs()
+    listed = await lrm.jobs_to_schedule()
     cluster.stop_controller()
     try:
         with pytest.raises(LrmUnavailableError):
-            await lrm.jobs()
+            await lrm.jobs_to_schedule()
     finally:
         cluster.start_controller()
     await eventually(
-        lrm.jobs, lambda jobs: [job.id for job in jobs] == [job.id for job in listed], what="answers", seconds=60
+        lrm.jobs_to_schedule,
+        lambda jobs: [job.id for job in jobs] == [job.id for job in listed],
+        what="answers",
+        seconds=60,
     )
     assert lrm.library is not None
     assert lrm.library.choice.by == "pyslurm"
@@ -349,7 +352,7 @@ async def test_library_of_another_release(slurm_a: SlurmCluster, tmp_path: Path)
     require([] if installed not in {"", found} else [f"pyslurm of another release than Slurm {found}"])
     lrm = new_lrm(slurm_a, tmp_path / "other", "auto")
     await lrm.start()
-    await lrm.jobs()
+    await lrm.jobs_to_schedule()
     assert lrm.library is not None
     reason = f"pyslurm is for Slurm {installed}, and the controller runs {found}"
     assert str(lrm.library.choice) == f"by commands: pyslurm cannot be used: {reason}"

@@ -225,13 +225,14 @@ async def test_defaults_do_no_harm() -> None:
     await lrm.confirm_start(START)
     assert await lrm.confirm_starts([START]) == {}
     assert await lrm.original_request(JOB) == ""
+    assert await lrm.jobs_to_schedule() == ()
     with pytest.raises(LrmUnsupportedError, match="Bare cannot release"):
         await lrm.give_back([JOB])
     assert await lrm.held_by_hook() == ()
     harmless = {"start", "close", "check", "check_outside", "undo_start", "confirm_start", "confirm_starts"}
     await lrm.look_for_obstacle()
     assert lrm.submission_obstacle == lrm.submission_way == ""
-    harmless |= {"held_by_hook", "give_back", "look_for_obstacle", "original_request"}
+    harmless |= {"held_by_hook", "give_back", "look_for_obstacle", "original_request", "jobs_to_schedule"}
     assert optional - harmless == set(CALLS)
 
 

@@ -305,7 +305,7 @@ def counting(directory: Path, *jobs: str) -> SgeLrm:
 async def test_a_running_job_was_submitted_before_it_started(tmp_path: Path) -> None:
     started = "<JAT_start_time>2026-11-21T11:04:38</JAT_start_time><queue_name>a.q@n1</queue_name>"
     lrm = counting(tmp_path, ONE.format(7, "r", started))
-    (first,), (again,) = await lrm.jobs(), await lrm.jobs()
+    (first,), (again,) = await lrm.jobs_to_schedule(), await lrm.jobs_to_schedule()
     assert first == again
     assert (first.group, first.account, first.submitted_at) == ("staff", "bio", 100.0)
     assert (tmp_path / "asked").read_text().count("-j 7") == 1
@@ -315,7 +315,7 @@ async def test_a_running_job_was_submitted_before_it_started(tmp_path: Path) -> 
 async def test_requests_of_a_listing_are_bounded_whatever_waits(tmp_path: Path) -> None:
     wishes = '<hard_request name="arch">a{0}</hard_request><master_hard_req_queue>q{0}</master_hard_req_queue>'
     lrm = counting(tmp_path, *(ONE.format(number, "hqw", wishes.format(number)) for number in range(1, 60)))
-    await lrm.jobs()
+    await lrm.jobs_to_schedule()
     asked = (tmp_path / "asked").read_text().splitlines()
     # The hosts are asked for beside.
     assert len(asked) + 1 <= lrm.requests_per_listing

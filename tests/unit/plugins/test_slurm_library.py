@@ -66,15 +66,15 @@ def way(lrm: SlurmLrm) -> str:
 async def test_both_ways_tell_the_same(fake: FakeSlurm, tmp_path: Path) -> None:
     """Jobs, details and order are the same, after changes, too, of which only what differs is sent."""
     commands, library = await started(fake, tmp_path / "c", "commands"), await started(fake, tmp_path / "l", "auto")
-    assert await library.jobs() == await commands.jobs()
+    assert await library.jobs_to_schedule() == await commands.jobs_to_schedule()
     assert way(library) == "by pyslurm: for Slurm 25.11.7, as the controller"
     assert library.library is not None
     assert (await library.library.reader.jobs())[1] == []
     fake.run("scontrol", "release", "1")
     fake.run("scancel", "2_3")
     fake.run("sbatch", *OPTIONS, "--job-name=new", "--hold", stdin=SCRIPT)
-    jobs = await library.jobs()
-    assert jobs == await commands.jobs()
+    jobs = await library.jobs_to_schedule()
+    assert jobs == await commands.jobs_to_schedule()
     assert "new" in {job.name for job in jobs}
     assert commands.library is None
     for lrm in (commands, library):
@@ -151,8 +151,8 @@ async def test_jobs_that_pyslurm_does_not_tell_are_asked_for(fake: FakeSlurm, tm
     fake.run("sbatch", *OPTIONS, "--job-name=ends", stdin="#!/bin/sh\nexit 130\n")
     commands, library = await started(fake, tmp_path / "c", "commands"), await started(fake, tmp_path / "l", "auto")
     await eventually(library.jobs, lambda jobs: any(job.exit_code for job in jobs), what="it has ended", seconds=60)
-    told = await library.jobs()
-    assert told == await commands.jobs()
+    told = await library.jobs_to_schedule()
+    assert told == await commands.jobs_to_schedule()
     assert [job.exit_code for job in told if job.name == "ends"] == [130]
     assert library.library is not None
     assert library.library.choice.by == "pyslurm"
@@ -184,7 +184,7 @@ async def test_library_of_another_release(fake: FakeSlurm, tmp_path: Path) -> No
     (fake.conf.parent / "library-release").write_text("24.11.0")
     for access in ("auto", "pyslurm"):
         lrm = await started(fake, tmp_path / access, access)
-        assert len(await lrm.jobs()) == 6
+        assert len(await lrm.jobs_to_schedule()) == 6
         assert "pyslurm is for Slurm 24.11, and the controller runs 25.11" in way(lrm)
         result = (await lrm.check())[-1]
         assert result.found.startswith("read by commands: pyslurm cannot be used: ")
@@ -197,7 +197,7 @@ async def test_library_of_another_release(fake: FakeSlurm, tmp_path: Path) -> No
 async def test_without_the_library(fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("koala_slurm.library.find_spec", lambda _: None)
     lrm = await started(fake, tmp_path / "auto", "auto")
-    assert len(await lrm.jobs()) == 6
+    assert len(await lrm.jobs_to_schedule()) == 6
     assert "pyslurm is not installed" in way(lrm)
     assert "jobs of all users" not in {result.subject for result in await lrm.check()}
     lrm = await started(fake, tmp_path / "pyslurm", "pyslurm")
@@ -209,22 +209,22 @@ async def test_without_slurm_conf(fake: FakeSlurm, tmp_path: Path) -> None:
     lrm = await started(fake, tmp_path / "l", "auto")
     fake.conf.rename(fake.conf.with_name("moved"))
     with pytest.raises(LrmUnavailableError):
-        await lrm.jobs()  # nor have the commands any
+        await lrm.jobs_to_schedule()  # nor have the commands any
     assert way(lrm) == f"by commands: pyslurm cannot be used: {fake.conf} does not exist"
     fake.conf.with_name("moved").rename(fake.conf)
-    assert len(await lrm.jobs()) == 6
+    assert len(await lrm.jobs_to_schedule()) == 6
 
 
 async def test_killed_helper(fake: FakeSlurm, tmp_path: Path) -> None:
     lrm = await started(fake, tmp_path / "l", "auto")
-    listed = await lrm.jobs()
+    listed = await lrm.jobs_to_schedule()
     assert lrm.library is not None
     first = lrm.library.client.helper_pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
     # Commands give the jobs where its death is not known yet.
-    assert await lrm.jobs() == listed
-    assert await lrm.jobs() == listed
+    assert await lrm.jobs_to_schedule() == listed
+    assert await lrm.jobs_to_schedule() == listed
     assert lrm.library.choice.by == "pyslurm"
     assert lrm.library.client.helper_pid not in {first, None}
     await lrm.close()
@@ -232,43 +232,43 @@ async def test_killed_helper(fake: FakeSlurm, tmp_path: Path) -> None:
 
 async def test_library_that_aborts(fake: FakeSlurm, tmp_path: Path) -> None:
     lrm = await started(fake, tmp_path / "l", "auto")
-    listed = await lrm.jobs()
+    listed = await lrm.jobs_to_schedule()
     (fake.conf.parent / "library-aborts").touch()
     for death in range(1, DEATHS + 1):
-        assert await lrm.jobs() == listed
+        assert await lrm.jobs_to_schedule() == listed
         assert lrm.library is not None
         assert lrm.library.choice.by == ("commands" if death == DEATHS else "pyslurm")
     assert "the pyslurm helper died" in way(lrm)
     (fake.conf.parent / "library-aborts").unlink()
-    assert await lrm.jobs() == listed
+    assert await lrm.jobs_to_schedule() == listed
     assert lrm.library is not None
     assert lrm.library.client.helper_pid is None
 
 
 async def test_library_that_hangs(fake: FakeSlurm, tmp_path: Path) -> None:
     lrm = await started(fake, tmp_path / "l", "auto")
-    listed = await lrm.jobs()
+    listed = await lrm.jobs_to_schedule()
     (fake.conf.parent / "library-hangs").touch()
     assert lrm.library is not None
     lrm.library.client._timeout = 0.5
-    assert await lrm.jobs() == listed
+    assert await lrm.jobs_to_schedule() == listed
     assert lrm.library.client.helper_pid is None
     (fake.conf.parent / "library-hangs").unlink()
     lrm.library.client._timeout = 30.0
-    assert await lrm.jobs() == listed
+    assert await lrm.jobs_to_schedule() == listed
     assert lrm.library.client.helper_pid is not None
     await lrm.close()
 
 
 async def test_controller_that_does_not_answer(fake: FakeSlurm, tmp_path: Path) -> None:
     lrm = await started(fake, tmp_path / "l", "auto")
-    await lrm.jobs()
+    await lrm.jobs_to_schedule()
     fake.stop_controller()
     for _ in range(DEATHS + 1):
         with pytest.raises(LrmUnavailableError, match=r"[Uu]nable to contact"):
-            await lrm.jobs()
+            await lrm.jobs_to_schedule()
     fake.start_controller()
-    await lrm.jobs()
+    await lrm.jobs_to_schedule()
     assert way(lrm).startswith("by pyslurm")
     await lrm.close()
 
@@ -285,7 +285,7 @@ async def test_changes_by_the_library(fake: FakeSlurm, tmp_path: Path) -> None:
     lrm = await started(fake, tmp_path / "l", "pyslurm")
     made: list[str] = []
     lrm._context.commands.observer = lambda name, _seconds, _failure: made.append(name.rpartition("/")[2])
-    jobs = {job.id: job for job in await lrm.jobs()}
+    jobs = {job.id: job for job in await lrm.jobs_to_schedule()}
     held = next(job.id for job in jobs.values() if job.name == "held")
     element = next(job.id for job in jobs.values() if job.name == "array")
     made.clear()
@@ -295,7 +295,7 @@ async def test_changes_by_the_library(fake: FakeSlurm, tmp_path: Path) -> None:
     made.clear()
     await lrm.release([element])
     assert made == ["scontrol"]
-    told = {job.id: job for job in await lrm.jobs()}
+    told = {job.id: job for job in await lrm.jobs_to_schedule()}
     assert (told[held].walltime, told[held].nodes) == (3600, ("n2",))
     assert replace(told[element], state=jobs[element].state).id == element
     made.clear()
@@ -308,13 +308,13 @@ async def test_changes_by_the_library(fake: FakeSlurm, tmp_path: Path) -> None:
 
 async def test_change_that_ends_the_helper(fake: FakeSlurm, tmp_path: Path) -> None:
     lrm = await started(fake, tmp_path / "l", "auto")
-    held = next(job.id for job in await lrm.jobs() if job.name == "held")
+    held = next(job.id for job in await lrm.jobs_to_schedule() if job.name == "held")
     (fake.conf.parent / "library-aborts").touch()
     with pytest.raises(HelperDiedError):
         await lrm.modify(held, walltime=3600)
     await lrm.modify(held, walltime=7200)
     (fake.conf.parent / "library-aborts").unlink()
-    assert [job.walltime for job in await lrm.jobs() if job.id == held] == [7200]
+    assert [job.walltime for job in await lrm.jobs_to_schedule() if job.id == held] == [7200]
     assert way(lrm).startswith("by pyslurm")
     await lrm.close()
 
@@ -323,10 +323,10 @@ async def test_change_that_the_library_cannot_make(
     fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lrm = await started(fake, tmp_path / "l", "auto")
-    held = next(job.id for job in await lrm.jobs() if job.name == "held")
+    held = next(job.id for job in await lrm.jobs_to_schedule() if job.name == "held")
     monkeypatch.setattr("koala_slurm.lrm.minutes", lambda _: {"no": "number"})
     await lrm.modify(held, walltime=7200)
-    assert [job.walltime for job in await lrm.jobs() if job.id == held] == [7200]
+    assert [job.walltime for job in await lrm.jobs_to_schedule() if job.id == held] == [7200]
     await lrm.close()
 
 

@@ -262,12 +262,12 @@ async def test_a_comment_hides_nothing_of_another_job() -> None:
     commands.rows = (wide(), wide(JobArrayID="9", Comment="a\n\nJobId=7 JobName=x"))
     commands.details, commands.single = record + evil, {"7": record}
     reader = OutsideReader(cast("SlurmCommands", commands))
-    victim, _ = await reader.jobs()
+    victim, _ = await reader.jobs_to_schedule()
     assert (victim.exclusive, victim.obstacle, victim.possible_nodes) == (True, "", None)
     # Every user can read a command line while the command runs.
     assert not any("\x1f" in word for command in commands.asked for word in command)
     singly = [command for command in commands.asked if command[-1] == "7"]
-    await reader.jobs()
+    await reader.jobs_to_schedule()
     assert [command for command in commands.asked if command[-1] == "7"] == singly
     assert len(singly) == 1
 
@@ -280,11 +280,11 @@ async def test_jobs_whose_details_are_not_known_yet_are_not_offered() -> None:
     commands.details = record + record
     commands.single = {number: f"JobId={number} JobName=job\n   NumNodes=1 NumCPUs=6\n" for number in numbers}
     reader = OutsideReader(cast("SlurmCommands", commands))
-    jobs = await reader.jobs()
+    jobs = await reader.jobs_to_schedule()
     assert len(commands.asked) <= LISTING_REQUESTS
     assert {job.obstacle == "" for job in jobs} == {True, False}
     for _ in range(len(numbers)):
-        jobs = await reader.jobs()
+        jobs = await reader.jobs_to_schedule()
     assert {job.obstacle for job in jobs} == {""}
 
 
