@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expansion of Slurm host lists such as ``n[01-04,9],login1`` (scontrol(1), "show hostnames")."""
+"""Expansion of host lists such as ``n[01-04,9],login1`` (scontrol(1), "show hostnames")."""
 
 from __future__ import annotations
 
@@ -22,40 +22,57 @@ def expand(text: str) -> tuple[str, ...]:
     """Return the host names. A part that is not understood is returned as it is written; nothing is raised."""
     if text.strip().lower() in _NO_HOSTS:
         return ()
-    return tuple(name for part in _parts(text.strip()) for name in _expand_part(part))
+    names: list[str] = []
+    for part in split_outside_brackets(text.strip(), ","):
+        try:
+            names += expand_part(part, limit=MAXIMUM_HOSTS)
+        except ValueError:
+            names.append(part)
+    return tuple(names)
 
 
-def _parts(text: str) -> Iterator[str]:
+def split_outside_brackets(text: str, separator: str) -> Iterator[str]:
+    """Yield the parts of a text between separators that are not in brackets; empty parts are left out."""
     depth, start = 0, 0
     for position, character in enumerate(text):
         depth += {"[": 1, "]": -1}.get(character, 0)
-        if character == "," and depth == 0:
-            yield text[start:position]
+        if character == separator and depth == 0:
+            if position > start:
+                yield text[start:position]
             start = position + 1
-    yield text[start:]
+    if start < len(text):
+        yield text[start:]
 
 
-def _expand_part(part: str) -> Iterator[str]:
+def expand_part(part: str, *, limit: int) -> tuple[str, ...]:
+    """Return the hosts of one expression such as ``n[1-3,5]``.
+
+    Raises ValueError, with words that follow "a host list", when it cannot be understood or has more than ``limit``.
+    """
     pieces = re.split(r"\[([^\[\]]*)\]", part)
-    choices = [[piece] if index % 2 == 0 else _numbers(piece) for index, piece in enumerate(pieces)]
+    if any("[" in piece or "]" in piece for piece in pieces):
+        raise _not_understood(part)
+    choices = [[piece] if index % 2 == 0 else _numbers(piece, limit) for index, piece in enumerate(pieces)]
     total = 1
     for choice in choices:
         total *= len(choice)
-    if not 0 < total <= MAXIMUM_HOSTS:
-        yield part
-        return
-    for names in product(*choices):
-        yield "".join(names)
+        if total > limit:
+            raise ValueError("is too long")
+    return tuple("".join(names) for names in product(*choices))
 
 
-def _numbers(piece: str) -> list[str]:
+def _numbers(piece: str, limit: int) -> list[str]:
     numbers: list[str] = []
     for item in piece.split(","):
         match = _RANGE.fullmatch(item)
         if not match:
-            return []
+            raise _not_understood(f"[{piece}]")
         first, last = match["first"], match["last"] or match["first"]
-        if len(numbers) + int(last) - int(first) >= MAXIMUM_HOSTS:
-            return []
+        if int(last) < int(first) or len(numbers) + int(last) - int(first) >= limit:
+            raise _not_understood(f"[{piece}]")
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return numbers
+
+
+def _not_understood(text: str) -> ValueError:
+    return ValueError(f"cannot be understood: {text[:80]!r}")

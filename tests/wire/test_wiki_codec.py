@@ -14,7 +14,6 @@ from koala_adapter.wiki.codec.records import (
     Prepared,
     build_job,
     build_node,
-    build_nodes,
     fit_records,
     join_records,
     parse_jobs,
@@ -41,7 +40,6 @@ from koala_adapter.wiki.codec.words import (
     MOST_TASKS,
     NODE_ATTRIBUTES,
     Dialect,
-    HostFormat,
     JobWord,
     NodeWord,
     Status,
@@ -227,13 +225,6 @@ def test_refusals_have_the_words_of_slurm() -> None:
     refusal = not_started("58", ("n3", "n3", "n4"), WaitReason.RESOURCES)
     assert build_refusal(refusal) == b"SC=-913 RESPONSE=Could not start job 58(n[3-4]): Resources"
     assert build_refusal(WikiError("no")) == b"SC=-1 RESPONSE=no"
-
-
-def test_equal_neighbours_share_a_record() -> None:
-    nodes = [NodeRecord(name=f"n{i}", state="Idle" if i != 3 else "Down", processors=4) for i in range(1, 6)]
-    built = list(build_nodes(nodes, Dialect.WIKI2, hosts=HostFormat.NODES))
-    assert built == [b"n[1-2]:STATE=Idle;CPROC=4;", b"n3:STATE=Down;CPROC=4;", b"n[4-5]:STATE=Idle;CPROC=4;"]
-    assert len(list(build_nodes(nodes, Dialect.WIKI, hosts=HostFormat.NODES))) == 5
 
 
 # -- What the WIKI codec reads may be as careless as real peers are; what it cannot read is refused in their words.

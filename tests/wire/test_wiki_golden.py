@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import anyio
@@ -24,7 +25,7 @@ from koala_adapter.host.containment import DefectLog
 from koala_adapter.wiki.client import exchange
 from koala_adapter.wiki.codec import frames
 from koala_adapter.wiki.codec.frames import FrameReader, checksum, open_reply, open_request, read_key, seal
-from koala_adapter.wiki.codec.records import JobRecord, build_job, build_nodes, join_records, parse_jobs, parse_nodes
+from koala_adapter.wiki.codec.records import JobRecord, build_job, build_node, join_records, parse_jobs, parse_nodes
 from koala_adapter.wiki.codec.verbs import (
     CancelJob,
     GetJobs,
@@ -38,7 +39,7 @@ from koala_adapter.wiki.codec.verbs import (
     parse_reply,
     parse_request,
 )
-from koala_adapter.wiki.codec.words import Dialect, HostFormat
+from koala_adapter.wiki.codec.words import Dialect, HostFormat, folded
 from tests.unit.wiki.test_server_parts import serving
 from tests.unit.wiki.wiki_source import KEY
 from tests.wire.wiki_samples import (
@@ -176,8 +177,14 @@ def rebuilt(exchange: Exchange, message: bytes) -> bytes:
         return build_start_info(parse_start_info(reply.argument))
     short = b"*" in message or b"[1,3]" in message
     if b"GETNODES" in asked:
-        hosts = HostFormat.NODES if b"n[" in message else HostFormat.PLAIN
-        return join_records(list(build_nodes(parse_nodes(reply.argument), dialect, hosts=hosts)))
+        nodes = parse_nodes(reply.argument)
+        if b"n[" in message:
+            # Equal neighbours in one record, which koala reads and does not write.
+            equal = [list(same) for _, same in groupby(nodes, key=lambda node: replace(node, name=""))]
+            names = [folded([node.name for node in same])[0].encode() for same in equal]
+            built = (build_node(same[0], dialect).partition(b":")[2] for same in equal)
+            return join_records([b"%b:%b" % pair for pair in zip(names, built, strict=True)])
+        return join_records([build_node(node, dialect) for node in nodes])
     hosts = HostFormat.TASKS if short else HostFormat.PLAIN
     return join_records([build_job(job, dialect, hosts=hosts) for job in parse_jobs(reply.argument)])
 
@@ -266,7 +273,7 @@ def _again(reply: Reply) -> bytes:
         return build_answer(reply.status, reply.text)
     if "UNAME" in reply.argument:
         return join_records([build_job(job, Dialect.WIKI) for job in parse_jobs(reply.argument)])
-    return join_records(list(build_nodes(parse_nodes(reply.argument), Dialect.WIKI)))
+    return join_records([build_node(node, Dialect.WIKI) for node in parse_nodes(reply.argument)])
 
 
 def _with_free_classes(message: bytes) -> bytes:

@@ -20,7 +20,7 @@ from koala_adapter.wiki.codec.records import (
     NodeRecord,
     Prepared,
     build_job,
-    build_nodes,
+    build_node,
     fit_records,
     join_records,
     parse_jobs,
@@ -129,8 +129,7 @@ def test_job_records_survive(dialect: Dialect, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_node_records_survive(dialect: Dialect, data: st.DataObject) -> None:
     listed = data.draw(st.lists(nodes(dialect), max_size=4))
-    hosts = data.draw(st.sampled_from(HostFormat))
-    message = join_records(list(build_nodes(listed, dialect, hosts=hosts)))
+    message = join_records([build_node(node, dialect) for node in listed])
     assert parse_nodes(parse_reply(message).require()) == tuple(listed)
 
 

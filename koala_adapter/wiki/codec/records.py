@@ -13,7 +13,6 @@ import math
 import re
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from koala_adapter.errors import WikiError
@@ -39,7 +38,7 @@ from koala_adapter.wiki.codec.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 # -- Values of attributes ------------------------------------------------------------------------------------
@@ -347,28 +346,11 @@ class JobRecord:
 
 def build_node(record: NodeRecord, dialect: Dialect, *, brief: bool = False) -> bytes:
     """Return the record of one node. ``brief``: only what a scheduler needs to decide. Raises WikiError."""
-    return _build_node(check_host(record.name), record, dialect, brief=brief)
-
-
-def build_nodes(
-    records: Iterable[NodeRecord], dialect: Dialect, *, hosts: HostFormat = HostFormat.PLAIN, brief: bool = False
-) -> Iterator[bytes]:
-    """Yield the records of several nodes; with HostFormat.NODES, one for each row of equal neighbours (WIKI2)."""
-    if dialect is Dialect.WIKI or hosts is not HostFormat.NODES:
-        for record in records:
-            yield build_node(record, dialect, brief=brief)
-        return
-    for like, group in groupby(records, key=lambda record: replace(record, name="")):
-        for expression in folded([check_host(record.name) for record in group]):
-            yield _build_node(expression, like, dialect, brief=brief)
-
-
-def _build_node(name: str, record: NodeRecord, dialect: Dialect, *, brief: bool) -> bytes:
     if record.state not in _NODE_WORDS:
         raise WikiError(f"a node cannot be {record.state!r}", hint=f"allowed: {', '.join(NodeWord)}")
     if dialect is Dialect.WIKI and record.classes and not record.classes_free:
         record = replace(record, classes_free=record.classes)
-    return _assemble(name, record, _node_plan(dialect, brief))
+    return _assemble(check_host(record.name), record, _node_plan(dialect, brief))
 
 
 def build_job(

@@ -6,11 +6,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
-from itertools import groupby, product
+from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from koala_adapter.errors import WikiError
+from koala_adapter.wire.hostlists import expand_part, split_outside_brackets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -138,11 +139,6 @@ class JobWord(StrEnum):
 
 DRAIN_WORD: Final = MappingProxyType({Dialect.WIKI: NodeWord.DRAINING, Dialect.WIKI2: NodeWord.DRAINED})
 """What each dialect says of a node that gets no new work."""
-
-ACTIVE_WORDS: Final = frozenset({JobWord.STARTING, JobWord.RUNNING, JobWord.SUSPENDED})
-"""A job in one of these needs a TASKLIST."""
-
-END_WORDS: Final = frozenset({JobWord.COMPLETED, JobWord.REMOVED, JobWord.VACATED})
 
 
 class CancelType(StrEnum):
@@ -316,8 +312,6 @@ MOST_NODES_OF_JOB = 1024
 
 _NOT_IN_ID = re.compile(r'[\s:;#"\'\\=,@\x00-\x1f\x7f\ud800-\udfff]')
 _NOT_IN_HOST = re.compile(r'[\s:;#"\'\\=,@*\[\]()\x00-\x1f\x7f\ud800-\udfff]')
-_RANGE = re.compile(r"(?P<first>[0-9]{1,9})(?:-(?P<last>[0-9]{1,9}))?", re.ASCII)
-_REPEATED = re.compile(r"(?P<hosts>.*?)(?:\*(?P<times>[0-9]{1,9}))?", re.ASCII | re.DOTALL)
 _NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<number>[0-9]{1,9})", re.ASCII | re.DOTALL)
 
 
@@ -419,59 +413,21 @@ def expand(text: str, *, limit: int = MOST_HOSTS) -> tuple[str, ...]:
         if len(plainly) > limit:
             raise WikiError(f"a host list of {len(plainly)} entries is too long", status=Status.BAD_REQUEST)
         return plainly
+    try:
+        return tuple(_expanded(text, limit))
+    except ValueError as error:
+        raise WikiError(f"a host list {error}", status=Status.BAD_REQUEST) from error
+
+
+def _expanded(text: str, limit: int) -> list[str]:
     hosts: list[str] = []
-    for item in _split(text, ":"):
-        match = _REPEATED.fullmatch(item)
-        if not match or "*" in match["hosts"]:
-            raise _not_understood(text)
-        times = int(match["times"] or 1)
-        for part in _split(match["hosts"], ","):
-            for host in _expand_part(part, limit):
-                if len(hosts) + times > limit:
-                    raise WikiError("a host list is too long", status=Status.BAD_REQUEST)
-                hosts += [host] * times
-    return tuple(hosts)
-
-
-def _not_understood(text: str) -> WikiError:
-    return WikiError(f"a host list cannot be understood: {text[:80]!r}", status=Status.BAD_REQUEST)
-
-
-def _split(text: str, separator: str) -> Iterator[str]:
-    depth, start = 0, 0
-    for position, character in enumerate(text):
-        depth += {"[": 1, "]": -1}.get(character, 0)
-        if character == separator and depth == 0:
-            if position > start:
-                yield text[start:position]
-            start = position + 1
-    if start < len(text):
-        yield text[start:]
-
-
-def _expand_part(part: str, limit: int) -> Iterable[str]:
-    if "[" not in part and "]" not in part:
-        return (part,)
-    pieces = re.split(r"\[([^\[\]]*)\]", part)
-    if any("[" in piece or "]" in piece for piece in pieces):
-        raise _not_understood(part)
-    choices = [[piece] if index % 2 == 0 else _numbers(piece, limit) for index, piece in enumerate(pieces)]
-    total = 1
-    for choice in choices:
-        total *= len(choice)
-        if total > limit:
-            raise WikiError("a host list is too long", status=Status.BAD_REQUEST)
-    return ("".join(names) for names in product(*choices))
-
-
-def _numbers(piece: str, limit: int) -> list[str]:
-    numbers: list[str] = []
-    for item in piece.split(","):
-        match = _RANGE.fullmatch(item)
-        if not match:
-            raise _not_understood(f"[{piece}]")
-        first, last = match["first"], match["last"] or match["first"]
-        if int(last) < int(first) or len(numbers) + int(last) - int(first) >= limit:
-            raise _not_understood(f"[{piece}]")
-        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-    return numbers
+    for item in split_outside_brackets(text, ":"):
+        listed, star, times = item.partition("*")
+        if star and not re.fullmatch(r"[0-9]{1,9}", times, re.ASCII):
+            raise ValueError(f"cannot be understood: {text[:80]!r}")
+        for part in split_outside_brackets(listed, ","):
+            for host in expand_part(part, limit=limit):
+                if len(hosts) + int(times or 1) > limit:
+                    raise ValueError("is too long")
+                hosts += [host] * int(times or 1)
+    return hosts
