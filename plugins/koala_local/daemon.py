@@ -18,8 +18,9 @@ import socket
 import sys
 import time
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter import __version__
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, ProtocolError
@@ -436,66 +437,36 @@ def _submit(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
     return {"ids": [str(id_) for id_ in cluster.submit(request)]}
 
 
-def _cancel(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
-    cluster.cancel(fields.texts("ids"))
-    return {}
+Operation: TypeAlias = "Callable[[LocalCluster, Fields], dict[str, Json]]"
 
 
-def _hold(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
-    cluster.hold(fields.texts("ids"))
-    return {}
+def _change(change: Callable[..., None], *arguments: Callable[[Fields], object]) -> Operation:
+    """Return the operation that calls a method of the cluster with what is read of the request."""
+
+    def operation(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
+        change(cluster, *(read(fields) for read in arguments))
+        return {}
+
+    return operation
 
 
-def _release(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
-    cluster.release(fields.texts("ids"))
-    return {}
+_ID, _IDS, _NODES = methodcaller("text", "id"), methodcaller("texts", "ids"), methodcaller("texts", "nodes")
 
-
-def _start_on(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
-    cluster.start_on(fields.text("id"), fields.texts("nodes"))
-    return {}
-
-
-def _suspend(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
-    cluster.suspend(fields.texts("ids"))
-    return {}
-
-
-def _resume(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
-    cluster.resume(fields.texts("ids"))
-    return {}
-
-
-def _requeue(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
-    cluster.requeue(fields.texts("ids"))
-    return {}
-
-
-def _signal(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
-    cluster.signal(fields.texts("ids"), fields.integer("signal"))
-    return {}
-
-
-def _modify(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
-    cluster.modify(fields.text("id"), fields.integer("walltime"))
-    return {}
-
-
-OPERATIONS: Mapping[str, Callable[[LocalCluster, Fields], dict[str, Json]]] = {
+OPERATIONS: Mapping[str, Operation] = {
     "configure": _configure,
     "version": _version,
     "nodes": _nodes,
     "jobs": _jobs,
     "submit": _submit,
-    "cancel": _cancel,
-    "hold": _hold,
-    "release": _release,
-    "start_on": _start_on,
-    "suspend": _suspend,
-    "resume": _resume,
-    "requeue": _requeue,
-    "signal": _signal,
-    "modify": _modify,
+    "cancel": _change(LocalCluster.cancel, _IDS),
+    "hold": _change(LocalCluster.hold, _IDS),
+    "release": _change(LocalCluster.release, _IDS),
+    "start_on": _change(LocalCluster.start_on, _ID, _NODES),
+    "suspend": _change(LocalCluster.suspend, _IDS),
+    "resume": _change(LocalCluster.resume, _IDS),
+    "requeue": _change(LocalCluster.requeue, _IDS),
+    "signal": _change(LocalCluster.signal, _IDS, methodcaller("integer", "signal")),
+    "modify": _change(LocalCluster.modify, _ID, methodcaller("integer", "walltime")),
 }
 
 
