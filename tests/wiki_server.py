@@ -12,9 +12,9 @@ from anyio.from_thread import start_blocking_portal
 
 from koala_adapter.host.sockets import free_port
 from koala_adapter.lrm.starts import StartLog
-from koala_adapter.wiki.inventory import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.server import serve
+from koala_adapter.wiki.serving import ServerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -35,11 +35,11 @@ from koala_adapter.service.opening import close_lrm, make_lrm
 from koala_adapter.wiki.client import Peer, exchange, load_key
 from koala_adapter.wiki.codec.verbs import parse_request
 from koala_adapter.wiki.codec.words import Dialect
-from koala_adapter.wiki.inventory import DEFAULT_PORT, ServerOptions
 from koala_adapter.wiki.multicluster import Multicluster
 from koala_adapter.wiki.reporting import ACTIVE, UNLIMITED, WAITING, offer, why_not_offered
-from koala_adapter.wiki.resource import RunningJobsFile, WikiMeter, WikiResource
+from koala_adapter.wiki.resource import WikiMeter, WikiResource
 from koala_adapter.wiki.server import serve as serve_wiki
+from koala_adapter.wiki.serving import DEFAULT_PORT, RunningJobsFile, ServerOptions
 
 if TYPE_CHECKING:
     from koala_adapter.cli.session import Session

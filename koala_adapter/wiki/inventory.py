@@ -3,20 +3,19 @@
 
 It remembers what a peer must still be told: jobs that have ended, nodes that have vanished, when each object changed.
 Records are built when something changes and kept as bytes, so that a poll costs what is sent, and a delta what changed.
-Its parts come first: failed starts, task lists, the settings of a server, entries.
+Its parts come first: failed starts, task lists, entries.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 from koala_adapter.errors import WikiError
 from koala_adapter.lrm.starts import Patience
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, NodeState
-from koala_adapter.wiki.codec.frames import REQUEST_SKEW
 from koala_adapter.wiki.codec.records import Prepared, build_job, build_node
 from koala_adapter.wiki.codec.words import Dialect, HostFormat, check_id
 from koala_adapter.wiki.reporting import (
@@ -128,66 +127,6 @@ def host_counts(tasks: Sequence[str]) -> dict[str, int]:
     for host, same in groupby(tasks):
         counts[host] = counts.get(host, 0) + len(list(same))
     return counts
-
-
-# -- Settings of a server ------------------------------------------------------------------------------------
-# Its peers, its limits and its memory.
-
-DEFAULT_PORT = 7321
-"""Slurm's SchedulerPort, which guides and configurations of Maui name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """Settings of one server. Times are in seconds, sizes in bytes."""
-
-    cluster: str = "koala"
-    """What is served, for messages."""
-    queue: str | None = None
-    """Nodes that do not serve it are not shown, nor counted; None: all are."""
-    partitions: Mapping[str, str] = field(default_factory=dict)
-    """What is told as the partition of each node, by the node's name; may change with each listing."""
-    dialect: Dialect = Dialect.WIKI
-    listen: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    """0: any free one."""
-    peers: tuple[str, ...] = ("127.0.0.1", "::1")
-    """Addresses and networks (10.0.0.0/24) whose requests are heard."""
-    users: tuple[int, ...] = ()
-    """Ids of users of this machine whose requests are heard, beside root and our own user."""
-    user: str = "koala"
-    """Our name in AUTH=; it is not checked."""
-    cache: float = 2.0
-    """How old a listing of the LRM may be that is answered from."""
-    retention: float = 300.0
-    """How long a finished job is reported, at least, and until two polls have seen it."""
-    reply_within: float = 8.0
-    """Every request is answered within this time: below Maui's TIMEOUT (9 by default)."""
-    start_reply_within: float = 0.5
-    """A start is answered within this time, whether or not the batch system has taken it yet: a scheduler that asks for
-    one start after the other has several taken side by side then."""
-    oldest: float = 120.0
-    """How old a listing may be that is answered from while the next one takes longer than an answer may."""
-    start_within: float = 20.0
-    """A released job that does not run within this time is held again."""
-    read_within: float = 10.0
-    """A request must be complete so long after the connection was made."""
-    skew: float = float(REQUEST_SKEW)
-    largest_request: int = 1_000_000
-    connections: int = 512
-    """At once; beyond it the oldest that has not sent its request is closed."""
-    requests_per_minute: int = 1200
-    """Of each peer address, signed ones alone."""
-    refusals_per_minute: int = 60
-    """Answers at most to requests that are not signed with the key, of all peers; further ones are closed."""
-    user_holds: bool = False
-    """Jobs held by their owners are ours to start, too: where the LRM cannot tell whose hold it is."""
-    event_host: str = ""
-    """Where events go (WIKI2); empty: to the sender of INITIALIZE."""
-    event_port: int = 0
-    """0: no events until INITIALIZE names a port."""
-    event_interval: float = 10.0
-    """Shortest time between two events of one kind."""
 
 
 # -- Entries -------------------------------------------------------------------------------------------------

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A WIKI resource manager: the payload of a request in, the frame of the answer out, or None to close.
 
-Its parts come first: the meter, the running jobs on disk, the notifier of a scheduler's event port, and the requests
-that change something.
+Its parts come first: the meter, and the requests that change something.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,8 +18,7 @@ from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, L
 from koala_adapter.host import metrics as metric
 from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.metrics import process_meter
-from koala_adapter.lrm.starts import Patience, Starter, Starts
-from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
+from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.wiki.codec.frames import (
     LARGEST_SIZE,
     MAUI_LARGEST_SIZE,
@@ -46,21 +42,20 @@ from koala_adapter.wiki.codec.verbs import (
     SuspendJob,
     WillRun,
     build_answer,
-    build_event,
     build_initialized,
     build_refusal,
     build_start_info,
     done,
     parse_request,
 )
-from koala_adapter.wiki.codec.words import CancelType, Dialect, Event, HostFormat, Status
-from koala_adapter.wiki.inventory import Inventory, Promise
-from koala_adapter.wiki.reporting import ACTIVE, WAITING, ReportingRules
+from koala_adapter.wiki.codec.words import CancelType, Dialect, HostFormat, Status
+from koala_adapter.wiki.inventory import Promise
+from koala_adapter.wiki.reporting import ACTIVE, WAITING
+from koala_adapter.wiki.serving import Served
 from koala_adapter.wiki.starts import FreshInventory, JobStarts, estimate_start, require_active, require_job
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.starts import StartLog
@@ -68,7 +63,7 @@ if TYPE_CHECKING:
     from koala_adapter.wiki.codec.records import Prepared
     from koala_adapter.wiki.codec.verbs import Request
     from koala_adapter.wiki.codec.words import Verb
-    from koala_adapter.wiki.inventory import ServerOptions
+    from koala_adapter.wiki.serving import RunningJobsFile, ServerOptions
 
 
 # -- Meter ---------------------------------------------------------------------------------------------------
@@ -107,125 +102,7 @@ class WikiMeter:
                 self.meter.add(metric.WIKI_REFUSALS, verb)
 
 
-# -- Running jobs on disk ------------------------------------------------------------------------------------
-# Which jobs were running when a server last looked: their ends must be told also after a restart, because Grid Engine
-# forgets a job at its end, and Maui never forgets one whose end it is not told. A note that is lost or damaged costs
-# such an end, nothing else, so it is not forced to disk.
-
 log = structlog.get_logger()
-
-
-class RunningJobsFile:
-    """The running jobs of one server, in one file of mode 0600."""
-
-    def __init__(self, path: Path) -> None:
-        """Keep the path; nothing is read yet."""
-        self._path = path
-
-    def save(self, jobs: Iterable[LrmJob]) -> None:
-        """Keep these jobs instead of the ones before; that it fails is logged."""
-        rows = [
-            [job.id, job.user, job.processors, job.walltime, job.submitted_at, job.started_at, list(job.layout)]
-            for job in jobs
-        ]
-        temporary = self._path.with_suffix(".new")
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(rows, file)
-            temporary.replace(self._path)
-        except OSError as error:
-            log.warning("running jobs cannot be kept for a restart", path=str(self._path), error=str(error))
-
-    def load(self) -> tuple[LrmJob, ...]:
-        """Return the jobs that were kept; none when there are none, or they cannot be read."""
-        try:
-            rows = json.loads(self._path.read_text())
-            return tuple(
-                LrmJob(
-                    id=LrmJobId(str(id_)),
-                    name="",
-                    state=LrmJobState.RUNNING,
-                    user=str(user),
-                    processors=int(processors),
-                    walltime=walltime,
-                    submitted_at=submitted_at,
-                    started_at=started_at,
-                    layout=tuple((str(node), int(count)) for node, count in layout),
-                )
-                for id_, user, processors, walltime, submitted_at, started_at, layout in rows
-            )
-        except FileNotFoundError:
-            return ()
-        except (OSError, ValueError, TypeError) as error:
-            log.warning("the running jobs of an earlier server are not known", path=str(self._path), error=str(error))
-            return ()
-
-
-# -- Notifier of the event port ------------------------------------------------------------------------------
-# Tells a scheduler's event port that something has changed (WIKI2): five bytes on a connection of their own.
-#
-# Slurm drops what comes too soon after another event, so that a job could wait a whole polling interval; here it is
-# sent when the interval is over. A port that does not answer is tried again later, and never holds anything up.
-
-CONNECT_WITHIN = 5.0
-PAUSE_AFTER_FAILURE = 30.0
-
-
-class Notifier:
-    """Sends events, each kind at most once in an interval."""
-
-    def __init__(self, options: ServerOptions, *, clock: Callable[[], float]) -> None:
-        """``clock``: monotonic seconds."""
-        self._host = options.event_host
-        self.port = options.event_port
-        """0: events are not wanted."""
-        self._interval = options.event_interval
-        self._clock = clock
-        self._wanted: set[Event] = set()
-        self._sent: dict[Event, float] = {}
-        self._changed = anyio.Event()
-
-    def send_to(self, host: str, port: int) -> None:
-        """Send events there from now on; port 0: send none."""
-        self._host, self.port = host, port
-        self._sent.clear()
-
-    def tell(self, event: Event) -> None:
-        """Have an event sent as soon as the interval allows."""
-        self._wanted.add(event)
-        self._changed.set()
-
-    async def run(self) -> None:
-        """Send events until cancelled."""
-        self.tell(Event.CONFIGURATION)
-        while True:
-            await self._changed.wait()
-            self._changed = anyio.Event()
-            while self._wanted and self.port:
-                event = min(self._wanted, key=self._due)
-                await anyio.sleep(max(0.0, self._due(event) - self._clock()))
-                self._wanted.discard(event)
-                if not await self._send(event):
-                    self._wanted.add(event)
-                    await anyio.sleep(PAUSE_AFTER_FAILURE)
-            self._wanted.clear()
-
-    def _due(self, event: Event) -> float:
-        return self._sent.get(event, float("-inf")) + self._interval
-
-    async def _send(self, event: Event) -> bool:
-        self._sent[event] = self._clock()
-        if not (self.port and self._host):
-            return True
-        try:
-            with anyio.fail_after(CONNECT_WITHIN):
-                async with await anyio.connect_tcp(self._host, self.port) as stream:
-                    await stream.send(build_event(event))
-        except (OSError, TimeoutError, anyio.BrokenResourceError) as error:
-            log.info("the event port does not answer", host=self._host, port=self.port, error=str(error))
-            return False
-        return True
 
 
 # -- Requests that change something --------------------------------------------------------------------------
@@ -256,23 +133,14 @@ def refusing() -> Iterator[None]:
 class Verbs:
     """The state-changing requests on one batch system."""
 
-    def __init__(
-        self,
-        lrm: Lrm,
-        inventory: Inventory,
-        readings: FreshInventory,
-        starts: JobStarts,
-        *,
-        options: ServerOptions,
-        steady: Callable[[], float],
-    ) -> None:
-        """``steady``: a monotonic clock."""
-        self._lrm = lrm
-        self._inventory = inventory
+    def __init__(self, served: Served, readings: FreshInventory, starts: JobStarts) -> None:
+        """``readings`` of what is served, and its starts."""
+        self._lrm = served.lrm
+        self._inventory = served.inventory
+        self._options = served.options
+        self._steady = served.steady
         self._readings = readings
         self._starts = starts
-        self._options = options
-        self._steady = steady
         self._acts: Mapping[type, Callable[..., Awaitable[str]]] = {
             StartJob: self._start,
             CancelJob: self._cancel,
@@ -429,9 +297,7 @@ class WikiResource:
     ) -> None:
         """``key`` None: requests need no signature, and get none; only for tests of an AUTHTYPE=NONE.
 
-        ``clock``: the time of day, in which peers and batch systems speak; ``steady``: a monotonic clock, by which
-        is counted how long something is so; None: ``clock`` serves for both.
-        ``memory``: where the running jobs are kept for the next server. ``meter``: counts the requests; None: its own.
+        ``meter``: counts the requests; None: its own. For the others see `Served`.
         """
         self.options = options
         self._key = key
@@ -439,48 +305,12 @@ class WikiResource:
         self._leaves_out = False
         """The last full listing was more than Maui has room for."""
         self._meter = meter or WikiMeter()
-        words = ReportingRules(
-            dialect=options.dialect,
-            user_holds=options.user_holds,
-            partitions=options.partitions,
-            one_node=not lrm.capabilities.pin_several,
-            one_by_one=not lrm.capabilities.pin_elements,
-        )
-        self.inventory = Inventory(words, retention=options.retention)
-        self._memory = memory
-        if memory is not None:
-            self.inventory.recall(memory.load(), clock())
-        self.notifier = Notifier(options, clock=anyio.current_time)
-        under_way = Starts(Patience(start=options.start_within), pins=starts.pins)
-        starter = Starter(lrm, under_way, starts, clock=anyio.current_time)
-        self.readings = FreshInventory(
-            lrm,
-            self.inventory,
-            starter,
-            options=options,
-            clock=clock,
-            steady=steady or clock,
-            on_change=self._changed,
-        )
-        self.starts = JobStarts(
-            self.inventory,
-            self.readings,
-            starter,
-            options=options,
-            clock=clock,
-            steady=steady or clock,
-            on_begun=self._remember,
-        )
-        self.verbs = Verbs(lrm, self.inventory, self.readings, self.starts, options=options, steady=steady or clock)
-
-    def _changed(self) -> None:
-        self.notifier.tell(Event.JOBS)
-        self._remember()
-
-    def _remember(self) -> None:
-        """Keep which jobs run or start, or have ended and were not reported: the next server reports them."""
-        if self._memory is not None:
-            self._memory.save(self.inventory.untold())
+        served = Served(lrm, options, starts, clock=clock, steady=steady, memory=memory)
+        self.inventory = served.inventory
+        self.notifier = served.notifier
+        self.readings = FreshInventory(served)
+        self.starts = JobStarts(served, self.readings)
+        self.verbs = Verbs(served, self.readings, self.starts)
 
     def is_signed(self, payload: bytes) -> bool:
         """Tell whether a payload is signed with the key; without a key no payload needs a signature."""

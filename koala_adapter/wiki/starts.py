@@ -33,16 +33,16 @@ from koala_adapter.wiki.inventory import SETBACK, Promise, host_counts
 from koala_adapter.wiki.reporting import ACTIVE, WAITING, dealt, is_startable, lacks, offer, tasks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.listing import Listing, Look
-    from koala_adapter.lrm.starts import Failure, Starter
+    from koala_adapter.lrm.starts import Failure
     from koala_adapter.model import LrmJob
     from koala_adapter.wiki.codec.verbs import StartJob, WillRun
-    from koala_adapter.wiki.inventory import Inventory, ServerOptions
+    from koala_adapter.wiki.inventory import Inventory
+    from koala_adapter.wiki.serving import Served
 
 
 # -- Checks before a start -----------------------------------------------------------------------------------
@@ -250,31 +250,15 @@ log = structlog.get_logger()
 class FreshInventory:
     """Keeps an inventory as fresh as its readers need it, with as few questions as possible."""
 
-    def __init__(
-        self,
-        lrm: Lrm,
-        inventory: Inventory,
-        starter: Starter,
-        *,
-        options: ServerOptions,
-        clock: Callable[[], float],
-        steady: Callable[[], float],
-        on_change: Callable[[], None],
-    ) -> None:
-        """``on_change`` is called when a job came, started or ended.
-
-        ``starter`` judges its starts by each reading before it is used. ``clock``: the time of day; ``steady``: a
-        monotonic clock.
-        """
-        self._lrm = lrm
-        self._inventory = inventory
-        self._starter = starter
-        self._options = options
+    def __init__(self, served: Served) -> None:
+        """The starts of what is served are judged by each reading before that is used."""
+        self._served = served
+        self._lrm = served.lrm
+        self._inventory = served.inventory
+        self._starter = served.starter
+        self._options = options = served.options
         self.patience = options.reply_within
         """Seconds for which a poll waits for a reading."""
-        self._clock = clock
-        self._steady = steady
-        self._on_change = on_change
         breaker = CircuitBreaker(pause=min(options.cache, LONGEST_REST), longest_pause=LONGEST_REST)
         self._watcher = Watcher(self._read, breaker=breaker, on_trouble=self._note_trouble)
         self._waited_for: Look[None] | None = None
@@ -328,13 +312,13 @@ class FreshInventory:
 
     async def _read(self) -> None:
         # What was promised meanwhile cannot show in a reading that takes long: by its beginning is judged what is late.
-        begun = self._steady()
+        begun = self._served.steady()
         listing, taken_back = await self._settled()
         if taken_back:
             with suppress(LrmError):
-                begun, (listing, _) = self._steady(), await self._settled()
-        if self._inventory.learn(listing, self._clock(), steady=begun):
-            self._on_change()
+                begun, (listing, _) = self._served.steady(), await self._settled()
+        if self._inventory.learn(listing, self._served.clock(), steady=begun):
+            self._served.note_change()
 
     def _note_trouble(self, error: LrmError | None) -> None:
         if error is None:
@@ -346,7 +330,7 @@ class FreshInventory:
         """Tell of a job whose start has failed what is shown of it, and keep it back for a while."""
         if self._inventory.withdraw(job_id):
             setback = self._inventory.set_back(job_id, failure.reason, refused=failure.refused)
-            pause = round(setback.until - self._steady(), 1)
+            pause = round(setback.until - self._served.steady(), 1)
             log.warning("not started", job=job_id, reason=failure.reason, failures=setback.failures, kept_back=pause)
 
     async def _settled(self) -> tuple[Listing, bool]:
@@ -381,30 +365,15 @@ SHAPE_REASONS = frozenset({WaitReason.BAD_CONSTRAINTS, WaitReason.DEPENDENCY})
 
 
 class JobStarts:
-    """The starts of jobs on one source."""
+    """The starts of jobs on one batch system."""
 
-    def __init__(
-        self,
-        inventory: Inventory,
-        readings: FreshInventory,
-        starter: Starter,
-        *,
-        options: ServerOptions,
-        clock: Callable[[], float],
-        steady: Callable[[], float],
-        on_begun: Callable[[], None],
-    ) -> None:
-        """``clock``: the time of day, seconds since the epoch; ``steady``: a monotonic clock.
-
-        ``on_begun`` is called when a job is told to be starting, before the source is asked.
-        """
-        self._inventory = inventory
+    def __init__(self, served: Served, readings: FreshInventory) -> None:
+        """``readings`` of what is served."""
+        self._served = served
+        self._inventory = served.inventory
+        self._starter = served.starter
+        self._options = served.options
         self._readings = readings
-        self._starter = starter
-        self._options = options
-        self._clock = clock
-        self._steady = steady
-        self._on_begun = on_begun
         self._tasks: TaskGroup | None = None
         self._begun = anyio.Event()
         self._resumed: list[Pin] = []
@@ -428,7 +397,7 @@ class JobStarts:
             raise WikiError("Job not pending, can't start: it is being started", status=Status.REFUSED)
         await self._look_again(request.job)
         try:
-            admission = admit_start(self._inventory, request, now=self._clock())
+            admission = admit_start(self._inventory, request, now=self._served.clock())
         except WikiError as error:
             self._set_back(request.job, error)
             raise
@@ -438,10 +407,12 @@ class JobStarts:
         job = require_job(self._inventory, request.job)
         layout = tuple(host_counts(admission.given).items())
         wishes = OriginalRequest.of(job)
-        starts.begin(Pin(job_id=job_id, submitted_at=job.submitted_at, nodes=layout, wishes=wishes, at=self._steady()))
+        starts.begin(
+            Pin(job_id=job_id, submitted_at=job.submitted_at, nodes=layout, wishes=wishes, at=self._served.steady())
+        )
         self._inventory.promise(request.job, Promise(until=inf, nodes=admission.taken))
         self._inventory.report_tasks(request.job, request.tasks)
-        self._on_begun()
+        self._served.remember()
         refusal = await self._refusal(job_id, tasks)
         if refusal is not None:
             starts.dismiss(job_id)
@@ -486,7 +457,7 @@ class JobStarts:
                 elif (attempt := self._starter.starts.attempts.get(job_id)) is not None:
                     refusals.append(attempt.error)
             finally:
-                self._inventory.extend(job_id, self._steady() + self._options.start_within + PROMISED)
+                self._inventory.extend(job_id, self._served.steady() + self._options.start_within + PROMISED)
                 answered.set()
 
         tasks.start_soon(ask)

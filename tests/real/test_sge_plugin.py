@@ -305,7 +305,7 @@ async def test_bytes_of_a_user_hide_no_job(sge_cell: GridEngineCell, sge: tuple[
     good = sge_cell.submit("#!/bin/sh\n", "-h", "-A", "bio")
     bad = sge_cell.submit("#!/bin/sh\n", "-h", "-l", "arch=a\udcff", "-hold_jid", "x\udcff")
     try:
-        jobs = {str(job.id): job for job in await lrm.jobs()}
+        jobs = {str(job.id): job for job in await lrm.jobs_to_schedule()}
     finally:
         await lrm.cancel([LrmJobId(good), LrmJobId(bad)])
     assert {jobs[good].state, jobs[bad].state} == {LrmJobState.HELD}

@@ -97,7 +97,7 @@ MAY_IMPORT = {
         "api", "config", "driver", "host", "lrm", "negotiation", "report", "scheduler", "service", "vjm", "wire"
     ),
     f"{CORE}.wiki": _rooms("wiki", "api.client", "host", "lrm", "report.sitevalues", "report.values"),
-    f"{CORE}.wiki.codec": _rooms("wiki.codec"),
+    f"{CORE}.wiki.codec": _rooms("wiki.codec", "wire.hostlists"),
     f"{CORE}.sitesetup": _rooms("sitesetup", "api", "config", "lrm", "scheduler", "service", "vjm"),
     f"{CORE}.dask": _rooms("dask", "api", "config", "host.privatedirectory", "lrm", "python", "report"),
     LEAVE: (),

@@ -27,11 +27,11 @@ from koala_adapter.wiki.client import Peer, exchange, load_key
 from koala_adapter.wiki.codec.frames import FrameReader, checksum, is_signed, open_reply
 from koala_adapter.wiki.codec.verbs import GetJobs, Initialize, build_event, parse_reply
 from koala_adapter.wiki.codec.words import Dialect, Event, Status, check_host
-from koala_adapter.wiki.inventory import ServerOptions, host_counts, next_task_list
+from koala_adapter.wiki.inventory import host_counts, next_task_list
 from koala_adapter.wiki.multicluster import Multicluster
 from koala_adapter.wiki.reporting import node_names, wire_name
-from koala_adapter.wiki.resource import RunningJobsFile
 from koala_adapter.wiki.server import networks, serve
+from koala_adapter.wiki.serving import RunningJobsFile, ServerOptions
 from tests.examples import repeated
 from tests.unit.wiki.wiki_source import KEY, NOW, MemorySource, Server, job, node, running
 from tests.wire.wiki_samples import golden

@@ -15,8 +15,8 @@ from koala_adapter.lrm.starts import StartLog
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.wiki.codec.frames import Envelope, FrameReader, Key, open_reply, read_key, seal
 from koala_adapter.wiki.codec.verbs import Reply, parse_reply
-from koala_adapter.wiki.inventory import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
+from koala_adapter.wiki.serving import ServerOptions
 from tests.sqlite_watch import closed_later
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from koala_adapter.lrm import PinnedStart, RenderedSubmission, Submission
-    from koala_adapter.wiki.resource import RunningJobsFile
+    from koala_adapter.wiki.serving import RunningJobsFile
 
 KEY = read_key("1234567890")
 NOW = 1_795_000_000.0
