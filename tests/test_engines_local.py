@@ -156,7 +156,9 @@ def test_what_cannot_be_is_refused(
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_what_is_not_for_koala_is_left_alone(psij: Any, executor: Any) -> None:  # noqa: ANN401
-    attributes = psij.JobAttributes(custom_attributes={"slurm.constraint": "fast", "koala.priority": 3})
+    attributes = psij.JobAttributes(
+        custom_attributes={"slurm.constraint": "fast", "koala.priority": 3, "koala.setup": "OWN=7"}
+    )
     job = psij.Job(psij.JobSpec("/bin/true", attributes=attributes))
     executor.submit(job)
     assert job.wait(PATIENCE).state is psij.JobState.COMPLETED
@@ -228,13 +230,20 @@ def test_what_a_job_of_koala_is_made_of(plugin: Any) -> None:  # noqa: ANN401
     from snakemake_executor_plugin_koala.executor import koala_job  # noqa: PLC0415 - it needs Snakemake's interface
 
     given: dict[str, Any] = {"directory": "/work", "environment": {"WORD": "hello"}, "walltime": "1h"}
-    resources = {"runtime": 5, "mem_mb": 1000, "koala_cluster": "beta", "koala_priority": 3}
+    resources = {
+        "runtime": 5,
+        "mem_mb": 1000,
+        "koala_cluster": "beta",
+        "koala_priority": 3,
+        "koala_setup": "module load x",
+    }
     assert koala_job(Wanted(resources=resources), "echo", **given).values() == {
         "name": "square-7",
         "walltime": 300,
         "working_directory": "/work",
         "priority": 3,
         "environment": {"WORD": "hello"},
+        "setup": ["module load x"],
         "components": [{"command": ["/bin/sh", "-c", "echo"], "cluster": "beta", "processors": 1}],
     }
     assert koala_job(Wanted(), "echo", **given).walltime == "1h"
