@@ -121,6 +121,10 @@ class SubmissionForm(ABC):
         """Tell whether an option that a site adds would make placeholders impossible to follow."""
         return self.name(words[0]) in self.ours | self.harmful
 
+    def is_part(self, text: str) -> bool:  # noqa: ARG002 - most systems have options alone
+        """Tell whether a mapped argument is no option but a part of what one of ours asks for."""
+        return False
+
     def is_path(self, text: str) -> bool:
         """Tell whether a directory for output can be said as it is."""
         return text.startswith("/") and text.isprintable()
@@ -165,7 +169,8 @@ class SubmissionForm(ABC):
             yield self._problem_of_added(text, f"directive {text!r} to add")
         for key, texts in directives.map:
             for text in texts:
-                yield self._problem_of_added(sample(text), f"{text!r} of {key} in [clusters.map]")
+                if not self.is_part(filled := sample(text)):
+                    yield self._problem_of_added(filled, f"{text!r} of {key} in [clusters.map]")
         for text in directives.drop:
             yield self._problem_of_name("drop", text)
         for old, new in directives.rename:

@@ -99,8 +99,9 @@ def braces_problem(key: str, text: str) -> str:
 
 # -- A submission, divided -----------------------------------------------------------------------------------
 
-_VALUE = re.compile(r"\w[\w.+:=/@#%-]*")
-_VALUE_WORDS = "one word of letters, digits and . _ - + : = / @ # %, that begins with a letter or digit"
+_VALUE = re.compile(r"\w[\w.=/@#%-]*")
+_VALUE_WORDS = "one word of letters, digits and . _ - = / @ # %, that begins with a letter or digit"
+"""Without what divides lists and chunks in the words of some batch system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

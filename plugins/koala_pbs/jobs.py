@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from koala_adapter.errors import LrmRejectedError
-from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node
+from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeGpus
 from koala_pbs.words import (
     EXCLUSIVE,
     MOVED,
@@ -205,7 +205,7 @@ def _queues(attributes: Attributes) -> tuple[str, ...]:
 def _node(name: str, attributes: Attributes, queues: tuple[str, ...]) -> Node:
     available, assigned = (mapping_of(attributes, f"resources_{word}") for word in ("available", "assigned"))
     word = value_of(attributes, "state")
-    processors = number_of(available.get("ncpus", "0"))
+    processors, gpus = number_of(available.get("ncpus", "0")), number_of(available.get("ngpus", "0"))
     # It has no key for what is not assigned at all.
     used = processors if set(word.split(",")) & EXCLUSIVE else number_of(assigned.get("ncpus", "0"))
     return Node(
@@ -219,6 +219,8 @@ def _node(name: str, attributes: Attributes, queues: tuple[str, ...]) -> Node:
         reason=value_of(attributes, "comment"),
         architecture=available.get("arch", ""),
         memory_used_mib=mebibytes_of(assigned.get("mem", "0kb")),
+        features=tuple(sorted(name for name, value in available.items() if value.lower() == "true")),
+        gpus=(NodeGpus(kind="", count=gpus, used=number_of(assigned.get("ngpus", "0"))),) if gpus else (),
     )
 
 

@@ -28,7 +28,15 @@ from koala_pbs.jobs import INDEX_VARIABLE
 from koala_pbs.queues import ends_of, largest_array, served
 from koala_pbs.settings import OPENPBS, TORQUE
 from koala_pbs.starting import ByOperator, ByScheduler, Starting
-from koala_pbs.submission import QSUB, native_specification, obstacle_to_drmaa, pieces, qsub_command
+from koala_pbs.submission import (
+    OPENPBS_SLOTS,
+    QSUB,
+    TORQUE_SLOTS,
+    native_specification,
+    obstacle_to_drmaa,
+    pieces,
+    qsub_command,
+)
 from koala_pbs.torque import packed
 from koala_pbs.vnodes import tied
 from koala_pbs.words import (
@@ -52,7 +60,16 @@ if TYPE_CHECKING:
     from koala_pbs.queues import QueueConfig, ServerConfig
     from koala_pbs.settings import PbsSettings
 
-CAPABILITIES = Capabilities(hold=True, pin=True, suspend=True, requeue=True, signal=True, modify=True, accounting=True)
+CAPABILITIES = Capabilities(
+    hold=True,
+    pin=True,
+    suspend=True,
+    requeue=True,
+    signal=True,
+    modify=True,
+    slots=OPENPBS_SLOTS | TORQUE_SLOTS,
+    accounting=True,
+)
 """What PBS can do. For who is no operator, and where the server keeps no history, :class:`PbsLrm` says less."""
 
 BE_OPERATOR = "set operator = true where koala is an operator of PBS"
@@ -105,6 +122,7 @@ class PbsLrm(CommandPlugin):
             # Torque has no chunks that could be tied to vnodes.
             pin=operator or self._commands.dialect is OPENPBS,
             pin_elements=operator,
+            slots=TORQUE_SLOTS if self._commands.dialect is TORQUE else OPENPBS_SLOTS,
             suspend=operator,
             requeue=operator,
             accounting=server is not None and server.history,

@@ -10,6 +10,7 @@ behind its name, by which it would not be found again, and behind its output pat
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.lrm.commandplugin import SubmissionForm
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import Submission
     from koala_adapter.lrm.commandplugin import Option
     from koala_adapter.lrm.contract import Directives
+    from koala_adapter.lrm.mapping import Divided
     from koala_pbs.settings import PbsSettings
 
 # -- Options of qsub -----------------------------------------------------------------------------------------
@@ -62,6 +64,9 @@ class QsubForm(SubmissionForm):
             return (flag, f"{resource[0]}={value.partition('=')[2]}")
         return (flag, value) if value else (flag,)
 
+    def is_part(self, text: str) -> bool:
+        return re.fullmatch(r":[\w.=@/-]+(:[\w.=@/-]+)*", text) is not None
+
     def is_path(self, text: str) -> bool:
         # What stands before a colon is a host for qsub, and ^ begins its own words.
         return super().is_path(text) and not set(":^,") & set(text)
@@ -82,6 +87,10 @@ QSUB = QsubForm(
 
 # -- Submissions ---------------------------------------------------------------------------------------------
 
+OPENPBS_SLOTS = frozenset({"threads", "gpus", "exclusive", "licenses", "account", "directives"})
+"""Keys of a slot that OpenPBS has options for. Features are resources that each site names in its own way."""
+TORQUE_SLOTS = frozenset({"threads", "gpus", "features", "account", "directives"})
+"""Those that Torque has options for: features are properties of nodes."""
 INDEX_IN_PATH = "^array_index^"
 
 
@@ -99,14 +108,14 @@ def qsub_command(
     submission: Submission, settings: PbsSettings, directives: Directives, piece: range
 ) -> tuple[str, ...]:
     """Return the command line that submits some placeholders. Raises LrmRejectedError when it cannot be expressed."""
-    QSUB.require(submission)
-    return ("qsub", *QSUB.arguments(_options(submission, settings, piece), directives))
+    divided, chunk = _divided(submission, settings, directives)
+    return ("qsub", *QSUB.arguments(_options(divided, chunk, settings, piece), divided.directives))
 
 
 def native_specification(submission: Submission, settings: PbsSettings, directives: Directives) -> str:
     """Return what pbs-drmaa is asked for beside what a job template says of every system. Raises LrmRejectedError."""
-    QSUB.require(submission)
-    return QSUB.native(_options(submission, settings, range(1, 2)), directives)
+    divided, chunk = _divided(submission, settings, directives)
+    return QSUB.native(_options(divided, chunk, settings, range(1, 2)), divided.directives)
 
 
 def obstacle_to_drmaa(settings: PbsSettings, directives: Directives) -> str:
@@ -116,7 +125,24 @@ def obstacle_to_drmaa(settings: PbsSettings, directives: Directives) -> str:
     return QSUB.obstacle_to_drmaa(directives)
 
 
-def _options(submission: Submission, settings: PbsSettings, piece: range) -> Iterator[Option]:
+def _divided(submission: Submission, settings: PbsSettings, directives: Directives) -> tuple[Divided, str]:
+    """Return a submission, divided into what the site maps and the rest, and the chunk that it asks for."""
+    torque = settings.dialect == TORQUE_NAME
+    divided = QSUB.divided(submission, TORQUE_SLOTS if torque else OPENPBS_SLOTS, directives)
+    slot = divided.rest.slot
+    parts = [] if "threads" in divided.mapped else [f"{'ppn' if torque else 'ncpus'}={slot.threads}"]
+    if divided.rest.memory_mib is not None and not torque:
+        parts.append(f"mem={divided.rest.memory_mib}mb")
+    if slot.gpus:
+        parts.append(f"{'gpus' if torque else 'ngpus'}={slot.gpus}")
+    parts += slot.features
+    mapped = [text.removeprefix(":") for text in divided.arguments if text.startswith(":")]
+    others = tuple(text for text in divided.arguments if not text.startswith(":"))
+    return replace(divided, arguments=others), ":".join(["1", *parts, *mapped])
+
+
+def _options(divided: Divided, chunk: str, settings: PbsSettings, piece: range) -> Iterator[Option]:
+    submission = divided.rest
     torque = settings.dialect == TORQUE_NAME
     if not torque:
         # Without it qsub leaves a process behind that sends later submissions with the environment of this one.
@@ -130,13 +156,10 @@ def _options(submission: Submission, settings: PbsSettings, piece: range) -> Ite
     else:
         yield ("-v", f"{INDEX_VARIABLE}={piece[0]}")
         index = str(piece[0])
-    if torque:
-        yield ("-l", "nodes=1:ppn=1")
-        if submission.memory_mib is not None:
-            yield ("-l", f"mem={submission.memory_mib}mb")
-    else:
-        memory = "" if submission.memory_mib is None else f":mem={submission.memory_mib}mb"
-        yield ("-l", f"select=1:ncpus=1{memory}")
+    yield ("-l", f"{'nodes' if torque else 'select'}={chunk}")
+    if torque and submission.memory_mib is not None:
+        yield ("-l", f"mem={submission.memory_mib}mb")
+    yield from _terms(divided)
     yield ("-l", f"walltime={submission.walltime}")
     # A placeholder that starts twice would dial in with a token that has been used. An array must be rerunnable.
     if len(piece) == 1:
@@ -150,7 +173,17 @@ def _options(submission: Submission, settings: PbsSettings, piece: range) -> Ite
         yield ("-q", submission.queue)
     if submission.held:
         yield ("-h",)
-    if settings.account is not None:
-        yield ("-A", settings.account)
+    account = submission.slot.account or settings.account
+    if account is not None and "account" not in divided.mapped:
+        yield ("-A", account)
     if settings.project is not None:
         yield ("-P", settings.project)
+
+
+def _terms(divided: Divided) -> Iterator[Option]:
+    """Yield what a slot asks for beside its chunk."""
+    slot = divided.rest.slot
+    if slot.exclusive:
+        yield ("-l", "place=excl")
+    for name, count in slot.licenses:
+        yield ("-l", f"{name}={count}")

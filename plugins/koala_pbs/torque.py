@@ -354,6 +354,9 @@ def _node(attributes: Attributes) -> Attributes:
         "resources_available": {
             "ncpus": value_of(attributes, "np") or "0",
             **({"mem": memory[1]} if memory else {}),
+            "ngpus": value_of(attributes, "gpus") or "0",
+            # OpenPBS has no properties, and says the same by resources that are true or not.
+            **dict.fromkeys(filter(None, value_of(attributes, "properties").split(",")), "True"),
         },
         "resources_assigned": {"ncpus": str(used)},
     }

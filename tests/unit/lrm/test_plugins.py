@@ -377,6 +377,8 @@ def test_what_nothing_expresses_is_refused_by_name(slot: Slot, named: str, hint:
         Slot(account="-P"),
         Slot(features=("a,b=1",)),
         Slot(features=("ok", "a&b")),
+        Slot(features=("ib:ppn=9",)),
+        Slot(features=("ib+9",)),
         Slot(licenses=(("x;y", 1),)),
         Slot(gpus=1, gpu_kind="a'b"),
         Slot(qos="{name}"),

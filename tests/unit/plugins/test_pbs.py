@@ -18,6 +18,7 @@ from koala_adapter.lrm import Submission
 from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import BatchKey, EndReason, Node, NodeState
+from koala_adapter.slots import Slot
 from koala_pbs import client as control
 from koala_pbs.jobs import assign, parse_exec_vnode, parse_jobs, parse_nodes, parse_select, parse_selections, tied_place
 from koala_pbs.queues import (
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 SUBMISSION = Submission(key=BatchKey("koala-1"), count=3, script="#!/bin/sh\n", walltime=600)
 EVERYTHING = Directives()
 SETTINGS = PbsSettings()
+UNUSUAL = Slot(exclusive=True, licenses=(("matlab", 1),))
 
 
 def qsub(submission: Submission = SUBMISSION, directives: Directives = EVERYTHING, largest: int = 100) -> list[str]:
@@ -165,6 +167,54 @@ class TestSubmission:
         assert "-J" not in command
         assert command[command.index("-v") + 1] == "PBS_ARRAY_INDEX=1"
         assert command[command.index("-r") + 1] == "n"
+
+    @pytest.mark.parametrize(
+        ("slot", "pairs"),
+        [
+            (Slot(threads=4), {("-l", "select=1:ncpus=4:mem=200mb")}),
+            (Slot(gpus=2), {("-l", "select=1:ncpus=1:mem=200mb:ngpus=2")}),
+            (Slot(exclusive=True), {("-l", "place=excl")}),
+            (Slot(licenses=(("matlab", 2), ("comsol", 1))), {("-l", "matlab=2"), ("-l", "comsol=1")}),
+            (Slot(account="physics"), {("-A", "physics")}),
+            (Slot(directives=("-P fast",)), {("-P", "fast")}),
+        ],
+    )
+    def test_slots_become_options(self, slot: Slot, pairs: set[tuple[str, str]]) -> None:
+        assert pairs <= set(pairwise(qsub(replace(SUBMISSION, memory_mib=200, slot=slot))))
+
+    def test_mapped_keys_are_options_or_parts_of_the_chunk(self) -> None:
+        site = Directives(
+            map=(
+                ("features", (":{name}=true",)),
+                ("gpus", (":naccelerators={n}",)),
+                ("qos", ("-W x=qos:{name}",)),
+                ("memory", (":vmem={mib}mb",)),
+            )
+        )
+        assert QSUB.problem_of(site) == ""
+        slot = Slot(threads=2, gpus=1, features=("ib", "avx"), qos="high")
+        command = qsub(replace(SUBMISSION, memory_mib=9, slot=slot), site)
+        assert "select=1:ncpus=2:vmem=9mb:naccelerators=1:ib=true:avx=true" in command
+        assert command[-2:] == ["-W", "x=qos:high"]
+
+    @pytest.mark.parametrize("text", [":ngpus={n}+1:ncpus=9", ":n gpus={n}", ":", "-J 1-{n}"])
+    def test_maps_that_would_change_more_are_refused(self, text: str) -> None:
+        assert "of gpus in [clusters.map]" in QSUB.problem_of(Directives(map=(("gpus", (text,)),)))
+
+    @pytest.mark.parametrize(
+        ("slot", "option"),
+        [
+            (Slot(threads=4), "nodes=1:ppn=4"),
+            (Slot(threads=2, gpus=1, features=("ib", "avx")), "nodes=1:ppn=2:gpus=1:ib:avx"),
+        ],
+    )
+    def test_slots_of_torque(self, slot: Slot, option: str) -> None:
+        settings = PbsSettings(dialect="torque")
+        asked = replace(SUBMISSION, memory_mib=200, slot=slot)
+        pairs = set(pairwise(qsub_command(asked, settings, EVERYTHING, range(1, 2))))
+        assert {("-l", option), ("-l", "mem=200mb")} <= pairs
+        with pytest.raises(LrmRejectedError, match="cannot be asked for exclusive, licenses"):
+            qsub_command(replace(SUBMISSION, slot=UNUSUAL), settings, EVERYTHING, range(1, 2))
 
     def test_pieces(self) -> None:
         assert pieces(SUBMISSION, 3) == (range(1, 4),)
