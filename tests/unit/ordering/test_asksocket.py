@@ -248,23 +248,20 @@ async def test_what_is_no_question_is_refused(tmp_path: Path, text: bytes) -> No
         assert (await to_thread.run_sync(ask, path, "a", "1")).phase == "starting"
 
 
-async def test_who_ends_in_the_middle_is_not_answered(tmp_path: Path) -> None:
+async def test_one_question_is_answered_and_no_half_one(tmp_path: Path) -> None:
     path = tmp_path / "ask.sock"
     async with asked(path):
         for text in (b"", b'{"job_id"'):
             assert await to_thread.run_sync(said_to, path, text) == b""
+    path = tmp_path / "ask.sock"
+    async with asked(path):
+        heard = await to_thread.run_sync(said_to, path, b'{"job_id": "1"}\n{"job_id": "2"}\n')
+    assert json.loads(heard)["job_id"] == "1"
 
 
 def test_ids_of_all_batch_systems_are_asked_for() -> None:
     for job_id in ("12", "12_3", "12.3", "12[3].server.site", "12.server"):
         assert job_asked_for(json.dumps({"job_id": job_id}).encode()) == job_id
-
-
-async def test_two_questions_are_one(tmp_path: Path) -> None:
-    path = tmp_path / "ask.sock"
-    async with asked(path):
-        heard = await to_thread.run_sync(said_to, path, b'{"job_id": "1"}\n{"job_id": "2"}\n')
-    assert json.loads(heard)["job_id"] == "1"
 
 
 async def test_one_user_has_few_places(tmp_path: Path) -> None:

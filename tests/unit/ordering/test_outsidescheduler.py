@@ -357,16 +357,13 @@ def test_explanations_name_place_reason_and_promise() -> None:
         explain(site.mirror, "6")
 
 
-def test_an_assumed_run_time_is_told_as_such() -> None:
+def test_explanations_tell_of_assumed_run_times_and_elements_of_arrays() -> None:
     site = Listed()
     site.submit("1", 1)
     site.change("1", walltime=None)
     site.look()
     found = explain(site.mirror, "1")
     assert (found.estimate, found.estimate_assumed) == (86_400, True)
-
-
-def test_asked_for_an_array_it_names_elements() -> None:
     site = Listed()
     for number in (1, 2):
         site.submit(f"7_{number}", 1, array_index=number)

@@ -397,13 +397,10 @@ def test_the_least_loaded_cluster_that_satisfies_the_job() -> None:
     assert least_loaded(Requirements(processors=8, features=frozenset({"gcc"})), clusters).name == "half"
 
 
-def test_equal_load_goes_to_the_larger_then_the_first_by_name() -> None:
+def test_equal_load_and_no_cluster_that_will_do() -> None:
     clusters = [ClusterLoad(name=name, processors=size, demanded=0) for name, size in (("b", 8), ("c", 8), ("a", 4))]
     for order in (clusters, clusters[::-1]):
         assert least_loaded(Requirements(processors=1), order).name == "b"
-
-
-def test_no_cluster_will_do() -> None:
     clusters = [ClusterLoad(name="a", processors=4, demanded=0), ClusterLoad(name="b", processors=16, demanded=0)]
     with pytest.raises(JobRefusedError, match="a: has 4 of 8 processors; b: lacks gpu, linux"):
         least_loaded(Requirements(processors=8, features=frozenset({"linux", "gpu"})), clusters)

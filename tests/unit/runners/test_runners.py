@@ -324,11 +324,15 @@ def test_a_spawned_rank_has_ended_when_its_proxy_has(*, proxy_first: bool) -> No
         assert runner.ended("7:2", WELL, NOW) == [ended(2)]
 
 
-def test_a_spawned_rank_that_ends_badly_is_believed_at_once() -> None:
+def test_bad_ends_are_believed_at_once() -> None:
     runner, text = spawning()
     assert said(runner, text, "koala: rank 2 ended with 3")[1] == (
         ended(2, TaskEnd(reason=EndReason.EXITED, exit_code=3)),
     )
+    failed = TaskEnd(reason=EndReason.EXITED, exit_code=255)
+    runner, text = spawning()
+    said(runner, text, "koala: rank 2 ended with 0")
+    assert list(runner.ended("7:launcher", failed, NOW)) == [ended(None, failed)]
 
 
 def test_mpiexec_has_ended_when_the_output_of_ranks_is_kept() -> None:
@@ -341,13 +345,6 @@ def test_mpiexec_has_ended_when_the_output_of_ranks_is_kept() -> None:
     assert runner.ended("7:launcher", WELL, NOW) == ()
     assert runner.ended("7:2", WELL, NOW) == ()  # nothing is known of its program
     assert runner.ended("7:1", WELL, NOW) == [ended(1), ended(None)]
-
-
-def test_mpiexec_that_ends_badly_has_ended_at_once() -> None:
-    failed = TaskEnd(reason=EndReason.EXITED, exit_code=255)
-    runner, text = spawning()
-    said(runner, text, "koala: rank 2 ended with 0")
-    assert list(runner.ended("7:launcher", failed, NOW)) == [ended(None, failed)]
 
 
 @pytest.mark.parametrize(("code", "signal"), [("15", 15), ("139", 11)])
@@ -391,9 +388,6 @@ def test_each_rank_has_a_keeper() -> None:
     assert {one["RESIZE_DIRECTORY"] for one in told} == {"/scratch/koala-7-koala-k-1"}
     assert {(one["KOALA_MEMBERS"], one["KOALA_FIRST"]) for one in told} == {("0 1 2", "10.0.0.1")}
     assert told[0]["KOALA_COMMAND"].startswith("program")
-
-
-def test_newcomers_keep_to_the_same_directory() -> None:
     one = restarted()
     fewer = replace(one.application, ranks=one.application.ranks[::2])
     (launch,) = one.grow(fewer, [2])
@@ -446,10 +440,15 @@ class Sent:
         return True
 
 
-def test_small_launches_go_at_once() -> None:
+def test_small_launches_go_at_once_and_too_large_ones_alone() -> None:
     sent = Sent()
     sent.sending.add(launch(number) for number in range(1000))
     assert len(sent.tasks) == 1000
+    sent = Sent()
+    sent.sending.add([launch(1, *[QUARTER] * 5), launch(2)])
+    assert sent.tasks == ["1:1"]
+    sent.sending.arrived("1:1")
+    assert sent.tasks == ["1:1", "1:2"]
 
 
 def test_large_launches_wait_for_room() -> None:
@@ -463,14 +462,6 @@ def test_large_launches_wait_for_room() -> None:
     for task in ("1:0", "1:1", "1:3", "1:4"):
         sent.sending.arrived(task)
     assert sent.tasks[5:] == ["1:5", "1:6", "1:7"]
-
-
-def test_what_alone_is_too_large_goes_alone() -> None:
-    sent = Sent()
-    sent.sending.add([launch(1, *[QUARTER] * 5), launch(2)])
-    assert sent.tasks == ["1:1"]
-    sent.sending.arrived("1:1")
-    assert sent.tasks == ["1:1", "1:2"]
 
 
 def test_an_agent_that_went_away_makes_room() -> None:

@@ -207,7 +207,7 @@ def test_what_its_owner_wants_is_offered_to_a_program() -> None:
     assert "its owner wants 4" in site.change().reason
 
 
-def test_a_wish_that_can_be_granted_in_part_is_offered_and_kept() -> None:
+def test_a_wish_that_can_be_granted_in_part_is_offered_and_kept_until_that_expires() -> None:
     site = still(6, j1=2)
     site.wish(9)
     assert site.change().countered
@@ -217,9 +217,6 @@ def test_a_wish_that_can_be_granted_in_part_is_offered_and_kept() -> None:
     change = site.change()
     site.post(ev.OfferAnswered(time=site.now, job_id=JobId("1"), number=change.number, accepted=4))
     assert site.change().phase is ChangePhase.GATHERING
-
-
-def test_a_counter_offer_expires() -> None:
     site = still(6, j1=2)
     site.wish(9)
     site.pass_time(site.state.parameters.answer_timeout + 1)
@@ -371,10 +368,13 @@ def test_a_wish_is_met_on_two_clusters() -> None:
     assert {(one.cluster, one.after) for one in record.size_changes} == {("a", 5), ("b", 3)}
 
 
-def test_one_cluster_is_enough() -> None:
+def test_no_more_is_taken_than_is_asked_for_and_may_be_had() -> None:
     site = JointSite()
     site.want(3)
     assert list(site.parts.values()) == [3]
+    site = JointSite(most=6)
+    answer = site.want(6)
+    assert (answer.processors, answer.countered, answer.reason) == (4, True, "its maximum is reached")
 
 
 @pytest.mark.parametrize(("accepted", "parts"), [(6, [3, 3]), (4, [3, 1]), (3, [3]), (0, [])])
@@ -387,12 +387,6 @@ def test_a_counter_offer_over_clusters(accepted: int, parts: list[int]) -> None:
     site.answer_number(answer.number, accepted)
     assert list(site.parts.values()) == parts
     assert [cluster.offered for cluster in site.state.clusters.values()] == [0, 0]
-
-
-def test_its_maximum_holds_for_all_clusters_together() -> None:
-    site = JointSite(most=6)
-    answer = site.want(6)
-    assert (answer.processors, answer.countered, answer.reason) == (4, True, "its maximum is reached")
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from tests.unit.scheduler.scheduler_site import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from koala_adapter.model import Job
     from koala_adapter.scheduler.actions import Action
 
 
@@ -83,7 +84,7 @@ def test_launch_when_all_are_held_and_not_before() -> None:
     assert {site.state.placeholders[id_].state for id_ in (first, second, third)} == {PlaceholderState.LAUNCHED}
 
 
-def test_agents_may_report_before_the_batch_system_answers() -> None:
+def test_agents_that_report_early_or_again_launch_once() -> None:
     """Held is held, even if nobody knows the ids yet."""
     site = Site({"a": 8})
     site.submit(job("1", 2))
@@ -91,9 +92,6 @@ def test_agents_may_report_before_the_batch_system_answers() -> None:
     site.take_all()
     assert {p.state for p in site.claimed("1")} == {PlaceholderState.LAUNCHED}
     assert all(p.lrm_id for p in site.claimed("1"))
-
-
-def test_repeated_reports_launch_once() -> None:
     site = Site({"a": 8})
     first, second = site.queue(job("1", 2))
     for id_ in (first, first, second, second, first):
@@ -226,19 +224,22 @@ def test_plan_changes_nothing() -> None:
     assert site.state.clusters[A].managed == 0
 
 
-def test_infeasible_job_is_refused_at_once() -> None:
-    site = Site({"a": 4})
-    (finished,) = of_kind(FinishJob, site.submit(job("1", 5)))
-    assert finished.outcome.state is JobState.REFUSED
-    assert finished.outcome.exit_code == 240
-    assert "at most 4" in finished.outcome.detail
-
-
 @pytest.mark.parametrize(
-    ("one", "said"),
+    ("processors", "one", "said"),
     [
-        (job("1", component("x", 1, cluster="zoo")), "component 'x' fits nowhere (zoo: not in the site file)"),
+        ({}, job("1", 1), "component 'c0' fits nowhere (no cluster is configured)"),
         (
+            {"a": 4},
+            job("1", 5),
+            "component 'c0' fits nowhere (a: needs 5 processors, at most 4 can be used there)",
+        ),
+        (
+            {"a": 4},
+            job("1", component("x", 1, cluster="zoo")),
+            "component 'x' fits nowhere (zoo: not in the site file)",
+        ),
+        (
+            {"a": 4},
             job("1", 1, placement="best"),
             (
                 "there is no placement policy 'best'; there are: close-to-files, cluster-minimization, "
@@ -246,11 +247,12 @@ def test_infeasible_job_is_refused_at_once() -> None:
             ),
         ),
     ],
+    ids=["no cluster", "too large", "unknown cluster", "unknown policy"],
 )
-def test_unknown_names_are_refused(one: object, said: str) -> None:
-    site = Site({"a": 4})
-    site.submit(one)  # type: ignore[arg-type]
-    assert site.outcome("1").detail == said
+def test_what_can_never_run_is_refused_at_once(processors: dict[str, int], one: Job, said: str) -> None:
+    (finished,) = of_kind(FinishJob, Site(processors).submit(one))
+    outcome = finished.outcome
+    assert (outcome.state, outcome.exit_code, outcome.detail) == (JobState.REFUSED, 240, said)
 
 
 def test_known_id_is_refused_without_losing_anything() -> None:
@@ -322,12 +324,6 @@ def test_cluster_taken_out_of_the_site_file() -> None:
     assert len(ends(site.complete("there"))) == 4
 
 
-def test_empty_site_refuses_with_the_reason() -> None:
-    site = Site({})
-    site.submit(job("1", 1))
-    assert site.outcome("1").detail == "component 'c0' fits nowhere (no cluster is configured)"
-
-
 # -- Jobs that would only be queued, while clusters of the site have not answered their first poll -----------
 
 
@@ -367,6 +363,10 @@ def test_starts_at_once_on_processors_that_are_known_to_be_idle() -> None:
     assert submissions(site.submit(job("1", 3))) == {"a": 3}
     assert submissions(site.submit(job("2", 2))) == {}
     assert submissions(site.submit(job("3", 1))) == {"a": 1}
+    site = Site({"a": 4}, unseen=("b",))
+    site.poll("a", 4, idle=3)
+    assert submissions(site.submit(job("1", 2, 2))) == {}
+    assert submissions(site.poll("b", 2)) == {"a": 2, "b": 2}
 
 
 def test_a_cluster_that_did_not_answer_in_time_counts_as_seen() -> None:
@@ -383,13 +383,6 @@ def test_does_not_wait_for_a_cluster_that_cannot_take_it() -> None:
     site.poll("a", 4, idle=0)
     parts = (component("queued", 2, cluster="a"), component("started", 2))
     assert submissions(site.submit(job("1", *parts))) == {"a": 2, "b": 2}
-
-
-def test_components_on_one_cluster_are_counted_together() -> None:
-    site = Site({"a": 4}, unseen=("b",))
-    site.poll("a", 4, idle=3)
-    assert submissions(site.submit(job("1", 2, 2))) == {}
-    assert submissions(site.poll("b", 2)) == {"a": 2, "b": 2}
 
 
 def test_tries_are_not_used_up_by_waiting() -> None:

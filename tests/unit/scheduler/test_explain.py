@@ -40,6 +40,9 @@ def test_holds_a_part() -> None:
         "The job holds 4 of 7 processors (4 of 4 on a, 0 of 3 on b) and waits for 3 in the queue of b (idle there: 0). "
         "It starts when all are held; what it holds is kept for another 10 min, then given back for a while."
     )
+    site = claiming()
+    site.post(ev.ClusterUnavailable(time=site.now, cluster=ClusterName("b"), reason="no answer within 30 s"))
+    assert "waits for 3 in the queue of b, which is out of reach (no answer within 30 s). It starts" in site.explained()
 
 
 def on_hold(site: Site, holder: HoldOwner | None, reason: str, count: int = 3) -> None:
@@ -78,12 +81,6 @@ def test_waits_no_more_for_what_was_released() -> None:
     assert "hold " not in site.explained()
     on_hold(site, HoldOwner.OPERATOR, "")
     assert "3 in hold by an operator for 0 s" in site.explained()
-
-
-def test_waits_for_a_batch_system_that_is_down() -> None:
-    site = claiming()
-    site.post(ev.ClusterUnavailable(time=site.now, cluster=ClusterName("b"), reason="no answer within 30 s"))
-    assert "waits for 3 in the queue of b, which is out of reach (no answer within 30 s). It starts" in site.explained()
 
 
 def test_gave_back() -> None:

@@ -189,7 +189,7 @@ def _about_to_give_back() -> Site:
     return site
 
 
-def test_what_begins_to_start_is_waited_for() -> None:
+def test_what_begins_to_start_is_waited_for_but_not_for_ever() -> None:
     site = _about_to_give_back()
     missing = [p.id for p in site.claimed("1") if p.cluster == B]
     for one in missing:
@@ -197,9 +197,6 @@ def test_what_begins_to_start_is_waited_for() -> None:
     assert ends(site.pass_time(1.0 + grace(LIFE) / 2)) == []
     site.hold_all("1", "b")
     assert launches(site.actions) == ["1"]
-
-
-def test_what_begins_to_start_is_not_waited_for_for_ever() -> None:
     site = _about_to_give_back()
     began = site.now
     for one in [p.id for p in site.claimed("1") if p.cluster == B]:

@@ -403,22 +403,22 @@ def test_what_is_promised_is_kept_from_waiting_jobs() -> None:
     assert site.record("late").state is JobState.WAITING
 
 
-def test_a_reading_in_which_one_counts_twice() -> None:
-    """A placeholder that started between the listings of jobs and of nodes: the next reading decides."""
+@pytest.mark.parametrize(
+    ("ours", "asked", "answer"),
+    [(6, [("2", 1)], []), (5, [], [("1", 0, "the others could not give more")])],
+    ids=["one counted twice", "others take more than there is"],
+)
+def test_a_second_reading_decides_where_more_is_taken_than_there_is(
+    ours: int, asked: list[tuple[str, int]], answer: list[tuple[str, int, str]]
+) -> None:
+    """A placeholder that started between the listings of jobs and of nodes counts twice, for one reading."""
     site = still({"1": 3, "2": 3})
     site.poll("a", 12, idle=0, ours=5)
     actions = site.ask("1", 1, mandatory=True)
     assert (requests(actions), granted(actions)) == ([], [])
     site.now += 1
-    assert requests(site.poll("a", 12, idle=0, ours=6)) == [("2", 1)]
-
-
-def test_others_who_take_more_than_there_is() -> None:
-    site = still({"1": 3, "2": 3})
-    site.poll("a", 12, idle=0, ours=5)
-    site.ask("1", 1, mandatory=True)
-    site.now += 1
-    assert granted(site.poll("a", 12, idle=0, ours=5)) == [("1", 0, "the others could not give more")]
+    actions = site.poll("a", 12, idle=0, ours=ours)
+    assert (requests(actions), granted(actions)) == (asked, answer)
 
 
 def test_others_that_refuse() -> None:

@@ -135,9 +135,17 @@ def test_an_application_that_could_not_answer_has_not_declined(down: float) -> N
             assert not site.record("1").changes
 
 
-def test_threshold_limits_growth() -> None:
-    site = MalleableSite({"a": 10}, clusters=(ClusterParameters(name=A, threshold=3),))
-    assert offers(site.start(malleable("1", part(2, 9)))) == [("1", 5)]
+@pytest.mark.parametrize(
+    ("own", "processors", "offered"),
+    [
+        (ClusterParameters(name=A, threshold=3), 10, 5),
+        (ClusterParameters(name=A, malleability_policy="folding"), 12, 2),
+    ],
+    ids=["threshold", "policy"],
+)
+def test_growth_on_a_cluster_with_parameters_of_its_own(own: ClusterParameters, processors: int, offered: int) -> None:
+    site = MalleableSite({"a": processors}, clusters=(own,))
+    assert offers(site.start(malleable("1", part(2, 9)))) == [("1", offered)]
 
 
 def test_background_load_limits_growth() -> None:
@@ -243,12 +251,6 @@ def test_policy_of_the_site(policy: str, said: list[tuple[str, int]]) -> None:
     assert offers(actions) == said
 
 
-def test_policy_of_a_cluster() -> None:
-    own = ClusterParameters(name=A, malleability_policy="folding")
-    site = MalleableSite({"a": 12}, clusters=(own,))
-    assert offers(site.start(malleable("1", part(2, 9)))) == [("1", 2)]
-
-
 @pytest.mark.parametrize("of_site", [True, False])
 def test_unknown_policy_is_refused(*, of_site: bool) -> None:
     """A configuration with a policy that is not here changes nothing; the names that there are, are listed."""
@@ -352,16 +354,13 @@ def test_fpsma_shrinks_one_after_the_other() -> None:
     assert (second.job_id, second.processors) == ("1", 2)
 
 
-def test_pwa_never_shrinks_below_minima() -> None:
+def test_pwa_never_shrinks_below_minima_and_grows_when_no_room_can_be_made() -> None:
     """More than all can give cannot be made: nobody is shrunk, and the running are offered what is free."""
     site = grown()
     assert requests(site.submit(job("3", 9))) == []
     assert requests(site.submit(job("4", 8))) == []  # not the head
     site.cancel("3")
     assert requests(site.actions) == [("1", 4), ("2", 4)]
-
-
-def test_pwa_grows_when_no_room_can_be_made() -> None:
     site = grown()
     site.submit(job("3", 10))
     site.release("1", 2)
@@ -430,7 +429,7 @@ def test_an_application_may_give_up_more_than_requested() -> None:
     assert site.placed("2") == {"c0": ("a", 3)}
 
 
-def test_giving_back_of_its_own_will() -> None:
+def test_only_its_own_is_released_and_never_below_its_minimum() -> None:
     site = grown()
     going = site.claimed("1")
     actions = site.release_these("1", *(one.id for one in going))
@@ -438,9 +437,6 @@ def test_giving_back_of_its_own_will() -> None:
     assert site.sizes("1") == [2]
     assert site.release_these("1", going[0].id) == []
     assert ends(site.release("1", 1)) == []
-
-
-def test_what_another_job_holds_is_not_released() -> None:
     site, offer = growing()
     site.answer(offer, 2)
     site.start(job("2", 2))
@@ -516,6 +512,11 @@ def test_end_of_a_job_that_shrank() -> None:
     assert is_running(site, "1")
     site.complete("1")
     assert site.outcome("1").state is JobState.COMPLETED
+    site = grown()
+    for rank in range(4):
+        site.rank_ends("1", rank)
+    site.release("1", 2)
+    assert site.outcome("1").state is JobState.COMPLETED
 
 
 def test_end_of_a_job_that_grew() -> None:
@@ -530,14 +531,6 @@ def test_end_of_a_job_that_grew() -> None:
         else:
             site.rank_ends("1", 5, TaskEnd(reason=EndReason.EXITED, exit_code=3))
         assert site.outcome("1").exit_code == (0 if well else 3)
-
-
-def test_last_ranks_released() -> None:
-    site = grown()
-    for rank in range(4):
-        site.rank_ends("1", rank)
-    site.release("1", 2)
-    assert site.outcome("1").state is JobState.COMPLETED
 
 
 def in_the_middle(phase: str) -> MalleableSite:

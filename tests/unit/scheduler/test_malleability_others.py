@@ -63,17 +63,14 @@ def test_other_approaches_never_shrink_for_them(approach: Approach) -> None:
     assert offers(site.start(malleable("1", part(2, 8)))) == [("1", 6)]
 
 
-def test_it_matters_where_malleable_jobs_run() -> None:
+def test_what_the_scheduler_wants_to_know_of_a_cluster() -> None:
     site = MalleableSite({"a": 8})
     assert not site.scheduler.shrinks_for_others(A)
     site.start(malleable("1", part(2, 8)))
     assert site.scheduler.shrinks_for_others(A)
     site.complete("1")
     assert not site.scheduler.shrinks_for_others(A)
-
-
-def test_whether_processors_that_come_free_are_waited_for() -> None:
-    """Where a running job is below its maximum; with approach none only when its owner wants it to be larger."""
+    # Where a running job is below its maximum; with approach none only when its owner wants it to be larger.
     site = MalleableSite({"a": 2})
     assert not site.scheduler.growth_waits(A)
     site.start(malleable("1", part(2, 8)))
@@ -110,17 +107,15 @@ def test_who_is_started_on_what_was_given_up_does_not_wait() -> None:
     assert requests(site.poll("a", 8, idle=0, ours=6, others=(1,))) == [("1", 1)]
 
 
-def test_a_job_that_needs_more_than_all_could_give_shrinks_nobody() -> None:
-    """7 are wanted, 6 could be given. For a smaller one behind it room is made."""
-    assert shrunk(full(), (7,)) == 0
-    assert shrunk(full(), (7, 2)) == 2
-    assert shrunk(full(), (2, 7, 4)) == 6
-
-
-def test_jobs_are_shrunk_to_their_minima_at_most() -> None:
+@pytest.mark.parametrize(
+    ("waiting", "given"),
+    [((7,), 0), ((7, 2), 2), ((2, 7, 4), 6), ((1,) * 20, 6)],
+    ids=["7 are wanted, 6 could be given", "for a smaller one behind it", "beside it", "for as many as it is enough"],
+)
+def test_jobs_are_shrunk_to_their_minima_at_most(waiting: tuple[int, ...], given: int) -> None:
     site = full()
-    assert shrunk(site, (1,) * 20) == 6
-    assert site.sizes("1") == [2]
+    assert shrunk(site, waiting) == given
+    assert site.sizes("1") == [8 - given]
 
 
 def test_the_queue_of_others_does_not_matter_where_enough_is_idle() -> None:
@@ -374,12 +369,7 @@ def test_nothing_is_offered_in_the_pause_after_shrinking() -> None:
 def test_applications_may_ask_in_the_pause_after_shrinking() -> None:
     site = after_shrinking()
     assert granted(site.ask("1", 2)) == [("1", 2, "")]
-
-
-def test_a_pause_is_not_cut_short_by_a_growth_that_fails() -> None:
-    """The pause after a failure is shorter here; the longer one counts."""
-    site = after_shrinking()
-    site.ask("1", 2)
+    # The pause after a failure is shorter here; the longer one counts.
     site.ended(site.stubs()[0], EndReason.NODE_LOST)
     site.end_ending()
     assert offers(site.pass_time(PAUSE - 5)) == []

@@ -80,7 +80,7 @@ def test_job_that_would_not_start_gets_nothing() -> None:
     assert site.record("1").exchanges == 0
 
 
-def test_processors_that_end_too_soon_are_not_exchanged() -> None:
+def test_what_would_end_too_soon_is_not_exchanged() -> None:
     site = deadlock(walltime=2000)
     for placeholder in site.claimed("1"):
         if placeholder.held:
@@ -88,9 +88,6 @@ def test_processors_that_end_too_soon_are_not_exchanged() -> None:
     site.pass_time(100.0)
     assert site.record("1").exchanges == 0
     assert site.record("1").hand_backs == 1
-
-
-def test_places_in_the_queue_that_would_end_too_soon_are_not_taken() -> None:
     site = deadlock(walltime=10)
     del site.record("2").timers[TimerKind.LIFE]  # only job 1 is looked at
     site.record("1").job = replace(site.record("1").job, walltime=10_000)
@@ -185,13 +182,15 @@ def test_small_job_runs_in_what_is_handed_back_and_gives_it_to_the_first() -> No
     assert launches(site.actions) == ["small", "1"]
 
 
-@pytest.mark.parametrize("parameters", [WITHOUT, replace(LIFE, reuse=False)])
-def test_backfill_can_be_switched_off(parameters: Parameters) -> None:
-    assert len(set(ends(backfilled(parameters).pass_time(100.0)))) == 3
-
-
-def test_job_too_long_for_what_is_handed_back_waits_on() -> None:
-    assert launches(backfilled(LIFE, walltime=5000).pass_time(100.0)) == []
+@pytest.mark.parametrize(
+    ("parameters", "walltime"),
+    [(WITHOUT, 50), (replace(LIFE, reuse=False), 50), (LIFE, 5000)],
+    ids=["no reorganization", "no reuse", "too long"],
+)
+def test_all_is_given_back_when_no_small_job_may_use_it(parameters: Parameters, walltime: int) -> None:
+    done = backfilled(parameters, walltime=walltime).pass_time(100.0)
+    assert launches(done) == []
+    assert len(set(ends(done))) == 3
 
 
 # -- Placeholders handed from a completed job to the next, and what is remembered of finished jobs -----------

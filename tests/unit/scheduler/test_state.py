@@ -247,7 +247,7 @@ def test_ranks_that_ended_while_the_service_was_down() -> None:
         assert site.outcome("1").reason is (EndReason.EXITED if well else EndReason.WALLTIME)
 
 
-def test_agents_that_could_not_report_are_not_missing() -> None:
+def test_what_happened_while_the_service_was_down_is_not_held_against_agents() -> None:
     site = Site({"a": 4}, Parameters(registration_timeout=120.0))
     site.queue(job("1", 3))
     for placeholder in site.claimed("1"):
@@ -256,9 +256,6 @@ def test_agents_that_could_not_report_are_not_missing() -> None:
     site.pass_time(119.0)
     assert launches(site.hold_all("1")) == ["1"]
     assert site.state.clusters[A].missing_in_a_row == 0
-
-
-def test_life_that_ended_while_the_service_was_down() -> None:
     site = Site({"a": 4}, Parameters(placeholder_life=100.0))
     site.queue(job("1", 2, walltime=60))
     site.hold(site.claimed("1")[0].id)

@@ -453,24 +453,16 @@ def test_a_worker_that_cannot_be_started_leaves_the_job_running(first: int, runn
         assert site.record("1").state is JobState.COMPLETED
 
 
-def test_a_job_none_of_whose_workers_can_be_started_fails() -> None:
+@pytest.mark.parametrize(("runner", "patience"), [(RunnerName.WORKERS, 60), (RunnerName.SWEEP, 1800)])
+def test_a_job_none_of_whose_workers_can_be_started_fails(runner: RunnerName, patience: float) -> None:
     """It fails with the reason after the pause in which somebody else could explain it, not at its walltime."""
     site = MalleableSite({"a": 1}, Approach.NONE)
-    launched(site, workers("1", part(1, 2), walltime=3600))
+    launched(site, replace(workers("1", part(1, 2), walltime=36000), runner=runner))
     end(site, 0, NOT_STARTED)
-    site.pass_time(60)
+    site.pass_time(patience)
     outcome = site.outcome("1")
     assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 127)
     assert "no such directory" in outcome.detail
-
-
-def test_a_sweep_none_of_whose_launchers_can_be_started_ends() -> None:
-    """Nobody gives it other launchers here, so that it would wait for its tasks until its walltime."""
-    site = MalleableSite({"a": 1}, Approach.NONE)
-    launched(site, replace(workers("1", part(1, 2), walltime=36000), runner=RunnerName.SWEEP))
-    end(site, 0, NOT_STARTED)
-    site.pass_time(1800)
-    assert site.record("1").state.final
 
 
 def test_a_job_with_a_head_grows_although_a_worker_could_not_be_started() -> None:
