@@ -33,7 +33,7 @@ from koala_adapter.config.sitefile import (
 from koala_adapter.config.slottable import SlotTable
 from koala_adapter.host import metrics as catalogue
 from koala_adapter.lrm import Capabilities, PluginDefinition
-from koala_adapter.negotiation.serviceside.states import RECEIVED, SENT, Message, Reply, State, Step
+from koala_adapter.negotiation.states import BROKEN, EXPIRED, LOST, RECEIVED, REJECTED, SENT, WITHDRAWN
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.scheduler.states import CHANGE_TRANSITIONS, JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
@@ -203,7 +203,7 @@ def _new_words() -> str:
 
 def _said() -> str:
     """Return what a side may say in each state of a negotiation."""
-    rows = [f"| {state.value} | {said.value} | {to.value} |" for state, row in SENT.items() for said, to in row.items()]
+    rows = [f"| {state} | {said} | {to} |" for state, row in SENT.items() for said, to in row.items()]
     return "\n".join(["", "| state | may say | then it is |", "|---|---|---|", *rows, "", ""])
 
 
@@ -217,23 +217,18 @@ def _heard() -> str:
         for step in dict.fromkeys(row.values()):
             messages = [message for message in row if row[message] == step and not _plain_end(state, message, step)]
             if messages:
-                heard = ", ".join(message.value for message in messages)
-                rows.append(f"| {state.value} | {heard} | {step.state.value} | {step.reply.value} |")
+                following, answer = step
+                rows.append(f"| {state} | {', '.join(messages)} | {following} | {answer} |")
     return "\n".join(["", "| state | hears | then it is | and answers |", "|---|---|---|---|", *rows, "", ""])
 
 
-ENDED_BY = {
-    Message.REJECT: State.REJECTED,
-    Message.WITHDRAW: State.WITHDRAWN,
-    Message.EXPIRE: State.EXPIRED,
-    Message.ERROR: State.BROKEN,
-}
+ENDED_BY = {"reject": REJECTED, "withdraw": WITHDRAWN, "expire": EXPIRED, "error": BROKEN}
 
 
-def _plain_end(state: State, message: Message, step: Step) -> bool:
+def _plain_end(state: str, message: str, step: tuple[str, str]) -> bool:
     """Tell whether a message ends a negotiation as it says, or finds it ended, and is not answered."""
-    over = state in {*ENDED_BY.values(), State.LOST}
-    return message in ENDED_BY and step == Step(state if over else ENDED_BY[message], Reply.NONE)
+    over = state in {*ENDED_BY.values(), LOST}
+    return message in ENDED_BY and step == (state if over else ENDED_BY[message], "-")
 
 
 def _transitions(table: Mapping[AnyState, Mapping[AnyState, str]]) -> str:

@@ -6,7 +6,18 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from koala_adapter.negotiation.serviceside.states import ENDED, RECEIVED, SENT, State
+from koala_adapter.negotiation.states import (
+    ACCEPTED,
+    ACCEPTING,
+    AGREED,
+    ASKED,
+    CONSUMED,
+    ENDED,
+    NEW,
+    OFFERED,
+    RECEIVED,
+    SENT,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,13 +25,13 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 760, 470
 BOX_WIDTH, BOX_HEIGHT = 120, 34
 PLACES = {
-    State.NEW: (380, 40),
-    State.OFFERED: (180, 140),
-    State.ASKED: (580, 140),
-    State.ACCEPTED: (180, 260),
-    State.ACCEPTING: (580, 260),
-    State.AGREED: (280, 350),
-    State.CONSUMED: (480, 430),
+    NEW: (380, 40),
+    OFFERED: (180, 140),
+    ASKED: (580, 140),
+    ACCEPTED: (180, 260),
+    ACCEPTING: (580, 260),
+    AGREED: (280, 350),
+    CONSUMED: (480, 430),
 }
 """Where the middle of each state is drawn; the endings are not, for every state that waits leads to them."""
 HEAD = (
@@ -32,13 +43,13 @@ HEAD = (
 )
 
 
-def steps() -> Iterator[tuple[State, State, str]]:
+def steps() -> Iterator[tuple[str, str, str]]:
     """Give each step that is drawn: from where, to where, and by what."""
     for state in PLACES:
         for said, to in SENT[state].items():
-            yield state, to, f"say {said.value}"
-        for heard, step in RECEIVED[state].items():
-            yield state, step.state, f"hear {heard.value}"
+            yield state, to, f"say {said}"
+        for heard, (following, _) in RECEIVED[state].items():
+            yield state, following, f"hear {heard}"
 
 
 def drawing() -> str:
@@ -46,7 +57,7 @@ def drawing() -> str:
     drawn = sorted(
         (source, to, by)
         for source, to, by in steps()
-        if source is not to and (to not in ENDED or to is State.CONSUMED) and source not in ENDED
+        if source != to and (to not in ENDED or to == CONSUMED) and source not in ENDED
     )
     lines = [HEAD]
     for (source, to), group in groupby(drawn, key=lambda step: step[:2]):
@@ -57,11 +68,11 @@ def drawing() -> str:
             f'<rect x="{left}" y="{top}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="8" fill="#eef3fa" '
             'stroke="#356"/>'
         )
-        lines.append(f'<text x="{x}" y="{y + 5}" text-anchor="middle" fill="#123">{state.value}</text>')
+        lines.append(f'<text x="{x}" y="{y + 5}" text-anchor="middle" fill="#123">{state}</text>')
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _arrow(source: State, to: State, label: str) -> list[str]:
+def _arrow(source: str, to: str, label: str) -> list[str]:
     """Return a line from one box to another, and what it means; of two in the same place, each has its own side."""
     (x1, y1), (x2, y2) = PLACES[source], PLACES[to]
     if y1 == y2:

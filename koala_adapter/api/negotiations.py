@@ -10,38 +10,50 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import NegotiationError
 from koala_adapter.model import JobId
-from koala_adapter.negotiation.serviceside import document as templatexml
-from koala_adapter.negotiation.serviceside.template import CPU, Side, Status
+from koala_adapter.negotiation.document import parse
+from koala_adapter.negotiation.templates import (
+    APPLICATION,
+    CPU,
+    NT_ACCEPTED,
+    NT_COMMITTED,
+    NT_CONSUMED,
+    NT_ERROR,
+    NT_EXPIRED,
+    NT_NEGOTIATION,
+    NT_REJECTED,
+    NT_WITHDRAWN,
+    RMS,
+)
 from koala_adapter.report.sitevalues import NegotiationMessageReport, NegotiationReport
 from koala_adapter.scheduler.explain import duration
-from koala_adapter.service.sizes.bargaining import course
+from koala_adapter.service.sizes.kept import course
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.records import KeptNegotiation, Message, NegotiationStore
-    from koala_adapter.service.sizes.bargaining import Course
+    from koala_adapter.service.sizes.kept import Course
 
 
-_NAMES = {Side.RMS: "koala", Side.APPLICATION: "application"}
+_NAMES = {RMS: "koala", APPLICATION: "application"}
 _STATES = {
-    Status.NEGOTIATION: "offered",
-    Status.ACCEPTED: "accepted",
-    Status.COMMITTED: "agreed",
-    Status.CONSUMED: "done",
-    Status.REJECTED: "rejected",
-    Status.WITHDRAWN: "withdrawn",
-    Status.EXPIRED: "expired",
-    Status.ERROR: "broken",
+    NT_NEGOTIATION: "offered",
+    NT_ACCEPTED: "accepted",
+    NT_COMMITTED: "agreed",
+    NT_CONSUMED: "done",
+    NT_REJECTED: "rejected",
+    NT_WITHDRAWN: "withdrawn",
+    NT_EXPIRED: "expired",
+    NT_ERROR: "broken",
 }
 _SAID = {
-    Status.NEGOTIATION: "{who} offers {count}",
-    Status.ACCEPTED: "{who} accepted {count}",
-    Status.COMMITTED: "agreed on {count}, which {leave}",
-    Status.CONSUMED: "{count} {moved}",
-    Status.REJECTED: "{who} rejected it",
-    Status.WITHDRAWN: "{who} withdrew it",
-    Status.EXPIRED: "it expired",
-    Status.ERROR: "{who} ended it as faulty",
+    NT_NEGOTIATION: "{who} offers {count}",
+    NT_ACCEPTED: "{who} accepted {count}",
+    NT_COMMITTED: "agreed on {count}, which {leave}",
+    NT_CONSUMED: "{count} {moved}",
+    NT_REJECTED: "{who} rejected it",
+    NT_WITHDRAWN: "{who} withdrew it",
+    NT_EXPIRED: "it expired",
+    NT_ERROR: "{who} ended it as faulty",
 }
 TOLD = 2
 """So many of the latest negotiations of a job are explained."""
@@ -84,7 +96,7 @@ def _report(kept: KeptNegotiation, *, over: bool, wall_offset: float) -> Negotia
         component=kept.component,
         rank=kept.rank,
         agreement_id=kept.agreement_id,
-        initiator=_NAMES[Side(kept.initiator)],
+        initiator=_NAMES[kept.initiator],
         direction="shrink" if came.shrinks else "grow",
         mandatory=came.mandatory,
         asked=came.asked,
@@ -100,11 +112,11 @@ def _report(kept: KeptNegotiation, *, over: bool, wall_offset: float) -> Negotia
 
 
 def _message(message: Message, wall_offset: float) -> NegotiationMessageReport:
-    template = templatexml.parse(message.template.encode())
+    template = parse(message.template.encode())
     return NegotiationMessageReport(
         at=message.at + wall_offset,
-        sender=_NAMES[Side(message.sender)],
-        status=template.status.value,
+        sender=_NAMES[message.sender],
+        status=template.status,
         processors=template.quantity(CPU),
         reason=template.reason,
         template=message.template,
@@ -112,13 +124,13 @@ def _message(message: Message, wall_offset: float) -> NegotiationMessageReport:
 
 
 def _summary(kept: KeptNegotiation, came: Course, *, over: bool) -> str:
-    began = _begun(Side(kept.initiator), came)
+    began = _begun(kept.initiator, came)
     return f"{began}; {_ended(came, over=over)}"
 
 
-def _begun(initiator: Side, came: Course) -> str:
+def _begun(initiator: str, came: Course) -> str:
     count, must = came.asked, ", which it must have" if came.mandatory and not came.shrinks else ""
-    if initiator is Side.APPLICATION:
+    if initiator == APPLICATION:
         return f"it wanted to give back {count}" if came.shrinks else f"it asked for {count} more{must}"
     return f"koala wanted {count} back" if came.shrinks else f"koala offered {count} more"
 
@@ -134,4 +146,4 @@ def _ended(came: Course, *, over: bool) -> str:
         who=who, count=count, leave="still leave" if came.shrinks else "are still to come",
         moved=f"{'was' if came.standing == 1 else 'were'} {'released' if came.shrinks else 'allocated'}",
     )  # fmt: skip
-    return f"{said}{why}{', and has no answer yet' if came.status is Status.NEGOTIATION else ''}"
+    return f"{said}{why}{', and has no answer yet' if came.status == NT_NEGOTIATION else ''}"

@@ -15,9 +15,9 @@ from koala_adapter.negotiation import (
     Event,
     NegotiationError,
     Template,
+    build,
     committed,
     decide,
-    frame,
     parse,
     rejected,
     resource,
@@ -74,12 +74,11 @@ class Bargains:
 
     def receive(self, payload: bytes, now: float) -> None:
         """Take a template. Raises NegotiationError when it is none."""
-        parse(payload)  # one that is none would end the endpoint, which would end all negotiations
-        self._take(self._endpoint.receive(frame(payload), now), now)
+        self._take(self._endpoint.hear(parse(payload), now), now)
 
-    def data_to_send(self) -> bytes:
-        """Return frames that are to be written, once."""
-        return self._endpoint.data_to_send()
+    def take_payloads(self) -> List[bytes]:
+        """Return the templates that are to be said, once."""
+        return [build(value) for value in self._endpoint.take_outbox()]
 
     def next_deadline(self) -> Optional[float]:
         """Return when `time_passed` is to be called at the latest."""
@@ -123,7 +122,7 @@ class Bargains:
             answer_within=MANDATORY_PATIENCE if mandatory else VOLUNTARY_PATIENCE,
         )  # fmt: skip
         try:
-            key = self._endpoint.send(wish, now)
+            key = self._endpoint.tell(wish, now)
         except NegotiationError as error:
             raise KoalaAppError(str(error)) from None
         self._answers[key] = None
@@ -147,7 +146,7 @@ class Bargains:
             elif event.kind == "offer":
                 self._answer(standing, now)
             elif event.kind == "accepted":
-                self._endpoint.send(committed(standing), now)
+                self._endpoint.tell(committed(standing), now)
                 self._agreed(standing)
             elif event.kind == "agreed":
                 self._agreed(standing)
@@ -181,10 +180,10 @@ class Bargains:
             self.complaints.append(str(error) if isinstance(error, KoalaAppError) else problem)
             answer = rejected(offer, self.complaints[-1])
         try:
-            self._endpoint.send(answer, now)
+            self._endpoint.tell(answer, now)
         except NegotiationError as error:
             answer = rejected(offer, str(error))
-            self._endpoint.send(answer, now)
+            self._endpoint.tell(answer, now)
         if answer.status == "NT_REJECTED":
             self._settled(offer.key, Answer(0, offer.reason or answer.reason))
         else:  # counted from now on: another offer may be here before this is agreed on

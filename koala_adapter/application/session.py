@@ -9,13 +9,13 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Callable, Deque, List, Optional, Tuple
+from typing import Callable, Deque, Iterable, List, Optional, Tuple
 
 from koala_adapter.application.bargains import Answer, Bargains
 from koala_adapter.application.notes import Change, KoalaAppError, Member, note_payload, one_line, parse_note
 from koala_adapter.application.process import Process
 from koala_adapter.application.sizes import Sizes, size_rule
-from koala_adapter.negotiation import NegotiationError, frame, unframed
+from koala_adapter.negotiation import FrameBuffer, NegotiationError, frame
 
 # -- Session: a thread that reads and writes the socket ------------------------------------------------------
 
@@ -66,10 +66,9 @@ class Session:
 
     def negotiate(self) -> None:
         """Have said what the negotiations have to say. The lock is held."""
-        data = self.bargains.data_to_send()
-        if data:
-            self._output.append(data)
-            self._wake_up()
+        payloads = self.bargains.take_payloads()
+        if payloads:
+            self.say(payloads)
 
     def wait(self, over: Callable[[], bool]) -> None:
         """Wait until something is so. The lock is held. Raises KoalaAppError when koala refuses, or is gone."""
@@ -153,7 +152,7 @@ class Session:
 
     def _speak(self, stream: socket.socket) -> bool:
         """Speak until the connection ends. Return whether koala has said anything."""
-        received, heard = bytearray(), False
+        frames, heard = FrameBuffer(), False
         stream.settimeout(0)
         with self.lock:
             self._broken = ""
@@ -162,9 +161,11 @@ class Session:
             self.bargains.resumed()
             self.negotiate()
         try:
-            while self._exchange(stream, received):
-                heard = self._hear(received) or heard
+            piece = self._exchange(stream)
+            while piece is not None:
+                heard = self._hear(frames.feed(piece)) or heard
                 self._send(stream)  # at once: a program that computes lets this thread run only now and then
+                piece = self._exchange(stream)
         except NegotiationError as error:  # no frame: nothing that follows can be told apart
             with self.lock:
                 self.refuse(KoalaAppError("what came from koala cannot be read: {}".format(error)))
@@ -173,12 +174,12 @@ class Session:
             pass
         return heard
 
-    def _exchange(self, stream: socket.socket, received: bytearray) -> bool:
-        """Send what can be sent, and receive what is there. Return whether the connection goes on."""
+    def _exchange(self, stream: socket.socket) -> Optional[bytes]:
+        """Send what can be sent, and return what has come; None: the connection does not go on."""
         with self.lock:
             waiting = bool(self._output)
             if self._closing and not waiting:
-                return False
+                return None
             deadline = self.bargains.next_deadline()
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         poll = select.poll()
@@ -191,10 +192,8 @@ class Session:
         if events & select.POLLOUT:
             self._send(stream)
         if not events & ~select.POLLOUT:
-            return True
-        piece = stream.recv(_PIECE)
-        received += piece
-        return bool(piece)
+            return b""
+        return stream.recv(_PIECE) or None
 
     def _send(self, stream: socket.socket) -> None:
         with self.lock:
@@ -210,15 +209,13 @@ class Session:
                 if rest:
                     self._output.appendleft(rest)
 
-    def _hear(self, received: bytearray) -> bool:
+    def _hear(self, payloads: Iterable[bytes]) -> bool:
         """Take what has come, and what has passed. Return whether a frame was there."""
         heard = False
         with self.lock:
-            payload = unframed(received)
-            while payload is not None:
+            for payload in payloads:
                 heard = True
                 self._take(payload)
-                payload = unframed(received)
             self.bargains.time_passed(time.monotonic())
             self._tell_people()
             self.negotiate()

@@ -11,20 +11,12 @@ import inspect
 import textwrap
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from koala_adapter.config.schema import DIALECT
-from koala_adapter.negotiation.serviceside.template import (
-    Direction,  # noqa: TC001 - read at run time
-    Negotiability,  # noqa: TC001 - read at run time
-    Obligation,  # noqa: TC001 - read at run time
-    Side,  # noqa: TC001 - read at run time
-    Status,  # noqa: TC001 - read at run time
-    Usage,  # noqa: TC001 - read at run time
-)
 from koala_adapter.ordering.asking import Explanation
 from koala_adapter.ordering.jobs import JobEvent
 from koala_adapter.ordering.shadow import ShadowReport
@@ -169,6 +161,18 @@ class WikiReply:
     """Of a list; None: it is none."""
 
 
+TemplateStatus: TypeAlias = Literal[
+    "NT_NEGOTIATION",
+    "NT_ACCEPTED",
+    "NT_COMMITTED",
+    "NT_CONSUMED",
+    "NT_REJECTED",
+    "NT_WITHDRAWN",
+    "NT_EXPIRED",
+    "NT_ERROR",
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateResource:
     """One resource of a negotiation template."""
@@ -177,9 +181,9 @@ class TemplateResource:
     """CPU, MEM, or a name that both sides know."""
     quantity: int
     """Processors, MiB, or as the name means."""
-    usage: Usage
-    negotiability: Negotiability
-    status: Status
+    usage: Literal["NT_REQUIRED", "NT_OPTIONAL"]
+    negotiability: Literal["NT_NEGOTIABLE", "NT_FIXED"]
+    status: TemplateStatus
     minimum: int | None = None
     """The least that the sender takes as a counter-offer."""
     maximum: int | None = None
@@ -194,15 +198,15 @@ class NegotiationTemplate:
 
     agreement_id: str
     """Chosen by the initiator; with that, it names the negotiation and the agreement that comes of it."""
-    initiator: Side
+    initiator: Literal["RMS", "APPLICATION"]
     source: str
     """Host of the initiator."""
     dest: str
     """Host of its peer."""
-    status: Status
+    status: TemplateStatus
     resources: tuple[TemplateResource, ...]
-    direction: Direction | None = None
-    obligation: Obligation | None = None
+    direction: Literal["grow", "shrink"] | None = None
+    obligation: Literal["voluntary", "mandatory"] | None = None
     answer_within: float | None = None
     """Seconds from its arrival."""
     round: int | None = None

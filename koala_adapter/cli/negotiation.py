@@ -17,8 +17,8 @@ from rich.markup import escape
 from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.jobs import QUEUE_LIMIT, job_information
 from koala_adapter.cli.session import command_body, json_option, pass_session
-from koala_adapter.negotiation.schema import EXTENSION, LARGEST_TEMPLATE, PUBLISHED, schema_path, to_object
-from koala_adapter.negotiation.serviceside.document import parse
+from koala_adapter.negotiation.schema import EXTENSION, PUBLISHED, read, schema_path, to_object
+from koala_adapter.negotiation.templates import LARGEST_TEMPLATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -151,7 +151,7 @@ def negotiation() -> None:
 @click.option("--extension", is_flag=True, help="The attributes that koala adds, in a namespace of their own.")
 @command_body
 def schema(extension: bool) -> None:
-    r"""Print the XML Schema of the template, as every template that arrives is checked with it.
+    r"""Print the XML Schema of the template, which every template that arrives must follow.
 
     It refers to the one of the extension as NT-koala.xsd. See `koala docs negotiation`.
     """
@@ -196,11 +196,12 @@ def check(session: Session, file: BinaryIO, as_json: bool) -> None:
     Exit codes:
       0 it is one, 1 it is none
     """
-    template = parse(file.read(LARGEST_TEMPLATE + 1))
+    template = read(file.read(LARGEST_TEMPLATE + 1))
     if as_json:
         session.print_json(to_object(template))
         return
-    click.echo(f"{template.status} in negotiation {template.key}, {template.source} with {template.dest}")
+    named = f"{template.agreement_id} of {template.initiator}"
+    click.echo(f"{template.status} in negotiation {named}, {template.source} with {template.dest}")
     for one in template.resources:
         where = "".join(f", {word} {name}" for word, name in (("on", one.cluster), ("for", one.component)) if name)
         click.echo(f"  {one.quantity} {one.type}: {one.usage}, {one.negotiability}, {one.status}{where}")

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Negotiation of resources by templates in XML: the side of applications, in Python 3.6 and its standard library.
+"""Negotiation of resources by templates in XML: one protocol for the service and for programs.
 
-This package is the door for programs. ``koala app --install`` joins its modules to one file, koala_nt.py, that may be
-copied beside a program. The templates, the rules and the state machine are those of
-``koala_adapter.negotiation.serviceside``, the service's own side; tests compare the two. No XML library beyond expat
-is needed here, and the socket blocks.
+All but ``schema`` and ``connection`` is pure, and serves both sides. This package is the door for programs, in Python
+3.6 and its standard library: ``koala app --install`` joins its modules to one file, koala_nt.py, that may be copied
+beside a program. ``schema``, which needs lxml, does not travel.
 
     connection = connect("head.example.org", 7322, token)
     connection.send(template("1", "APPLICATION", "node7", "head", [resource("CPU", 4)], direction="grow"))
@@ -19,39 +18,44 @@ is needed here, and the socket blocks.
     connection.close()
 """
 
-from koala_adapter.negotiation.connection import GREETING, Connection, accept, connect, connect_unix
-from koala_adapter.negotiation.document import HEADER_SIZE, build, frame, parse, unframed
-from koala_adapter.negotiation.endpoint import Endpoint, Event
-from koala_adapter.negotiation.states import (
-    AGAIN,
-    BARGAINING,
-    DISCONNECTED,
-    ENDED,
-    MESSAGES,
-    RECEIVED,
-    SAID,
-    SENT,
-    completed,
-    problem_of_closing,
-    problem_of_counter,
+from koala_adapter.negotiation.connection import (
+    GREETING,
+    Connection,
+    accept,
+    connect,
+    connect_unix,
+)
+from koala_adapter.negotiation.document import (
+    HEADER_SIZE,
+    FrameBuffer,
+    build,
+    frame,
+    parse,
+)
+from koala_adapter.negotiation.endpoint import (
+    Endpoint,
+    Event,
 )
 from koala_adapter.negotiation.templates import (
+    CPU,
     LARGEST_QUANTITY,
     LARGEST_TEMPLATE,
     LONGEST_ANSWER_TIME,
     LONGEST_REASON,
+    MEMORY,
     MOST_RESOURCES,
     MOST_ROUNDS,
     NAMESPACE,
     OTHER_SIDE,
     STATUSES,
     NegotiationError,
+    NegotiationKey,
     NegotiationStepError,
     Resource,
+    ResourceKey,
     Template,
     Terms,
     accepted,
-    checked,
     committed,
     consumed,
     countered,
@@ -63,39 +67,34 @@ from koala_adapter.negotiation.templates import (
 )
 
 __all__ = [
-    "AGAIN",
-    "BARGAINING",
-    "DISCONNECTED",
-    "ENDED",
+    "CPU",
     "GREETING",
     "HEADER_SIZE",
     "LARGEST_QUANTITY",
     "LARGEST_TEMPLATE",
     "LONGEST_ANSWER_TIME",
     "LONGEST_REASON",
-    "MESSAGES",
+    "MEMORY",
     "MOST_RESOURCES",
     "MOST_ROUNDS",
     "NAMESPACE",
     "OTHER_SIDE",
-    "RECEIVED",
-    "SAID",
-    "SENT",
     "STATUSES",
     "Connection",
     "Endpoint",
     "Event",
+    "FrameBuffer",
     "NegotiationError",
+    "NegotiationKey",
     "NegotiationStepError",
     "Resource",
+    "ResourceKey",
     "Template",
     "Terms",
     "accept",
     "accepted",
     "build",
-    "checked",
     "committed",
-    "completed",
     "connect",
     "connect_unix",
     "consumed",
@@ -103,11 +102,8 @@ __all__ = [
     "decide",
     "frame",
     "parse",
-    "problem_of_closing",
-    "problem_of_counter",
     "rejected",
     "resource",
     "template",
-    "unframed",
     "withdrawn",
 ]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Negotiations with one peer over a blocking socket, TCP or Unix."""
+"""Negotiations with one peer over a blocking socket, TCP or Unix: for programs."""
 
 import socket
 import time
-from typing import List, Optional, Tuple
+from typing import List, Optional
 
-from koala_adapter.negotiation.document import frame
+from koala_adapter.negotiation.document import FrameBuffer, build, frame, parse
 from koala_adapter.negotiation.endpoint import Endpoint, Event
-from koala_adapter.negotiation.templates import Template
+from koala_adapter.negotiation.templates import NegotiationError, NegotiationKey, Template, sayable
 
 GREETING = b"KOALA-NT 1 "
 """Begins the first frame of a connection by TCP; the one-time token follows."""
@@ -20,6 +20,7 @@ class Connection:
         """``endpoint`` is that of an earlier connection with the same peer, to go on where that ended."""
         self.endpoint = endpoint or Endpoint()
         self._stream = stream
+        self._frames = FrameBuffer()
         if stream.family in (socket.AF_INET, socket.AF_INET6):  # several small templates in a row must not wait
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._events: List[Event] = []
@@ -31,9 +32,9 @@ class Connection:
         """Return the descriptor, for `select`."""
         return self._stream.fileno()
 
-    def send(self, value: Template) -> Tuple[str, str]:
+    def send(self, value: Template) -> NegotiationKey:
         """Say something. Returns which negotiation it belongs to. Raises NegotiationStepError, OSError."""
-        key = self.endpoint.send(value, time.monotonic())
+        key = self.endpoint.tell(value, time.monotonic())
         self._flush()
         return key
 
@@ -63,12 +64,23 @@ class Connection:
             data = self._stream.recv(65536)
         except socket.timeout:  # another class than TimeoutError before Python 3.10
             return True
-        self._events += self.endpoint.receive(data, time.monotonic())
+        readable = self._hear(data)
         self._flush()
-        return bool(data) and not self.endpoint.unreadable
+        return bool(data) and readable
+
+    def _hear(self, data: bytes) -> bool:
+        """Take what has come. Return False when it is no template: the peer is told so, and nothing follows."""
+        try:
+            for payload in self._frames.feed(data):
+                self._events += self.endpoint.hear(parse(payload), time.monotonic())
+        except NegotiationError as error:
+            self.endpoint.complain(str(error))
+            self._events.append(Event("unreadable", reason=sayable(str(error))))
+            return False
+        return True
 
     def _flush(self) -> None:
-        data = self.endpoint.data_to_send()
+        data = b"".join([frame(build(value)) for value in self.endpoint.take_outbox()])
         if data:
             self._stream.settimeout(30.0)
             self._stream.sendall(data)

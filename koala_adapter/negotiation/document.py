@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates of an application as XML: frames, writing and reading, without an XML library beyond expat. Pure.
+"""Templates from XML and to XML, and the frames that carry them, without an XML library beyond expat. Pure.
 
-A document in the layout in which koala writes it is read in one pass; any other is read by expat.
+A document in the layout in which koala writes it is read in one pass; any other is read by expat. What comes from a
+peer is bounded in size before anything else is done; document types, entities and processing instructions are refused
+before they reach the parser, and nothing is fetched. What is read is a template by the schema (NT.xsd, NT-koala.xsd).
 """
 
 import re
-from typing import Dict, Iterable, List, Match, Optional, Tuple
+from functools import lru_cache
+from typing import Dict, Iterator, List, Optional, Tuple
 from xml.parsers import expat
 from xml.sax.saxutils import quoteattr
 
@@ -17,6 +20,7 @@ from koala_adapter.negotiation.templates import (
     NAME,
     NAMESPACE,
     NOT_IN_REASON,
+    NT_REJECTED,
     NegotiationError,
     Resource,
     Template,
@@ -26,14 +30,13 @@ from koala_adapter.negotiation.templates import (
 )
 
 # -- Templates in koala's own layout, read in one pass -------------------------------------------------------
-# A document is read here only if it is a template by the schema. Any other one (another layout, an escaped character,
-# a number out of range) is left to expat. The service's reader,
-# negotiation/serviceside/document.py, uses the same patterns.
+# koala, its application library and the published example write this layout. A template read here has the meaning that
+# expat would give it. Any other document (another layout, an escaped character, a number out of range) is left to that.
 
 _HOST_FIELD = r"([A-Za-z0-9._:-]{1,255})"
 _NAME_FIELD = r"([A-Za-z][A-Za-z0-9_-]{0,62})"
 _STATUS_FIELD = r"(NT_(?:NEGOTIATION|ACCEPTED|COMMITTED|CONSUMED|REJECTED|WITHDRAWN|EXPIRED|ERROR))"
-LAYOUT_HEAD = re.compile(
+_HEAD = re.compile(
     r'<\?xml version="1\.0" encoding="UTF-8"\?>\n'
     r'<NT NT_AgreementID="([A-Za-z0-9._:-]{1,64})" xmlns:xsi="http://www\.w3\.org/2001/XMLSchema-instance"'
     r' xsi:noNamespaceSchemaLocation="NT\.xsd"'
@@ -44,14 +47,15 @@ LAYOUT_HEAD = re.compile(
     r"  <NT_Initiator>(RMS|APPLICATION)</NT_Initiator>\n  <NT_Source>" + _HOST_FIELD + "</NT_Source>\n"
     r"  <NT_Dest>" + _HOST_FIELD + r"</NT_Dest>\n  <NT_Status>" + _STATUS_FIELD + "</NT_Status>\n"
 )
-LAYOUT_RESOURCE = re.compile(
+_RESOURCE = re.compile(
     r'  <Resource((?: k:Minimum="([0-9]{1,10})")?(?: k:Maximum="([0-9]{1,10})")?'
     '(?: k:Cluster="' + _NAME_FIELD + '")?(?: k:Component="' + _NAME_FIELD + '")?)>\n'
     r"    <Type>([A-Za-z][A-Za-z0-9._-]{0,63})</Type>\n    <Quantity>([0-9]{1,10})</Quantity>\n"
     r"    <Usage>(NT_REQUIRED|NT_OPTIONAL)</Usage>\n    <Negotiability>(NT_NEGOTIABLE|NT_FIXED)</Negotiability>\n"
     r"    <Status>" + _STATUS_FIELD + "</Status>\n  </Resource>\n"
 )
-LAYOUT_END = "</NT>\n"
+_RESOURCE_END = "  </Resource>\n"
+_END = "</NT>\n"
 
 
 def read_layout(text: str) -> Optional[Template]:
@@ -59,41 +63,52 @@ def read_layout(text: str) -> Optional[Template]:
 
     Raises NegotiationError where the resources do not go together.
     """
-    head = LAYOUT_HEAD.match(text)
+    head = _HEAD.match(text)
     if head is None:
         return None
     id_, extended, direction, obligation, within, number, reason, initiator, source, dest, status = head.groups()
     answer_within, round_ = float(within) if within else None, int(number) if number else None
+    if answer_within == 0 or round_ == 0:
+        return None
     resources: List[Resource] = []
-    place = head.end()
-    found = LAYOUT_RESOURCE.match(text, place)
-    while found is not None:
-        resource = _resource(found, bool(extended))
-        if resource is None:
+    place, end = head.end(), len(text) - len(_END)
+    while place < end:
+        after = text.find(_RESOURCE_END, place) + len(_RESOURCE_END)
+        resource, added = _read_resource(text[place:after])  # of no text where there is no end
+        if resource is None or (added and not extended) or len(resources) == MOST_RESOURCES:
             return None
         resources.append(resource)
-        place = found.end()
-        found = LAYOUT_RESOURCE.match(text, place)
-    if text[place:] != LAYOUT_END or answer_within == 0 or round_ == 0 or len(resources) > MOST_RESOURCES:
+        place = after
+    if place != end or not text.endswith(_END):
         return None
-    return check_together(Template(
+    value = Template(
         id_, initiator, source, dest, status, tuple(resources), direction or "", obligation or "", answer_within,
-        round_, reason or ""))  # fmt: skip
+        round_, reason or "",
+    )  # fmt: skip
+    one = len(resources) == 1 and resources[0].status != NT_REJECTED
+    return value if one else check_together(value)
 
 
-def _resource(found: Match[str], extended: bool) -> Optional[Resource]:  # noqa: FBT001 - of a private function
+@lru_cache(maxsize=256)  # the same ones come again and again: so many processors, offered, accepted, or committed to
+def _read_resource(text: str) -> Tuple[Optional[Resource], bool]:
+    """Return the resource that a text is, and whether it has attributes that koala adds; None: it is none."""
+    found = _RESOURCE.match(text)
+    if found is None or found.end() != len(text):
+        return None, False
     added, least, most, cluster, component, type_, number, usage, negotiability, status = found.groups()
     quantity, minimum, maximum = int(number), int(least) if least else None, int(most) if most else None
-    if (added and not extended) or not 1 <= quantity <= LARGEST_QUANTITY:
-        return None
-    if (minimum is not None and not 1 <= minimum <= quantity) or (
-        maximum is not None and not quantity <= maximum <= LARGEST_QUANTITY
-    ):
-        return None
-    return Resource(type_, quantity, usage, negotiability, status, minimum, maximum, cluster or "", component or "")
+    right = (
+        1 <= quantity <= LARGEST_QUANTITY
+        and (minimum is None or 1 <= minimum <= quantity)
+        and (maximum is None or quantity <= maximum <= LARGEST_QUANTITY)
+    )
+    resource = Resource(
+        type_, quantity, usage, negotiability, status, minimum, maximum, cluster or "", component or ""
+    )  # fmt: skip
+    return resource if right else None, bool(added)
 
 
-# -- Templates in XML, read by expat and written -------------------------------------------------------------
+# -- Templates in any layout, read by expat; templates to XML ------------------------------------------------
 
 _XSI = "http://www.w3.org/2001/XMLSchema-instance"
 _SPACE = " \t\r\n"
@@ -130,25 +145,25 @@ class _Reader:
 
     def start(self, name: str, attributes: Dict[str, str]) -> None:
         """Handle the start tag of an element."""
-        depth = len(self.path)
+        depth, expected = len(self.path), ""
         if depth == 0:
-            right = name == "NT" and "NT_AgreementID" in attributes
+            expected = "NT"
             self.root = self._attributes(name, attributes, "NT_AgreementID")
         elif depth == 1 and len(self.fields) < len(self.FIELDS):
-            right = name == self.FIELDS[len(self.fields)] and not attributes
+            expected = self.FIELDS[len(self.fields)]
         elif depth == 1:
-            right = name == "Resource" and len(self.resources) < MOST_RESOURCES
+            expected = "Resource" if len(self.resources) < MOST_RESOURCES else ""
             self.resources.append((self._attributes(name, attributes, ""), []))
-        else:
-            inner = self.resources[-1][1] if self.path[1] == "Resource" else list(self.INNER)
-            right = (
-                depth == self.DEPTH
-                and len(inner) < len(self.INNER)
-                and name == self.INNER[len(inner)]
-                and not attributes
-            )
-        if not right:
-            raise NegotiationError("this is no negotiation template: {:.70} was not expected".format(name))
+        elif depth == self.DEPTH and self.path[1] == "Resource":
+            inner = self.resources[-1][1]
+            expected = self.INNER[len(inner)] if len(inner) < len(self.INNER) else ""
+        if name != expected:
+            wanted = "{} comes there".format(expected) if expected else "nothing comes there"
+            raise NegotiationError("this is no negotiation template: {:.70} was not expected, {}".format(name, wanted))
+        if name == "NT" and "NT_AgreementID" not in attributes:
+            raise NegotiationError("NT has no NT_AgreementID")
+        if attributes and name not in ("NT", "Resource"):
+            raise NegotiationError("{} has an attribute {:.70}".format(name, next(iter(attributes))))
         self.path.append(name)
         self.text = ""
 
@@ -223,20 +238,28 @@ def _checked_addition(name: str, value: str) -> str:
     return value
 
 
-def parse(data: bytes) -> Template:
-    """Return the template that a document is. Raises NegotiationError."""
+def check_bytes(data: bytes) -> str:
+    """Return the text of a document. Raises NegotiationError for what must not reach an XML parser."""
     if len(data) > LARGEST_TEMPLATE:
-        raise NegotiationError("a template of {} bytes is too large".format(len(data)))
+        raise NegotiationError("a template of {} bytes is too large: at most {}".format(len(data), LARGEST_TEMPLATE))
     try:
-        found = read_layout(data.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise NegotiationError("a template is in UTF-8") from None
-    if found is not None:
-        return found
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NegotiationError("a template is in UTF-8; byte {} is not".format(error.start)) from None
     if data.startswith(b"<?") and not _DECLARATION.match(data):
         raise NegotiationError("a template begins with its root, or an XML declaration of version 1.0 in UTF-8")
-    if _FORBIDDEN.search(data):
-        raise NegotiationError("a template has no document type, entity or processing instruction")
+    found = _FORBIDDEN.search(data)
+    if found:
+        raise NegotiationError("a template has no document type, entity or processing instruction: {}".format(
+            found.group().decode("ascii")))  # fmt: skip
+    return text
+
+
+def parse(data: bytes) -> Template:
+    """Return the template that a document is. Raises NegotiationError."""
+    found = read_layout(check_bytes(data))
+    if found is not None:
+        return found
     reader = _Reader()
     parser = expat.ParserCreate(namespace_separator=" ")
     parser.buffer_text = True
@@ -254,60 +277,103 @@ def build(value: Template) -> bytes:
     """Return the document of a template. Raises NegotiationError."""
     checked(value)
     within = "" if value.answer_within is None else "{:.3f}".format(value.answer_within).rstrip("0").rstrip(".")
-    said = (("Direction", value.direction), ("Obligation", value.obligation), ("AnswerWithin", within),
-            ("Round", str(value.round or "")), ("Reason", value.reason))  # fmt: skip
-    inner = [_additions(_resource_additions(one)) for one in value.resources]
-    added = _additions(said)
-    if added or any(inner):
+    added = _additions(
+        Direction=value.direction, Obligation=value.obligation, AnswerWithin=within, Round=value.round,
+        Reason=value.reason,
+    )  # fmt: skip
+    resources = "".join([_resource_text(one) for one in value.resources])
+    if added or "<Resource k:" in resources:
         added = ' xmlns:k="{}"{}'.format(NAMESPACE, added)
-    lines = [
-        '<?xml version="1.0" encoding="UTF-8"?>',
-        '<NT NT_AgreementID="{}" xmlns:xsi="{}" xsi:noNamespaceSchemaLocation="NT.xsd"{}>'.format(
-            value.agreement_id, _XSI, added
-        ),
-    ]
-    # Nothing to escape: what may stand in a field has no character that XML takes for its own.
-    fields = (value.initiator, value.source, value.dest, value.status)
-    lines += ["  <{0}>{1}</{0}>".format(name, text) for name, text in zip(_Reader.FIELDS, fields)]
-    for one, more in zip(value.resources, inner):
-        lines.append("  <Resource{}>".format(more))
-        texts = (one.type, str(one.quantity), one.usage, one.negotiability, one.status)
-        lines += ["    <{0}>{1}</{0}>".format(name, text) for name, text in zip(_Reader.INNER, texts)]
-        lines.append("  </Resource>")
-    return "\n".join([*lines, "</NT>", ""]).encode("utf-8")
+    # Nothing to escape but a reason: what else may stand in a field has no character that XML takes for its own.
+    text = _LAYOUT.format(
+        value.agreement_id, _XSI, added, value.initiator, value.source, value.dest, value.status, resources
+    )
+    return text.encode("utf-8")
 
 
-def _resource_additions(value: Resource) -> Tuple[Tuple[str, str], ...]:
-    return (("Minimum", str(value.minimum or "")), ("Maximum", str(value.maximum or "")),
-            ("Cluster", value.cluster), ("Component", value.component))  # fmt: skip
+_LAYOUT = """\
+<?xml version="1.0" encoding="UTF-8"?>
+<NT NT_AgreementID="{}" xmlns:xsi="{}" xsi:noNamespaceSchemaLocation="NT.xsd"{}>
+  <NT_Initiator>{}</NT_Initiator>
+  <NT_Source>{}</NT_Source>
+  <NT_Dest>{}</NT_Dest>
+  <NT_Status>{}</NT_Status>
+{}</NT>
+"""
+_RESOURCE_LAYOUT = """\
+  <Resource{}>
+    <Type>{}</Type>
+    <Quantity>{}</Quantity>
+    <Usage>{}</Usage>
+    <Negotiability>{}</Negotiability>
+    <Status>{}</Status>
+  </Resource>
+"""
 
 
-def _additions(said: Iterable[Tuple[str, str]]) -> str:
-    return "".join(" k:{}={}".format(name, quoteattr(value)) for name, value in said if value)
+@lru_cache(maxsize=256)
+def _resource_text(one: Resource) -> str:
+    added = _additions(Minimum=one.minimum, Maximum=one.maximum, Cluster=one.cluster, Component=one.component)
+    return _RESOURCE_LAYOUT.format(added, one.type, one.quantity, one.usage, one.negotiability, one.status)
+
+
+def _additions(**said: object) -> str:
+    """Return the attributes that koala adds, in the order in which they are given; those that say nothing are left out.
+
+    Keyword arguments keep their order from Python 3.6 on.
+    """
+    return "".join(" k:{}={}".format(name, quoteattr(str(value))) for name, value in said.items() if value)
 
 
 # -- Frames: a size of eight digits, a line feed, and so many bytes ------------------------------------------
 
 HEADER_SIZE = 9
+_HEADER = re.compile(rb"[0-9]{8}\n\Z")
+_HEADER_SO_FAR = re.compile(rb"[0-9]{0,8}\Z")
 
 
 def frame(payload: bytes) -> bytes:
-    """Return the frame of a template: its size in eight digits, a line feed, and itself."""
+    """Return the frame of a template: its size in eight digits, a line feed, and itself. Raises NegotiationError."""
     require(1 <= len(payload) <= LARGEST_TEMPLATE, "the size of a frame", len(payload))
     return b"%08d\n" % len(payload) + payload
 
 
-def unframed(received: bytearray) -> Optional[bytes]:
-    """Take the first payload out of what was received; None: it is not complete. Raises NegotiationError."""
-    header = bytes(received[:HEADER_SIZE])
-    if not re.match(rb"[0-9]{8}\n\Z" if len(header) == HEADER_SIZE else rb"[0-9]*\Z", header):
-        raise NegotiationError("a frame begins with its size in eight digits and a line feed")
-    if len(header) < HEADER_SIZE:
-        return None
-    size = int(header)
-    require(1 <= size <= LARGEST_TEMPLATE, "the size of a frame", size)
-    if len(received) < HEADER_SIZE + size:
-        return None
-    payload = bytes(received[HEADER_SIZE : HEADER_SIZE + size])
-    del received[: HEADER_SIZE + size]
-    return payload
+class FrameBuffer:
+    """Takes the bytes of one connection in whatever pieces they come, and gives the payloads of its frames."""
+
+    def __init__(self, limit: int = LARGEST_TEMPLATE) -> None:
+        """``limit`` is the largest payload in bytes that is accepted."""
+        self._limit = limit
+        self._received = bytearray()
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are certainly still to come before a payload is complete."""
+        if len(self._received) < HEADER_SIZE:
+            return HEADER_SIZE - len(self._received)
+        return HEADER_SIZE + int(self._received[:HEADER_SIZE]) - len(self._received)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take some bytes and yield the payloads that are complete with them.
+
+        Raises NegotiationError for a size that is none or too large: the connection must be closed. No memory is
+        reserved for it.
+        """
+        self._received += data
+        size = self._size()
+        while size is not None and len(self._received) >= HEADER_SIZE + size:
+            payload = bytes(self._received[HEADER_SIZE : HEADER_SIZE + size])
+            del self._received[: HEADER_SIZE + size]
+            yield payload
+            size = self._size()
+
+    def _size(self) -> Optional[int]:
+        header = bytes(self._received[:HEADER_SIZE])
+        if _HEADER_SO_FAR.match(header):
+            return None
+        if not _HEADER.match(header):
+            raise NegotiationError("a frame begins with its size in eight digits and a line feed, not with {!r}".format(
+                header))  # fmt: skip
+        size = int(header)
+        require(1 <= size <= self._limit, "the size of a frame", size)
+        return size

@@ -1,19 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The application's end of a connection: bytes and templates in, events and bytes out. Pure.
+"""One end of a connection: templates in, templates and events out. No bytes, no socket, no clock. Pure.
 
-One endpoint serves all negotiations on its connection.
+One endpoint serves all negotiations with its peer. Time comes with each call, in seconds of any monotonic clock. An
+endpoint outlives its connection: ``disconnected`` and ``resumed`` tell that one ended and that another has begun.
 """
 
 from collections import OrderedDict
+from contextlib import suppress
 from typing import List, NamedTuple, Optional, Tuple
 
-from koala_adapter.negotiation.document import build, frame, parse, unframed
 from koala_adapter.negotiation.states import (
+    ACCEPTED,
     AGAIN,
+    AGREED,
+    ASKED,
     BARGAINING,
+    CONSUMED,
     DISCONNECTED,
     ENDED,
+    EXPIRED,
+    NEW,
+    OFFERED,
     RECEIVED,
+    RESENT,
     SAID,
     SENT,
     completed,
@@ -21,7 +30,10 @@ from koala_adapter.negotiation.states import (
     problem_of_counter,
 )
 from koala_adapter.negotiation.templates import (
-    NegotiationError,
+    APPLICATION,
+    NT_ERROR,
+    NT_EXPIRED,
+    NegotiationKey,
     NegotiationStepError,
     Template,
     checked,
@@ -29,15 +41,11 @@ from koala_adapter.negotiation.templates import (
     sayable,
 )
 
-_RESENT = {
-    "accepting": "NT_ACCEPTED", "agreed": "NT_COMMITTED", "consumed": "NT_CONSUMED", "rejected": "NT_REJECTED",
-    "withdrawn": "NT_WITHDRAWN", "expired": "NT_EXPIRED", "broken": "NT_ERROR",
-}  # fmt: skip
 _UNEXPLAINED = {
     "reject": "the peer has rejected it", "withdraw": "the peer has withdrawn it",
     "expire": "the peer has let it expire", "error": "the peer reports an error",
 }  # fmt: skip
-_EVENTS = {"asked": "offer", "accepted": "accepted", "agreed": "agreed", "consumed": "consumed"}
+_EVENTS = {ASKED: "offer", ACCEPTED: "accepted", AGREED: "agreed", CONSUMED: "consumed"}
 
 
 class Event(NamedTuple):
@@ -45,34 +53,52 @@ class Event(NamedTuple):
 
     kind: str
     """offer: it waits for our answer; accepted: for our commitment; agreed; consumed: it is real; ended: nothing is
-    agreed (any more); unreadable: the peer sent no template; complaint: it reports an error; closed."""
-    key: Tuple[str, str] = ("", "")
+    agreed (any more); complaint: the peer reports an error that belongs to no negotiation. Of connections also
+    unreadable: the peer sent no template; closed."""
+    key: NegotiationKey = ("", "")
     template: Optional[Template] = None
+    """What stands in the negotiation, or stood last."""
     state: str = ""
     before: str = ""
+    """The state before the event."""
     reason: str = ""
+
+    @property
+    def was_agreed(self) -> bool:
+        """There was an agreement; where the negotiation has ended, it is void."""
+        return self.before in (AGREED, CONSUMED)
 
 
 class _Negotiation:
     """State of one negotiation."""
 
     def __init__(self, standing: Template) -> None:
-        self.state = "new"
+        self.state = NEW
         self.standing = standing
+        """The last offer, and then what was accepted."""
         self.round = 0
         self.deadline: Optional[float] = None
         self.last_sent: Optional[Template] = None
         self.ended_by = ""
+        """Why it has ended, if the peer ended it, time, or the end of the connection."""
 
 
 class Endpoint:
-    """One side of the negotiations with one peer: bytes and templates in, events and bytes out; no socket, no clock."""
+    """One side of the negotiations with one peer."""
 
-    def __init__(self, side: str = "APPLICATION", host: str = "localhost", peer: str = "localhost", *,
+    def __init__(self, side: str = APPLICATION, host: str = "localhost", peer: str = "localhost", *,
                  answer_within: float = 30.0, longest_answer: float = 3600.0, most_rounds: int = 8,
                  most_open: int = 16, most_kept: int = 64) -> None:  # fmt: skip
-        """The bounds are those of ``Limits`` in negotiation/serviceside/endpoint.py."""
+        """``host`` and ``peer`` are named in complaints.
+
+        ``answer_within``: seconds for an answer where an offer does not say, and for the commitment to what was
+        accepted. ``longest_answer``: seconds beyond which no offer of the peer keeps us. ``most_rounds``: offers of one
+        negotiation, of both sides together. ``most_open``: negotiations that have not ended. ``most_kept``:
+        negotiations that have ended and are still known, so that what comes late or twice gets the right answer.
+        """
         self.side = side
+        self.outbox: List[Template] = []
+        """What is to be said, in order. The caller that takes templates out of it sends them."""
         self._host = host
         self._peer = peer
         self._answer_within = answer_within
@@ -80,34 +106,38 @@ class Endpoint:
         self._most_rounds = most_rounds
         self._most_open = most_open
         self._most_kept = most_kept
-        self._received = bytearray()
-        self._output = bytearray()
-        self._known: OrderedDict[Tuple[str, str], _Negotiation] = OrderedDict()
-        self.unreadable = False
+        self._known: OrderedDict[NegotiationKey, _Negotiation] = OrderedDict()
 
-    def state(self, key: Tuple[str, str]) -> str:
+    def state(self, key: NegotiationKey) -> str:
         """Return where we are in a negotiation; "new" when it is not known (any more)."""
-        return self._known[key].state if key in self._known else "new"
+        return self._known[key].state if key in self._known else NEW
 
-    def standing(self, key: Tuple[str, str]) -> Optional[Template]:
-        """Return what stands in a negotiation; None: it is not known."""
+    def standing(self, key: NegotiationKey) -> Optional[Template]:
+        """Return what stands in a negotiation: the last offer, and then what was accepted; None: it is not known."""
         return self._known[key].standing if key in self._known else None
 
+    @property
+    def open_negotiations(self) -> int:
+        """Number of negotiations that have not ended."""
+        return sum(one.state not in ENDED for one in self._known.values())
+
     def next_deadline(self) -> Optional[float]:
-        """Return when `time_passed` is to be called at the latest."""
+        """Return when `time_passed` is to be called at the latest; None: not for now."""
         return min((one.deadline for one in self._known.values() if one.deadline is not None), default=None)
 
-    def data_to_send(self) -> bytes:
-        """Return what is to be written, once."""
-        data = bytes(self._output)
-        del self._output[:]
-        return data
+    def take_outbox(self) -> List[Template]:
+        """Return what is to be said, once."""
+        said, self.outbox = self.outbox, []
+        return said
 
-    def send(self, value: Template, now: float) -> Tuple[str, str]:
-        """Say something: what, is its status. Returns which negotiation it belongs to. Raises NegotiationStepError."""
+    def tell(self, value: Template, now: float) -> NegotiationKey:
+        """Say something: what, is the template's status. Returns which negotiation it belongs to.
+
+        Raises NegotiationStepError when it does not follow; then nothing has changed.
+        """
         known = self._known.get(value.key)
         message = SAID[checked(value).status]
-        state = known.state if known is not None else "new"
+        state = known.state if known is not None else NEW
         following = SENT[state].get(message)
         problem = "the negotiation is {}".format(state) if following is None else self._problem(value, known, message)
         if following is None or problem:
@@ -119,7 +149,7 @@ class Endpoint:
             known.round += 1
             value = value._replace(answer_within=value.answer_within or self._answer_within)
         value = value._replace(round=known.round)
-        if following not in ENDED or following == "consumed":
+        if following not in ENDED or following == CONSUMED:
             known.standing = value
         self._move(value.key, known, following, now, None)
         self._say(known, value)
@@ -129,7 +159,7 @@ class Endpoint:
         if known is None:
             if value.initiator != self.side:
                 return "{} is the initiator of what it offers first".format(self.side)
-            return "" if self._number_open() < self._most_open else "too many negotiations are open"
+            return "" if self.open_negotiations < self._most_open else "too many negotiations are open"
         if message == "offer" and known.round >= self._most_rounds:
             return "there were {} offers already: accept or reject".format(known.round)
         if message == "offer":
@@ -139,50 +169,49 @@ class Endpoint:
         changed = message in ("commit", "consume") and value.quantities() != known.standing.quantities()
         return "it is not what was accepted" if changed else ""
 
-    def _number_open(self) -> int:
-        return sum(one.state not in ENDED for one in self._known.values())
+    def complain(self, reason: str) -> None:
+        """Tell the peer that what it sent is no template; that ends no negotiation."""
+        reason = sayable(reason)
+        self.outbox.append(Template("unreadable", self.side, self._host, self._peer, NT_ERROR, reason=reason))
 
-    def receive(self, data: bytes, now: float) -> List[Event]:
-        """Take what has come from the peer, in whatever pieces, and return what happened by it."""
-        events: List[Event] = []
-        if self.unreadable:
-            return events
-        self._received += data
-        try:
-            while True:
-                payload = unframed(self._received)
-                if payload is None:
-                    return events
-                events += self._take(parse(payload), now)
-        except NegotiationError as error:
-            self.unreadable = True
-            reason = sayable(str(error))
-            self._write(Template("unreadable", self.side, self._host, self._peer, "NT_ERROR", reason=reason))
-            return [*events, Event("unreadable", reason=reason)]
-
-    def _take(self, value: Template, now: float) -> List[Event]:
+    def hear(self, value: Template, now: float) -> List[Event]:
+        """Take a template from the peer, and return what happened by it."""
         key = value.key
         known = self._known.get(key)
         if known is not None:
             value = completed(value, known.standing)
         message, problem = self._classified(value, known)
         reason = value.reason or problem
-        state = known.state if known is not None else "new"
+        state = known.state if known is not None else NEW
         following, answer = RECEIVED[state][message]
         if known is None:
             known = _Negotiation(value)
-            if following != "new":
+            if following != NEW:
                 self._known[key] = known
             elif message == "error":
                 return [Event("complaint", reason=value.reason)]
         if following != state:
-            if following not in ENDED or following == "consumed":
+            if following not in ENDED or following == CONSUMED:
                 known.standing = value
             known.round += message == "offer"
             known.ended_by = reason if following in ENDED else ""
             self._move(key, known, following, now, value.answer_within)
         self._reply(known, answer, known.ended_by if state in ENDED else problem)
         return [] if following == state else [_event(key, known, state, reason)]
+
+    def replay(self, sender: str, value: Template, now: float) -> None:
+        """Take what a side said in the past: the state that follows is known then, and nothing is said again.
+
+        What this side can no longer say is passed over: that time has ended the negotiation, or the machine's own
+        answers, which follow from what the peer said.
+        """
+        outbox, self.outbox = self.outbox, []
+        with suppress(NegotiationStepError):
+            if sender == self.side:
+                self.tell(value, now)
+            else:
+                self.hear(value, now)
+        self.outbox = outbox
 
     def _classified(self, value: Template, known: Optional[_Negotiation]) -> Tuple[str, str]:
         message = SAID[value.status]
@@ -191,13 +220,15 @@ class Endpoint:
         if message == "offer":
             return self._classified_offer(value, known)
         problem = ""
-        if message == "accept" and known.state == "offered":
+        if message == "accept" and known.state == OFFERED:
             problem = problem_of_closing(known.standing, value)
         elif message in ("accept", "commit", "consume") and value.quantities() != known.standing.quantities():
             problem = "it is not what stands"
         if message in ("accept", "commit") and value.round not in (None, known.round):
             problem = "round {} is not the last one, {}".format(value.round, known.round)
-        return ("mismatch" if problem else message), problem or _UNEXPLAINED.get(message, message + " does not follow")
+        return ("mismatch" if problem else message), problem or _UNEXPLAINED.get(
+            message, "{!r} does not follow".format(message)
+        )
 
     def _classified_first(self, value: Template, message: str) -> Tuple[str, str]:
         if message != "offer":
@@ -206,15 +237,15 @@ class Endpoint:
             return "unfit offer", "{} has not begun this negotiation".format(self.side)
         if value.round not in (None, 1):
             return "unfit offer", "the first offer has round 1"
-        if not value.quantities():
+        if value.empty:
             return "unfit offer", "an offer in which everything is declined is none"
-        if self._number_open() >= self._most_open:
+        if self.open_negotiations >= self._most_open:
             return "unfit offer", "{} negotiations are open already".format(self._most_open)
         return message, ""
 
     def _classified_offer(self, value: Template, known: _Negotiation) -> Tuple[str, str]:
         same = value.quantities() == known.standing.quantities()
-        if value.round is None and known.state != "offered" and same:
+        if value.round is None and known.state != OFFERED and same:
             return "repeated offer", ""
         if value.round is not None and value.round <= known.round:
             return "repeated offer", ""
@@ -231,16 +262,15 @@ class Endpoint:
         for key, known in list(self._known.items()):
             if known.deadline is not None and known.deadline <= now:
                 before = known.state
-                reason = known.ended_by = "no answer in time" if before == "offered" else "not settled in time"
-                self._move(key, known, "expired", now, None)
-                self._say(known, ended(known.standing, "NT_EXPIRED", reason))
+                reason = known.ended_by = "no answer in time" if before == OFFERED else "not settled in time"
+                self._move(key, known, EXPIRED, now, None)
+                self._say(known, ended(known.standing, NT_EXPIRED, reason))
                 events.append(_event(key, known, before, reason))
         return events
 
     def disconnected(self, now: float) -> List[Event]:
         """Take note that the connection has ended; what was not agreed on is lost."""
-        del self._received[:]
-        del self._output[:]
+        del self.outbox[:]
         events = []
         for key, known in list(self._known.items()):
             before = known.state
@@ -252,25 +282,24 @@ class Endpoint:
 
     def resumed(self) -> None:
         """Say again, on a new connection, what may not have arrived on the last one."""
-        self.unreadable = False
         for known in self._known.values():
-            if known.last_sent is not None and known.last_sent.status == _RESENT.get(known.state):
-                self._write(known.last_sent)
+            if known.last_sent is not None and known.last_sent.status == RESENT.get(known.state):
+                self.outbox.append(known.last_sent)
 
     def offer_again(self) -> None:
         """Say again the own first offers that wait for an answer, to a peer that may have forgotten them."""
         for known in self._known.values():
-            own = known.state == "offered" and known.round == 1 and known.standing.initiator == self.side
+            own = known.state == OFFERED and known.round == 1 and known.standing.initiator == self.side
             if own and known.last_sent is not None:
-                self._write(known.last_sent)
+                self.outbox.append(known.last_sent)
 
-    def _move(self, key: Tuple[str, str], known: _Negotiation, state: str, now: float,
+    def _move(self, key: NegotiationKey, known: _Negotiation, state: str, now: float,
               asked_within: Optional[float]) -> None:  # fmt: skip
         known.state = state
         within = self._answer_within
-        if state == "asked":
+        if state == ASKED:
             within = min(asked_within or within, self._longest_answer)
-        elif state == "offered":
+        elif state == OFFERED:
             within = known.standing.answer_within or within
         known.deadline = now + within if state in BARGAINING else None
         if state in ENDED:
@@ -284,19 +313,16 @@ class Endpoint:
         if answer == "-" or (answer == AGAIN and said is None):
             return
         if said is not None and answer in (AGAIN, said.status):
-            self._write(said)
+            self.outbox.append(said)
             return
         value = ended(known.standing, answer, problem)
         self._say(known, value._replace(round=known.round or None))
 
     def _say(self, known: _Negotiation, value: Template) -> None:
         known.last_sent = value
-        self._write(value)
-
-    def _write(self, value: Template) -> None:
-        self._output += frame(build(value))
+        self.outbox.append(value)
 
 
-def _event(key: Tuple[str, str], known: _Negotiation, before: str, reason: str) -> Event:
+def _event(key: NegotiationKey, known: _Negotiation, before: str, reason: str) -> Event:
     kind = _EVENTS.get(known.state, "ended")
     return Event(kind, key, known.standing, known.state, before, reason if kind == "ended" else "")

@@ -1,28 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
 """A template and its resources as immutable values, their bounds, and the answers made of them. Pure.
 
-Applications use it, in Python 3.6.
+The service uses this very module, and programs get it as text: Python 3.6 and its standard library are enough.
 """
 
 import re
-from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Tuple, Union
 
 # -- Templates and resources ---------------------------------------------------------------------------------
 
 LARGEST_TEMPLATE = 65536
+"""Bytes."""
 LARGEST_QUANTITY = 2147483647
 LONGEST_ANSWER_TIME = 9999999.999
+"""Seconds."""
 LONGEST_REASON = 500
+"""Characters."""
 MOST_RESOURCES = 64
 MOST_ROUNDS = 9999
+"""Highest number of an offer that can be written; far fewer are agreed upon."""
 NAMESPACE = "urn:koala-adapter:negotiation"
 
-
+NT_NEGOTIATION = "NT_NEGOTIATION"
+"""Of a template: it is an offer, or a counter-offer."""
+NT_ACCEPTED = "NT_ACCEPTED"
+NT_COMMITTED = "NT_COMMITTED"
+NT_CONSUMED = "NT_CONSUMED"
+"""What was agreed on is real: the resources are allocated (grow) or released (shrink)."""
+NT_REJECTED = "NT_REJECTED"
+"""Of a resource: it is declined."""
+NT_WITHDRAWN = "NT_WITHDRAWN"
+NT_EXPIRED = "NT_EXPIRED"
+NT_ERROR = "NT_ERROR"
+"""The peer said what it may not say."""
 STATUSES = (
-    "NT_NEGOTIATION", "NT_ACCEPTED", "NT_COMMITTED", "NT_CONSUMED", "NT_REJECTED", "NT_WITHDRAWN", "NT_EXPIRED",
-    "NT_ERROR",
+    NT_NEGOTIATION, NT_ACCEPTED, NT_COMMITTED, NT_CONSUMED, NT_REJECTED, NT_WITHDRAWN, NT_EXPIRED, NT_ERROR,
 )  # fmt: skip
-OTHER_SIDE = {"RMS": "APPLICATION", "APPLICATION": "RMS"}
+STANDING = frozenset((NT_NEGOTIATION, NT_ACCEPTED, NT_COMMITTED, NT_CONSUMED))
+"""Statuses of templates that end nothing."""
+RMS = "RMS"
+"""The side of resource management: koala."""
+APPLICATION = "APPLICATION"
+OTHER_SIDE = {RMS: APPLICATION, APPLICATION: RMS}
+GROW = "grow"
+"""The application gets the resources."""
+SHRINK = "shrink"
+"""The application gives the resources up."""
+MANDATORY = "mandatory"
+"""The offer must be accommodated."""
+VOLUNTARY = "voluntary"
+"""The offer is a guideline."""
+NT_REQUIRED = "NT_REQUIRED"
+"""There is no agreement without the resource."""
+NT_OPTIONAL = "NT_OPTIONAL"
+NT_NEGOTIABLE = "NT_NEGOTIABLE"
+NT_FIXED = "NT_FIXED"
+"""The peer may not change the quantity of the resource."""
+CPU = "CPU"
+"""Type of the resource that is counted in processors."""
+MEMORY = "MEM"
+"""Type of the resource that is counted in MiB, for each processor."""
+
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z")
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,255}\Z")
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}\Z")
@@ -38,57 +76,76 @@ class NegotiationStepError(NegotiationError):
     """What was to be said does not follow; nothing was sent, and nothing has changed."""
 
 
+ResourceKey = Tuple[str, str, str]
+"""Type, cluster and component of a resource."""
+NegotiationKey = Tuple[str, str]
+"""Initiator and agreement id of a negotiation: each side counts its own."""
+
+
 class Resource(NamedTuple):
     """One resource of a template."""
 
     type: str
+    """CPU, MEM, or a name that both sides know."""
     quantity: int
-    usage: str = "NT_REQUIRED"
-    negotiability: str = "NT_NEGOTIABLE"
-    status: str = "NT_NEGOTIATION"
+    """Processors, MiB, or as the name means."""
+    usage: str = NT_REQUIRED
+    negotiability: str = NT_NEGOTIABLE
+    status: str = NT_NEGOTIATION
     minimum: Optional[int] = None
+    """The least that the sender takes as a counter-offer; None: it does not say."""
     maximum: Optional[int] = None
     cluster: str = ""
     component: str = ""
 
     @property
-    def key(self) -> Tuple[str, str, str]:
-        """What tells it from the others: type, cluster and component."""
+    def key(self) -> ResourceKey:
+        """Type, cluster and component: they identify a resource in a template."""
         return self.type, self.cluster, self.component
 
     @property
     def declined(self) -> bool:
         """Nothing of it will be in the agreement."""
-        return self.status == "NT_REJECTED"
+        return self.status == NT_REJECTED
 
 
 class Template(NamedTuple):
     """One negotiation template; empty and None: it does not say."""
 
     agreement_id: str
+    """Chosen by the initiator; with that, it names the negotiation and the agreement that comes of it."""
     initiator: str
     source: str
+    """Host of the initiator."""
     dest: str
-    status: str = "NT_NEGOTIATION"
+    """Host of its peer."""
+    status: str = NT_NEGOTIATION
     resources: Tuple[Resource, ...] = ()
     direction: str = ""
     obligation: str = ""
     answer_within: Optional[float] = None
+    """Seconds from its arrival, in thousandths."""
     round: Optional[int] = None
+    """Number of the offer, from 1."""
     reason: str = ""
 
     @property
-    def key(self) -> Tuple[str, str]:
-        """Which negotiation it belongs to: initiator and id."""
+    def key(self) -> NegotiationKey:
+        """Initiator and agreement id: they identify the negotiation."""
         return self.initiator, self.agreement_id
 
-    def quantities(self) -> Dict[Tuple[str, str, str], int]:
+    def quantities(self) -> Dict[ResourceKey, int]:
         """Return how much of each resource it is about, without those that are declined."""
         return {one.key: one.quantity for one in self.resources if not one.declined}
 
     def quantity(self, type_: str) -> int:
         """Return how much of a resource it is about, over all clusters and components."""
-        return sum(one.quantity for one in self.resources if one.type == type_ and not one.declined)
+        return sum(one.quantity for one in self.resources if one.type == type_ and one.status != NT_REJECTED)
+
+    @property
+    def empty(self) -> bool:
+        """True when all resources are declined."""
+        return all(one.status == NT_REJECTED for one in self.resources)
 
 
 def resource(type_: str, quantity: int, **more: Any) -> Resource:  # noqa: ANN401 - fields of several types
@@ -109,8 +166,8 @@ def checked(value: Template) -> Template:
     require(bool(_HOST.match(value.source)), "NT_Source", value.source)
     require(bool(_HOST.match(value.dest)), "NT_Dest", value.dest)
     require(value.status in STATUSES, "NT_Status", value.status)
-    require(value.direction in ("", "grow", "shrink"), "Direction", value.direction)
-    require(value.obligation in ("", "voluntary", "mandatory"), "Obligation", value.obligation)
+    require(value.direction in ("", GROW, SHRINK), "Direction", value.direction)
+    require(value.obligation in ("", VOLUNTARY, MANDATORY), "Obligation", value.obligation)
     within = value.answer_within
     right = within is None or (0 < within <= LONGEST_ANSWER_TIME and round(within, 3) == within)
     require(right, "AnswerWithin", within)
@@ -124,12 +181,16 @@ def checked(value: Template) -> Template:
 
 def check_together(value: Template) -> Template:
     """Return a template each of whose fields may be written. Raises NegotiationError where the resources clash."""
-    keys = {one.key for one in value.resources}
-    require(len(keys) == len(value.resources) <= MOST_RESOURCES, "number of different Resources", len(keys))
-    require(bool(keys) or value.status == "NT_ERROR", "number of Resources", 0)
-    standing = value.status in ("NT_NEGOTIATION", "NT_ACCEPTED", "NT_COMMITTED", "NT_CONSUMED")
-    if standing and any(one.declined and one.usage == "NT_REQUIRED" for one in value.resources):
-        raise NegotiationError("a required resource is declined: reject the whole")
+    resources = value.resources
+    if not resources and value.status != NT_ERROR:
+        raise NegotiationError("a template has at least one Resource, unless it tells of an error")
+    if len(resources) > 1 and len({one.key for one in resources}) < len(resources):
+        raise NegotiationError("two resources have the same Type, Cluster and Component")
+    if len(resources) > MOST_RESOURCES:
+        raise NegotiationError("{} resources are too many: at most {}".format(len(resources), MOST_RESOURCES))
+    for one in resources:
+        if one.status == NT_REJECTED and one.usage == NT_REQUIRED and value.status in STANDING:
+            raise NegotiationError("a required resource is declined: reject the whole")
     return value
 
 
@@ -137,9 +198,11 @@ def _check_resource(value: Resource) -> None:
     require(bool(_TYPE.match(value.type)), "Type", value.type)
     for name, number in (("Quantity", value.quantity), ("Minimum", value.minimum), ("Maximum", value.maximum)):
         require(number is None or 1 <= number <= LARGEST_QUANTITY, name, number)
-    require((value.minimum or 1) <= value.quantity <= (value.maximum or LARGEST_QUANTITY), "Quantity", value.quantity)
-    require(value.usage in ("NT_REQUIRED", "NT_OPTIONAL"), "Usage", value.usage)
-    require(value.negotiability in ("NT_NEGOTIABLE", "NT_FIXED"), "Negotiability", value.negotiability)
+    least, most = value.minimum or 1, value.maximum or LARGEST_QUANTITY
+    if not least <= value.quantity <= most:
+        raise NegotiationError("Quantity is {}, outside its own {} to {}".format(value.quantity, least, most))
+    require(value.usage in (NT_REQUIRED, NT_OPTIONAL), "Usage", value.usage)
+    require(value.negotiability in (NT_NEGOTIABLE, NT_FIXED), "Negotiability", value.negotiability)
     require(value.status in STATUSES, "Status", value.status)
     for name, word in (("Cluster", value.cluster), ("Component", value.component)):
         require(not word or bool(NAME.match(word)), name, word)
@@ -152,52 +215,54 @@ def require(right: bool, name: str, value: object) -> None:  # noqa: FBT001 - a 
 
 
 # -- Answers: templates made of a received one, and deciding about an offer ----------------------------------
+# What an answer takes over from the template that it is made of was checked with that. All of it is checked again
+# where it is said.
 
 
-def accepted(offer: Template, declined: Iterable[Tuple[str, str, str]] = ()) -> Template:
+def accepted(offer: Template, declined: Iterable[ResourceKey] = ()) -> Template:
     """Return the acceptance of an offer, without those of its optional resources that are declined."""
-    return checked(_closing(offer, "NT_ACCEPTED", frozenset(declined)))
+    return check_together(_closing(offer, NT_ACCEPTED, frozenset(declined)))
 
 
 def committed(acceptance: Template) -> Template:
-    """Return the commitment to what the peer has accepted."""
-    return checked(_closing(acceptance, "NT_COMMITTED", frozenset()))
+    """Return the commitment to what the peer has accepted: from now on there is an agreement."""
+    return _closing(acceptance, NT_COMMITTED, frozenset())
 
 
 def consumed(agreement: Template) -> Template:
     """Return the report that what was agreed on is allocated, or released."""
-    return checked(_closing(agreement, "NT_CONSUMED", frozenset()))
+    return _closing(agreement, NT_CONSUMED, frozenset())
 
 
-def countered(offer: Template, quantities: Dict[Tuple[str, str, str], int],
-              declined: Iterable[Tuple[str, str, str]] = (), reason: str = "") -> Template:  # fmt: skip
+def countered(offer: Template, quantities: Mapping[ResourceKey, int], declined: Iterable[ResourceKey] = (),
+              reason: str = "") -> Template:  # fmt: skip
     """Return a counter-offer: other quantities, and resources that shall not be in the agreement."""
     out = frozenset(declined)
     changed = tuple(
         one._replace(
             quantity=quantities.get(one.key, one.quantity), minimum=None, maximum=None,
-            status="NT_REJECTED" if one.declined or one.key in out else "NT_NEGOTIATION",
+            status=NT_REJECTED if one.declined or one.key in out else NT_NEGOTIATION,
         )
         for one in offer.resources
     )  # fmt: skip
     return checked(
-        offer._replace(status="NT_NEGOTIATION", resources=changed, answer_within=None, round=None, reason=reason)
+        offer._replace(status=NT_NEGOTIATION, resources=changed, answer_within=None, round=None, reason=reason)
     )
 
 
 def rejected(offer: Template, reason: str = "") -> Template:
-    """Return the refusal of an offer."""
-    return ended(offer, "NT_REJECTED", reason)
+    """Return the refusal of an offer; it ends the negotiation."""
+    return ended(offer, NT_REJECTED, reason)
 
 
 def withdrawn(value: Template, reason: str = "") -> Template:
     """Return the withdrawal of an own offer, or of an agreement that cannot be kept."""
-    return ended(value, "NT_WITHDRAWN", reason)
+    return ended(value, NT_WITHDRAWN, reason)
 
 
-def _closing(value: Template, status: str, declined: Iterable[Tuple[str, str, str]]) -> Template:
+def _closing(value: Template, status: str, declined: FrozenSet[ResourceKey]) -> Template:
     resources = tuple(
-        one._replace(status="NT_REJECTED" if one.declined or one.key in declined else status) for one in value.resources
+        one._replace(status=NT_REJECTED if one.declined or one.key in declined else status) for one in value.resources
     )
     return value._replace(status=status, resources=resources, answer_within=None, reason="")
 
@@ -209,7 +274,7 @@ def ended(value: Template, status: str, reason: str) -> Template:
 
 
 def sayable(text: str) -> str:
-    """Return any text as a reason that can be written."""
+    """Return any text as a reason that can be written: on one line, and not too long."""
     return NOT_IN_REASON.sub("?", " ".join(text.split()))[:LONGEST_REASON]
 
 
@@ -217,23 +282,23 @@ Terms = Union[int, Callable[[int], int]]
 """The most that is taken of a resource, or which quantity up to its argument is, 0 for none."""
 
 
-def decide(offer: Template, terms: Dict[str, Terms]) -> Template:
+def decide(offer: Template, terms: Mapping[str, Terms]) -> Template:
     """Return the answer to an offer: its acceptance, a counter-offer, or its refusal.
 
     ``terms`` says for each type of resource what can be taken; what it does not name is not taken.
     """
-    quantities: Dict[Tuple[str, str, str], int] = {}
+    quantities: Dict[ResourceKey, int] = {}
     declined = []
     for one in offer.resources:
         if one.declined:
             continue
         most = terms.get(one.type, 0)
         best = most(one.quantity) if callable(most) else min(one.quantity, most)
-        if best != one.quantity and (one.negotiability == "NT_FIXED" or best < (one.minimum or 1)):
+        if best != one.quantity and (one.negotiability == NT_FIXED or best < (one.minimum or 1)):
             best = 0
         if best > 0:
             quantities[one.key] = best
-        elif one.usage == "NT_OPTIONAL":
+        elif one.usage == NT_OPTIONAL:
             declined.append(one.key)
         else:
             return rejected(offer, "{} {} cannot be taken".format(one.quantity, one.type))

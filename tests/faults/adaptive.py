@@ -13,8 +13,7 @@ from koala_adapter.application.notes import KoalaAppError, note_payload, one_lin
 from koala_adapter.application.process import Process
 from koala_adapter.application.sizes import size_rule
 from koala_adapter.model import EndReason, TaskEnd
-from koala_adapter.negotiation import NegotiationError, frame
-from koala_adapter.negotiation.serviceside.document import HEADER_SIZE
+from koala_adapter.negotiation import HEADER_SIZE, NegotiationError, frame
 from koala_adapter.outcome import LAUNCHED_STATES
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.workers import KILL
@@ -309,11 +308,7 @@ class Program:
         for text in self.bargains.complaints:
             self._complain(text)
         del self.bargains.complaints[:]
-        data = self.bargains.data_to_send()
-        while data:
-            size = HEADER_SIZE + int(data[: HEADER_SIZE - 1])
-            self.say(data[:size])
-            data = data[size:]
+        self._say(self.bargains.take_payloads())
         due = self.bargains.next_deadline()
         if due is not None and due < self._look:
             self._look = due

@@ -36,8 +36,8 @@ def _in(*names: str) -> tuple[str, ...]:
 
 APPLICATION = _in(*(f"application.{part}" for part in ("notes", "sizes", "process", "bargains", "session")))
 NEGOTIATION = f"{CORE}.negotiation"
-SERVICE_SIDE = _in("negotiation.schema", "negotiation.serviceside")
-"""What the service has beside the application's side of negotiation, which is all the rest of that room."""
+SCHEMA = f"{NEGOTIATION}.schema"
+"""What does not travel to programs, as all the rest of that room does."""
 CONNECTION, LAUNCHER = _in("tasks.connection", "tasks.launcher")
 TASKWORKER, LEAVE = _in("python.taskworker", "dask.leave")
 WORKER, STEPPER = f"{EXPERIMENTS}.worker", f"{EXPERIMENTS}.stepper"
@@ -173,7 +173,7 @@ PURE = _in(
         "vjm.channel",
         "lrm.drmaa.protocol",
     ),
-    *(f"negotiation.{part}" for part in ("templates", "document", "states", "endpoint", "serviceside")),
+    *(f"negotiation.{part}" for part in ("templates", "document", "states", "endpoint")),
 )
 """Rooms and files that compute and do nothing else. So does each module that calls itself pure, see `is_pure`."""
 
@@ -317,7 +317,7 @@ def agent_violations(module: Module) -> list[str]:
     found = []
     for item in imports(module):
         top = item.target.partition(".")[0]
-        newer = top in STDLIB_SINCE_36 or item.target == "__future__.annotations" or within(item.target, SERVICE_SIDE)
+        newer = top in STDLIB_SINCE_36 or item.target == "__future__.annotations" or within(item.target, [SCHEMA])
         travels_along = [AGENT] if within(module.name, [AGENT]) else [*APPLICATION, NEGOTIATION, CONNECTION]
         if newer or not (top in sys.stdlib_module_names or within(item.target, travels_along)):
             found.append(f"{module.path}:{item.line}: what runs alone may not import {item.target}")
@@ -352,7 +352,7 @@ def test_pure_modules_do_not_touch_the_world() -> None:
 def test_what_runs_alone_needs_only_an_old_standard_library() -> None:
     """The agent and the application library import what Python 3.6 brings along, and nothing else."""
     alone = [module for module in source_modules() if within(module.name, STANDALONE)]
-    agents = [module for module in alone if not within(module.name, SERVICE_SIDE)]
+    agents = [module for module in alone if not within(module.name, [SCHEMA])]
     assert {STANDALONE[0], STANDALONE[1]} <= {module.name for module in agents}
     assert [line for module in agents for line in agent_violations(module)] == []
 
@@ -469,7 +469,7 @@ def test_pure_modules_are_recognised(name: str, docstring: str, pure: bool) -> N
         "from koala_adapter.errors import KoalaError",
         "import dataclasses",
         "from __future__ import annotations",
-        "from koala_adapter.negotiation.serviceside import document",
+        "from koala_adapter.negotiation import document",
     ],
 )
 def test_agent_import_beyond_the_old_standard_library_is_found(source: str) -> None:

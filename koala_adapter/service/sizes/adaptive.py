@@ -14,7 +14,7 @@ import structlog
 from koala_adapter.errors import JournalBlockedError, ProtocolError
 from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.model import EndReason, TaskEnd
-from koala_adapter.negotiation.serviceside.document import HEADER_SIZE, frame
+from koala_adapter.negotiation import HEADER_SIZE
 from koala_adapter.outcome import JobState
 from koala_adapter.runners.adaptive import able_to_leave
 from koala_adapter.runners.coordinator import (
@@ -30,7 +30,8 @@ from koala_adapter.runners.coordinator import (
 from koala_adapter.runners.runner import job_ends_at
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.service.sizes.bargaining import NEGOTIATOR, SizedJob, Surroundings
+from koala_adapter.service.sizes.bargaining import SizedJob, Surroundings
+from koala_adapter.service.sizes.offers import NEGOTIATOR
 
 if TYPE_CHECKING:
     from koala_adapter.runners.adaptive import AdaptiveRunner
@@ -146,31 +147,31 @@ class AdaptiveJob(SizedJob):
 
     # ---- what its processes say ------------------------------------------------------------------------------------
 
-    def said(self, record: JobRecord, rank: int, frame_: bytes) -> None:
+    def said(self, record: JobRecord, rank: int, frame: bytes) -> None:
         """Take in a frame of a process; a wrong one is answered, and shown to people."""
         try:
-            self._take_frame(record, rank, frame_)
+            self._take_frame(record, rank, frame)
         except JournalBlockedError:
             raise
         except Exception as error:  # noqa: BLE001 - a defect costs this message, not the service and all its jobs
             report_defect("what a process said", error, job=self.id, rank=rank)
             self.complaint = f"koala failed on what process {rank} said: {shown(repr(error))}."
 
-    def _take_frame(self, record: JobRecord, rank: int, frame_: bytes) -> None:
+    def _take_frame(self, record: JobRecord, rank: int, frame: bytes) -> None:
         self.follow(record)
         component = self.runner.component_of(rank)
         if component is None:
             return
-        payload = frame_[HEADER_SIZE:]
+        payload = frame[HEADER_SIZE:]
         coordinator = self.runner.coordinators[component]
         try:
             if payload.startswith(b"<"):
-                self.bargaining.heard(record, rank, frame_)
+                self.hear(record, rank, payload)
             else:
                 self._note(record, coordinator, rank, payload)
         except ProtocolError as error:
             self._complain(rank, error.message)
-            self.say(rank, frame(payload_of(note("error", text=error.message))))
+            self.say(rank, payload_of(note("error", text=error.message)))
         self._flush()
 
     def _note(self, record: JobRecord, coordinator: Coordinator, rank: int, payload: bytes) -> None:
@@ -190,7 +191,7 @@ class AdaptiveJob(SizedJob):
             self.runner.coordinators[component].back(rank, self._core.now())
             self.runner.notices.lost(rank)
             self._note_end(record)  # an agent that comes back says anew how long its placeholder lasts
-            self.say(rank, frame(payload_of(note("who"))))
+            self.say(rank, payload_of(note("who")))
             self._flush()
 
     def out_of_contact(self, rank: int) -> None:
@@ -211,10 +212,10 @@ class AdaptiveJob(SizedJob):
     def _flush(self) -> None:
         """Say what is to be said, and report what the scheduler must know, until there is nothing left of either."""
         for one in self.runner.notices.take_tells():  # who is welcomed knows how long it has
-            self.say(one.rank, frame(payload_of(one.note)))
+            self.say(one.rank, payload_of(one.note))
         for coordinator in self.runner.coordinators.values():
             for one in coordinator.take_tells():
-                self.say(one.rank, frame(payload_of(one.note)))
+                self.say(one.rank, payload_of(one.note))
             for report in coordinator.take_reports():
                 self._take_report(report)
 

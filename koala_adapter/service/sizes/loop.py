@@ -19,8 +19,10 @@ from koala_adapter.model import JobId, RunnerName
 from koala_adapter.outcome import LAUNCHED_STATES, JobState
 from koala_adapter.scheduler import actions as act
 from koala_adapter.service.sizes.adaptive import AdaptiveJob
-from koala_adapter.service.sizes.bargaining import NEGOTIATOR, NegotiationKeeper, SizedJob, Surroundings
+from koala_adapter.service.sizes.bargaining import SizedJob, Surroundings
 from koala_adapter.service.sizes.jobs import Deadlines, check_negotiable
+from koala_adapter.service.sizes.kept import NegotiationKeeper
+from koala_adapter.service.sizes.offers import NEGOTIATOR
 from koala_adapter.service.sizes.port import NegotiationPort
 from koala_adapter.service.sizes.workers import WorkersJob, answer_of
 from koala_adapter.sizes import Decision
@@ -188,14 +190,14 @@ class Sizes:
             job.bargaining.follow(record)
             self._look_again(job_id)
 
-    def program_said(self, job_id: JobId, data: bytes) -> None:
-        """Take in what a program says for a job. Raises NegotiationError when it is none, or the job does not run."""
+    def program_said(self, job_id: JobId, payload: bytes) -> None:
+        """Take in a template of a program. Raises NegotiationError when it is none, or the job does not run."""
         found = self._running(job_id)
         if found is None:
             raise NegotiationError("the job does not run")
         record, job = found
         try:
-            job.bargaining.heard(record, NEGOTIATOR, data)
+            job.hear(record, NEGOTIATOR, payload)
             if isinstance(job, WorkersJob):
                 job.have_workers_leave(record)
         finally:

@@ -18,18 +18,13 @@ import anyio
 import structlog
 from anyio.abc import SocketAttribute
 
+from koala_adapter import negotiation as nt
 from koala_adapter.errors import NegotiationError, ServiceRunningError, UnreadableTemplateError
 from koala_adapter.host.accepting import serve_streams
 from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.model import JobId
-from koala_adapter.negotiation.serviceside.document import FrameBuffer, build, frame
-from koala_adapter.negotiation.serviceside.template import (
-    Side,
-    Status,
-    Template,
-    sayable,
-)
-from koala_adapter.service.sizes.bargaining import HOST
+from koala_adapter.negotiation.templates import NT_ERROR, RMS, sayable
+from koala_adapter.service.sizes.offers import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,8 +37,6 @@ if TYPE_CHECKING:
 # any template is read, and is good for one connection. Only digests are kept.
 
 TOKEN_BYTES = 32
-GREETING = b"KOALA-NT 1 "
-"""Begins the first frame of a connection; the token follows."""
 LONGEST_GREETING = 256
 """Bytes."""
 
@@ -63,9 +56,9 @@ class OneTimeTokens:
 
     def redeem(self, greeting: bytes) -> str | None:
         """Return whose token a greeting shows, and use the token up; None: it shows none that is good."""
-        if not greeting.startswith(GREETING):
+        if not greeting.startswith(nt.GREETING):
             return None
-        shown = _digest(greeting.removeprefix(GREETING))
+        shown = _digest(greeting.removeprefix(nt.GREETING))
         # Every token is compared, so that the time says nothing of how nearly one was met.
         found = [kept for kept in self._applications if hmac.compare_digest(kept, shown)]
         return self._applications.pop(found[0]) if found else None
@@ -152,17 +145,17 @@ class PeerListener:
     async def _greeting(self, stream: SocketStream) -> bytes | None:
         """Return the payload of the first frame; None: it did not come, or is none."""
         self._number += 1
-        number, frames = self._number, FrameBuffer(limit=LONGEST_GREETING)
+        number, frames = self._number, nt.FrameBuffer(limit=LONGEST_GREETING)
         with anyio.move_on_after(self._bounds.greet_within) as scope:
             self._silent[number] = scope
             if len(self._silent) > self._bounds.most_silent:
                 self._silent.popitem(last=False)[1].cancel()
             try:
-                with suppress(NegotiationError, anyio.EndOfStream, anyio.BrokenResourceError, OSError):
+                with suppress(nt.NegotiationError, anyio.EndOfStream, anyio.BrokenResourceError, OSError):
                     while True:
                         # No more than the frame: what follows it is the conversation's.
-                        if payloads := frames.feed(await stream.receive(frames.missing)):
-                            return payloads[0]
+                        for payload in frames.feed(await stream.receive(frames.missing)):
+                            return payload
             finally:
                 self._silent.pop(number, None)
         return None
@@ -196,9 +189,9 @@ class _Connection:
         self._send, self._due = anyio.create_memory_object_stream[bytes](MOST_WAITING)
         self.scope = anyio.CancelScope()
 
-    def say(self, data: bytes) -> None:
+    def say(self, payload: bytes) -> None:
         try:
-            self._send.send_nowait(data)
+            self._send.send_nowait(nt.frame(payload))
         except (anyio.WouldBlock, anyio.ClosedResourceError, anyio.BrokenResourceError):
             self.scope.cancel()
 
@@ -222,8 +215,8 @@ class ProgramListener(Protocol):
     def program_came(self, job_id: JobId) -> None:
         """Take in that a program speaks for a job from now on."""
 
-    def program_said(self, job_id: JobId, data: bytes) -> None:
-        """Take in a frame of a program. Raises NegotiationError, which ends the connection."""
+    def program_said(self, job_id: JobId, payload: bytes) -> None:
+        """Take in a template of a program. Raises NegotiationError, which ends the connection."""
 
     def program_went(self, job_id: JobId) -> None:
         """Take in that the connection of a program has ended."""
@@ -264,11 +257,11 @@ class NegotiationPort:
         """Tell whether a program speaks for a job now."""
         return job_id in self._connections
 
-    def say(self, job_id: JobId, data: bytes) -> None:
-        """Say something to the program that speaks for a job; without one it is lost."""
+    def say(self, job_id: JobId, payload: bytes) -> None:
+        """Send a template to the program that speaks for a job; without one it is lost."""
         connection = self._connections.get(job_id)
         if connection is not None:
-            connection.say(data)
+            connection.say(payload)
 
     def close(self, job_id: JobId) -> None:
         """A job is over: its program hears what was said last, and that there is no more."""
@@ -278,11 +271,11 @@ class NegotiationPort:
             connection.finish()
 
     async def _converse(self, application: str, stream: SocketStream) -> None:
-        job_id, connection = JobId(application), _Connection(stream)
+        job_id = JobId(application)
         if job_id in self._connections:
-            await stream.send(_complaint("another program negotiates for this job already"))
+            await stream.send(nt.frame(_complaint("another program negotiates for this job already")))
             return
-        self._connections[job_id] = connection
+        connection = self._connections[job_id] = _Connection(stream)
         log.info("a program negotiates for a job", job=job_id)
         try:
             with connection.scope:
@@ -296,31 +289,26 @@ class NegotiationPort:
                         connection.say(_complaint("koala failed on this"))
                     connection.finish()
         finally:
+            connection.finish()
             if self._connections.get(job_id) is connection:
                 del self._connections[job_id]
         self._programs.program_went(job_id)  # not when the service ends: what stands is settled with the next one
 
     async def _read(self, job_id: JobId, connection: _Connection) -> None:
-        frames = FrameBuffer()
+        frames = nt.FrameBuffer()
         try:
             while self._connections.get(job_id) is connection:
                 for payload in frames.feed(await connection.stream.receive(CHUNK)):
-                    self._programs.program_said(job_id, frame(payload))
+                    self._programs.program_said(job_id, payload)
         except UnreadableTemplateError:
             pass
         except NegotiationError as error:
             connection.say(_complaint(error.message))
+        except nt.NegotiationError as error:  # no frame: nothing that follows can be told apart
+            connection.say(_complaint(str(error)))
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             pass
 
 
 def _complaint(reason: str) -> bytes:
-    template = Template(
-        agreement_id="unreadable",
-        initiator=Side.RMS,
-        source=HOST,
-        dest="negotiator",
-        status=Status.ERROR,
-        reason=sayable(reason),
-    )
-    return frame(build(template))
+    return nt.build(nt.Template("unreadable", RMS, HOST, "negotiator", NT_ERROR, reason=sayable(reason)))

@@ -20,7 +20,8 @@ from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.scheduler.states import bounds
-from koala_adapter.service.sizes.bargaining import NEGOTIATOR, SizedJob, Surroundings
+from koala_adapter.service.sizes.bargaining import SizedJob, Surroundings
+from koala_adapter.service.sizes.offers import NEGOTIATOR
 from koala_adapter.sizes import Decision
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from koala_adapter import negotiation as nt
 from koala_adapter.application.notes import note_payload, parse_note
+from tests.frames import frames_of
 from tests.unit.application.coordinator import Coordinator
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Peer:
 
     rank: int
     stream: socket.socket
-    received: bytearray = field(default_factory=bytearray)
+    received: nt.FrameBuffer = field(default_factory=nt.FrameBuffer)
 
 
 class KoalaEnd:
@@ -105,8 +106,8 @@ class KoalaEnd:
             key = key or f"offer{len(self.events)}"
             cpu = nt.resource("CPU", number, **more)
             offer = nt.template(key, "RMS", "head", "node0", [cpu], direction=direction, obligation="voluntary")
-            endpoint.send(offer, time.monotonic())
-            self.send(0, endpoint.data_to_send())
+            endpoint.tell(offer, time.monotonic())
+            self.send(0, b"".join(frames_of(endpoint)))
             return offer.key
 
     def first_event(self, key: tuple[str, str]) -> nt.Event:
@@ -164,8 +165,7 @@ class KoalaEnd:
         if not piece:
             self._lose(peer)
             return
-        peer.received += piece
-        while (payload := nt.unframed(peer.received)) is not None:
+        for payload in peer.received.feed(piece):
             if payload.startswith(b"<"):
                 self._negotiate(peer.rank, payload)
             else:
@@ -177,16 +177,16 @@ class KoalaEnd:
 
     def _negotiate(self, rank: int, payload: bytes) -> None:
         endpoint = self.endpoints[rank]
-        for event in endpoint.receive(nt.frame(payload), time.monotonic()):
+        for event in endpoint.hear(nt.parse(payload), time.monotonic()):
             self.events.append((rank, event))
             if event.template is None:
                 continue
             if event.kind == "offer":
                 answer = self.granting(event.template)
-                endpoint.send(answer, time.monotonic())
+                endpoint.tell(answer, time.monotonic())
             elif event.kind == "accepted":
-                endpoint.send(nt.committed(event.template), time.monotonic())
-        self.send(rank, endpoint.data_to_send())
+                endpoint.tell(nt.committed(event.template), time.monotonic())
+        self.send(rank, b"".join(frames_of(endpoint)))
 
 
 class Driver:

@@ -602,7 +602,7 @@ def test_a_service_that_starts_again_goes_on(stage: Stage) -> None:
         assert second.hear() == "done rank 0 size 2"
         with koala.lock:
             granting, koala.granting = koala.granting, lambda offer: offer
-            koala.endpoints[0].send = lambda *_: None  # type: ignore[method-assign,assignment]
+            koala.endpoints[0].tell = lambda *_: None  # type: ignore[method-assign,assignment]
         first.tell("request 1")
         koala.wait(lambda: any(event.kind == "offer" for _, event in koala.events))
         with koala.lock:

@@ -126,14 +126,12 @@ def conversation(chance: random.Random) -> Iterator[tuple[bytes, list[nt.Templat
             continue
         before = endpoint.state(value.key)
         if hearing:
-            endpoint.receive(nt.frame(payload), 0.001)
+            endpoint.hear(value, 0.001)
         else:
             with suppress(nt.NegotiationError):
-                endpoint.send(value, 0.001)
+                endpoint.tell(value, 0.001)
         after = endpoint.state(value.key)
-        received, answers = bytearray(endpoint.data_to_send()), []
-        while (answer := nt.unframed(received)) is not None:
-            answers.append(nt.parse(answer))
+        answers = endpoint.take_outbox()
         state = STATES.index(after) if hearing and after != before else -1
         yield (b"h" if hearing else b"t") + nt.frame(payload), answers, state
 

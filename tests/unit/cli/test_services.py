@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from configparser import RawConfigParser
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,8 @@ from koala_adapter.cli.session import Session
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.errors import EXIT_CONFIGURATION, ConfigurationError
 from koala_adapter.model import EndReason, JobId, LrmJobId
+from koala_adapter.negotiation import Resource, Template, build
 from koala_adapter.negotiation.schema import to_object
-from koala_adapter.negotiation.serviceside.document import build
-from koala_adapter.negotiation.serviceside.template import Resource, Template
 from koala_adapter.ordering.asking import Explanation, Overview
 from koala_adapter.ordering.jobs import JobEvent, JobEventKind
 from koala_adapter.ordering.shadow import Difference, ShadowReport
@@ -341,8 +340,8 @@ def test_json_is_as_its_schema_says() -> None:
     assert deviations(least, schema) == []
     assert set(least) == set(schema["required"])
     assert deviations({**least, "status": "NT_MAYBE"}, schema) != []
-    assert set(schema["properties"]) == {one.name for one in fields(Template) if one.init}
-    assert set(schema["$defs"]["TemplateResource"]["properties"]) == {one.name for one in fields(Resource)}
+    assert set(schema["properties"]) == set(Template._fields)
+    assert set(schema["$defs"]["TemplateResource"]["properties"]) == set(Resource._fields)
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,27 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from koala_adapter.negotiation.serviceside.endpoint import Endpoint, Limits
-from koala_adapter.negotiation.serviceside.template import (
-    Direction,
-    Negotiability,
-    Obligation,
-    Resource,
-    ResourceKey,
-    Side,
-    Status,
-    Template,
-    Usage,
+from koala_adapter import negotiation as nt
+from koala_adapter.negotiation import Resource, ResourceKey, Template
+from koala_adapter.negotiation.templates import (
+    APPLICATION,
+    GROW,
+    MANDATORY,
+    NT_ACCEPTED,
+    NT_FIXED,
+    NT_NEGOTIABLE,
+    NT_NEGOTIATION,
+    NT_OPTIONAL,
+    NT_REQUIRED,
+    RMS,
+    SHRINK,
+    STATUSES,
+    VOLUNTARY,
 )
+from tests.frames import frames_of, hear
 
 if TYPE_CHECKING:
     import random
-
-    from koala_adapter.negotiation.serviceside.endpoint import Event
 
 PUBLISHED = b"""<?xml version="1.0" encoding="UTF-8"?>
 <NT NT_AgreementID="1001" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:noNamespaceSchemaLocation="NT.xsd">
@@ -50,25 +54,22 @@ PUBLISHED = b"""<?xml version="1.0" encoding="UTF-8"?>
 """
 """The published instance of the template."""
 
-CPU = ResourceKey(type="CPU")
-MEM = ResourceKey(type="MEM")
+CPU: ResourceKey = ("CPU", "", "")
+MEM: ResourceKey = ("MEM", "", "")
 
 
-def request(
-    quantity: int = 4, *, agreement_id: str = "1", initiator: Side = Side.APPLICATION, memory: int = 0
-) -> Template:
+def request(quantity: int = 4, *, agreement_id: str = "1", initiator: str = APPLICATION, memory: int = 0) -> Template:
     """Return an application's wish for processors, and for memory if it can be had; or the offer of both."""
     resources = [Resource(type="CPU", quantity=quantity)]
     if memory:
-        fixed = Negotiability.FIXED
-        resources.append(Resource(type="MEM", quantity=memory, usage=Usage.OPTIONAL, negotiability=fixed))
+        resources.append(Resource(type="MEM", quantity=memory, usage=NT_OPTIONAL, negotiability=NT_FIXED))
     return Template(
         agreement_id=agreement_id,
         initiator=initiator,
         source="node7",
         dest="head",
-        direction=Direction.GROW,
-        obligation=Obligation.VOLUNTARY,
+        direction=GROW,
+        obligation=VOLUNTARY,
         resources=tuple(resources),
     )
 
@@ -76,26 +77,31 @@ def request(
 def full() -> Template:
     """Return a template in which every field says something."""
     beta = Resource(
-        type="GPU.x", quantity=3, minimum=2, maximum=9, cluster="beta", component="solver_1", usage=Usage.OPTIONAL
+        type="GPU.x", quantity=3, minimum=2, maximum=9, cluster="beta", component="solver_1", usage=NT_OPTIONAL
     )
     return Template(
-        agreement_id="a:7-x._", initiator=Side.APPLICATION, source="node7", dest="fe80::1",
-        direction=Direction.SHRINK, obligation=Obligation.MANDATORY, answer_within=12.125, round=3,
+        agreement_id="a:7-x._", initiator=APPLICATION, source="node7", dest="fe80::1",
+        direction=SHRINK, obligation=MANDATORY, answer_within=12.125, round=3,
         reason="""job <14> & "others" wait: it's Jürgen's \u2026""",
-        resources=(beta, Resource(type="CPU", quantity=2**31 - 1, negotiability=Negotiability.FIXED)),
+        resources=(beta, Resource(type="CPU", quantity=2**31 - 1, negotiability=NT_FIXED)),
     )  # fmt: skip
 
 
-def pair(**limits: float) -> tuple[Endpoint, Endpoint]:
+def published(template: Template) -> Template:
+    """Return a template with nothing but what the published form has."""
+    plain = tuple(one._replace(minimum=None, maximum=None, cluster="", component="") for one in template.resources)
+    return template._replace(resources=plain, direction="", obligation="", answer_within=None, round=None, reason="")
+
+
+def pair(**limits: float) -> tuple[nt.Endpoint, nt.Endpoint]:
     """Return the two ends of a connection: resource management, and an application."""
-    bounds = Limits(**limits)  # type: ignore[arg-type]
-    rms = Endpoint(side=Side.RMS, host="head", peer="node7", limits=bounds)
-    return rms, Endpoint(side=Side.APPLICATION, host="node7", peer="head", limits=bounds)
+    rms = nt.Endpoint(RMS, "head", "node7", **limits)  # type: ignore[arg-type]
+    return rms, nt.Endpoint(APPLICATION, "node7", "head", **limits)  # type: ignore[arg-type]
 
 
-def carried(source: Endpoint, to: Endpoint, now: float = 0.0) -> list[Event]:
+def carried(source: nt.Endpoint, to: nt.Endpoint, now: float = 0.0) -> list[nt.Event]:
     """Hand over what one end has to send, and return what happens at the other."""
-    return to.receive(source.data_to_send(), now)
+    return hear(to, b"".join(frames_of(source)), now)
 
 
 _LETTERS = string.ascii_letters
@@ -115,15 +121,15 @@ _sayable = st.text(_INNER + string.punctuation + " \u00a0\u00e9\u2026\ufffd\U000
 def resources(draw: st.DrawFn) -> Resource:
     """Draw a resource."""
     least, quantity, most = sorted(draw(st.lists(st.integers(1, 2**31 - 1), min_size=3, max_size=3)))
-    usage = draw(st.sampled_from(Usage))
+    usage = draw(st.sampled_from([NT_REQUIRED, NT_OPTIONAL]))
     return Resource(
         type=draw(st.sampled_from(["CPU", "MEM", "GPU"]) | _words(_LETTERS, _INNER + "._-", 64)),
         quantity=quantity,
         minimum=draw(st.sampled_from([None, least])),
         maximum=draw(st.sampled_from([None, most])),
         usage=usage,
-        negotiability=draw(st.sampled_from(Negotiability)),
-        status=draw(st.sampled_from(Status if usage is Usage.OPTIONAL else [Status.NEGOTIATION, Status.ACCEPTED])),
+        negotiability=draw(st.sampled_from([NT_NEGOTIABLE, NT_FIXED])),
+        status=draw(st.sampled_from(STATUSES if usage == NT_OPTIONAL else [NT_NEGOTIATION, NT_ACCEPTED])),
         cluster=draw(st.just("") | _names),
         component=draw(st.just("") | _names),
     )
@@ -132,13 +138,13 @@ def resources(draw: st.DrawFn) -> Resource:
 templates: st.SearchStrategy[Template] = st.builds(
     Template,
     agreement_id=_hosts,
-    initiator=st.sampled_from(Side),
+    initiator=st.sampled_from([RMS, APPLICATION]),
     source=_hosts,
     dest=_hosts,
-    status=st.sampled_from(Status),
+    status=st.sampled_from(STATUSES),
     resources=st.lists(resources(), min_size=1, max_size=4, unique_by=lambda one: one.key).map(tuple),
-    direction=st.none() | st.sampled_from(Direction),
-    obligation=st.none() | st.sampled_from(Obligation),
+    direction=st.sampled_from(["", GROW, SHRINK]),
+    obligation=st.sampled_from(["", VOLUNTARY, MANDATORY]),
     answer_within=st.none() | st.integers(1, 9_999_999_999).map(lambda number: round(number / 1000, 3)),
     round=st.none() | st.integers(1, 9999),
     reason=_sayable,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Negotiation templates in C: the library is built here, and says, reads and refuses what koala does."""
+"""Programs in C and in a shell: the C library is built here, and says, reads and refuses what koala does."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import subprocess
 from pathlib import Path
@@ -15,20 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.application import c as c_library
-from koala_adapter.errors import NegotiationError
-from koala_adapter.negotiation.schema import LARGEST_TEMPLATE
-from koala_adapter.negotiation.serviceside.document import FrameBuffer, build, frame, parse
+from koala_adapter.negotiation import LARGEST_TEMPLATE, FrameBuffer, NegotiationError, build, frame, parse
 from tests.examples import examples, repeated
-from tests.unit.negotiation.templates import CPU, PUBLISHED, full, mutated, request, templates
-from tests.unit.negotiation.test_peerlistener import Manager, listening
+from tests.unit.negotiation.manager import Manager, listening
+from tests.unit.negotiation.templates import PUBLISHED, full, mutated, request, templates
 
 if TYPE_CHECKING:
-    from koala_adapter.negotiation.serviceside.template import Template
-
-pytestmark = pytest.mark.real("cc")
+    from koala_adapter.negotiation import Template
 
 SOURCES = Path(c_library.__file__).parent
-EXAMPLE = Path(__file__).parents[3] / "examples" / "negotiation" / "evolving.c"
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples" / "negotiation"
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-O1")
 REWRITER = r"""
 #include "koala_nt.h"
@@ -57,6 +55,9 @@ int main(void) {
 """
 
 
+CC = pytest.mark.real("cc")
+
+
 @pytest.fixture(scope="module")
 def rewriter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a program that reads and writes templates, with checks of every access to memory."""
@@ -74,15 +75,17 @@ def rewritten(program: Path, documents: list[bytes]) -> list[bytes]:
     data = b"".join(map(frame, documents))
     done = subprocess.run([program], input=data, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
-    return FrameBuffer().feed(done.stdout)
+    return list(FrameBuffer().feed(done.stdout))
 
 
+@CC
 def test_it_reads_and_writes_what_koala_writes(rewriter: Path) -> None:
     """The published instance and one with all that koala adds come back byte for byte."""
     documents = [PUBLISHED, build(full()), build(request(memory=512)), build(full()).replace(b"\n  ", b"\n")]
     assert rewritten(rewriter, documents) == [*documents[:3], documents[1]]
 
 
+@CC
 @examples(30)
 @given(st.lists(templates, min_size=1, max_size=4))
 def test_it_reads_and_writes_every_template(rewriter: Path, values: list[Template]) -> None:
@@ -91,6 +94,7 @@ def test_it_reads_and_writes_every_template(rewriter: Path, values: list[Templat
     assert rewritten(rewriter, documents) == documents
 
 
+@CC
 @pytest.mark.hypothesis  # random: in the night there is more of it
 def test_what_it_reads_is_a_template(rewriter: Path) -> None:
     """It takes no document that koala refuses, and finds in the others what koala does; memory is never hurt."""
@@ -106,6 +110,7 @@ def test_what_it_reads_is_a_template(rewriter: Path) -> None:
     assert good
 
 
+@CC
 @pytest.mark.parametrize(
     "document",
     [b"<a>" * 9000, b"<!DOCTYPE NT><NT/>", b"<NT", b"\x00" * 50, b"<!--" * 100, PUBLISHED.decode().encode("utf-16"),
@@ -120,24 +125,35 @@ def test_it_refuses_what_could_harm(rewriter: Path, document: bytes) -> None:
         parse(document)
 
 
+@CC
 @pytest.mark.anyio
 async def test_a_c_program_negotiates(tmp_path: Path) -> None:
     """14 are asked for, 6 are idle, 6 are taken and allocated; and then none are left."""
     program = tmp_path / "evolving"
-    command = ["cc", *WARNINGS, "-I", str(SOURCES), "-o", str(program), str(EXAMPLE), str(SOURCES / "koala_nt.c")]
+    command = [
+        "cc",
+        *WARNINGS,
+        "-I",
+        str(SOURCES),
+        "-o",
+        str(program),
+        str(EXAMPLES / "evolving.c"),
+        str(SOURCES / "koala_nt.c"),
+    ]
     await to_thread.run_sync(lambda: subprocess.run(command, check=True))
     async with listening(Manager()) as manager:
         for output, code in ((b"0: 6 processors\n2: 6 processors\n3: 6 processors\n", 0), (b"", 1)):
-            token = manager.tokens.issue("evolving")
+            access = await manager.access()
             manager.endpoints.clear()
-            asking = [program, "127.0.0.1", str(manager.port), token, "14"]
-            done = await run_process([str(word) for word in asking], check=False)
+            asking = [str(program), access.host, str(access.port), access.token, "14"]
+            done = await run_process(asking, check=False)
             assert done.stdout.startswith(output)
             assert (done.returncode, done.stderr) == (code, b"")
-        assert done.stdout == b"4: 0 processors: of 14 CPU at most 0 can be had\n"
-        assert manager.book.available(CPU) == 0
+        assert done.stdout == b"4: 0 processors: 14 CPU cannot be taken\n"
+        assert manager.free == 0
 
 
+@CC
 def test_the_library_can_be_loaded(tmp_path: Path) -> None:
     """Built as a shared library, it answers a foreign program too."""
     library = tmp_path / "koala_nt.so"
@@ -146,3 +162,22 @@ def test_the_library_can_be_loaded(tmp_path: Path) -> None:
     loaded.NT_Error.restype = ctypes.c_char_p
     assert loaded.NT_Connect(b"127.0.0.1", 1, None) == -1
     assert b"cannot connect" in loaded.NT_Error()
+
+
+@pytest.mark.real("nc")
+@pytest.mark.anyio
+async def test_a_shell_negotiates() -> None:
+    """A shell and nc do it as docs/negotiation.md shows: 14 are asked for, 6 are taken; and then none are left."""
+    program = EXAMPLES / "evolving.sh"
+    assert f"{{literalinclude}} ../{program.relative_to(ROOT)}" in (ROOT / "docs" / "negotiation.md").read_text("utf-8")
+    async with listening(Manager()) as manager:
+        for said, code in (
+            ("NT_NEGOTIATION: 6 processors\nNT_COMMITTED: 6 processors\nNT_CONSUMED: 6 processors\n", 0),
+            ("NT_REJECTED: 14 processors\n", 1),
+        ):
+            access = await manager.access()
+            manager.endpoints.clear()
+            asking = [str(program), access.host, str(access.port), access.token, "14"]
+            done = await run_process(asking, check=False, env={"PATH": os.environ["PATH"]})
+            assert (done.stdout.decode(), done.stderr, done.returncode) == (said, b"", code)
+        assert manager.free == 0

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from koala_adapter.application.shipping import NEGOTIATION_FILE_NAME, negotiation_file
-from koala_adapter.negotiation.schema import _INTEGERS, _REQUIRED, _WORDS, EXTENSION, PUBLISHED, schema_path
-from koala_adapter.negotiation.serviceside.states import Message
-from koala_adapter.negotiation.serviceside.template import Direction, Negotiability, Obligation, Side, Status, Usage
+from koala_adapter.negotiation import OTHER_SIDE, STATUSES, Resource, Template
+from koala_adapter.negotiation.schema import EXTENSION, PUBLISHED, schema_path
+from koala_adapter.negotiation.states import MESSAGES
 from tests.unit.negotiation import templates
 
 ROOT = Path(__file__).parents[3]
@@ -53,8 +53,9 @@ def test_every_field_and_word_is_described() -> None:
         for path in (PUBLISHED, EXTENSION)
         for name in re.findall(r'<xs:(?:element|attribute) name="(\w+)"', schema_path(path).read_text(encoding="utf-8"))
     }
-    words = [str(word) for kind in (Side, Status, Usage, Negotiability, Direction, Obligation) for word in kind]
-    members = {*_WORDS, *_INTEGERS, *_REQUIRED, "answer_within", "reason", "resources"}
+    words = [*OTHER_SIDE, *STATUSES, "NT_REQUIRED", "NT_OPTIONAL", "NT_NEGOTIABLE", "NT_FIXED"]
+    words += ["grow", "shrink", "voluntary", "mandatory"]
+    members = {*Template._fields, *Resource._fields}
     assert "Round" in names
     assert [name for name in (*names, *words, *members) if f"`{name}`" not in PAGE] == ["NT"] * ("`NT`" not in PAGE)
-    assert [message.value for message in Message if message.value not in PAGE] == []
+    assert [message for message in MESSAGES if message not in PAGE] == []

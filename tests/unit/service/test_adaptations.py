@@ -13,7 +13,7 @@ import pytest
 
 from koala_adapter import negotiation as nt
 from koala_adapter.model import EndReason, JobId, RunnerName, TaskEnd
-from koala_adapter.negotiation.serviceside.document import FrameBuffer, frame
+from koala_adapter.negotiation import FrameBuffer, frame
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.coordinator import Note, note, parse_note, payload_of
 from koala_adapter.runners.runner import Application

@@ -13,14 +13,14 @@ from koala_adapter.scheduler.actions import OfferProcessors
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import Change, ChangePhase, Part
 from koala_adapter.service.sizes.adaptive import AdaptiveJob
-from koala_adapter.service.sizes.bargaining import FirstOffer, offer_of
+from koala_adapter.service.sizes.offers import FirstOffer, offer_of
 from koala_adapter.sizes import OWN_SIZES, AnySize, CheckedRule, SizeRules
 from tests.unit.scheduler.malleable_site import AdaptiveSite, malleable
 from tests.unit.scheduler.scheduler_site import component, of_kind
 from tests.unit.service.test_negotiations import around
 
 if TYPE_CHECKING:
-    from koala_adapter.negotiation.serviceside.template import Template
+    from koala_adapter.negotiation import Template
 
 
 class Failing(AnySize):

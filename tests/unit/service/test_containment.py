@@ -22,9 +22,9 @@ from koala_adapter.host import containment
 from koala_adapter.host.accepting import serve_streams
 from koala_adapter.host.containment import LOG_INTERVAL, MOST_KINDS, DefectLog
 from koala_adapter.model import JobId, RunnerName, Sweep, SweepAxis
-from koala_adapter.negotiation.serviceside.document import frame
+from koala_adapter.negotiation import frame
 from koala_adapter.outcome import JobState
-from koala_adapter.service.sizes.port import GREETING, OneTimeTokens, PeerListener
+from koala_adapter.service.sizes.port import OneTimeTokens, PeerListener
 from koala_adapter.vjm import channel
 from tests.unit.scheduler.malleable_site import malleable, part
 from tests.unit.scheduler.scheduler_site import component, job
@@ -328,7 +328,7 @@ async def negotiate_badly(service: Service, id_: JobId, said: Iterator[bytes]) -
         access = await service.sizes.made.access(record)
         async with await anyio.connect_tcp(access.host, access.port) as stream:
             try:
-                await stream.send(frame(GREETING + access.token.encode()))
+                await stream.send(frame(nt.GREETING + access.token.encode()))
                 for payload, _ in zip(said, range(10), strict=False):
                     await stream.send(frame(payload))
                 await stream.send_eof()

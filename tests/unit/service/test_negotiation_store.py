@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -12,27 +11,22 @@ import pytest
 from koala_adapter.api.negotiations import job_negotiations, negotiation_reports
 from koala_adapter.errors import JournalBlockedError, NegotiationError
 from koala_adapter.model import JobId
-from koala_adapter.negotiation.serviceside.document import build
-from koala_adapter.negotiation.serviceside.template import (
-    CPU,
-    Direction,
-    NegotiationKey,
-    Obligation,
+from koala_adapter.negotiation import (
     Resource,
-    Side,
     Template,
     accepted,
+    build,
     committed,
     consumed,
     countered,
-    expired,
     rejected,
     withdrawn,
 )
+from koala_adapter.negotiation.templates import APPLICATION, CPU, GROW, NT_EXPIRED, RMS, SHRINK, VOLUNTARY, ended
 from koala_adapter.scheduler.records import State
 from koala_adapter.service import records as negotiationstore
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.sizes.bargaining import NegotiationKeeper, course
+from koala_adapter.service.sizes.kept import NegotiationKeeper, course
 from tests.unit.scheduler.malleable_site import AdaptiveSite
 
 if TYPE_CHECKING:
@@ -43,7 +37,7 @@ if TYPE_CHECKING:
     from koala_adapter.service.records import KeptNegotiation, Message
 
 JOB = JobId("1")
-KOALA, APPLICATION = Side.RMS, Side.APPLICATION
+KOALA = RMS
 
 
 @pytest.fixture
@@ -52,25 +46,25 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield made
 
 
-def offer(quantity: int, agreement_id: str = "0-1", *, direction: Direction = Direction.GROW) -> Template:
+def offer(quantity: int, agreement_id: str = "0-1", *, direction: str = GROW) -> Template:
     return Template(
         agreement_id=agreement_id,
         initiator=APPLICATION,
         source="node",
         dest="koala",
         direction=direction,
-        obligation=Obligation.VOLUNTARY,
+        obligation=VOLUNTARY,
         resources=(Resource(type=CPU, quantity=quantity),),
     )
 
 
-def said(journal: Journal, *messages: tuple[Side, Template], site: AdaptiveSite | None = None) -> None:
+def said(journal: Journal, *messages: tuple[str, Template], site: AdaptiveSite | None = None) -> None:
     """Keep messages, one a second."""
     state, now = State() if site is None else site.state, iter(range(100))
     core = SimpleNamespace(negotiations=journal.negotiations, state=state, now=lambda: float(next(now)))
     keeper = NegotiationKeeper(core)  # type: ignore[arg-type]
     for sender, template in messages:
-        keeper.keep(JOB, 0, sender, template, build(template))
+        keeper.keep(JOB, 0, sender, template, build(template).decode())
 
 
 def reports(journal: Journal, **which: object) -> list[NegotiationReport]:
@@ -78,7 +72,7 @@ def reports(journal: Journal, **which: object) -> list[NegotiationReport]:
     return negotiation_reports(journal.negotiations, State(), **wanted)  # type: ignore[arg-type]
 
 
-def rounds() -> list[tuple[Side, Template]]:
+def rounds() -> list[tuple[str, Template]]:
     """Return a negotiation in which 14 are asked for and 6 allocated."""
     wish = offer(14)
     counter = countered(wish, {next(iter(wish.quantities())): 6}, reason="no more is free")
@@ -114,10 +108,10 @@ def test_who_said_what_when_and_what_came_of_it(journal: Journal) -> None:
     [
         (rejected(offer(3), "not now"), KOALA, "rejected", "koala rejected it (not now)"),
         (withdrawn(offer(3), "lost"), KOALA, "withdrawn", "koala withdrew it (lost)"),
-        (expired(offer(3), "no answer in time"), APPLICATION, "expired", "it expired (no answer in time)"),
+        (ended(offer(3), NT_EXPIRED, "no answer in time"), APPLICATION, "expired", "it expired (no answer in time)"),
     ],
 )
-def test_why_it_ended(journal: Journal, ending: Template, by: Side, state: str, words: str) -> None:
+def test_why_it_ended(journal: Journal, ending: Template, by: str, state: str, words: str) -> None:
     said(journal, (APPLICATION, offer(3)), (by, ending), (APPLICATION, accepted(offer(3))))
     (one,) = reports(journal)
     assert (one.state, one.summary) == (state, f"it asked for 3 more; {words}")
@@ -126,7 +120,7 @@ def test_why_it_ended(journal: Journal, ending: Template, by: Side, state: str, 
 
 def test_a_negotiation_whose_job_has_ended(journal: Journal) -> None:
     """It is over without having been settled."""
-    said(journal, (APPLICATION, offer(2, direction=Direction.SHRINK)))
+    said(journal, (APPLICATION, offer(2, direction=SHRINK)))
     (one,) = reports(journal)
     assert (one.state, one.summary) == ("over", "it wanted to give back 2; the job ended before it was settled")
 
@@ -184,11 +178,11 @@ def test_a_journal_that_cannot_be_written_for_a_while(journal: Journal) -> None:
     store = Blocked()
     core = SimpleNamespace(negotiations=store, state=State(), now=lambda: 5.0)
     keeper = NegotiationKeeper(core)  # type: ignore[arg-type]
-    keeper.keep(JOB, 0, APPLICATION, offer(1), build(offer(1)))
+    keeper.keep(JOB, 0, APPLICATION, offer(1), build(offer(1)).decode())
     assert reports(journal) == []
     store.blocked = False
     refusal = rejected(offer(1), "no")
-    keeper.keep(JOB, 0, KOALA, refusal, build(refusal))
+    keeper.keep(JOB, 0, KOALA, refusal, build(refusal).decode())
     assert [message.sender for message in reports(journal)[0].messages] == ["application", "koala"]
 
 
@@ -196,4 +190,4 @@ def test_a_journal_that_is_only_read(journal: Journal, tmp_path: Path) -> None:
     said(journal, *rounds())
     with Journal(tmp_path / "journal.sqlite", read_only=True) as second:
         assert reports(second) == reports(journal)
-        assert NegotiationKey(initiator=APPLICATION, agreement_id="0-1") == replace(rounds()[0][1]).key
+        assert rounds()[0][1].key == (APPLICATION, "0-1")

@@ -9,8 +9,15 @@ import pytest
 
 from koala_adapter import negotiation as nt
 from koala_adapter.model import EndReason, JobId
-from koala_adapter.negotiation.serviceside.document import build, parse
-from koala_adapter.negotiation.serviceside.template import Side, Status, Template
+from koala_adapter.negotiation.templates import (
+    APPLICATION,
+    NT_ACCEPTED,
+    NT_COMMITTED,
+    NT_CONSUMED,
+    NT_EXPIRED,
+    NT_NEGOTIATION,
+    RMS,
+)
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.coordinator import note
 from koala_adapter.runners.runner import Application
@@ -21,9 +28,12 @@ from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.service.records import KeptNegotiation, Message
 from koala_adapter.service.sizes.adaptive import AdaptiveJob
-from koala_adapter.service.sizes.bargaining import NEGOTIATOR, NegotiationKeeper, Surroundings
+from koala_adapter.service.sizes.bargaining import Surroundings
+from koala_adapter.service.sizes.kept import NegotiationKeeper
+from koala_adapter.service.sizes.offers import NEGOTIATOR
 from koala_adapter.service.sizes.workers import WorkersJob
 from koala_adapter.sizes import OWN_SIZES, SizeRules
+from tests.frames import hear
 from tests.unit.scheduler.malleable_site import AdaptiveSite, JointSite, MalleableSite, part
 from tests.unit.scheduler.scheduler_site import component, of_kind
 from tests.unit.scheduler.test_workers import workers
@@ -58,7 +68,7 @@ class Stage(Center):
         self.heard: list[nt.Event] = []
         self._carried = len(self.site.actions)
         self.journal_full = False
-        self.kept: list[tuple[Side, Template]] = []
+        self.kept: list[tuple[str, nt.Template]] = []
         """What was to be kept, and who said it."""
         self.start()
 
@@ -67,7 +77,8 @@ class Stage(Center):
         self.runner = AdaptiveRunner(
             Application(job=record.job, ranks=record.ranks, clusters={"m": "a"}, files={"m": ()})
         )
-        self.manager = AdaptiveJob(around(self, self, keeper=self), self.runner).bargaining
+        self.job = AdaptiveJob(around(self, self, keeper=self), self.runner)
+        self.manager = self.job.bargaining
         self.runner.follow(record, self.site.now)
         self.manager.restore(record)
         for rank in self.runner.memberships["m"].members:
@@ -83,21 +94,22 @@ class Stage(Center):
         """Of the site."""
         return self.site.now
 
-    def keep(self, job_id: JobId, rank: int, sender: Side, template: Template, payload: bytes) -> None:
+    def keep(self, job_id: JobId, rank: int, sender: str, template: nt.Template, text: str) -> None:
         assert (job_id, rank) == (ID, 0)
-        assert parse(payload) == template
+        assert nt.parse(text.encode()) == template
         self.kept.append((sender, template))
 
-    def recalled(self, job_id: JobId, initiator: Side, name: str) -> KeptNegotiation | None:
+    def recalled(self, job_id: JobId, key: nt.NegotiationKey) -> KeptNegotiation | None:
         messages = tuple(
-            Message(at=0.0, sender=sender.value, template=build(template).decode())
+            Message(at=0.0, sender=sender, template=nt.build(template).decode())
             for sender, template in self.kept
-            if (template.initiator, template.agreement_id) == (initiator, name)
+            if template.key == key
         )
         if not messages:
             return None
+        initiator, name = key
         return KeptNegotiation(
-            job_id=job_id, component="m", rank=0, initiator=initiator.value, agreement_id=name, messages=messages
+            job_id=job_id, component="m", rank=0, initiator=initiator, agreement_id=name, messages=messages
         )
 
     def post(self, event: ev.Event) -> None:
@@ -107,7 +119,7 @@ class Stage(Center):
 
     def tell_application(self, _placeholder: PlaceholderId, task: str, data: bytes) -> bool:
         assert task == "1:0"
-        self.heard += self.application.receive(data, self.site.now)
+        self.heard += hear(self.application, data, self.site.now)
         return True
 
     def go_on(self) -> None:
@@ -121,14 +133,13 @@ class Stage(Center):
             self.manager.withdraw(withdrawal.number, withdrawal.reason)
 
     def say(self, template: nt.Template) -> None:
-        self.application.send(template, self.site.now)
+        self.application.tell(template, self.site.now)
         self.deliver()
 
     def deliver(self) -> None:
         """Let what the application has said arrive."""
-        received = bytearray(self.application.data_to_send())
-        while (payload := nt.unframed(received)) is not None:
-            self.manager.heard(self.site.record("1"), 0, nt.frame(payload))
+        for template in self.application.take_outbox():
+            self.job.hear(self.site.record("1"), 0, nt.build(template))
         self.go_on()
 
     def latest(self) -> nt.Template:
@@ -149,8 +160,8 @@ class NoProgram:
     def represents(self, _job_id: JobId) -> bool:
         return False
 
-    def say(self, _job_id: JobId, data: bytes) -> None:
-        raise AssertionError(data)
+    def say(self, _job_id: JobId, payload: bytes) -> None:
+        raise AssertionError(payload)
 
 
 class Program(NoProgram):
@@ -164,8 +175,8 @@ class Program(NoProgram):
     def represents(self, _job_id: JobId) -> bool:
         return True
 
-    def say(self, _job_id: JobId, data: bytes) -> None:
-        self.heard += self.application.receive(data, self._site.now)
+    def say(self, _job_id: JobId, payload: bytes) -> None:
+        self.heard += self.application.hear(nt.parse(payload), self._site.now)
 
 
 class NoApplications:
@@ -211,10 +222,10 @@ def test_an_offer_is_accepted_gathered_and_consumed() -> None:
     assert stage.heard[-1].kind == "consumed"
     assert stage.site.sizes("1") == [5]
     assert [(sender, template.status) for sender, template in stage.kept] == [
-        (Side.RMS, Status.NEGOTIATION),
-        (Side.APPLICATION, Status.ACCEPTED),
-        (Side.RMS, Status.COMMITTED),
-        (Side.RMS, Status.CONSUMED),
+        (RMS, NT_NEGOTIATION),
+        (APPLICATION, NT_ACCEPTED),
+        (RMS, NT_COMMITTED),
+        (RMS, NT_CONSUMED),
     ]
 
 
@@ -234,13 +245,15 @@ def test_what_was_lost_before_it_was_taken_in_is_told(lost: int, kind: str, reas
     record = site.record("1")
     program = Program(site)
     heard, application = program.heard, program.application
-    manager = WorkersJob(around(site, programs=program), record.job).bargaining
+    job = WorkersJob(around(site, programs=program), record.job)
+    manager = job.bargaining
     manager.follow(record)
     offer = heard[-1].template
     assert offer is not None
     assert offer.quantity("CPU") == 3
-    application.send(nt.accepted(offer), site.now)
-    manager.heard(record, NEGOTIATOR, application.data_to_send())
+    application.tell(nt.accepted(offer), site.now)
+    for template in application.take_outbox():
+        job.hear(record, NEGOTIATOR, nt.build(template))
     (taking,) = of_kind(TakeProcessors, site.hold_stubs())
     manager.follow(record)
     for rank in taking.ranks[:lost]:
@@ -373,8 +386,8 @@ def test_a_second_resource_that_is_declined_is_no_part_of_a_wish() -> None:
 def test_a_restart_before_the_answer() -> None:
     stage = Stage(5)
     stage.go_on()
-    stage.application.send(nt.accepted(stage.latest()), stage.site.now)
-    stage.application.data_to_send()  # it gets lost
+    stage.application.tell(nt.accepted(stage.latest()), stage.site.now)
+    stage.application.take_outbox()  # it gets lost
     stage.start()
     stage.manager.follow(stage.site.record("1"))
     stage.deliver()
@@ -388,11 +401,11 @@ def test_an_offer_that_ran_out_as_the_service_was_down(known: bool) -> None:  # 
     stage.go_on()
     offer = stage.latest()
     if known:
-        stage.application.send(nt.accepted(offer), stage.site.now)
-        stage.application.data_to_send()  # it gets lost
+        stage.application.tell(nt.accepted(offer), stage.site.now)
+        stage.application.take_outbox()  # it gets lost
     stage.site.now += 31.0
     stage.application.time_passed(stage.site.now)
-    stage.application.data_to_send()
+    stage.application.take_outbox()
     stage.site.post(ev.Configured(time=stage.site.now, parameters=stage.site.parameters, clusters=stage.site.clusters))
     stage.start()
     stage.go_on()
@@ -404,7 +417,7 @@ def test_an_offer_that_ran_out_as_the_service_was_down(known: bool) -> None:  # 
         stage.site.pass_time(2 * stage.site.parameters.scan_interval)
         stage.go_on()
         assert (stage.phase is ChangePhase.ASKED) == again
-    assert len({template.agreement_id for sender, template in stage.kept if sender is Side.RMS}) == 2
+    assert len({template.agreement_id for sender, template in stage.kept if sender == RMS}) == 2
 
 
 def killed_before_the_end_was_recorded(stage: Stage, seconds: float) -> None:
@@ -412,8 +425,8 @@ def killed_before_the_end_was_recorded(stage: Stage, seconds: float) -> None:
     stage.journal_full = True
     stage.site.now += seconds
     stage.manager.time_passed(stage.site.record("1"))
-    assert stage.kept[-1][0] is Side.RMS
-    assert stage.kept[-1][1].status is Status.EXPIRED
+    assert stage.kept[-1][0] == RMS
+    assert stage.kept[-1][1].status == NT_EXPIRED
     stage.journal_full = False
     stage.start()
     stage.go_on()
@@ -426,7 +439,7 @@ def test_an_offer_that_had_ended_before_the_service_was_killed_is_not_made_again
     stage.go_on()
     killed_before_the_end_was_recorded(stage, 21.0)
     assert stage.phase is None
-    assert [template.status for _, template in stage.kept] == [Status.NEGOTIATION, Status.EXPIRED]
+    assert [template.status for _, template in stage.kept] == [NT_NEGOTIATION, NT_EXPIRED]
     stage.site.pass_time(2 * stage.site.parameters.scan_interval)
     stage.go_on()
     assert stage.phase is ChangePhase.ASKED
@@ -442,14 +455,18 @@ def test_a_wish_that_had_ended_before_the_service_was_killed_is_given_up() -> No
     assert stage.site.record("1").last_trouble == "2 more processors on a: not settled in time"
 
 
-def test_a_restart_before_the_commitment_has_arrived() -> None:
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_restart_before_the_commitment_has_arrived(kept: bool) -> None:  # noqa: FBT001 - drawn
     stage = Stage(5)
     stage.go_on()
     offer = stage.latest()
-    stage.application.send(nt.accepted(offer), stage.site.now)
-    stage.application.data_to_send()
+    stage.application.tell(nt.accepted(offer), stage.site.now)
+    stage.application.take_outbox()
+    if kept:
+        stage.kept.append((APPLICATION, nt.accepted(offer)))
     stage.site.answer_number(stage.site.change().number, 3)
     stage.start()
+    stage.go_on()
     stage.manager.in_contact(0)
     assert stage.heard[-1].kind == "agreed"
 
@@ -460,12 +477,12 @@ def test_a_restart_before_the_commitment_of_the_application() -> None:
         stage.say(wish(2))
         acceptance = stage.latest()
         if committed_before:
-            stage.application.send(nt.committed(acceptance), stage.site.now)
-            stage.application.data_to_send()  # it gets lost
+            stage.application.tell(nt.committed(acceptance), stage.site.now)
+            stage.application.take_outbox()  # it gets lost
         stage.start()
         stage.manager.in_contact(0)
         if not committed_before:
-            stage.application.send(nt.committed(acceptance), stage.site.now)
+            stage.application.tell(nt.committed(acceptance), stage.site.now)
         stage.deliver()
         stage.site.hold_stubs()
         stage.go_on()
@@ -645,5 +662,5 @@ def test_a_program_that_is_started_anew_in_a_change_lets_nothing_expire(killed: 
     stage.go_on()
     stage.deliver()
     assert stage.site.sizes("1") == [5]
-    assert (stage.kept[-1][0], stage.kept[-1][1].status) == (Side.RMS, Status.CONSUMED)
-    assert Status.EXPIRED not in [template.status for _, template in stage.kept]
+    assert (stage.kept[-1][0], stage.kept[-1][1].status) == (RMS, NT_CONSUMED)
+    assert NT_EXPIRED not in [template.status for _, template in stage.kept]

@@ -79,8 +79,8 @@ def test_an_acceptance_that_ran_out() -> None:
     stage.out_of_contact = True
     stage.site.now += 31.0
     stage.manager.time_passed(stage.site.record("1"))
-    stage.application.send(nt.committed(acceptance), stage.site.now)
-    stage.application.data_to_send()
+    stage.application.tell(nt.committed(acceptance), stage.site.now)
+    stage.application.take_outbox()
     stage.go_on()
     stage.come_back()
     assert stage.application.state(acceptance.key) == "expired"
@@ -97,9 +97,9 @@ def test_what_the_application_itself_has_ended_stays_ended(known: bool) -> None:
     if not known:
         stage.start()
     second = nt.Endpoint("APPLICATION", "node")
-    second.send(wish(6), 0.0)
-    second.data_to_send()
-    second.receive(nt.frame(nt.build(counter)), 0.0)
+    second.tell(wish(6), 0.0)
+    second.take_outbox()
+    second.hear(counter, 0.0)
     stage.application = second
     stage.say(nt.accepted(counter))
     assert stage.application.state(counter.key) == "rejected"
@@ -111,7 +111,7 @@ def test_of_what_never_was_it_is_said_that_it_is_too_late(status: str) -> None:
     stage = HardOfHearing(5, Approach.NONE)
     resources = tuple(one._replace(status=status) for one in wish(2).resources)
     said = wish(2)._replace(status=status, resources=resources)
-    stage.manager.heard(stage.site.record("1"), 0, nt.frame(nt.build(said)))
+    stage.job.hear(stage.site.record("1"), 0, nt.build(said))
     assert b"<NT_Status>NT_EXPIRED</NT_Status>" in stage.written
 
 
