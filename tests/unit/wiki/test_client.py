@@ -97,7 +97,6 @@ def with_nul(frame: bytes) -> bytes:
     return b"%08d\n%b\0" % (len(frame) - 8, frame[9:])
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("key", [KEY, None], ids=["signed", "unsigned"])
 async def test_a_reply_in_small_pieces_is_read(key: Key | None) -> None:
     """Byte by byte, with Slurm's NUL at the end, signed or not."""
@@ -115,7 +114,6 @@ async def test_a_reply_in_small_pieces_is_read(key: Key | None) -> None:
     assert (reply.status, reply.argument) == (0, "0#")
 
 
-@pytest.mark.anyio
 async def test_a_refusal_is_a_reply() -> None:
     """Status and words of the peer arrive; whoever needs success gets them as an error."""
 
@@ -130,7 +128,6 @@ async def test_a_refusal_is_a_reply() -> None:
     assert caught.value.status == -700
 
 
-@pytest.mark.anyio
 async def test_nobody_listens() -> None:
     """A refused connection means that nothing was done."""
     with socket.socket() as unused:
@@ -153,7 +150,6 @@ BAD_REPLIES = {
 }
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", sorted(BAD_REPLIES))
 async def test_what_cannot_be_believed_is_no_answer(name: str) -> None:
     """The request may have been carried out, so that is unavailable, not refused; and it is soon."""
@@ -169,7 +165,6 @@ async def test_what_cannot_be_believed_is_no_answer(name: str) -> None:
     assert not isinstance(caught.value, LrmUnreachableError)
 
 
-@pytest.mark.anyio
 async def test_silence_ends_at_the_time_out() -> None:
     """A peer that accepts and never answers costs the time-out, no more."""
 
@@ -182,7 +177,6 @@ async def test_silence_ends_at_the_time_out() -> None:
             await exchange(peer(port, timeout=0.2), GetNodes())
 
 
-@pytest.mark.anyio
 async def test_what_the_dialect_cannot_say_is_not_sent() -> None:
     """The connection is not even made."""
     with pytest.raises(WikiError, match="REQUEUEJOB"):
@@ -225,7 +219,6 @@ def two_processors_a_task(message: bytes) -> bytes:
     return build_answer(0, "done")
 
 
-@pytest.mark.anyio
 async def test_a_start_names_one_host_for_each_task(tmp_path: Path) -> None:
     """Six processors are three tasks of two; what does not fill tasks is not sent."""
     async with plugin(tmp_path, two_processors_a_task, Dialect.WIKI) as (lrm, seen):
@@ -238,7 +231,6 @@ async def test_a_start_names_one_host_for_each_task(tmp_path: Path) -> None:
     assert not any(b"ARG=8 TASKLIST" in message for message in seen)
 
 
-@pytest.mark.anyio
 async def test_nodes_are_always_asked_for_all_together(tmp_path: Path) -> None:
     """A GETNODES with a name could hang a slurmctld with sched/wiki for ever."""
     async with plugin(tmp_path, two_processors_a_task, Dialect.WIKI) as (lrm, seen):
@@ -249,7 +241,6 @@ async def test_nodes_are_always_asked_for_all_together(tmp_path: Path) -> None:
     assert {message for message in seen if b"GETNODES" in message} == {b"CMD=GETNODES ARG=0:ALL"}
 
 
-@pytest.mark.anyio
 async def test_walltimes_go_out_in_minutes(tmp_path: Path) -> None:
     """Rounded up, and never 0, which Slurm ignores."""
     async with plugin(tmp_path, lambda _: build_answer(0, "ok")) as (lrm, seen):
@@ -258,7 +249,6 @@ async def test_walltimes_go_out_in_minutes(tmp_path: Path) -> None:
     assert seen == [b"CMD=MODIFYJOB ARG=7 TIMELIMIT=2", b"CMD=MODIFYJOB ARG=7 TIMELIMIT=1"]
 
 
-@pytest.mark.anyio
 async def test_cancelling_goes_on_after_a_refusal(tmp_path: Path) -> None:
     """All jobs are tried; gone ones are no error, a refusal is raised at the end."""
     words = {b"1": "No such job", b"2": "Access denied", b"3": "Job/step already completing or completed"}
@@ -272,7 +262,6 @@ async def test_cancelling_goes_on_after_a_refusal(tmp_path: Path) -> None:
     assert len(seen) == 3
 
 
-@pytest.mark.anyio
 async def test_the_dialect_of_maui_can_do_less(tmp_path: Path) -> None:
     """What only WIKI2 has is stated as not possible, and is not tried."""
     async with plugin(tmp_path, lambda _: build_answer(0, "ok"), Dialect.WIKI) as (lrm, seen):
@@ -286,7 +275,6 @@ async def test_the_dialect_of_maui_can_do_less(tmp_path: Path) -> None:
     assert seen == []
 
 
-@pytest.mark.anyio
 async def test_a_key_that_others_could_read_is_refused(tmp_path: Path) -> None:
     """The plugin does not start, and its check says what to do."""
     key_file = tmp_path / "key"
@@ -509,12 +497,21 @@ async def has_answered(server: Server) -> None:
         await server.resource.readings.fresh()
 
 
+@asynccontextmanager
+async def awaiting(path: Path, *, oldest: float = LONG) -> AsyncIterator[Server]:
+    """Run a slow server that has read one listing, and waits for the next."""
+    async with slow_server(path, oldest=oldest).running() as server:
+        await has_answered(server)
+        source_of(server).answer_later()
+        server.resource.readings.invalidate()
+        yield server
+
+
 async def test_the_first_listing_comes_although_nobody_waits_for_it_long_enough(tmp_path: Path) -> None:
     """Polls are refused meanwhile, and share that one listing."""
     async with slow_server(tmp_path).running() as server:
         for _ in range(3):
-            refused = await server.ask("GETJOBS ARG=0:ALL")
-            assert (refused.status, refused.text) == (-700, "alpha did not answer in time")
+            await server.expect("GETJOBS ARG=0:ALL", -700, "alpha did not answer in time")
         await has_answered(server)
         assert await server.states() == {"5": "Idle"}
         assert server.source.reads == 1
@@ -522,14 +519,11 @@ async def test_the_first_listing_comes_although_nobody_waits_for_it_long_enough(
 
 async def test_polls_and_starts_go_by_the_last_listing_while_the_next_is_slow(tmp_path: Path) -> None:
     """One listing is asked for meanwhile; when it comes it counts."""
-    async with slow_server(tmp_path).running() as server:
-        await has_answered(server)
-        source_of(server).answer_later()
-        server.resource.readings.invalidate()
+    async with awaiting(tmp_path) as server:
         for _ in range(3):
             assert await server.states() == {"5": "Idle"}
-        started = await server.ask("STARTJOB ARG=5 TASKLIST=n1:n1")
-        assert (started.status, server.source.calls) == (0, [("start", "5 n1:n1")])
+        await server.start("5", "n1", "n1")
+        assert server.source.calls == [("start", "5 n1:n1")]
         assert await server.states() == {"5": "Starting"}
         assert server.source.reads == 2
         server.source.add(job("6", 2))
@@ -540,10 +534,7 @@ async def test_polls_and_starts_go_by_the_last_listing_while_the_next_is_slow(tm
 
 async def test_a_source_is_waited_for_once_while_it_is_slow(tmp_path: Path) -> None:
     """What is asked afterwards is answered at once, as long as the same listing is awaited."""
-    async with slow_server(tmp_path).running() as server:
-        await has_answered(server)
-        source_of(server).answer_later()
-        server.resource.readings.invalidate()
+    async with awaiting(tmp_path) as server:
         assert await server.states() == {"5": "Idle"}
         server.resource.readings.patience = LONG
         with anyio.fail_after(60):
@@ -552,22 +543,15 @@ async def test_a_source_is_waited_for_once_while_it_is_slow(tmp_path: Path) -> N
 
 async def test_what_is_too_old_is_not_told(tmp_path: Path) -> None:
     """The bound is that of the options."""
-    async with slow_server(tmp_path, oldest=0.0).running() as server:
-        await has_answered(server)
-        source_of(server).answer_later()
-        server.resource.readings.invalidate()
-        refused = await server.ask("GETNODES ARG=0:ALL")
-        assert (refused.status, refused.text) == (-700, "alpha did not answer in time")
+    async with awaiting(tmp_path, oldest=0.0) as server:
+        await server.expect("GETNODES ARG=0:ALL", -700, "alpha did not answer in time")
 
 
 async def test_a_promise_is_kept_until_a_listing_that_could_show_it(tmp_path: Path) -> None:
     """One that was begun before the start, and comes when the promise has run out, says nothing of it."""
-    async with slow_server(tmp_path).running() as server:
-        await has_answered(server)
-        source_of(server).answer_later()
-        server.resource.readings.invalidate()
+    async with awaiting(tmp_path) as server:
         assert await server.states() == {"5": "Idle"}
-        assert (await server.ask("STARTJOB ARG=5 TASKLIST=n1:n1")).status == 0
+        await server.start("5", "n1", "n1")
         server.now += 1000.0
         reads = server.source.reads
         under_way = server.resource.readings.under_way
@@ -590,8 +574,6 @@ async def test_interrupted_starts_are_set_right_when_it_answers(tmp_path: Path) 
             assert await tasks.start(partial(serve, server.resource)) > 0
         assert server.source.calls == []
         source_of(server).answers.set()
-        with anyio.fail_after(60):
-            while ("take back", "5") not in server.source.calls:  # noqa: ASYNC110 - it is not announced
-                await anyio.sleep(0.01)
+        await server.until(lambda: server.source.calls)
         assert server.source.calls == [("take back", "5")]
         tasks.cancel_scope.cancel()

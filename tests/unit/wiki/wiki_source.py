@@ -20,7 +20,7 @@ from koala_adapter.wiki.serving import ServerOptions
 from tests.sqlite_watch import closed_later
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -227,6 +227,12 @@ class Server:
             yield self
             tasks.cancel_scope.cancel()
 
+    async def until(self, happened: Callable[[], object]) -> None:
+        """Wait until something has happened that is not announced."""
+        with anyio.fail_after(60):
+            while not happened():  # noqa: ASYNC110 - see above
+                await anyio.sleep(0.01)
+
     async def seen(self, id_: str, *states: str) -> str:
         """Return the state of a job once it is one of these."""
         with anyio.fail_after(60):
@@ -263,6 +269,21 @@ class Server:
         assert payload is not None
         assert b"CK=" not in payload
         return open_reply(payload, key=None, now=self.now)
+
+    async def expect(self, message: str, status: int, words: str = "") -> None:
+        """Check the status of a reply, and words in its text."""
+        reply = await self.ask(message)
+        assert (reply.status, words in reply.text) == (status, True), reply
+
+    async def start(self, id_: str, *tasks: str, status: int = 0, words: str = "") -> None:
+        """Ask for a start, on n3 where no tasks are given, and check the answer."""
+        found = self.source.job_list.get(LrmJobId(id_))
+        hosts = tasks or ("n3",) * (found.processors if found else 1)
+        await self.expect(f"STARTJOB ARG={id_} TASKLIST={':'.join(hosts)}", status, words)
+
+    async def record(self, id_: str) -> str:
+        """Return the record of a job."""
+        return (await self.records(f"GETJOBS ARG=0:{id_}"))[id_]
 
     async def records(self, message: str) -> dict[str, str]:
         """Return the records of a list, by their ids."""
