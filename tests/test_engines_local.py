@@ -24,7 +24,7 @@ from tests.local_koala import LIVENESS, Koala, eventually
 from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 # -- PSI/J over local clusters: its jobs are koala's, by the executor that it finds beside its own.
@@ -125,9 +125,8 @@ def test_failing_and_cancelled_jobs(psij: Any, executor: Any) -> None:  # noqa: 
         (({"inherit_environment": False}, {}, {}), "inherit_environment: found False"),
         (({"launcher": "magic"}, {}, {}), "launcher: found 'magic', allowed is aprun"),
         (({"launcher": "single"}, {"process_count": 2}, {}), "allowed is 'multiple'"),
-        (({}, {"cpu_cores_per_process": 2}, {}), "a process of koala has one processor"),
-        (({}, {"gpu_cores_per_process": 1}, {}), "gpu_cores_per_process: koala counts processors alone"),
-        (({}, {}, {"account": "physics"}), "account: a site file adds it"),
+        (({}, {}, {"reservation_id": "course"}), "reservation_id: allowed is koala.directives"),
+        (({}, {}, {"custom_attributes": {"koala.gpus": "many"}}), 'gpus: found "many", allowed is a whole number'),
         (({}, {}, {"queue_name": "gamma"}), 'found "gamma", allowed is a cluster of the site'),
         (({}, {}, {"custom_attributes": {"koala.prio": 3}}), "custom attribute koala.prio: allowed is"),
         (({}, {}, {"custom_attributes": {"koala.priority": 5000}}), "priority: found 5000"),
@@ -151,6 +150,35 @@ def test_what_cannot_be_is_refused(
         executor.submit(job)
     assert said in raised.value.message
     assert (job.status.state, job.executor) == (psij.JobState.NEW, None)
+
+
+@pytest.mark.parametrize(
+    ("resources", "attributes", "slot"),
+    [
+        ({}, {}, {}),
+        ({"process_count": 2, "cpu_cores_per_process": 4}, {}, {"threads": 4}),
+        ({"process_count": 3, "memory": 3 * 2**30 + 1}, {}, {"memory": 1025}),
+        ({"gpu_cores_per_process": 1, "exclusive_node_use": True}, {}, {"gpus": 1, "exclusive": True}),
+        ({}, {"account": "physics"}, {"account": "physics"}),
+        ({"gpu_cores_per_process": 2}, {"custom_attributes": {"koala.gpus": "a100:2"}}, {"gpus": "a100:2"}),
+        ({}, {"custom_attributes": {"koala.features": ["ib"]}}, {"features": ["ib"]}),
+    ],
+)
+def test_resources_of_a_process_are_those_of_a_slot(
+    psij: Any,  # noqa: ANN401
+    resources: dict[str, object],
+    attributes: dict[str, object],
+    slot: dict[str, object],
+) -> None:
+    from koala_psij.executor import koala_job  # noqa: PLC0415 - it needs PSI/J
+
+    spec = psij.JobSpec(
+        "/bin/true",
+        resources=psij.ResourceSpecV1(**resources),
+        attributes=psij.JobAttributes(**attributes),
+    )
+    processes = {"processors": resources.get("process_count", 1)}
+    assert koala_job(spec).values()["components"] == [{"command": ["/bin/true"], **processes, **slot}]
 
 
 @pytest.mark.slow
@@ -188,8 +216,8 @@ rule sum:
 
 rule wide:
     output: "wide.txt"
-    threads: 4
-    shell: "touch {output}"
+    threads: 2
+    shell: "echo {threads} $KOALA_THREADS > {output}"
 
 rule fails:
     output: "fails.txt"
@@ -205,6 +233,10 @@ class Wanted:
     jobid: int = 7
     threads: int = 1
     resources: Mapping[str, object] = field(default_factory=dict)
+    input: Sequence[str] = ()
+
+    def is_group(self) -> bool:
+        return False
 
 
 @pytest.fixture
@@ -244,18 +276,48 @@ def test_what_a_job_of_koala_is_made_of(plugin: Any) -> None:  # noqa: ANN401
         "priority": 3,
         "environment": {"WORD": "hello"},
         "setup": ["module load x"],
-        "components": [{"command": ["/bin/sh", "-c", "echo"], "cluster": "beta", "processors": 1}],
+        "components": [
+            {"command": ["/bin/sh", "-c", "echo"], "cluster": "beta", "processors": 1, "memory": 1000},
+        ],
     }
     assert koala_job(Wanted(), "echo", **given).walltime == "1h"
 
 
 @pytest.mark.parametrize(
+    ("job", "slot"),
+    [
+        (Wanted(), {}),
+        (Wanted(threads=4), {"threads": 4}),
+        (Wanted(resources={"mem_mb": 2000, "disk_mb": 50_000}), {"memory": 2000}),
+        (Wanted(resources={"disk_mb": 1000}, input=["a"]), {}),
+        (Wanted(resources={"disk_mb": 2000}, input=["a"]), {"scratch": 2000}),
+        (Wanted(resources={"gpu": 2}), {"gpus": 2}),
+        (Wanted(resources={"nvidia_gpu": 1, "gpu_model": "a100"}), {"gpus": "a100:1"}),
+        (Wanted(resources={"gres": "gpu:2"}), {"gpus": 2}),
+        (Wanted(resources={"gres": "gpu:a100:2"}), {"gpus": "a100:2"}),
+        (
+            Wanted(resources={"mem_mb": 1, "koala_memory": "2GiB", "koala_queue": "long"}),
+            {"memory": "2GiB", "queue": "long"},
+        ),
+    ],
+)
+def test_resources_of_a_job_are_those_of_its_slot(plugin: Any, job: Wanted, slot: dict[str, object]) -> None:  # noqa: ANN401
+    from snakemake_executor_plugin_koala.executor import koala_job  # noqa: PLC0415
+
+    assert plugin.name == "koala"
+    made = koala_job(job, "echo", directory="/work", environment={}, walltime="1h").values()
+    assert made["components"] == [{"command": ["/bin/sh", "-c", "echo"], "processors": 1, **slot}]
+
+
+@pytest.mark.parametrize(
     ("job", "said"),
     [
-        (Wanted(threads=4), "threads: found 4, allowed is 1"),
-        (Wanted(resources={"gpu": 1}), "resource gpu: found 1"),
         (Wanted(resources={"tasks": 8}), "resource tasks: found 8"),
-        (Wanted(resources={"koala_cloud": "beta"}), "resource koala_cloud: allowed is koala_ and one of cluster,"),
+        (Wanted(resources={"gres": "fpga:1"}), 'resource gres: found "fpga:1", allowed is "gpu:N" or "gpu:KIND:N"'),
+        (
+            Wanted(resources={"koala_cloud": "beta"}),
+            "resource koala_cloud: allowed is koala_ and one of account, cluster,",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_snakemake(plugin: Any, job: Wanted, said: str) -> None:  # noqa: ANN401
@@ -308,7 +370,8 @@ def test_a_workflow_runs_on_three_clusters(tmp_path: Path) -> None:
         assert (tmp_path / "sum.txt").read_text() == "beta 1 hello\ngamma 4 hello\nalpha 9 hello\n"
         assert {job.status for job in site.jobs()} == {koala.JobState.COMPLETED}
         status, said = workflow("wide.txt")
-        assert (status, "threads: found 4, allowed is 1" in said) == (1, True)
+        assert status == 0, said
+        assert (tmp_path / "wide.txt").read_text() == "2 2\n"
         status, said = workflow("fails.txt")
         assert (status, "exited with status 1; see" in said) == (1, True)
 

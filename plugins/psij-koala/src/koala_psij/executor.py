@@ -52,6 +52,7 @@ PREFIX = "koala."
 """Begins the names of custom attributes that are for koala; those of others are left alone."""
 MPI = frozenset({"mpirun", "mpiexec", "srun", "aprun", "jsrun"})
 PLAIN = frozenset({None, "single", "multiple"})
+BYTES_PER_MIB = 1024**2
 RESERVED = frozenset({"command", "components", "processors", "walltime", "working_directory", "environment", "name"})
 """Keys of a job that PSI/J has words of its own for."""
 SHELL = 'input=$1; before=$2; shift 2; [ -z "$before" ] || . "$before"; [ -z "$input" ] || exec <"$input"; exec "$@"'
@@ -90,16 +91,24 @@ def koala_job(spec: JobSpec) -> koala.Job:
         described["cluster"] = spec.attributes.queue_name
     if spec.launcher in MPI:
         described["launcher"] = "mpi"
-    return koala.Job(**described, **_own_attributes(spec))
+    return koala.Job(**{**described, **_slot(resources, spec.attributes), **_own_attributes(spec)})
+
+
+def _slot(resources: ResourceSpecV1, attributes: JobAttributes) -> dict[str, Any]:
+    """Return what each process needs, by the keys of a job file. PSI/J counts the memory of the whole job, in bytes."""
+    found = {
+        "threads": resources.cpu_cores_per_process,
+        "gpus": resources.gpu_cores_per_process,
+        "exclusive": resources.exclusive_node_use or None,
+        "account": attributes.account,
+    }
+    if resources.memory:
+        found["memory"] = math.ceil(resources.memory / resources.computed_process_count / BYTES_PER_MIB)
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _problems(spec: JobSpec, resources: ResourceSpecV1) -> Iterator[str]:
     yield from _program_problems(spec, resources.computed_process_count)
-    if (resources.cpu_cores_per_process or 1) > 1:
-        yield "cpu_cores_per_process: a process of koala has one processor"
-    for name in ("gpu_cores_per_process", "exclusive_node_use", "memory"):
-        if getattr(resources, name):
-            yield f"{name}: koala counts processors alone; a site file can add it to each submission ([directives])"
     yield from _attribute_problems(spec.attributes)
 
 
@@ -117,9 +126,8 @@ def _program_problems(spec: JobSpec, processes: int) -> Iterator[str]:
 
 
 def _attribute_problems(attributes: JobAttributes) -> Iterator[str]:
-    for name in ("account", "reservation_id"):
-        if getattr(attributes, name):
-            yield f"{name}: a site file adds it to each submission ([directives])"
+    if attributes.reservation_id:
+        yield f"reservation_id: allowed is {PREFIX}directives, a mapping of clusters to arguments that name it there"
     known = {one.name for one in dataclasses.fields(koala.Job)} - RESERVED
     for name in attributes.custom_attributes or {}:
         if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:

@@ -7,6 +7,7 @@ Snakemake hands jobs to the executor, which hands them to koala's service and te
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -36,12 +37,16 @@ OWN = frozenset(
         "processors",
         "runner",
         "sweep",
+        "threads",
         "walltime",
         "working_directory",
     }
 )
 """Keys of a job that Snakemake has words of its own for, or that would make it another kind of job."""
-NOT_COUNTED = ("gpu", "gpus", "nvidia_gpu", "amd_gpu")
+GPUS = ("gpu", "gpus", "nvidia_gpu", "amd_gpu")
+"""Resources that are a number of GPUs; ``gpu_model`` is their kind."""
+GRES = re.compile(r"gpu(?::(?P<kind>[\w.+-]+))?:(?P<number>[0-9]+)")
+"""The resource gres, in the words of Slurm."""
 SECONDS = 60
 """The resource runtime is in minutes."""
 
@@ -69,20 +74,44 @@ def koala_job(
         walltime=runtime * SECONDS if isinstance(runtime, int) else walltime,
         working_directory=directory,
         environment=environment,
-        **_own_keys(job),
+        **{**_slot(job), **_own_keys(job)},
     )
 
 
+def _slot(job: JobExecutorInterface) -> dict[str, Any]:
+    """Return what a job needs on its node, by the keys of a job file."""
+    found: dict[str, Any] = {"threads": job.threads}
+    if isinstance(memory := job.resources.get("mem_mb"), int) and memory > 0:
+        found["memory"] = memory
+    if isinstance(disk := job.resources.get("disk_mb"), int) and disk > 0 and not _is_default_disk(job, disk):
+        found["scratch"] = disk
+    if gpus := _gpus(job):
+        found["gpus"] = gpus
+    return {key: value for key, value in found.items() if (key, value) != ("threads", 1)}
+
+
+def _is_default_disk(job: JobExecutorInterface, disk: int) -> bool:
+    """Tell whether a job has the disk that Snakemake gives each job unasked: many sites cannot be asked for any."""
+    if job.is_group():
+        return True  # a sum of what its parts have
+    default = max(2 * getattr(job.input, "size_mb", 0), 1000) if job.input else 50_000
+    return abs(disk - default) <= 1
+
+
+def _gpus(job: JobExecutorInterface) -> int | str:
+    gres = GRES.fullmatch(str(job.resources.get("gres", "")))
+    numbers = [value for name in GPUS if isinstance(value := job.resources.get(name), int)]
+    number = int(gres["number"]) if gres else max(numbers, default=0)
+    kind = (gres["kind"] if gres else None) or job.resources.get("gpu_model")
+    return f"{kind}:{number}" if number and kind else number
+
+
 def _problems(job: JobExecutorInterface) -> Iterator[str]:
-    if job.threads > 1:
-        yield (
-            f"threads: found {job.threads}, allowed is 1: a process of koala has one processor "
-            "(`--max-threads 1` runs such rules with one)"
-        )
-    for name in ("tasks", *NOT_COUNTED):
-        wanted = job.resources.get(name)
-        if isinstance(wanted, int) and wanted > (name == "tasks"):
-            yield f"resource {name}: found {wanted}, which koala cannot promise: it counts processors, one for each job"
+    tasks, gres = job.resources.get("tasks"), job.resources.get("gres")
+    if isinstance(tasks, int) and tasks > 1:
+        yield f"resource tasks: found {tasks}, allowed is 1: a job of Snakemake is one process here"
+    if gres is not None and not GRES.fullmatch(str(gres)):
+        yield f'resource gres: found "{gres}", allowed is "gpu:N" or "gpu:KIND:N"'
     known = {one.name for one in dataclasses.fields(koala.Job)} - OWN
     for name in dict(job.resources.items()):  # by itself, what Snakemake has here goes through positions
         if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:
@@ -100,7 +129,7 @@ LATEST = 100
 
 
 class Executor(RemoteExecutor):
-    """Runs each job of a workflow on one processor, of whichever cluster of the site has one."""
+    """Runs each job of a workflow on a cluster of the site that has what the job needs."""
 
     def __post_init__(self) -> None:
         """Read the site. Raises WorkflowError."""
@@ -117,8 +146,13 @@ class Executor(RemoteExecutor):
 
     @property
     def cores(self) -> int:
-        """What the Snakemake on the node may use: the one processor that its job has."""
+        """What the Snakemake on the node may use, where its job does not say so."""
         return 1
+
+    def get_job_args(self, job: JobExecutorInterface, **options: Any) -> str:  # noqa: ANN401 - Snakemake's
+        """Return the arguments of the Snakemake on the node: it may use the processors that its job has."""
+        arguments: str = super().get_job_args(job, **{"cores": job.threads, **options})
+        return arguments
 
     def run_job(self, job: JobExecutorInterface) -> None:
         """Submit a job; one that koala does not take has failed."""
