@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.api.reporting import BY_THEMSELVES, job_report, negotiated, takes_nothing
+from koala_adapter.api.reporting import BY_THEMSELVES, job_report, largest_of, negotiated, takes_nothing
 from koala_adapter.api.statedirectory import JOURNAL_NAME, LOG_NAME, ownership, require_not_cleaned
 from koala_adapter.driver.store import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
@@ -37,6 +37,7 @@ from koala_adapter.service.agents import ScriptMaker, sample_submissions
 from koala_adapter.service.clusters import read_cluster
 from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.leftovers import Cleaning
+from koala_adapter.service.listings import processors_held
 from koala_adapter.service.opening import close_lrm, make_lrm
 from koala_adapter.service.results import read_ledger
 from koala_adapter.service.service import WithPolicies, configuration
@@ -358,7 +359,11 @@ def _take_in(
         else:
             record.scheduler.handle(
                 ClusterPolled(
-                    time=now, cluster=cluster, processors=reading.processors, idle=reading.idle, ours=reading.ours
+                    time=now,
+                    cluster=cluster,
+                    processors=reading.processors,
+                    idle=reading.idle,
+                    ours=processors_held(reading.jobs, record.scheduler.state),
                 )
             )
 
@@ -389,6 +394,7 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
         requests_last_minute=answer.requests,
         down=down,
         submission=answer.submission,
+        **({} if reading is None else largest_of(reading)),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from koala_adapter.model import RunnerName
 from koala_adapter.outcome import JobState, PlaceholderState
@@ -24,6 +24,7 @@ from koala_adapter.service.results import files_report
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from koala_adapter.lrm.listing import Listing
     from koala_adapter.model import ClusterName, Job, JobId
     from koala_adapter.report.values import SweepProgress
     from koala_adapter.scheduler import Scheduler
@@ -238,7 +239,7 @@ def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offs
         idle=None if record is None or record.processors is None else record.idle,
         others=None if record is None else _others(record, down),
         threshold=driver.config.parameters.threshold,
-        placeholders=0 if record is None else record.managed,
+        placeholders=len(state.placeholders.on(driver.name)),
         placeholders_queued=0 if record is None else record.queued,
         available=0 if record is None else record.available,
         polled_at=None if latest is None else latest.read_at + wall_offset,
@@ -249,7 +250,18 @@ def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offs
         others_waiting=0 if record is None else sum(job.processors for job in record.others_waiting),
         down=down,
         submission=driver.lrm.submission_way,
+        **({} if latest is None else largest_of(latest)),
     )
+
+
+def largest_of(listing: Listing) -> dict[str, Any]:
+    """Return what a report tells of the largest slots that could start: idle processors of one node, and GPUs."""
+    return {
+        "largest_idle": listing.largest_idle,
+        "gpus": sum(one.count for one in listing.gpus),
+        "gpus_idle": sum(one.count - one.used for one in listing.gpus),
+        "gpu_kinds": tuple(one.kind for one in listing.gpus if one.kind),
+    }
 
 
 # -- Reports of jobs in a running service --------------------------------------------------------------------

@@ -357,7 +357,12 @@ def _cluster_state(report: ClusterReport) -> str:
         return f"[red]{escape(report.closed)}[/]"
     down = f", {report.down} on nodes that are not up" if report.down else ""
     wanted = f", {report.others_waiting} wanted by others who wait" if report.others_waiting else ""
-    return f"[green]open[/]{down}{wanted}"
+    nodes = ""
+    if report.idle is not None and 0 < report.largest_idle < report.idle:
+        nodes = f", at most {report.largest_idle} on a node"
+    kinds = f" ({', '.join(report.gpu_kinds)})" if report.gpu_kinds else ""
+    gpus = f", {report.gpus_idle} of {report.gpus} GPUs idle{kinds}" if report.gpus else ""
+    return f"[green]open[/]{nodes}{gpus}{down}{wanted}"
 
 
 # -- Following one job to its end ----------------------------------------------------------------------------

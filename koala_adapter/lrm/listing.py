@@ -8,7 +8,7 @@ need processors, and the watcher, which makes one look serve all callers.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -17,7 +17,7 @@ import anyio
 import structlog
 
 from koala_adapter.errors import LrmError, LrmUnavailableError
-from koala_adapter.model import BatchKey, LrmJobState, PlaceholderId
+from koala_adapter.model import BatchKey, LrmJobState, NodeGpus, NodeState, PlaceholderId
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
@@ -134,6 +134,22 @@ class Listing:
     def idle(self) -> int:
         """Jobs of one processor that could start now: idle processors, or fewer (Node.places_idle)."""
         return sum(node.places_idle(self.queue) for node in self.nodes)
+
+    @property
+    def largest_idle(self) -> int:
+        """Most processors that a job could get now on one node."""
+        return max((node.processors_idle for node in self.nodes), default=0)
+
+    @property
+    def gpus(self) -> tuple[NodeGpus, ...]:
+        """GPUs of all nodes by kind; those of nodes that are not up count as used."""
+        found: dict[str, NodeGpus] = {}
+        for node in self.nodes:
+            for one in node.gpus:
+                before = found.get(one.kind, NodeGpus(kind=one.kind, count=0))
+                used = one.used if node.state is NodeState.UP else one.count
+                found[one.kind] = replace(before, count=before.count + one.count, used=before.used + used)
+        return tuple(found.values())
 
     @property
     def down(self) -> int:

@@ -107,6 +107,14 @@ class ClusterReport:
     """Unused processors that no job could get, as their nodes are not up."""
     submission: str = ""
     """How placeholders are submitted, and why; empty where there is one way only."""
+    largest_idle: int = 0
+    """Most idle processors on one node: the largest slot that could start now."""
+    gpus: int = 0
+    """GPUs of its nodes, as far as its batch system tells."""
+    gpus_idle: int = 0
+    """Those of them that a job could get now."""
+    gpu_kinds: tuple[str, ...] = ()
+    """Their kinds, in the words of the batch system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

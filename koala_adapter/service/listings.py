@@ -235,12 +235,15 @@ def end_reason(job: LrmJob) -> EndReason | None:
     return job.end if job.state is LrmJobState.ENDING else None
 
 
-def processors_held(listing: Iterable[LrmJob]) -> int:
-    """Return how many places of the cluster our jobs in a listing occupy: each is a placeholder of one processor.
+def processors_held(listing: Iterable[LrmJob], state: State | None = None) -> int:
+    """Return how many places of the cluster our jobs in a listing occupy: those of the slots of our placeholders.
 
-    The batch system may count more processors for it, such as both threads of a core.
+    The batch system may count more processors for it, such as both threads of a core. A placeholder that ``state``
+    does not know counts as one.
     """
-    return sum(job.state in OCCUPYING for job in listing)
+    known = {} if state is None else state.placeholders
+    occupying = (known.get(placeholder_of(job)) for job in listing if job.state in OCCUPYING)
+    return sum(1 if placeholder is None else placeholder.slot_processors for placeholder in occupying)
 
 
 # -- Placeholders in hold ------------------------------------------------------------------------------------
@@ -394,7 +397,8 @@ class ListingJudge:
         lost = tuple(e for e in findings.events if isinstance(e, PlaceholderEnded) and e.reason is EndReason.LOST)
         waiting = both(look.others_waiting, self._others_waited)
         self._others_waited = look.others_waiting
-        look = replace(look, ours=_processors_of_ours(state, look))
+        beyond = processors_held(look.jobs, state) - processors_held(look.jobs)  # of slots larger than a processor
+        look = replace(look, ours=look.ours + beyond)
         started = self._started_meanwhile(state, look)
         events: list[Event] = [
             *self._counts(state, replace(look, ours=look.ours + started, others_waiting=waiting), now),
@@ -486,16 +490,6 @@ class ListingJudge:
         """Return what accounting knows of each of these placeholders."""
         known = list(accounted)
         return {id_: job for id_, lrm_id in ids.items() for job in known if tells_of(job, id_, lrm_id, user=self._user)}
-
-
-def _processors_of_ours(state: State, look: ClusterObservation) -> int:
-    """Return how many processors of the cluster our jobs in a look occupy: those of the slots of our placeholders."""
-    further = sum(
-        placeholder.slot_processors - 1
-        for placeholder in (state.placeholders.get(placeholder_of(job)) for job in look.jobs if job.state in OCCUPYING)
-        if placeholder is not None
-    )
-    return look.ours + further
 
 
 def both(waiting: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from koala_adapter.cli.run import plan_table
 from koala_adapter.cli.session import make_console
 from koala_adapter.cli.site import Checked
 from koala_adapter.lrm import CheckResult
-from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeState
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeGpus, NodeState
 from koala_adapter.report.sitevalues import PlannedComponent
 from koala_adapter.report.values import ComponentReport, JobReport
 from koala_adapter.service.clusters import ClusterReading
@@ -254,6 +254,18 @@ def component_report(name: str, processors: int) -> ComponentReport:
 
 def job_report_of(directory: Path, *components: ComponentReport) -> JobReport:
     return job_report(components=components, reported_at=1.0, output_directory=str(directory))
+
+
+def test_the_largest_slot_and_gpus_of_a_cluster(tmp_path: Path) -> None:
+    """Idle processors of several nodes are told apart from those of one; GPUs are named by kind."""
+    one = replace(node(), gpus=(NodeGpus(kind="a100", count=4, used=1), NodeGpus(kind="v100", count=1)))
+    reading = ClusterReading(read_at=1000.0, nodes=(one, replace(one, name="n2", state=NodeState.DOWN)), jobs=())
+    record = JournalView(directory=tmp_path, scheduler=Site({"a": 4}).scheduler)
+    report = answer_report(record, ClusterAnswer(config=config(), reading=reading))
+    assert (report.gpus, report.gpus_idle, report.gpu_kinds) == (10, 4, ("a100", "v100"))
+    assert report.largest_idle == one.processors
+    said = printed(clusters_table([replace(report, idle=one.processors + 1)], 1000.0))
+    assert f"open, at most {one.processors} on a node, 4 of 10 GPUs idle (a100, v100)" in said
 
 
 def test_placeholders_that_have_ended_are_not_counted(tmp_path: Path) -> None:
