@@ -19,7 +19,7 @@ from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.workers import KILL
 from tests.faults.agents import TO_AGENT
 from tests.faults.applications import application_of
-from tests.unit.service.standincore import Center
+from tests.unit.service.standins import Center
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

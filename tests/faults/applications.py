@@ -15,7 +15,7 @@ from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.service.sizes.loop import Sizes
 from tests.faults.agents import TO_AGENT
-from tests.unit.service.standincore import StandInCore
+from tests.unit.service.standins import StandInCore
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

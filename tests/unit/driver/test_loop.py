@@ -22,7 +22,7 @@ from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.service.journal import Journal
 from tests.unit.driver.standins import Defects, RecordingEffector, RecordingOwner
 from tests.unit.scheduler.scheduler_site import STATE, component, job
-from tests.unit.service.clocks import SteppedClocks
+from tests.unit.service.standins import SteppedClocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

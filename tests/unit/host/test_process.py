@@ -23,7 +23,7 @@ from koala_adapter.errors import EXIT_CONFIGURATION
 from koala_adapter.host.clock import HostClocks, ServiceClock, seconds_since_boot
 from koala_adapter.host.privatedirectory import make_directory, make_private_directory, transient_directory, weakness
 from koala_adapter.host.process import ServiceManager, under_supervision
-from tests.unit.service.clocks import HOUR, NOON, SteppedClocks
+from tests.unit.service.standins import HOUR, NOON, SteppedClocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -46,7 +46,7 @@ from tests.unit.policies.installed import example_policies, install
 from tests.unit.policies.test_checked import Scripted, Told
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import Site, job, of_kind
-from tests.unit.service.taking_snapshots import take_snapshot
+from tests.unit.service.standins import take_snapshot
 from tests.unit.simulation.test_multicluster import jobs, platform
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from koala_adapter.service.applications import Applications
 from koala_adapter.service.results import ResultStore
 from koala_adapter.vjm.channel import FilePiece, Launch, Signal, TaskFiles, TaskReport
 from tests.unit.scheduler.scheduler_site import WELL, Site, component, job, of_kind
-from tests.unit.service.standincore import Center, StandInCore
+from tests.unit.service.standins import Center, StandInCore
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver of one cluster: every answer of its LRM, and every failure to answer, becomes the right event."""
+"""One cluster of a service: its driver, the poller, what a look tells of others, and the bound on requests."""
 
 from __future__ import annotations
 
@@ -10,25 +10,30 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from koala_adapter.config.sitefile import load_site
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
-from koala_adapter.lrm import Capabilities, Submission
+from koala_adapter.lrm import Capabilities, Submission, load_plugins
 from koala_adapter.lrm.commands import CommandRunner
-from koala_adapter.model import BatchKey, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState
+from koala_adapter.lrm.listing import answering
+from koala_adapter.model import BatchKey, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, NodeState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.service.agents import leave_token
-from koala_adapter.service.clusters import ClusterDriver
-from koala_adapter.service.opening import token_path
+from koala_adapter.service.clusters import ClusterDriver, ClusterReading, Poller
+from koala_adapter.service.listings import ClusterObservation, Judgement, ListingJudge
+from koala_adapter.service.opening import make_lrm, request_window, token_path
 from tests.unit.scheduler.scheduler_site import A, Site, component, job
-from tests.unit.service.scripted_lrm import ScriptedLrm, config
-from tests.unit.service.standincore import StandInCore
+from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
+from tests.unit.service.standins import StandInCore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.scheduler.events import Event
 
 pytestmark = pytest.mark.anyio
+
 
 KEY = BatchKey("koala-k-1")
 SUBMISSION = Submission(key=KEY, count=2, script="#!/bin/sh\n", walltime=60)
@@ -280,3 +285,285 @@ async def test_secrets_of_a_submission_are_dropped_when_it_is_over(tmp_path: Pat
     assert not await anyio.Path(path).exists()
     async with driven.running():
         await driven.until(lambda: driven.lrm.polls > 0)
+
+
+# The poller: one reading for all who ask, never more often than allowed, and an LRM in trouble is left alone.
+
+
+class Polled:
+    """A poller and what it told its owner."""
+
+    def __init__(
+        self,
+        *,
+        restless: bool = False,
+        settings: ClusterConfig | None = None,
+        others_matter: bool = False,
+        growth_waits: bool = False,
+    ) -> None:
+        self.lrm = ScriptedLrm()
+        self.readings: list[ClusterReading] = []
+        self.failures: list[str] = []
+        self._restless = restless
+        core = StandInCore(Site({}))
+        core.shrinks_for_others, core.grows = others_matter, growth_waits
+        self.poller = Poller(core, settings or config(), self.lrm, self)
+
+    def examine(self, reading: ClusterReading) -> bool:
+        self.readings.append(reading)
+        return self._restless
+
+    def unavailable(self, reason: str) -> None:
+        self.failures.append(reason)
+
+    async def run_until(self, polls: int, *, seconds: float = 20.0) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.poller.run)
+            with anyio.fail_after(seconds):
+                while self.lrm.polls < polls:  # noqa: ASYNC110 - the number is not announced
+                    await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_reading_counts_what_is_there() -> None:
+    polled = Polled()
+    polled.lrm.all_nodes = (node("n1", used=1), node("n2", state=NodeState.DOWN))
+    ours = LrmJob(id=LrmJobId("1"), name="koala-k-1", state=LrmJobState.RUNNING, user="alice", processors=1)
+    foreign = LrmJob(id=LrmJobId("2"), name="other", state=LrmJobState.RUNNING, user="bob", processors=3)
+    namesake = replace(ours, id=LrmJobId("3"), user="bob")
+    polled.lrm.all_jobs = (ours, foreign, namesake)
+    await polled.run_until(2)
+    reading = polled.readings[0]
+    assert (reading.processors, reading.idle, reading.ours, reading.read_at) == (8, 3, 1, 1000.0)
+    assert polled.lrm.order[:2] == ["jobs", "nodes"]
+
+
+async def test_others_that_wait_are_counted_when_it_matters() -> None:
+    for matters in (True, False):
+        polled = Polled(settings=config(queue="short"), others_matter=matters)
+        polled.lrm.all_nodes = (node("n1", queues=("short",)), node("n2", queues=("long",)))
+        ours = LrmJob(id=LrmJobId("1"), name="koala-k-1", state=LrmJobState.QUEUED, user="alice", processors=1)
+        own = replace(ours, id=LrmJobId("2"), name="by-hand", processors=2, queue="short")
+        namesake = replace(ours, id=LrmJobId("3"), user="bob", processors=3)
+        elsewhere = replace(ours, id=LrmJobId("4"), name="x", queue="long", processors=4)
+        polled.lrm.all_jobs = (ours, own, namesake, elsewhere)
+        await polled.run_until(2)
+        reading = polled.readings[0]
+        assert reading.others_waiting == ((2, 3) if matters else ())
+        assert reading.of_all_users == matters
+        assert reading.jobs == (ours,)
+        assert polled.lrm.prefixes == {"" if matters else "koala-k-"}
+
+
+async def test_only_nodes_of_the_queue_count() -> None:
+    """A queue that no node serves is an error that names the setting, not a cluster without processors."""
+    polled = Polled(settings=config(queue="short"))
+    polled.lrm.all_nodes = (node("n1", queues=("short", "long")), node("n2", queues=("long",)), node("n3"))
+    await polled.run_until(2)
+    assert polled.readings[0].processors == 8, "a node that tells no queues may serve it"
+    polled = Polled(settings=config(queue="none"))
+    polled.lrm.all_nodes = (node("n1", queues=("short",)),)
+    await polled.run_until(2)
+    assert (polled.readings, "'none'" in polled.failures[0]) == ([], True)
+
+
+@pytest.mark.parametrize("error", [LrmUnavailableError("gone"), KeyError("a defect")])
+async def test_a_failing_lrm_is_left_alone(error: Exception) -> None:
+    """After three failures in a row the pauses grow; a defect of the plugin is a failure like others."""
+    polled = Polled()
+    polled.lrm.errors["jobs"] = error
+    await polled.run_until(3)
+    assert polled.poller.breaker.open
+    asked = polled.lrm.polls
+    assert not await polled.poller._poll()
+    assert polled.lrm.polls == asked, "not asked again before its pause is over"
+    assert ("a defect" in polled.failures[0]) == isinstance(error, KeyError)
+
+
+async def test_an_answer_ends_the_trouble() -> None:
+    polled = Polled()
+    polled.lrm.errors["nodes"] = LrmUnavailableError("gone")
+    await polled.poller._poll()
+    assert (polled.poller.failure, polled.poller.latest) == ("gone", None)
+    polled.lrm.errors = {}
+    await polled.poller._poll()
+    assert (polled.poller.failure, polled.poller.latest) == (None, polled.readings[0])
+
+
+async def test_a_restless_cluster_is_polled_again_at_once() -> None:
+    """A job that ends soon after a poll does not wait for the pause of a cluster that is polled for hours."""
+    polled = Polled(restless=True, settings=config(poll_interval=60, requests_per_minute=60))
+    await polled.run_until(3, seconds=4.0)
+
+
+async def test_processors_that_are_waited_for_are_looked_for() -> None:
+    """A running job that would grow does not wait for the end of a long pause; a cluster in trouble is left alone."""
+    settings = config(poll_interval=60, requests_per_minute=60)
+    await Polled(growth_waits=True, settings=settings).run_until(3, seconds=4.0)
+    failing = Polled(growth_waits=True, settings=settings)
+    failing.lrm.errors["jobs"] = LrmUnavailableError("gone")
+    for _ in range(2):
+        assert await failing.poller._poll()
+    assert not await failing.poller._poll()
+
+
+async def test_a_wish_shortens_the_pause() -> None:
+    """Between two polls of a long interval, one that is wished for comes at once when the bounds allow it."""
+    polled = Polled(settings=config(poll_interval=3600))
+    polled.poller.poll_soon()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(polled.poller.run)
+        with anyio.fail_after(60):
+            while polled.lrm.polls < 3:
+                polled.poller.poll_soon()
+                await anyio.sleep(0.05)
+        tasks.cancel_scope.cancel()
+
+
+async def test_errors_of_an_lrm_pass_as_they_are() -> None:
+    for error in (LrmRejectedError("no"), LrmUnavailableError("later")):
+        with pytest.raises(type(error), match=error.message), answering("a"):
+            raise error
+    with pytest.raises(LrmUnavailableError, match="its plugin failed: ValueError"), answering("a"):
+        raise ValueError("defect")
+
+
+# What a judge of listings tells of others: only jobs that wait, and processors that they have, at two looks.
+
+
+class Looks:
+    """A judge of the cluster ``a``, and what it told at its latest look."""
+
+    def __init__(self) -> None:
+        self.site = Site({"a": 8})
+        self.judge = ListingJudge(A, user="me", begun_at=0.0)
+
+    def look(self, *waiting: int, idle: int = 0, ours: int = 0) -> Judgement:
+        self.site.now += 1.0
+        seen = ClusterObservation(
+            read_at=self.site.now, processors=8, idle=idle, ours=ours, jobs=(), others_waiting=waiting
+        )
+        return self.judge.judge(self.site.state, seen, now=self.site.now, in_contact=lambda _: False)
+
+
+def told(judgement: Judgement) -> list[tuple[int, ...]]:
+    return [one.others_waiting for one in judgement.events if isinstance(one, ev.ClusterPolled)]
+
+
+def counted(judgement: Judgement) -> list[tuple[int, int]]:
+    return [(one.idle, one.ours) for one in judgement.events if isinstance(one, ev.ClusterPolled)]
+
+
+def test_who_waits_is_told_of_at_the_second_look() -> None:
+    """The first one may have listed them just before they were started; so the next one is not put off."""
+    looks = Looks()
+    first = looks.look(3, 1)
+    assert (told(first), first.restless) == ([()], True)
+    second = looks.look(3, 1)
+    assert (told(second), second.restless) == ([(3, 1)], False)
+
+
+def test_who_is_started_meanwhile_is_never_told_of() -> None:
+    """What waits still, and comes later, keeps the order of its queue."""
+    looks = Looks()
+    looks.look(1, 1, 1)
+    assert told(looks.look(1, 2)) == [(1,)]
+    assert told(looks.look(2, 1)) == [(2, 1)]
+
+
+def test_placeholders_that_start_during_a_look_do_not_seem_to_be_of_others() -> None:
+    """As long as ours wait, others have further processors when they have them at two looks."""
+    looks = Looks()
+    looks.site.submit(job("1", 2))
+    looks.look(idle=2, ours=4)
+    assert counted(looks.look(idle=0, ours=4)) == [(0, 6)]
+    assert counted(looks.look(idle=0, ours=4)) == [(0, 4)]
+    assert counted(looks.look(idle=0, ours=6)) == [(0, 6)]
+
+
+def test_what_others_have_is_told_at_once_where_none_of_ours_waits() -> None:
+    """Then nothing of ours can have been started during the look."""
+    looks = Looks()
+    looks.look(idle=4, ours=4)
+    assert counted(looks.look(idle=2, ours=4)) == [(2, 4)]
+
+
+def test_a_look_after_ours_have_left_is_told_in_any_case() -> None:
+    """Also where it shows the same: by it the scheduler decides what the former left open."""
+    looks = Looks()
+    assert len(told(looks.look(ours=4))) == 1
+    assert len(told(looks.look(ours=4))) == 0
+    assert len(told(looks.look(ours=2))) == 1
+    assert len(told(looks.look(ours=2))) == 1
+    assert len(told(looks.look(ours=2))) == 0
+
+
+# Which requests are counted together: those of one user to one batch system, whatever the state directory.
+
+SITE = """
+[[clusters]]
+name = "alpha"
+plugin = "slurm"
+settings = { conf = "/etc/slurm/alpha.conf" }
+
+[[clusters]]
+name = "again"
+plugin = "slurm"
+settings = { conf = "/etc/slurm/alpha.conf", account = "physics" }
+
+[[clusters]]
+name = "beta"
+plugin = "slurm"
+settings = { conf = "/etc/slurm/beta.conf" }
+
+[[clusters]]
+name = "here"
+plugin = "local"
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def clusters(tmp_path: Path) -> dict[str, ClusterConfig]:
+    (tmp_path / "site.toml").write_text(SITE)
+    return {cluster.name: cluster for cluster in load_site(tmp_path / "site.toml", load_plugins()).clusters}
+
+
+def window(config: ClusterConfig, directory: Path) -> Path:
+    return request_window(config, load_plugins()[config.plugin], directory)
+
+
+def test_one_batch_system_has_one_window(clusters: dict[str, ClusterConfig], tmp_path: Path, home: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    alpha = window(clusters["alpha"], one)
+    assert alpha.is_relative_to(home / ".local/state/koala/requests")
+    assert alpha == window(clusters["alpha"], two) == window(clusters["again"], one)
+    assert alpha != window(clusters["beta"], one)
+
+
+def test_a_batch_system_in_the_state_directory_is_its_own(clusters: dict[str, ClusterConfig], tmp_path: Path) -> None:
+    here = clusters["here"]
+    assert window(here, tmp_path / "one") == window(here, tmp_path / "one") != window(here, tmp_path / "two")
+    assert window(here, tmp_path / "one").is_relative_to(tmp_path / "one")
+
+
+def test_without_a_usable_home_the_state_directory_serves(
+    clusters: dict[str, ClusterConfig], tmp_path: Path, home: Path
+) -> None:
+    """Then the processes of one state directory are counted together."""
+    (home / ".local").write_text("no directory")
+    assert window(clusters["alpha"], tmp_path / "one").parent == tmp_path / "one" / "requests"
+
+
+def test_those_who_ask_the_same_system_are_counted_together(clusters: dict[str, ClusterConfig], tmp_path: Path) -> None:
+    plugins, config = load_plugins(), clusters["alpha"].model_copy(update={"requests_per_minute": 10})
+    (_, service), (_, scheduler) = (make_lrm(config, plugins, tmp_path / name) for name in ("one", "two"))
+    assert [service.window.take() for _ in range(8)] == [0.0] * 8
+    assert scheduler.window.take() > 50

@@ -28,8 +28,8 @@ from koala_adapter.service.sizes.port import OneTimeTokens, PeerListener
 from koala_adapter.vjm import channel
 from tests.unit.scheduler.malleable_site import malleable, part
 from tests.unit.scheduler.scheduler_site import component, job
-from tests.unit.service.scripted_agent import ScriptedAgent
 from tests.unit.service.scripted_lrm import ScriptedLrm
+from tests.unit.service.standins import ScriptedAgent
 from tests.unit.service.test_service import Served, started, submit, until
 
 if TYPE_CHECKING:

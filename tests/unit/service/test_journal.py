@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal: what was appended is there after a kill at any moment, and recovery gives the state that was."""
+"""The journal and its snapshots: what was appended is there after a kill at any moment, and recovery gives it back."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -25,16 +26,20 @@ from koala_adapter.errors import JournalError
 from koala_adapter.model import BatchKey, ClusterName, EndReason, HoldOwner, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.service.journal import Journal
+from koala_adapter.service import journal as snapshots
+from koala_adapter.service.journal import ROWS_DROPPED, Journal
 from tests.examples import examples
+from tests.unit.scheduler import test_malleability_state
 from tests.unit.scheduler.scheduler_site import STATE, Site, component, job
-from tests.unit.service.taking_snapshots import take_snapshot
+from tests.unit.scheduler.test_state import eventful
+from tests.unit.service.standins import take_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from koala_adapter.api.offline import JournalView
     from koala_adapter.scheduler.events import Event
+
 
 KEY = BatchKey("koala-k-1")
 PLACEHOLDER = PlaceholderId(batch=KEY, index=1)
@@ -286,3 +291,111 @@ def test_a_journal_that_cannot_be_used_is_closed(tmp_path: Path, content: bytes 
     with pytest.raises(JournalError):
         Journal(path)
     gc.collect()
+
+
+# Snapshots in groups of records: the same state comes back, whenever writing was broken off.
+
+
+@pytest.fixture
+def small_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
+    monkeypatch.setattr(snapshots, "GROUP", 3)
+    with Journal(tmp_path / "journal.sqlite") as opened:
+        yield opened
+
+
+def rows_in(small_groups: Journal) -> int:
+    with closing(sqlite3.connect(small_groups.path)) as other:
+        return int(other.execute("SELECT count(*) FROM snapshot_rows").fetchone()[0])
+
+
+@pytest.mark.parametrize("malleable", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_state_comes_back(small_groups: Journal, seed: int, *, malleable: bool) -> None:
+    state = (test_malleability_state.eventful(seed)[0] if malleable else eventful(seed)).state
+    take_snapshot(small_groups, state, 7)
+    found, events = small_groups.recover()
+    assert found is not None
+    assert found == state
+    assert STATE.dump_json(found) == STATE.dump_json(state)
+    assert list(events) == []
+    assert rows_in(small_groups) > 1
+
+
+def test_a_later_snapshot_replaces_the_earlier_one(small_groups: Journal) -> None:
+    site = Site({"a": 4})
+    site.submit(job("1", 2))
+    take_snapshot(small_groups, site.state, 1)
+    before = rows_in(small_groups)
+    for placeholder in site.claimed("1"):
+        site.ended(placeholder.id)
+    for _ in range(2):
+        take_snapshot(small_groups, site.state, 2)
+    assert rows_in(small_groups) < before
+    assert small_groups.recover()[0] == site.state
+
+
+def test_a_snapshot_that_is_broken_off_never_was(small_groups: Journal) -> None:
+    """Killed after any group, the one before it and the events are still there; what was begun goes with the next."""
+    site = Site({"a": 40})
+    take_snapshot(small_groups, site.state, small_groups.append(site.events[0]))
+    early = STATE.dump_json(site.state)
+    number = 0
+    for id_ in map(str, range(5)):
+        site.submit(job(id_, 2))
+        number = small_groups.append(site.events[-1])
+    groups = len(list(snapshots.rows(site.state)))
+    assert groups > 4
+    for written in range(1, groups + 1):
+        writing = small_groups.snapshot_in_groups(site.state, number)
+        for _ in range(written):
+            next(writing)
+        del writing
+        with Journal(small_groups.path, read_only=True) as reader:
+            found, events = reader.recover()
+            assert found is not None
+            assert STATE.dump_json(found) == early
+            assert len(list(events)) == 5
+    take_snapshot(small_groups, site.state, number)
+    assert rows_in(small_groups) == groups
+    assert small_groups.recover()[0] == site.state
+
+
+def test_no_step_of_a_snapshot_does_much(small_groups: Journal) -> None:
+    site = Site({"a": 400})
+    site.submit(job("1", 50))
+    take_snapshot(small_groups, site.state, 1)
+    broken_off = small_groups.snapshot_in_groups(site.state, 2)
+    for _ in range(15):
+        next(broken_off)
+    del broken_off
+    kept = rows_in(small_groups) - 15
+    assert kept > ROWS_DROPPED
+    steps = [
+        rows_in(small_groups),
+        *(rows_in(small_groups) for _ in small_groups.snapshot_in_groups(site.state, 3)),
+        rows_in(small_groups),
+    ]
+    changes = [after - before for before, after in pairwise(steps)]
+    assert set(changes) <= {1, 0, *range(-ROWS_DROPPED, 0)}
+    assert (sum(max(0, one) for one in changes), rows_in(small_groups)) == (kept, kept)
+
+
+def test_others_may_write_between_two_groups(small_groups: Journal) -> None:
+    site = Site({"a": 4})
+    site.submit(job("1", 4))
+    writing = small_groups.snapshot_in_groups(site.state, 1)
+    next(writing)
+    small_groups.set_value("meanwhile", "written")
+    small_groups.append(ev.ClusterUnavailable(time=site.now, cluster=ClusterName("a"), reason="gone"))
+    del writing
+    with Journal(small_groups.path, read_only=True) as reader:
+        assert reader.value("meanwhile") == "written"
+        assert len(list(reader.recover()[1])) == 1
+
+
+def test_an_unreadable_row_is_named(small_groups: Journal) -> None:
+    take_snapshot(small_groups, Site({"a": 4}).state, 3)
+    with closing(sqlite3.connect(small_groups.path, isolation_level=None)) as other:
+        other.execute("UPDATE snapshot_rows SET body = '[{}]'")
+    with pytest.raises(JournalError, match="snapshot 3 cannot be read"):
+        small_groups.recover()

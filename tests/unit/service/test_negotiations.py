@@ -37,14 +37,14 @@ from tests.frames import hear
 from tests.unit.scheduler.malleable_site import AdaptiveSite, JointSite, MalleableSite, part
 from tests.unit.scheduler.scheduler_site import component, of_kind
 from tests.unit.scheduler.test_workers import workers
-from tests.unit.service.standincore import Center, StandInCore
+from tests.unit.service.standins import Center, StandInCore
 
 if TYPE_CHECKING:
     from koala_adapter.model import PlaceholderId
     from koala_adapter.scheduler.parameters import ClusterParameters
     from koala_adapter.scheduler.records import State
     from tests.unit.scheduler.scheduler_site import Site
-    from tests.unit.service.standincore import World
+    from tests.unit.service.standins import World
 
 ID = JobId("1")
 

@@ -11,6 +11,7 @@ import pytest
 from koala_adapter.model import BatchKey, EndReason, LrmJob, LrmJobId, LrmJobState, PlaceholderId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
+from koala_adapter.service.leftovers import Owned, leftovers
 from koala_adapter.service.listings import RESTLESS_FOR, Findings, Reconciler, processors_held
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from koala_adapter.scheduler.events import Event
+
 
 KEY = BatchKey("koala-k-1")
 
@@ -354,3 +356,28 @@ def test_processors_are_held_from_start_to_end() -> None:
     states = [LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.ENDED]
     assert processors_held(listed(1, state) for state in states) == 0
     assert processors_held(listed(1, state) for state in LrmJobState if state not in states) == 5
+
+
+# Which of the jobs that a batch system lists are placeholders without an owner.
+
+
+def listed_job(name: str, *, user: str = "me", state: LrmJobState = LrmJobState.RUNNING) -> LrmJob:
+    return LrmJob(id=LrmJobId(name), name=name, state=state, user=user, processors=1, array_index=1)
+
+
+def test_only_placeholders_without_an_owner_are_left_over() -> None:
+    owned = Owned(instance="0123abcd", placeholders={PlaceholderId(batch=BatchKey("koala-0123abcd-6"), index=1)})
+    listing = [
+        listed_job("koala-0123abcd-6"),
+        listed_job("koala-0123abcd-7"),
+        listed_job("koala-0123abcd-8", state=LrmJobState.ENDED),
+        listed_job("koala-0123abcd-9", state=LrmJobState.ENDING),
+        listed_job("koala-0123abcd-10", user="you"),
+        listed_job("koala-fedc9876-1"),
+        listed_job("koala-bears"),
+        listed_job("koala-0123abcd-7-old"),
+    ]
+    found = leftovers("alpha", listing, owned, user="me", all_instances=False)
+    assert [one.name for one in found] == ["koala-0123abcd-7"]
+    everything = leftovers("alpha", listing, owned, user="me", all_instances=True)
+    assert [(one.name, one.ours) for one in everything] == [("koala-0123abcd-7", True), ("koala-fedc9876-1", False)]

@@ -48,8 +48,8 @@ from koala_adapter.service.records import KeptNegotiation, Message
 from koala_adapter.service.service import FIRST_ASKING_PAUSE, Service
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import WELL, component, job
-from tests.unit.service.scripted_agent import ScriptedAgent
 from tests.unit.service.scripted_lrm import ScriptedLrm, node
+from tests.unit.service.standins import ScriptedAgent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Generator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala check`` of a cluster that does not answer: little is asked, for a short time, and what is awaited is told."""
+"""``koala check`` of a cluster that does not answer, and what it says of a cluster's MPI."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from pydantic import BaseModel
 from koala_adapter.config.sitefile import SiteConfig
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.lrm import Capabilities, CheckResult, PluginDefinition
-from koala_adapter.model import Queue
+from koala_adapter.model import EndReason, MpiResize, Queue, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.sitesetup import checks as clustercheck
 from koala_adapter.sitesetup import checks as progress
 from koala_adapter.sitesetup.checks import AskedTime, ClusterCheck, asked_times
+from koala_adapter.sitesetup.trial import judged
 from tests.unit.api.jobreports import job_report
 from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from koala_adapter.report.values import JobReport
 
 pytestmark = pytest.mark.anyio
+
 
 SILENT = ["sh", "-c", "sleep 600"]
 
@@ -210,3 +212,31 @@ async def test_walltimes_of_waiting_jobs_are_taken_from_the_service() -> None:
     waiting = [str(number) for number, state in enumerate(JobState) if state in {JobState.WAITING, JobState.CLAIMING}]
     assert [(one.job_id, one.seconds) for one in asked] == [(number, whole) for number in waiting]
     assert asked_times(Asked(*jobs, runs=False)) == []  # type: ignore[arg-type]
+
+
+# What koala check says of a cluster's MPI.
+
+WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
+
+
+@pytest.mark.parametrize(
+    ("printed", "said", "ok", "expected"),
+    [
+        ("it spawns\n", MpiResize.RESTART, True, 'say mpi_resize = "spawn" in the site file'),
+        ("it spawns\n", MpiResize.SPAWN, True, "can spawn ("),
+        ("", MpiResize.RESTART, True, "cannot spawn"),
+        ("Abort(1)\n", MpiResize.SPAWN, False, "the site file says that it can"),
+        ("no mpicc\n", MpiResize.SPAWN, True, "not tried"),
+        ("no mpiexec.hydra\n", MpiResize.RESTART, True, "must name one in their environment"),
+    ],
+)
+def test_what_was_found_is_told(*, printed: str, said: MpiResize, ok: bool, expected: str) -> None:
+    found = judged(WELL, printed, said)
+    assert found.ok is ok
+    assert expected in found.found
+    assert bool(found.remedy) is not ok
+
+
+def test_a_probe_that_does_not_end_says_nothing_of_mpi() -> None:
+    """It may be the node."""
+    assert "not tried" in judged(None, "it spawns", MpiResize.SPAWN).found

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of the agent on their own: what it takes from its surroundings, and what it keeps of a task's output."""
+"""Parts of the agent on their own: its surroundings, output, results, private directories, and guard."""
 
 from __future__ import annotations
 
 import ast
+import fcntl
 import os
 import selectors
 import signal
@@ -11,16 +12,18 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koala_adapter.vjm.agent import place
 from koala_adapter.vjm.agent import task as tasks
 from koala_adapter.vjm.agent.holding import MOST_IN_VAIN, Agent, pause_before_dialling
 from koala_adapter.vjm.agent.node import FatalError, Settings, Timers, clock, read_token
-from koala_adapter.vjm.agent.place import Workplace
+from koala_adapter.vjm.agent.place import Workplace, claim_directory, make_private_directory, remove_stale, remove_tree
 from koala_adapter.vjm.agent.processes import (
     KEPT,
     LaunchError,
@@ -32,10 +35,11 @@ from koala_adapter.vjm.agent.processes import (
     task_environment,
     write_file,
 )
+from koala_adapter.vjm.agent.results import STEP, Results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
+
 
 GIVEN: dict[str, object] = {
     "host": "center", "port": 4433, "fingerprint": "AB" * 32, "batch": "b", "lease": 60.0, "end_margin": 10.0,
@@ -425,3 +429,177 @@ def test_an_agent_connects_again_soon_where_somebody_waits(
 ) -> None:
     """A program whose processes stand at a point waits for the slowest agent; nobody does so for ever."""
     assert pause_before_dialling(failures, silence, speaking=speaking, leaving=leaving) == pause
+
+
+# The files that a task left are looked for in short steps, between which the agent does all else.
+
+
+def test_files_are_looked_for_in_steps(tmp_path: Path) -> None:
+    """On a slow file system many take long, and an agent that is silent meanwhile would be given up.
+
+    Nothing is sent, and the directory is kept, until it is known what there is; also over a new connection.
+    """
+    for number in range(5 * STEP):
+        (tmp_path / str(number)).write_text("x")
+    results = Results("1:0", str(tmp_path), {"output_files": ["*"], "working_directory": None}, {})
+    steps = 0
+    for _ in results.collect():
+        steps += 1
+        assert results.has_files
+        assert results.next() is None
+        results.rewind()
+        assert results.next() is None
+    assert steps == 5
+    sent = 0
+    while (message := results.next()) is not None:
+        assert message["kind"] == "file"
+        results.acknowledge(message["number"], message["offset"] + 1, "")
+        sent += 1
+        if sent == 5 * STEP:
+            break
+    assert sent == 5 * STEP
+    assert not results.has_files
+    last = results.next()
+    assert last is not None
+    assert (last["kind"], last["arrived"]) == ("files", 5 * STEP)
+
+
+# The process that ends what a killed agent leaves, and leaves alone what an agent has ended itself.
+
+AGENT = """
+import os, sys
+from koala_adapter.vjm.agent.place import claim_directory
+from koala_adapter.vjm.agent.place import Guard
+
+directory, session, dismissed = sys.argv[1:]
+guard = Guard("b")
+guard.start(directory, claim_directory(directory))
+guard.watch(int(session))
+if dismissed == "True":
+    guard.dismiss()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("dismissed", [False, True])
+def test_what_is_left_is_ended_unless_the_agent_has_seen_to_it(tmp_path: Path, *, dismissed: bool) -> None:
+    """Looking through all processes of a node takes longer than all else that a guard does."""
+    directory = tmp_path / "koala"
+    (directory / "1").mkdir(parents=True)
+    lock = os.open(directory, os.O_RDONLY)
+    environment = {"KOALA_STDOUT": f"{directory}/1/out"}
+    with subprocess.Popen(["/bin/sleep", "900"], env=environment, start_new_session=True) as task:
+        subprocess.run([sys.executable, "-c", AGENT, str(directory), str(task.pid), str(dismissed)], check=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # given up by the end of the guard
+        os.close(lock)
+        if dismissed:
+            assert task.poll() is None
+            task.kill()
+    assert task.returncode == -9
+    assert directory.exists() is dismissed
+
+
+# Private directories of agents: removed whatever is in them, and only when nobody alive has them.
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Iterator[Path]:
+    """Return where a tree can be made that is too deep for pytest to remove, should the agent have left it."""
+    path = tmp_path / "top"
+    yield path
+    subprocess.run(["chmod", "-Rf", "u+rwx", path], check=False, timeout=60)
+    subprocess.run(["rm", "-rf", path], check=True, timeout=60)
+
+
+def deep(top: Path, depth: int) -> None:
+    top.mkdir()
+    place = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("deep", dir_fd=place)
+        inner = os.open("deep", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = inner
+    os.close(os.open("bottom", os.O_CREAT | os.O_WRONLY, dir_fd=place))
+    os.close(place)
+
+
+def test_a_place_that_cannot_be_written_to_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory is private wherever it is; where none can be made, the refusal names the first place."""
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    monkeypatch.setattr(place, "OTHER_PLACES", (str(tmp_path / "neither"), str(other)))
+    made = Path(make_private_directory())
+    assert (made.parent, made.stat().st_mode & 0o777) == (other, 0o700)
+    monkeypatch.setattr(place, "OTHER_PLACES", (str(tmp_path / "neither"),))
+    with pytest.raises(FileNotFoundError) as refused:
+        make_private_directory()
+    assert refused.value.filename == str(tmp_path / "none")
+
+
+def test_any_tree_is_removed(tmp_path: Path, top: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    deep(top, 1200)
+    for name in ("owner", "deep/owner", "name\n", os.fsdecode(b"\xff")):
+        (top / name).touch()
+    (top / "link").symlink_to(kept)
+    (top / "deep" / "link").symlink_to(kept / "file")
+    os.mkfifo(top / "deep" / "pipe")
+    for number in range(50):
+        (top / "wide" / str(number)).mkdir(parents=True)
+    (top / "wide").chmod(0)
+    (top / "deep" / "deep").chmod(0o500)
+    remove_tree(str(top))
+    assert not top.exists()
+    assert (kept / "file").exists()
+    remove_tree(str(top))
+
+
+def test_a_link_in_the_place_of_the_tree_is_not_followed(tmp_path: Path) -> None:
+    """It, and what it leads to, stays."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "link").symlink_to("kept")
+    remove_tree(str(tmp_path / "link"))
+    assert (tmp_path / "kept").exists()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    made = tmp_path / ("koala-" + "0" * 32)
+    made.mkdir(mode=0o700)
+    (made / "1").mkdir()
+    return made
+
+
+def test_what_the_dead_left_is_removed(tmp_path: Path, directory: Path) -> None:
+    lock = claim_directory(str(directory))
+    assert lock is not None
+    remove_stale(str(tmp_path))
+    assert (directory / "1").exists()
+    os.close(lock)
+    remove_stale(str(tmp_path))
+    assert not directory.exists()
+
+
+def test_what_is_not_proved_to_be_ours_and_dead_stays(tmp_path: Path, directory: Path) -> None:
+    """Without a word of its owner, from another machine, readable by others, of another name, or only a link to one."""
+    remove_stale(str(tmp_path))
+    assert directory.exists()
+    lock = claim_directory(str(directory))
+    assert lock is not None
+    os.close(lock)
+    mine = (directory / "owner").read_bytes()
+    (directory / "owner").write_bytes(b"another " + mine)
+    remove_stale(str(tmp_path))
+    assert directory.exists()
+    (directory / "owner").write_bytes(mine)
+    directory.chmod(0o750)
+    remove_stale(str(tmp_path))
+    assert directory.exists()
+    directory.chmod(0o700)
+    other = directory.rename(tmp_path / "koala-mine")
+    directory.symlink_to(other)
+    remove_stale(str(tmp_path))
+    assert (other / "1").exists()

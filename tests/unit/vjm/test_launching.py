@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the agent starts a process: by the C library where that can be, else by subprocess, and alike."""
+"""How the agent starts a process, and the lines of a shell before it."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.vjm.agent import processes as launching
+from koala_adapter.vjm.agent import setup
 from koala_adapter.vjm.agent.processes import LaunchError, start
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 @pytest.fixture(params=["spawn", "popen", "an old C library"], autouse=True)
@@ -108,3 +114,192 @@ def test_what_no_program_can_be_given_is_refused(tmp_path: Path) -> None:
             said(tmp_path, *argv)
     with pytest.raises(ValueError, match="environment variable"):
         launching.start(["true"], str(tmp_path), {"A=B": "C"}, [1, 2])
+
+
+# Lines of a shell before a task: what the program gets of them, and what is told of a line that fails.
+
+SHOW = (
+    "import json, os, signal, sys;"
+    "print(json.dumps([sys.argv[1:], dict(os.environ), os.getpid(), signal.getsignal(signal.SIGPIPE).value]))"
+)
+PROGRAM = (sys.executable, "-S", "-c", SHOW)
+MODULE = """\
+module() {
+    [ "$2" != gcc/99 ] || { echo "gcc/99 is unknown" >&2; return 1; }
+    export LOADED="$2"
+}
+"""
+HARD = ("--help", "a b", "it's", '"$HOME"', "`id`", "", "*", "\\", "line\nbreak", "-n", "é")
+SHELLS = ("bash", "sh")
+
+
+@dataclass
+class Ran:
+    """A task that has ended."""
+
+    process: subprocess.CompletedProcess[bytes]
+    state: str
+    argv: Sequence[str]
+    lines: Sequence[str]
+
+    @property
+    def failure(self) -> tuple[str, int] | None:
+        code = self.process.returncode
+        return setup.failure(self.state, self.argv, self.lines, code, self.process.stderr)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        found: dict[str, str] = json.loads(self.process.stdout)[1]
+        return found
+
+
+@dataclass
+class Node:
+    """A place where lines run."""
+
+    directory: Path
+    shell: str
+
+    def run(
+        self,
+        *lines: str,
+        argv: Sequence[str] = PROGRAM,
+        library: str | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> Ran:
+        state = str(self.directory / "state of it")
+        variables = {"PATH": os.environ["PATH"], **(environment or {})}
+        command = setup.with_setup(argv, lines, state, library, variables)
+        assert Path(command[0]).name == self.shell
+        done = subprocess.run(
+            command, env=variables, cwd=self.directory, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+        return Ran(done, state, argv, lines)
+
+
+@pytest.fixture(params=SHELLS)
+def node(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """Return a node with bash, and one without."""
+    if request.param == "sh":
+        monkeypatch.setattr(setup, "_bash", lambda _environment: None)
+    return Node(tmp_path, request.param)
+
+
+def test_the_program_gets_its_arguments_untouched(node: Node) -> None:
+    """Whatever characters they have; they are in no text that a shell reads."""
+    ran = node.run("true", argv=(*PROGRAM, *HARD))
+    assert json.loads(ran.process.stdout)[0] == list(HARD)
+    assert ran.failure is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (("export A=1", "export B=$A$A"), {"A": "1", "B": "11"}),
+        (("A='it''s \"x\"'", "export A"), {"A": 'its "x"'}),
+        (("for one in 1 2; do\n    A=$A$one\ndone; export A",), {"A": "12"}),
+        (("set -a", ". ./values", "set +a"), {"A": "from a file"}),
+        (("set -eu -C", "export A=$(echo x | tr x y)"), {"A": "y"}),
+        (("set -- three words here", "export A=$#"), {"A": "3"}),
+        (("cd /", "export A=$PWD"), {"A": "/"}),
+    ],
+)
+def test_the_program_starts_in_what_the_lines_leave(
+    node: Node, lines: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    """One shell runs them in order, each whole, and nothing of koala's own text is left."""
+    (node.directory / "values").write_text("A='from a file'\n")
+    ran = node.run(*lines, argv=(*PROGRAM, "kept"))
+    assert json.loads(ran.process.stdout)[0] == ["kept"]
+    assert expected.items() <= ran.environment.items()
+    assert not [name for name in ran.environment if name.lower().startswith("koala")]
+
+
+def test_a_sourced_file_does_not_see_the_arguments_of_the_program(node: Node) -> None:
+    """Files such as those of compilers take the arguments of who sources them for theirs, and shift them away."""
+    (node.directory / "vars.sh").write_text('export SEEN="$*"\n[ $# -eq 0 ] || shift\n')
+    ran = node.run(". ./vars.sh", argv=(*PROGRAM, "--help", "x"))
+    assert json.loads(ran.process.stdout)[0] == ["--help", "x"]
+    assert ran.environment["SEEN"] == ""
+
+
+def test_what_bash_declares_reaches_the_program(tmp_path: Path) -> None:
+    """As ``export -p`` of bash writes it into files that people source."""
+    ran = Node(tmp_path, "bash").run('declare -x A="of declare"')
+    assert ran.environment["A"] == "of declare"
+
+
+def test_a_module_function_is_found(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the file that BASH_ENV names, or else in those that login shells read."""
+    file = tmp_path / "modules.sh"
+    file.write_text(MODULE)
+    if node.shell == "sh":
+        monkeypatch.setattr(setup, "_BEGIN", setup._BEGIN.replace("/etc/profile.d", str(tmp_path)))
+    for argument in ("gcc/12", "gcc/99"):
+        ran = node.run(f"module load {argument}", environment={"BASH_ENV": str(file)})
+        if argument == "gcc/12":
+            assert ran.environment["LOADED"] == "gcc/12"
+        else:
+            text = f"setup line 1 (module load gcc/99) ended with status 1 on {socket.gethostname()}: gcc/99 is unknown"
+            assert ran.failure == (text, 1)
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "code", "words"),
+    [
+        (("true", "false", "true"), "setup line 2 (false) ended with status 1", 1, ""),
+        (("true", "nosuchcommand"), "setup line 2 (nosuchcommand) ended with status 127", 127, "not found"),
+        (("echo first >&2; echo >&2; echo last >&2; (exit 9)",), "ended with status 9", 9, ": first; last"),
+        (("exit 0",), "setup line 1 (exit 0) ended with status 0", 1, ""),
+        (("true && { echo 'a' ; }", "fi"), "setup line 2 (fi) ended with status", 2, "yntax error"),
+        (("set -e", f"x={'1' * 200}; false"), f"setup line 2 (x={'1' * 98}...) ended with status 1", 1, ""),
+        (("set -u", 'echo "$NOT_SET"'), "setup line 2", None, "NOT_SET"),
+    ],
+)
+def test_a_line_that_fails_is_told_with_its_words(
+    node: Node, lines: tuple[str, ...], line: str, code: int | None, words: str
+) -> None:
+    ran = node.run(*lines)
+    assert ran.failure is not None
+    text, found = ran.failure
+    assert line in text
+    assert code in {None, found}
+    assert words in text
+    assert b"[[" not in ran.process.stdout
+
+
+@pytest.mark.parametrize("argv", [("./nosuchprogram",), ("nosuchprogram", "x")])
+def test_a_program_that_is_not_there_is_told(tmp_path: Path, argv: tuple[str, ...]) -> None:
+    ran = Node(tmp_path, "bash").run("true", argv=argv)
+    assert ran.failure is not None
+    assert ran.failure[0].startswith(f"{argv[0]} cannot be run after setup on {socket.gethostname()}: ")
+    assert ran.failure[1] == 127
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(None, "/the library"), ("/own", "/the library:/own"), ("/the library:/own", "/the library:/own")],
+)
+def test_the_library_stays_first(node: Node, before: str | None, after: str) -> None:
+    """Whatever modules put in front of it."""
+    lines = ["unset PYTHONPATH" if before is None else f"export PYTHONPATH='{before}'"]
+    assert node.run(*lines, library="/the library").environment["PYTHONPATH"] == after
+
+
+def test_the_program_takes_the_place_of_the_shell(node: Node) -> None:
+    """Its process id and its death by a signal are its own, and so is its exit status."""
+    command = ("/bin/sh", "-c", 'kill -9 "$$"')
+    assert node.run("true", argv=command).process.returncode == -signal.SIGKILL
+    ran = node.run('export SHELL_PID="$$"')
+    assert ran.environment["SHELL_PID"] == str(json.loads(ran.process.stdout)[2])
+    ended = node.run("true", argv=("/bin/sh", "-c", "exit 3"))
+    assert (ended.process.returncode, ended.failure) == (3, None)
+
+
+def test_a_shell_elsewhere_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where bash is neither in /bin nor in /usr/bin, but where PATH says."""
+    (tmp_path / "bash").write_text("#!/bin/sh\n")
+    (tmp_path / "bash").chmod(0o755)
+    monkeypatch.setattr(setup, "BASHES", ())
+    assert setup._bash({"PATH": f"/nowhere:{tmp_path}"}) == str(tmp_path / "bash")
+    assert setup._bash({"PATH": "/nowhere"}) is None

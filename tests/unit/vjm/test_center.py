@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control center towards agents: its certificate, what strangers cost it, connections, and output files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import selectors
+import socket
+import ssl
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import pytest
+from anyio.streams.tls import TLSStream
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koala_adapter.errors import ConfigurationError, ProtocolError
+from koala_adapter.model import BatchKey, PlaceholderId
+from koala_adapter.vjm import center, channel
+from koala_adapter.vjm.agent.connection import PIECES, STALE, Channel
+from koala_adapter.vjm.center import ControlCenter
+from koala_adapter.vjm.certificate import digest, load_or_create, matches, new_token, server_context
+from koala_adapter.vjm.listener import AgentListener, AgentRegistered
+from koala_adapter.vjm.output import OutputStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from koala_adapter.vjm.agent.node import Settings
+    from koala_adapter.vjm.listener import AgentEvent
+
+pytestmark = pytest.mark.anyio
+
+
+# The control center's certificate: made once, private, and good for what agents compare.
+
+
+def shown_certificate(context: ssl.SSLContext) -> tuple[bytes | None, str | None]:
+    """Shake hands in memory and return the certificate that a client sees, and the version of TLS."""
+    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_context.check_hostname = False
+    client_context.verify_mode = ssl.CERT_NONE
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    client = client_context.wrap_bio(to_client, to_server)
+    for _ in range(3):
+        for side in (client, server):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return client.getpeercert(binary_form=True), client.version()
+
+
+def test_clients_see_what_the_fingerprint_says(tmp_path: Path) -> None:
+    """The fingerprint is the SHA-256 of what a client is shown, over TLS 1.3."""
+    certificate = load_or_create(tmp_path / "state")
+    shown, version = shown_certificate(server_context(certificate))
+    assert shown is not None
+    assert hashlib.sha256(shown).hexdigest() == certificate.fingerprint
+    assert version == "TLSv1.3"
+
+
+def test_the_same_certificate_is_found_again(tmp_path: Path) -> None:
+    assert load_or_create(tmp_path) == load_or_create(tmp_path)
+
+
+def test_services_that_start_at_once_agree(tmp_path: Path) -> None:
+    """Nobody replaces what another has just put there."""
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(load_or_create, [tmp_path / "state"] * 16))
+    assert len(found) == 1
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["control-center.pem"]
+
+
+def test_key_is_private(tmp_path: Path) -> None:
+    """File 0600, directory 0700, whatever the umask."""
+    before = os.umask(0)
+    try:
+        certificate = load_or_create(tmp_path / "state")
+    finally:
+        os.umask(before)
+    assert certificate.path.stat().st_mode & 0o777 == 0o600
+    assert certificate.path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    """It may be known: the message names the file and what to do."""
+    certificate = load_or_create(tmp_path)
+    certificate.path.chmod(0o644)
+    with pytest.raises(ConfigurationError, match=r"control-center\.pem.*remove it"):
+        load_or_create(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
+def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
+    certificate = load_or_create(tmp_path)
+    certificate.path.write_text(text)
+    with pytest.raises(ConfigurationError, match="control-center"):
+        load_or_create(tmp_path)
+
+
+def test_tokens_differ_and_match_only_themselves() -> None:
+    """A token matches its own digest and no other, and the digest does not contain it."""
+    one, other = new_token(), new_token()
+    assert one != other
+    assert matches(one, digest(one))
+    assert not matches(other, digest(one))
+    assert not matches(digest(one), digest(one))
+    assert one not in digest(one)
+
+
+# What peers of the control center may have it keep before they have proved themselves.
+
+LIVENESS = 60.0
+PEERS = 20
+LINE = 200_000
+"""Bytes of a Hello that does not end, below the longest that is taken."""
+
+
+class Served(AgentListener):
+    """A control center, and what it tells."""
+
+    def __init__(self, directory: Path) -> None:
+        self.events: list[AgentEvent] = []
+        self.rejected: list[str] = []
+        context = server_context(load_or_create(directory))
+        self.center = ControlCenter(self, context, lease=LIVENESS, heartbeat=LIVENESS)
+
+    def admits(self, placeholder: PlaceholderId, token: str) -> bool:
+        del placeholder
+        return token == "good"
+
+    def bound_session(self, placeholder: PlaceholderId) -> str | None:
+        del placeholder
+        return None
+
+    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
+        """Forget the owner."""
+
+    def output_path(self, placeholder: PlaceholderId, task: str) -> None:
+        """Drop the output."""
+
+    def on_event(self, event: AgentEvent) -> None:
+        self.events.append(event)
+
+    def on_rejected(self, address: str, fault: str) -> None:
+        del address
+        self.rejected.append(fault)
+
+
+async def connected(stack: AsyncExitStack, port: int) -> TLSStream:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    transport = await stack.enter_async_context(await anyio.connect_tcp("127.0.0.1", port))
+    return await TLSStream.wrap(transport, server_side=False, ssl_context=context, standard_compatible=False)
+
+
+async def test_peers_without_a_proof_cost_a_bounded_amount_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they have sent is bounded for all together; an agent with an ordinary Hello is let in meanwhile."""
+    monkeypatch.setattr(center, "UNPROVEN_BYTES", 1_000_000)
+    monkeypatch.setattr(center, "UNPROVEN_SHARE", 20_000)
+    served = Served(tmp_path)
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as strangers:
+        port = await tasks.start(served.center.serve, "127.0.0.1", 0)
+        most = 0
+
+        async def send(stream: TLSStream) -> None:
+            for _ in range(LINE // 10_000):
+                try:
+                    await stream.send(b"x" * 10_000)
+                except anyio.BrokenResourceError:
+                    return
+
+        with anyio.fail_after(LIVENESS):
+            for _ in range(PEERS):
+                await send(await connected(strangers, port))
+            while not served.rejected:  # noqa: ASYNC110 - it is not announced
+                await anyio.sleep(0.01)
+            most = served.center._unproven
+            hello = channel.Hello(
+                batch=BatchKey("b"),
+                index=1,
+                token="good",
+                session="s",
+                lrm_id="1",
+                host="n1",
+                address="",
+                pid=1,
+                ends_in=None,
+                python="3",
+            )
+            agent = await connected(strangers, port)
+            await agent.send(channel.encode(hello))
+            await agent.receive()
+            await strangers.aclose()
+            while served.center._unproven:  # noqa: ASYNC110 - it is not announced
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    assert any(isinstance(event, AgentRegistered) for event in served.events)
+    assert "peers that have not proved themselves have sent too much" in served.rejected
+    assert most < 1_000_000 + PEERS * 20_000
+
+
+# The agent's side of the connection: whatever comes in, other things are looked after in between.
+
+
+class Flood:
+    """A TLS connection on which there is always more, ``ahead`` records of which have left the socket already."""
+
+    def __init__(self, ahead: int) -> None:
+        self.ahead = ahead
+        self.reads = 0
+
+    def recv(self, _size: int) -> bytes:
+        self.reads += 1
+        return b"x"
+
+    def pending(self) -> int:
+        """Return how much the selector does not know of."""
+        return max(0, self.ahead - self.reads)
+
+
+@pytest.mark.parametrize(("ahead", "reads"), [(0, PIECES), (PIECES + 5, PIECES + 5)])
+def test_a_long_order_is_read_in_turns(ahead: int, reads: int) -> None:
+    """A turn ends after some pieces, so that heartbeats go out meanwhile, but not before what TLS holds is read."""
+    heard: list[None] = []
+    channel = Channel(
+        cast("Settings", None),
+        selectors.DefaultSelector(),
+        opened=lambda: None,
+        heard=lambda: heard.append(None),
+        received=lambda _line: None,
+        closed=lambda _reason: None,
+    )
+    flood = Flood(ahead)
+    channel.open = True
+    channel._socket = cast("socket.socket", flood)
+    channel._tls = cast("ssl.SSLSocket", flood)
+    channel._transfer(channel._socket)
+    assert flood.reads == len(heard) == reads
+
+
+def test_a_resolver_that_is_away_stops_nobody_who_was_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Addresses that were good once are used again; after some failures they are looked up, and kept if that fails."""
+    certificate = load_or_create(tmp_path / "c")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate.path)
+    listening = socket.create_server(("127.0.0.1", 0))
+    lookups: list[str] = []
+    found = socket.getaddrinfo("127.0.0.1", listening.getsockname()[1], 0, socket.SOCK_STREAM)
+
+    def answering(*_: object) -> object:
+        lookups.append("answered")
+        return found
+
+    def away(*_: object) -> object:
+        lookups.append("away")
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    selector = selectors.DefaultSelector()
+    reasons: list[str] = []
+    settings = SimpleNamespace(host="center", port=1, fingerprint=certificate.fingerprint)
+    channel = Channel(
+        cast("Settings", settings),
+        selector,
+        opened=lambda: None,
+        heard=lambda: None,
+        received=lambda _line: None,
+        closed=reasons.append,
+    )
+
+    seen_open = threading.Event()
+
+    def serve_one() -> None:
+        connection, _ = listening.accept()
+        with server.wrap_socket(connection, server_side=True):
+            seen_open.wait(60)  # closed at once, the channel could open and close within one turn of the selector
+
+    def until(reached: Callable[[], bool]) -> None:
+        while not reached():
+            for key, mask in selector.select(60):
+                key.data(mask)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answering)
+    thread = threading.Thread(target=serve_one)
+    thread.start()
+    channel.dial()
+    until(lambda: channel.open)
+    seen_open.set()
+    until(lambda: len(reasons) == 1)
+    thread.join()
+    listening.close()
+    monkeypatch.setattr(socket, "getaddrinfo", away)
+    for number in range(STALE + 1):
+        channel.dial()
+        until(lambda number=number: len(reasons) == number + 2)  # type: ignore[misc] # the number of this turn
+    assert lookups == ["answered", "away"]
+    assert "Connection refused" in reasons[-1]
+
+
+# Output files: each byte once and in order, whatever is sent twice; private.
+
+STREAM = bytes(range(256)) * 2
+
+
+@given(pieces=st.lists(st.tuples(st.integers(0, 511), st.integers(0, 120)), max_size=20))
+def test_any_overlap_gives_the_stream_once(pieces: list[tuple[int, int]]) -> None:
+    """Pieces that begin within what is there extend it; those beyond are refused; nothing is ever wrong or double."""
+    store = OutputStore()
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "rank.out"
+        size = 0
+        for offset, length in pieces:
+            data = STREAM[offset : offset + length]
+            if offset > size:
+                with pytest.raises(ProtocolError, match="missing"):
+                    store.append(path, offset, data)
+            else:
+                size = max(size, offset + len(data))
+                assert store.append(path, offset, data) == size
+            assert path.read_bytes() == STREAM[:size]
+
+
+def test_files_are_private(tmp_path: Path) -> None:
+    """Files 0600, every new directory 0700, whatever the umask."""
+    before = os.umask(0)
+    try:
+        OutputStore().append(tmp_path / "job" / "component" / "0.out", 0, b"x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "job" / "component" / "0.out").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "job" / "component").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "job").stat().st_mode & 0o777 == 0o700
+
+
+def test_nothing_is_written_through_a_link_or_into_a_fifo(tmp_path: Path) -> None:
+    """What somebody put in the place of the file is left alone, and is an error, not a wait."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "link.out").symlink_to(victim)
+    os.mkfifo(tmp_path / "fifo.out")
+    for name in ("link.out", "fifo.out"):
+        with pytest.raises(OSError):  # noqa: PT011 - which error depends on what is there
+            OutputStore().append(tmp_path / name, 0, b"x")
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.out"
+    path.touch()
+    os.chown(path, 65534, 65534)
+    with pytest.raises(PermissionError, match="not a plain file of our own"):
+        OutputStore().append(path, 0, b"x")
+
+
+def test_a_file_that_was_emptied_can_go_on(tmp_path: Path) -> None:
+    """The lost part reads as NUL bytes, the rest is in its place; what is there is never cut."""
+    path = tmp_path / "x.out"
+    store = OutputStore()
+    store.append(path, 0, b"12345")
+    path.unlink()
+    assert store.skip(path, 5) == 5
+    assert store.append(path, 5, b"678") == 8
+    assert store.skip(path, 2) == 8
+    assert path.read_bytes() == b"\0\0\0\0\x00678"
