@@ -149,10 +149,10 @@ class Executor(RemoteExecutor):
         """What the Snakemake on the node may use, where its job does not say so."""
         return 1
 
-    def get_job_args(self, job: JobExecutorInterface, **options: Any) -> str:  # noqa: ANN401 - Snakemake's
+    def get_job_args(self, job: JobExecutorInterface) -> str:
         """Return the arguments of the Snakemake on the node: it may use the processors that its job has."""
-        arguments: str = super().get_job_args(job, **{"cores": job.threads, **options})
-        return arguments
+        # Of two options of one name the last one counts; the first is that of all jobs.
+        return f"{super().get_job_args(job)} --cores {job.threads}"
 
     def run_job(self, job: JobExecutorInterface) -> None:
         """Submit a job; one that koala does not take has failed."""
