@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep
-from koala_adapter.service.sweeps import PROGRAM, Contact, RunningSweep, SweepFiles, entries_in
+from koala_adapter.service.sweeps import PROGRAM, RESULTS, Contact, RunningSweep, SweepFiles
 from koala_adapter.tasks import server
 from koala_adapter.tasks.connection import connected, received, sent
 from koala_adapter.tasks.launcher import SETTINGS
@@ -115,7 +115,7 @@ class Place:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return what is written down."""
-        return list(entries_in(self.directory / "sweep"))
+        return [json.loads(line) for line in (self.directory / "sweep" / RESULTS).read_bytes().splitlines()]
 
     async def until_over(self, sweep: RunningSweep) -> None:
         """Wait until every task is over."""

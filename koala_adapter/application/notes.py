@@ -6,7 +6,7 @@ space before each. In a value every byte is percent-encoded (RFC 3986) but lette
 """
 
 import re
-from typing import Dict, Iterable, NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 from urllib.parse import quote, unquote_to_bytes
 
 # -- Notes ---------------------------------------------------------------------------------------------------
@@ -137,11 +137,6 @@ class Bounds(NamedTuple):
     minimum: int = 1
     maximum: int = LARGEST_NUMBER
     head: str = ""
-
-
-def members_text(members: Iterable[Member]) -> str:
-    """Return members as the value of a word."""
-    return ",".join("@".join(encoded(str(field), _SAFE_IN_FIELD) for field in one) for one in members)
 
 
 def parse_members(text: str) -> Tuple[Member, ...]:

@@ -258,14 +258,6 @@ def kept_job(jobs: Path, job_id: JobId) -> dict[str, Any]:
     return found
 
 
-def entries_in(directory: Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a sweep, as they are written down. Raises OSError."""
-    with (directory / RESULTS).open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield json.loads(line)
-
-
 # -- A running sweep: its ledger, its files, its launchers ---------------------------------------------------
 
 LARGEST_FRAME = 80 * 1024 * 1024

@@ -7,11 +7,21 @@ It keeps in mind what a service writes down (the members, and which change is un
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from koala_adapter.application.notes import Member, Note, members_text, note_payload
+from koala_adapter.application.notes import Member, Note, encoded, note_payload
 
 Said = list[tuple[int, bytes]]
 """What is said to whom."""
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def members_text(members: Iterable[Member]) -> str:
+    """Return members as the value of a word."""
+    return ",".join("@".join(encoded(str(field), "._~:/[]-") for field in one) for one in members)
 
 
 @dataclass(kw_only=True)

@@ -26,7 +26,6 @@ from koala_adapter.application.notes import (
     Member,
     Note,
     NoteError,
-    members_text,
     note_payload,
     one_line,
     parse_change,
@@ -42,6 +41,7 @@ from koala_adapter.negotiation import frame
 from koala_adapter.sizes import rule_named
 from tests.examples import examples
 from tests.nbody import ALONE, BODIES, EXAMPLES, STEPS, sizes_and_digest
+from tests.unit.application.coordinator import members_text
 from tests.unit.application.koala_end import LIVENESS, KoalaEnd
 
 if TYPE_CHECKING:
