@@ -37,6 +37,7 @@ from koala_adapter.negotiation.templates import (
     NegotiationStepError,
     Template,
     checked,
+    committed,
     ended,
     sayable,
 )
@@ -203,7 +204,8 @@ class Endpoint:
         """Take what a side said in the past: the state that follows is known then, and nothing is said again.
 
         What this side can no longer say is passed over: that time has ended the negotiation, or the machine's own
-        answers, which follow from what the peer said.
+        answers, which follow from what the peer said. Where there is an agreement, `resumed` says so: the peer
+        cannot know whether its commitment was kept.
         """
         outbox, self.outbox = self.outbox, []
         with suppress(NegotiationStepError):
@@ -212,6 +214,9 @@ class Endpoint:
             else:
                 self.hear(value, now)
         self.outbox = outbox
+        known = self._known.get(value.key)
+        if known is not None and known.state == AGREED:
+            known.last_sent = committed(known.standing)
 
     def _classified(self, value: Template, known: Optional[_Negotiation]) -> Tuple[str, str]:
         message = SAID[value.status]

@@ -504,7 +504,9 @@ def test_what_is_replayed_leads_to_the_same_state(seed: int) -> None:
     assert again.next_deadline() == (None if deadline is None else deadline + 60.0)
     for end in (rms, again):
         end.resumed()
-    assert again.take_outbox() == rms.take_outbox()
+    standing = again.standing(OURS)
+    agreement = [committed(standing)] if standing is not None and again.state(OURS) == AGREED else []
+    assert again.take_outbox() == (agreement or rms.take_outbox())
 
 
 # -- Random schedules ----------------------------------------------------------------------------------------
