@@ -28,6 +28,7 @@ from koala_adapter.config.sitefile import (
     DirectivesConfig,
     MapConfig,
     MetricsConfig,
+    NotifyConfig,
     SchedulerConfig,
 )
 from koala_adapter.config.slottable import SlotTable
@@ -68,6 +69,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "control_center": ControlCenterConfig,
     "scheduler": SchedulerConfig,
     "metrics": MetricsConfig,
+    "notify": NotifyConfig,
     "clusters": ClusterConfig,
     "clusters.directives": DirectivesConfig,
     "clusters.map": MapConfig,

@@ -170,6 +170,16 @@ class AfterEnd(StrEnum):
     ANY = "any"
 
 
+class Notified(StrEnum):
+    """What of a job is told by the ways that the site file names."""
+
+    START = "start"
+    END = "end"
+    """However it ends."""
+    FAIL = "fail"
+    """It ends otherwise than well."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
     """A job that must have ended before another one starts."""
@@ -209,6 +219,8 @@ class Job:
     """What a job with runner ``sweep`` does."""
     after: tuple[After, ...] = ()
     """Jobs that must have ended before it starts."""
+    notify: tuple[Notified, ...] = ()
+    """What of it is told."""
 
     def changes_size(self, name: str) -> bool:
         """Tell whether a component may change its size while the job runs."""

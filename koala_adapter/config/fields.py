@@ -184,6 +184,18 @@ def path_fault(path: str, *, before: int = 0) -> str | None:
     return None
 
 
+def _web_address(value: str) -> str:
+    if not re.fullmatch(r"https?://[!-~]+", value):
+        raise NotAllowedError("an address that begins with http:// or https://, without spaces")
+    return value
+
+
+def _mail_address(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._%+-]+(@[A-Za-z0-9.-]+)?", value):
+        raise NotAllowedError("one mail address, such as me@example.org")
+    return value
+
+
 def _no_null(value: str) -> str:
     if "\0" in value:
         raise NotAllowedError("text without the character U+0000")
@@ -223,6 +235,8 @@ ChargeName = Annotated[str, StringConstraints(pattern=CHARGE_PATTERN)]
 FeatureName = Annotated[str, StringConstraints(pattern=FEATURE_PATTERN)]
 """Name of a feature of nodes, or of a license."""
 Host = Annotated[str, AfterValidator(_host)]
+WebAddress = Annotated[str, AfterValidator(_web_address)]
+MailAddress = Annotated[str, AfterValidator(_mail_address)]
 PlainText = Annotated[str, AfterValidator(_no_null)]
 VariableName = Annotated[str, AfterValidator(_variable)]
 Environment = dict[VariableName, PlainText]

@@ -553,6 +553,8 @@ def _table(
     if site is not None:
         pinned = [(index, _cluster_name(component)) for index, component in components]
         problems.add_all(_site_problems(pinned, header.walltime if header else None, site))
+        if header is not None and header.notify and not site.notify.ways:
+            problems.add(("notify",), "allowed where the site file says how to tell: write [notify] there")
         problems.add_all(unknown_clusters(components, [cluster.name for cluster in site.clusters]))
     if header is not None:
         problems.add_all(malleability_problems(header, components))
@@ -705,4 +707,5 @@ def _job(document: Document, name: str, directory: Path, *, user: str, site: Sit
         mpi_resize=mpi_resize(table.mpi_resize, [component.cluster for component in table.components], site),
         warn_before=warned_before(table),
         after=tuple(map(after_of, table.after)),
+        notify=table.notify,
     )

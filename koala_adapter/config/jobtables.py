@@ -49,7 +49,7 @@ from koala_adapter.config.fields import (
 )
 from koala_adapter.config.slottable import SlotTable
 from koala_adapter.config.tomlfile import LONGEST_SHOWN
-from koala_adapter.model import JobKind, Launcher, RunnerName
+from koala_adapter.model import JobKind, Launcher, Notified, RunnerName
 from koala_adapter.tasks.sweep import range_axis
 
 if TYPE_CHECKING:
@@ -426,6 +426,11 @@ class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
         description="Jobs that must have ended before this one starts, by their ids, or by a name that the latest one "
         'has: "12" or "12:ok" when it has completed, "12:failed" when it has not, "12:any" in any case. When one of '
         "them ends otherwise, this job is cancelled.",
+    )
+    notify: tuple[Notified, ...] = Field(
+        default=(),
+        description="What of the job is told by the ways that [notify] of the site file names. start: it starts. end: "
+        "it has ended. fail: it has ended otherwise than well.",
     )
     environment: Environment = Field(default={}, description="Environment variables for all ranks, and mpiexec.")
     export: Export = Field(

@@ -24,14 +24,17 @@ from koala_adapter.config.fields import (
     Flag,
     FlagName,
     Host,
+    MailAddress,
     MebibytesPerSecond,
     Name,
     NotAllowedError,
     PlacementName,
+    PlainText,
     QueueName,
     Seconds,
     SetupLines,
     SoftwareName,
+    WebAddress,
     Whole,
     WholeSeconds,
     known_policy,
@@ -505,6 +508,27 @@ class MetricsConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     )
 
 
+class NotifyConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """How it is told that jobs start, end or fail which want that (``notify`` in a job file)."""
+
+    command: tuple[PlainText, ...] = Field(
+        default=(),
+        description="Program and arguments that are run with a JSON object on standard input: event, id, name, user, "
+        "state, exit_code, detail.",
+    )
+    webhook: WebAddress | None = Field(
+        default=None, description="Address to which the same object is posted, with a line for people as text."
+    )
+    mail: MailAddress | None = Field(
+        default=None, description="Address to which the same is mailed, by this host's sendmail."
+    )
+
+    @property
+    def ways(self) -> bool:
+        """Whether there is any way."""
+        return bool(self.command or self.webhook or self.mail)
+
+
 class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """A whole site file."""
 
@@ -519,6 +543,10 @@ class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     metrics: MetricsConfig = Field(
         default_factory=MetricsConfig,
         description="Where metrics are told: see [metrics].",
+    )
+    notify: NotifyConfig = Field(
+        default_factory=NotifyConfig,
+        description="How jobs that want it are told of: see [notify].",
     )
     clusters: tuple[ClusterConfig, ...] = Field(
         min_length=1,

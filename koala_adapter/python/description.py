@@ -178,6 +178,8 @@ class Job(SlotKeywords):
     runner: str | None = None
     """``ranks``, ``workers``, ``adaptive`` or ``sweep``."""
     placement: str | None = None
+    notify: Sequence[str] = ()
+    """What of it is told as the site file says: ``start``, ``end`` or ``fail``."""
     after: Sequence[str | HasId] = ()
     """Jobs that must have ended well before: ids, names, handles; "12:failed" or "12:any" for those that need not."""
     walltime: float | str = WALLTIME

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from koala_adapter.service.clusters import ClusterDriver
     from koala_adapter.service.core import Core
     from koala_adapter.service.meter import ServiceMeter
+    from koala_adapter.service.notices import Notices
     from koala_adapter.service.sizes import SizeChanges
     from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles
 
@@ -379,6 +380,7 @@ class LiveEffector:
         sizes: SizeChanges,
         archive: Archive,
         meter: ServiceMeter,
+        notices: Notices,
     ) -> None:
         """All parts of a service that the scheduler can want something of."""
         self._core = core
@@ -389,6 +391,7 @@ class LiveEffector:
         self._sizes = sizes
         self._archive = archive
         self._meter = meter
+        self._notices = notices
         self.with_secrets: dict[BatchKey, ClusterName | None] = dict.fromkeys(core.journal.batches_with_secrets())
         """Submissions whose secrets are kept, with their clusters; None: not known, after a restart."""
 
@@ -470,6 +473,7 @@ class LiveEffector:
         """Start the application of a job."""
         self._applications.launch(action.job_id)
         self._meter.launched(action.job_id)
+        self._notices.started(self._core.state.jobs[action.job_id].job)
 
     @_contained
     def offer_processors(self, action: act.OfferProcessors) -> None:
@@ -505,6 +509,7 @@ class LiveEffector:
         log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
         self._archive.ended(action.job_id)
         self._meter.ended(action.job_id, outcome.state)
+        self._notices.ended(self._core.state.jobs[action.job_id].job, outcome)
 
     @_contained
     def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:

@@ -39,6 +39,7 @@ from koala_adapter.service.clusters import ClusterDriver
 from koala_adapter.service.core import Core
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.meter import ServiceMeter
+from koala_adapter.service.notices import Notices
 from koala_adapter.service.opening import make_lrm, words_directory
 from koala_adapter.service.results import ResultStore
 from koala_adapter.service.sizes import SizeChanges
@@ -428,6 +429,7 @@ class Service:
             self.reception = Reception(core, self.applications, self.clusters)
             self._asking_again = AskingAgain(core)
             self.archive = Archive(core, self.applications, partial(make_report, self))
+            self.notices = Notices(core)
             self._effector = LiveEffector(
                 core,
                 self.clusters,
@@ -436,6 +438,7 @@ class Service:
                 sizes=self.sizes,
                 archive=self.archive,
                 meter=self.meter,
+                notices=self.notices,
             )
             self._loop = core.loop = EventLoop(
                 scheduler,
@@ -700,6 +703,7 @@ class Service:
                 tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)
                 tasks.start_soon(self.sweeps.run)
+                tasks.start_soon(self.notices.run)
                 task_status.started()
         finally:
             try:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from koala_adapter.config.jobfile import LARGEST_SUM, check_job, job_from_dict, load_job, load_job_text
 from koala_adapter.config.jobtables import ComponentTable, InputFileTable, JobTable
-from koala_adapter.config.sitefile import NoSettings, SiteConfig, load_site_text
+from koala_adapter.config.sitefile import NoSettings, NotifyConfig, SiteConfig, load_site_text
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind, Launcher, Retirement, RunnerName
 from koala_adapter.slots import Slot
@@ -573,3 +573,11 @@ def test_jobs_before_that_cannot_be(value: str) -> None:
     message = refusal(f"after = {value}\n{HEAD}{COMPONENT}")
     assert message.startswith("j.toml:1: after[0]: found ")
     assert "allowed is the id or name of a job" in message
+
+
+def test_notices_need_a_way(site: SiteConfig) -> None:
+    text = f'notify = ["end", "fail"]\n{HEAD}{COMPONENT}'
+    assert "j.toml:1: notify: allowed where the site file says how to tell" in refusal(text, site=site)
+    told = site.model_copy(update={"notify": NotifyConfig(mail="me@example.org")})
+    job = load_job_text(text, user="alice", directory=Path(), site=told)
+    assert [one.value for one in job.notify] == ["end", "fail"]
