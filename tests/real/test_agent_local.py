@@ -102,6 +102,12 @@ async def test_a_placeholder_becomes_a_process(site: Site, python: str) -> None:
         assert end == TaskEnd(reason=EndReason.EXITED, exit_code=3)
         assert (site.output("t"), site.output("t", "err")) == (b"to out\n", b"to err\n")
         assert (await site.wait_for(AgentTaskStarted)).task == "t"
+        argv = ("/bin/sh", "-c", 'echo "$A $1"', "sh", "a  b")
+        set_up = Launch(task="s", argv=argv, setup=("export A=1",))
+        assert (await run(site, set_up, 3), site.output("s")) == (EXITED, b"1 a  b\n")
+        failed = await run(site, replace(shell("f", "true"), setup=("true", "echo why >&2; (exit 4)")), 3)
+        assert (failed.reason, failed.exit_code) == (EndReason.LAUNCH_FAILED, 4)
+        assert failed.detail.endswith(": why")
         assert site.center.release(placeholder(3), 1.0)
         assert await site.ended(process) == (0, "")
     assert not list(site.directory.glob("koala-*"))
@@ -300,6 +306,20 @@ async def test_a_signal_from_the_center(site: Site) -> None:
         assert site.center.signal(placeholder(), Signal(task="t", signal=signal.SIGUSR2))
         ended = await site.wait_for(AgentTaskEnded)
         assert ended.end == TaskEnd(reason=EndReason.SIGNALLED, signal=signal.SIGUSR2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+async def test_a_signal_ends_the_lines_before_a_task(site: Site, number: int) -> None:
+    """As it would end the task; that is no failure of a line."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        order = replace(shell("t", "echo ran"), setup=("echo here; sleep 1000",))
+        assert site.center.launch(placeholder(1), order)
+        await site.wait_for_output("t", b"here\n")
+        site.center.signal(placeholder(1), Signal(task="t", signal=number))
+        assert (await end_of(site, "t")).signal == number
+        assert site.output("t") == b"here\n"
 
 
 async def test_nothing_of_a_task_outlives_it(site: Site) -> None:
