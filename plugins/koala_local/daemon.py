@@ -37,13 +37,16 @@ from koala_local.jobs import (
     JobRecord,
     JobStore,
     Layout,
+    Room,
     decode,
     encode,
     failure,
+    fits_ever,
+    free_processors,
     next_starts,
     peer_user,
+    rooms,
     short_path,
-    used_processors,
 )
 from koala_local.processes import Supervisor
 
@@ -73,6 +76,10 @@ class Request:
     output_directory: str
     queue: str | None
     held: bool
+    threads: int = 1
+    memory_mib: int = 0
+    gpus: int = 0
+    exclusive: bool = False
 
 
 class LocalCluster:
@@ -103,9 +110,9 @@ class LocalCluster:
         """True while there is any job that has not ended."""
         return any(job.state is not LrmJobState.ENDED for job in self._jobs.values())
 
-    def used(self) -> dict[str, int]:
-        """Return the number of occupied processors by node."""
-        return used_processors(self._jobs.values())
+    def rooms(self) -> dict[str, Room]:
+        """Return what is left of each node."""
+        return rooms(self.layout.nodes, self._jobs.values())
 
     def jobs(self, prefix: str) -> list[JobRecord]:
         """Return the jobs whose name begins with ``prefix``; first forget those that ended long ago."""
@@ -120,19 +127,7 @@ class LocalCluster:
         descriptor = os.open(script, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(request.script.encode("utf-8", "surrogateescape"))
-        new = [
-            JobRecord(
-                number=number,
-                index=index,
-                name=request.name,
-                user=request.user,
-                walltime=request.walltime,
-                output_directory=request.output_directory,
-                submitted_at=time.time(),
-                state=LrmJobState.HELD if request.held else LrmJobState.QUEUED,
-            )
-            for index in range(1, request.count + 1)
-        ]
+        new = [_record(request, number=number, index=index) for index in range(1, request.count + 1)]
         self._put(new)
         self._start_waiting()
         return [job.id for job in new]
@@ -160,13 +155,14 @@ class LocalCluster:
         self._start_waiting()
 
     def start_on(self, id_: str, nodes: Sequence[str]) -> None:
-        """Let a held job start on one node, as soon as that has an idle processor."""
+        """Let a held job start on one node, named once or for each of its processors, as soon as that has room."""
         (job,) = self._find([id_], WAITING, "start")
         unknown = set(nodes) - {node.name for node in self.layout.nodes}
         if unknown:
             raise LrmNotFoundError(f"there is no node {', '.join(sorted(unknown))}")
-        if len(nodes) != 1:
-            raise LrmRejectedError(f"job {id_} needs one processor and cannot start on {len(nodes)} nodes")
+        if len(set(nodes)) != 1 or len(nodes) not in {1, job.threads}:
+            asked = "one processor" if job.threads == 1 else f"{job.threads} processors of one node"
+            raise LrmRejectedError(f"job {id_} needs {asked} and cannot start on {', '.join(nodes)}")
         self._put([replace(job, state=LrmJobState.QUEUED, node=nodes[0])])
         self._start_waiting()
 
@@ -209,12 +205,19 @@ class LocalCluster:
     # -- what happens -----------------------------------------------------------------------------------------
 
     def _start_waiting(self) -> None:
-        for job, node in next_starts(self.layout.nodes, self._jobs.values()):
-            self._start(replace(job, node=node, starts=job.starts + 1))
+        for job in next_starts(self.layout.nodes, self._jobs.values()):
+            self._start(replace(job, starts=job.starts + 1, bound_to=self._processors_of(job)))
+
+    def _processors_of(self, job: JobRecord) -> tuple[int, ...]:
+        """Return the processors of this host to which a job is bound; none where they are not enough for all jobs."""
+        here = os.sched_getaffinity(0)
+        if not self.layout.bind or job.processors == 1 or self.layout.processors > len(here):
+            return ()
+        return tuple(free_processors(self._jobs.values(), here)[: job.processors])
 
     def _start(self, job: JobRecord) -> None:
         try:
-            gated = self._processes.start(job, script=self._script(job.number))
+            gated = self._processes.start(job, script=self._script(job.number), gpus=self._has_gpus)
         except OSError as error:
             reason = f"cannot start: {error}"
             self._finish(replace(job, reason=reason), EndReason.LAUNCH_FAILED)
@@ -233,6 +236,10 @@ class LocalCluster:
         self._put([running])
         self._processes.follow(running)
         gated.open()
+
+    @property
+    def _has_gpus(self) -> bool:
+        return any(node.gpus for node in self.layout.nodes)
 
     def _end(self, jobs: Iterable[JobRecord], ending: Ending) -> None:
         fresh = [job for job in jobs if job.state is not LrmJobState.ENDING]
@@ -304,6 +311,17 @@ class LocalCluster:
         if not request.name or "/" in request.name or "\0" in request.name or request.name.startswith("."):
             raise LrmRejectedError(f"{request.name!r} cannot be a job name: it becomes part of file names")
         self._check_walltime(request.walltime)
+        self._check_room(request)
+
+    def _check_room(self, request: Request) -> None:
+        """Raise LrmRejectedError for jobs that could never start."""
+        if request.threads < 1 or request.gpus < 0 or request.memory_mib < 0:
+            raise LrmRejectedError("a job has at least one processor, and no less than no memory and no GPUs")
+        if (request.threads, request.memory_mib, request.gpus) == (1, 0, 0):
+            return
+        if not fits_ever(self.layout.nodes, _record(request, number=0, index=1)):
+            asked = f"{request.threads} processors, {request.memory_mib} MiB and {request.gpus} GPUs"
+            raise LrmRejectedError(f"no node of this cluster ever has {asked} for a job")
 
     def _check_walltime(self, walltime: int) -> None:
         limit = self.layout.walltime_limit
@@ -331,6 +349,23 @@ class LocalCluster:
                 del self._jobs[id_], self._seen_ended[id_]
 
 
+def _record(request: Request, *, number: int, index: int) -> JobRecord:
+    return JobRecord(
+        number=number,
+        index=index,
+        name=request.name,
+        user=request.user,
+        walltime=request.walltime,
+        output_directory=request.output_directory,
+        submitted_at=time.time(),
+        state=LrmJobState.HELD if request.held else LrmJobState.QUEUED,
+        threads=request.threads,
+        memory_mib=request.memory_mib,
+        gpus=request.gpus,
+        exclusive=request.exclusive,
+    )
+
+
 def _queued_again(job: JobRecord) -> JobRecord:
     return replace(
         job,
@@ -342,6 +377,9 @@ def _queued_again(job: JobRecord) -> JobRecord:
         started_since_boot=None,
         ending=None,
         reason="requeued",
+        taken=0,
+        bound_to=(),
+        devices=(),
     )
 
 
@@ -410,11 +448,18 @@ def _version(_cluster: LocalCluster, _fields: Fields) -> dict[str, Json]:
 
 
 def _nodes(cluster: LocalCluster, _fields: Fields) -> dict[str, Json]:
-    used = cluster.used()
     return {
         "nodes": [
-            {"name": node.name, "processors": node.processors, "used": used.get(node.name, 0)}
-            for node in cluster.layout.nodes
+            {
+                "name": name,
+                "processors": room.node.processors,
+                "used": room.node.processors - room.processors,
+                "memory_mib": room.node.memory_mib,
+                "memory_used_mib": (room.node.memory_mib or 0) - room.memory_mib,
+                "gpus": room.node.gpus,
+                "gpus_used": room.node.gpus - len(room.devices),
+            }
+            for name, room in cluster.rooms().items()
         ]
     }
 
@@ -433,6 +478,10 @@ def _submit(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
         output_directory=fields.text("output_directory"),
         queue=fields.optional_text("queue"),
         held=fields.flag("held"),
+        threads=fields.optional_integer("threads") or 1,
+        memory_mib=fields.optional_integer("memory_mib") or 0,
+        gpus=fields.optional_integer("gpus") or 0,
+        exclusive="exclusive" in fields and fields.flag("exclusive"),
     )
     return {"ids": [str(id_) for id_ in cluster.submit(request)]}
 

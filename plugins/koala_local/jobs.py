@@ -9,7 +9,7 @@ import os
 import socket
 import sqlite3
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Self, TypeAlias, Union
 
@@ -17,7 +17,7 @@ from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, L
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -97,6 +97,16 @@ class Fields:
             raise self._wrong(name, "a list of strings")
         return texts
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """Return a list of integers, empty when it is absent."""
+        value = self._values.get(name, [])
+        if not isinstance(value, list):
+            raise self._wrong(name, "a list of integers")
+        numbers = tuple(item for item in value if isinstance(item, int) and not isinstance(item, bool))
+        if len(numbers) != len(value):
+            raise self._wrong(name, "a list of integers")
+        return numbers
+
     def objects(self, name: str) -> tuple[Fields, ...]:
         """Return a list of objects."""
         value = self._values.get(name)
@@ -164,10 +174,13 @@ QUEUE = "local"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSlots:
-    """A simulated node: a name, and how many jobs of one processor run on it at once."""
+    """A simulated node, and what jobs can have of it."""
 
     name: str
     processors: int
+    memory_mib: int | None = None
+    """None: memory is not counted."""
+    gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +194,8 @@ class Layout:
     remember_seconds: float = 600.0
     kill_wait: float = KILL_WAIT
     """Seconds from SIGTERM to SIGKILL."""
+    bind: bool = True
+    """Jobs of several processors are bound to processors of this host."""
 
     @property
     def processors(self) -> int:
@@ -190,11 +205,12 @@ class Layout:
     def to_json(self) -> dict[str, Json]:
         """Return what `from_json` reads."""
         return {
-            "nodes": [{"name": node.name, "processors": node.processors} for node in self.nodes],
+            "nodes": [asdict(node) for node in self.nodes],
             "walltime_limit": self.walltime_limit,
             "idle_seconds": self.idle_seconds,
             "remember_seconds": self.remember_seconds,
             "kill_wait": self.kill_wait,
+            "bind": self.bind,
         }
 
     @classmethod
@@ -203,13 +219,19 @@ class Layout:
         kill_wait = fields.optional_number("kill_wait")  # earlier versions do not say it
         return cls(
             nodes=tuple(
-                NodeSlots(name=node.text("name"), processors=node.integer("processors"))
+                NodeSlots(
+                    name=node.text("name"),
+                    processors=node.integer("processors"),
+                    memory_mib=node.optional_integer("memory_mib"),
+                    gpus=node.optional_integer("gpus") or 0,
+                )
                 for node in fields.objects("nodes")
             ),
             walltime_limit=fields.optional_integer("walltime_limit"),
             idle_seconds=fields.number("idle_seconds"),
             remember_seconds=fields.number("remember_seconds"),
             kill_wait=KILL_WAIT if kill_wait is None else kill_wait,
+            bind="bind" not in fields or fields.flag("bind"),
         )
 
 
@@ -232,7 +254,7 @@ OCCUPYING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SU
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """One element of a submission; it needs one processor."""
+    """One element of a submission."""
 
     number: int
     """Number of the submission, from 1, never used again."""
@@ -264,6 +286,24 @@ class JobRecord:
     signal: int | None = None
     reason: str = ""
     """Why it waits or ended, for people."""
+    threads: int = 1
+    """Processors that it asks for."""
+    memory_mib: int = 0
+    """Memory that it asks for; 0: none in particular."""
+    gpus: int = 0
+    exclusive: bool = False
+    """It has its node for itself."""
+    taken: int = 0
+    """Processors of its node that it has, or had: all of them when it is exclusive. 0: it has not started."""
+    bound_to: tuple[int, ...] = ()
+    """Processors of this host on which its processes run; empty: all."""
+    devices: tuple[int, ...] = ()
+    """Numbers of its GPUs."""
+
+    @property
+    def processors(self) -> int:
+        """Processors that it has, or asks for."""
+        return self.taken or self.threads
 
     @property
     def id(self) -> LrmJobId:
@@ -279,7 +319,8 @@ class JobRecord:
 
     def to_json(self) -> dict[str, Json]:
         """Return what `from_json` reads."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: [*value] if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, values: Fields) -> Self:
@@ -307,6 +348,14 @@ class JobRecord:
                 exit_code=values.optional_integer("exit_code"),
                 signal=values.optional_integer("signal"),
                 reason=values.text("reason"),
+                # Earlier versions have not written what follows.
+                threads=values.optional_integer("threads") or 1,
+                memory_mib=values.optional_integer("memory_mib") or 0,
+                gpus=values.optional_integer("gpus") or 0,
+                exclusive="exclusive" in values and values.flag("exclusive"),
+                taken=values.optional_integer("taken") or 0,
+                bound_to=values.integers("bound_to"),
+                devices=values.integers("devices"),
             )
         except ValueError as error:
             raise ProtocolError(f"not a job: {error}") from error
@@ -319,7 +368,7 @@ class JobRecord:
             name=self.name,
             state=self.state,
             user=self.user,
-            processors=1,
+            processors=self.processors,
             array_index=self.index,
             nodes=(self.node,) if occupying and self.node else (),
             queue=QUEUE,
@@ -333,7 +382,7 @@ class JobRecord:
             raw_state=self.state.value,
             walltime=self.walltime,
             hold=HoldOwner.USER if self.state is LrmJobState.HELD else None,
-            layout=((self.node, 1),) if occupying and self.node else (),
+            layout=((self.node, self.processors),) if occupying and self.node else (),
         )
 
 
@@ -341,36 +390,86 @@ class JobRecord:
 # Which waiting job starts where: first come, first served, on the node with most idle processors.
 
 
-def used_processors(jobs: Iterable[JobRecord]) -> dict[str, int]:
-    """Return the number of occupied processors by node; nodes without any are left out."""
-    used: dict[str, int] = {}
+@dataclass(slots=True, kw_only=True)
+class Room:
+    """What is left of a node."""
+
+    node: NodeSlots
+    processors: int
+    memory_mib: int
+    devices: list[int]
+    jobs: int = 0
+
+    def takes(self, job: JobRecord) -> bool:
+        """Tell whether a job can start here now."""
+        return (
+            self.processors >= job.threads
+            and not (job.exclusive and self.jobs)
+            and (self.node.memory_mib is None or self.memory_mib >= job.memory_mib)
+            and len(self.devices) >= job.gpus
+        )
+
+    def start(self, job: JobRecord) -> JobRecord:
+        """Return a job as it is on this node, with its part of it."""
+        taken = self.node.processors if job.exclusive else job.threads
+        placed = replace(job, node=self.node.name, taken=taken, devices=tuple(self.devices[: job.gpus]))
+        self.take(placed)
+        return placed
+
+    def take(self, job: JobRecord) -> None:
+        """Count what a job has here."""
+        self.processors -= job.processors
+        self.memory_mib -= job.memory_mib
+        self.devices = [device for device in self.devices if device not in job.devices]
+        self.jobs += 1
+
+
+def rooms(nodes: Sequence[NodeSlots], jobs: Iterable[JobRecord]) -> dict[str, Room]:
+    """Return what jobs leave of each node. The GPUs of all nodes are numbered through."""
+    found: dict[str, Room] = {}
+    first = 0
+    for node in nodes:
+        devices = list(range(first, first + node.gpus))
+        found[node.name] = Room(node=node, processors=node.processors, memory_mib=node.memory_mib or 0, devices=devices)
+        first += node.gpus
     for job in jobs:
-        if job.state in OCCUPYING:
-            used[job.node] = used.get(job.node, 0) + 1
-    return used
+        if job.state in OCCUPYING and job.node in found:
+            found[job.node].take(job)
+    return found
 
 
-def next_starts(nodes: Sequence[NodeSlots], jobs: Iterable[JobRecord]) -> list[tuple[JobRecord, str]]:
-    """Return the queued jobs that can start now, each with its node.
+def fits_ever(nodes: Sequence[NodeSlots], job: JobRecord) -> bool:
+    """Tell whether a job could start when no other job is there."""
+    return any(room.takes(job) for room in rooms(nodes, ()).values())
+
+
+def next_starts(nodes: Sequence[NodeSlots], jobs: Iterable[JobRecord]) -> list[JobRecord]:
+    """Return the queued jobs that can start now, each with its part of its node.
 
     ``jobs`` are in order of submission. A job for which a node was chosen waits for that node, and lets others pass.
+    Another one that waits for room keeps those behind it waiting, or it might wait for ever.
     """
     jobs = list(jobs)
-    used = used_processors(jobs)
-    idle = {node.name: node.processors - used.get(node.name, 0) for node in nodes}
-    total = sum(count for count in idle.values() if count > 0)
-    starts: list[tuple[JobRecord, str]] = []
+    left = rooms(nodes, jobs)
+    starts: list[JobRecord] = []
+    blocked = False
     for job in jobs:
-        if total <= 0:
-            break
-        if job.state is not LrmJobState.QUEUED:
+        if job.state is not LrmJobState.QUEUED or (blocked and not job.node):
             continue
-        node = job.node or max(idle, key=lambda name: idle[name])
-        if idle.get(node, 0) > 0:
-            idle[node] -= 1
-            total -= 1
-            starts.append((job, node))
+        if not any(room.processors > 0 for room in left.values()):
+            break
+        able = [room for name, room in left.items() if job.node in {"", name} and room.takes(job)]
+        if able:
+            starts.append(max(able, key=lambda room: room.processors).start(job))
+        elif not job.node:
+            blocked = fits_ever(nodes, job)
     return starts
+
+
+def free_processors(jobs: Iterable[JobRecord], here: Collection[int]) -> list[int]:
+    """Return the processors of this host, of those that we may use, to which no job is bound."""
+    bound = {number for job in jobs if job.state in OCCUPYING for number in job.bound_to}
+    return sorted(set(here) - bound)
 
 
 # -- Store ---------------------------------------------------------------------------------------------------

@@ -15,12 +15,13 @@ from anyio.abc import SocketAttribute
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 import koala_adapter
-from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, ProtocolError
+from koala_adapter.errors import ConfigurationError, LrmError, LrmRejectedError, LrmUnavailableError, ProtocolError
 from koala_adapter.host.privatedirectory import make_private_directory
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.contract import oldest_first
-from koala_adapter.model import LrmJobId, Node, NodeState, Queue
+from koala_adapter.lrm.mapping import divide
+from koala_adapter.model import LrmJobId, Node, NodeGpus, NodeState, Queue
 from koala_local import processes
 from koala_local.daemon import LAYOUT_NAME, LOG_NAME
 from koala_local.jobs import (
@@ -74,6 +75,26 @@ class LocalSettings(BaseModel):
     processors_per_node: int | None = Field(
         default=None, ge=1, le=10_000, description="Processors (slots) of each simulated node. Default: 1."
     )
+    memory_mib: int | None = Field(
+        default=None,
+        ge=1,
+        json_schema_extra={"x-unit": "MiB"},
+        description="Memory of each simulated node that jobs can have, in MiB. Default: it is not counted; a job that "
+        "asks for memory is limited to it all the same.",
+    )
+    gpus: int = Field(
+        default=0,
+        ge=0,
+        le=1_000,
+        description="GPUs of each simulated node, all numbered from 0 on: a job sees its own by CUDA_VISIBLE_DEVICES.",
+    )
+    gpu_kind: str = Field(default="", description="Kind of the GPUs, for jobs that ask for one; empty: they have none.")
+    features: tuple[str, ...] = Field(default=(), description="What jobs may ask for as features: each node has them.")
+    bind: bool = Field(
+        default=True,
+        description="Jobs of several processors are bound to as many of this host, where it has enough for all nodes. "
+        "Say false where several clusters share the host.",
+    )
     walltime_limit: int | None = Field(
         default=None, ge=1, description="Longest walltime of a job in seconds. Default: no limit."
     )
@@ -119,11 +140,14 @@ class LocalSettings(BaseModel):
         names: tuple[str, ...] = self.node_names
         names = names or tuple(f"n{number}" for number in range(1, (self.nodes or 1) + 1))
         return Layout(
-            nodes=tuple(NodeSlots(name=name, processors=each) for name in names),
+            nodes=tuple(
+                NodeSlots(name=name, processors=each, memory_mib=self.memory_mib, gpus=self.gpus) for name in names
+            ),
             walltime_limit=self.walltime_limit,
             idle_seconds=self.idle_seconds,
             remember_seconds=self.remember_seconds,
             kill_wait=self.kill_wait,
+            bind=self.bind,
         )
 
 
@@ -230,7 +254,14 @@ async def _receive_all(stream: SocketStream) -> bytes:
 # -- The LRM -------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(
-    hold=True, pin=True, tells_holders=False, suspend=True, requeue=True, signal=True, modify=True
+    hold=True,
+    pin=True,
+    tells_holders=False,
+    suspend=True,
+    requeue=True,
+    signal=True,
+    modify=True,
+    slots=frozenset({"threads", "gpus", "gpu_kind", "exclusive", "features"}),
 )
 
 
@@ -243,7 +274,11 @@ class LocalLrm(Lrm):
     requests_per_poll = 2
 
     def __init__(self, context: ClusterContext, settings: LocalSettings) -> None:
+        if context.directives.map:
+            message = f"cluster {context.cluster}: a local cluster has no submission flags that could be mapped"
+            raise ConfigurationError(message, hint="take [clusters.map] out of its table")
         self._context = context
+        self._settings = settings
         self._layout = settings.layout
         self._user = context.user or login_name()
         self._daemon = DaemonClient(
@@ -270,9 +305,18 @@ class LocalLrm(Lrm):
                 processors_used=node.integer("used"),
                 queues=(QUEUE,),
                 raw_state="up",
+                memory_mib=(memory := node.optional_integer("memory_mib")),
+                memory_used_mib=None if memory is None else node.optional_integer("memory_used_mib"),
+                features=self._settings.features,
+                gpus=self._gpus(node),
             )
             for node in answer.objects("nodes")
         )
+
+    def _gpus(self, node: Fields) -> tuple[NodeGpus, ...]:
+        count = node.optional_integer("gpus") or 0
+        used = node.optional_integer("gpus_used") or 0
+        return (NodeGpus(kind=self._settings.gpu_kind, count=count, used=used),) if count else ()
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs, with those that ended some minutes ago."""
@@ -349,6 +393,13 @@ class LocalLrm(Lrm):
     def _request(self, submission: Submission) -> dict[str, Json]:
         if submission.count < 1:
             raise LrmRejectedError(f"a submission has at least 1 job, not {submission.count}")
+        divided = divide(submission, self.capabilities.slots, self._context.directives, system="The local cluster")
+        slot = divided.rest.slot
+        lacking = [name for name in slot.features if name not in self._settings.features]
+        lacking += [slot.gpu_kind] if slot.gpu_kind not in {"", self._settings.gpu_kind} else []
+        if lacking:
+            message = f"no node of this cluster has {', '.join(lacking)}"
+            raise LrmRejectedError(message, hint="its settings say what there is: features, gpus and gpu_kind")
         return {
             "name": submission.key,
             "user": self._user,
@@ -358,6 +409,10 @@ class LocalLrm(Lrm):
             "output_directory": submission.output_directory or "",
             "queue": submission.queue,
             "held": submission.held,
+            "threads": slot.threads,
+            "memory_mib": submission.memory_mib or 0,
+            "gpus": slot.gpus,
+            "exclusive": slot.exclusive,
         }
 
     def _check_directives(self) -> CheckResult:

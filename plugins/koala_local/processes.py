@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import resource
 import signal
 import stat
 import time
@@ -35,6 +36,9 @@ MARK = "KOALA_LOCAL_MARK"
 TASK = "KOALA_LOCAL_TASK"
 JOB = "KOALA_LOCAL_JOB"
 NODE = "KOALA_LOCAL_NODE"
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+LEAST_MEMORY = 64 * 1024 * 1024
+"""Bytes of data that each process may have, however little its job asks for: a Python interpreter must start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +66,10 @@ def job_mark(directory: Path, job: JobRecord) -> str:
     return f"{directory}:{job.id}:{job.starts}"
 
 
-def job_environment(directory: Path, job: JobRecord) -> dict[str, str]:
+def job_environment(directory: Path, job: JobRecord, *, gpus: bool = False) -> dict[str, str]:
     """Return the whole environment of a job: inherited are the search path, the time zone and the caller's locale.
 
-    LC_ALL is the daemon's own.
+    LC_ALL is the daemon's own. ``gpus``: the cluster has some, of which each job sees its own alone.
     """
     entry = pwd.getpwuid(os.geteuid())
     kept = {
@@ -73,8 +77,10 @@ def job_environment(directory: Path, job: JobRecord) -> dict[str, str]:
         for name, value in os.environ.items()
         if name in {"PATH", "TZ", "LANG", "LANGUAGE"} or (name.startswith("LC_") and name != "LC_ALL")
     }
+    devices = {VISIBLE_GPUS: ",".join(map(str, job.devices))} if gpus else {}
     return {
         **kept,
+        **devices,
         "HOME": entry.pw_dir,
         "USER": entry.pw_name,
         "LOGNAME": entry.pw_name,
@@ -110,7 +116,25 @@ def start_gated(job: JobRecord, *, script: Path, environment: Mapping[str, str])
     finally:
         for descriptor in (gate_read, output):
             os.close(descriptor)
-    return Gated(pid=pid, birth=process_birth(pid), gate=gate_write)
+    gated = Gated(pid=pid, birth=process_birth(pid), gate=gate_write)
+    _confine(job, pid)
+    return gated
+
+
+def _confine(job: JobRecord, pid: int) -> None:
+    """Keep a process, and all that it will start, to the processors and the memory of its job.
+
+    The limit is one of data (RLIMIT_DATA: heap and private writable mappings), of each process by itself. That of the
+    address space (RLIMIT_AS) would end programs that reserve far more than they use: those of Go, Java and CUDA do.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        if job.bound_to:
+            os.sched_setaffinity(pid, job.bound_to)
+        if job.memory_mib:
+            most = max(LEAST_MEMORY, job.memory_mib * 1024 * 1024)
+            _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+            limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
 
 
 def _open_output(job: JobRecord) -> int:
@@ -265,9 +289,9 @@ class Supervisor:
         self._watched: dict[LrmJobId, _Watched] = {}
         self._leftovers: dict[int, str] = {}
 
-    def start(self, job: JobRecord, *, script: Path) -> Gated:
+    def start(self, job: JobRecord, *, script: Path, gpus: bool) -> Gated:
         """Start a job's process behind its gate. Raises OSError."""
-        environment = job_environment(self._directory, job)
+        environment = job_environment(self._directory, job, gpus=gpus)
         return start_gated(job, script=script, environment=environment)
 
     def follow(self, job: JobRecord) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import sqlite3
 import time
 from dataclasses import replace
@@ -35,12 +36,14 @@ from koala_local.jobs import (
     decode,
     encode,
     failure,
+    fits_ever,
+    free_processors,
     next_starts,
     raise_failure,
-    used_processors,
+    rooms,
 )
 from koala_local.lrm import LocalSettings
-from koala_local.processes import Supervisor, since_boot
+from koala_local.processes import Supervisor, job_environment, since_boot, start_gated
 
 SAMPLE = JobRecord(
     number=7,
@@ -261,36 +264,105 @@ def test_a_walltime_is_not_moved_by_the_time_of_day(tmp_path: Path, step: float)
 # -- slots --------------------------------------------------------------------------------------------------------
 
 
+slots_of_jobs = st.builds(
+    lambda job, threads, memory, gpus, exclusive: replace(
+        job, threads=threads, memory_mib=memory, gpus=gpus, exclusive=exclusive
+    ),
+    st.sampled_from([SAMPLE]),
+    st.integers(1, 4),
+    st.sampled_from([0, 100, 1000]),
+    st.integers(0, 2),
+    st.booleans(),
+)
+rich_nodes = st.lists(
+    st.builds(
+        NodeSlots,
+        name=st.sampled_from(["a", "b", "c"]),
+        processors=st.integers(1, 6),
+        memory_mib=st.sampled_from([None, 500, 2000]),
+        gpus=st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda node: node.name,
+)
+
+
 @given(nodes=layouts, jobs=queues_of_jobs)
 def test_nodes_are_never_overfilled(nodes: list[NodeSlots], jobs: list[JobRecord]) -> None:
     starts = next_starts(nodes, jobs)
-    assert all(job.state is LrmJobState.QUEUED for job, _ in starts)
-    assert len({job.id for job, _ in starts}) == len(starts)
-    before = used_processors(jobs)
+    asked = {job.id: job for job in jobs}
+    assert all(job.state is LrmJobState.QUEUED for job in starts)
+    assert len({job.id for job in starts}) == len(starts)
+    before = rooms(nodes, jobs)
     for node in nodes:
-        new = sum(name == node.name for _, name in starts)
-        assert new == 0 or before.get(node.name, 0) + new <= node.processors
-    assert {name for _, name in starts} <= {node.name for node in nodes}
-    assert all(job.node in {"", name} for job, name in starts)
+        new = sum(job.node == node.name for job in starts)
+        assert new <= max(0, before[node.name].processors)
+    assert {job.node for job in starts} <= {node.name for node in nodes}
+    assert all(asked[job.id].node in {"", job.node} for job in starts)
 
 
 @given(nodes=layouts, jobs=queues_of_jobs)
 def test_first_come_first_served(nodes: list[NodeSlots], jobs: list[JobRecord]) -> None:
     starts = next_starts(nodes, jobs)
-    free_choice = [job for job in jobs if job.state is LrmJobState.QUEUED and not job.node]
-    started = [job for job, _ in starts if not job.node]
+    free_choice = [job.id for job in jobs if job.state is LrmJobState.QUEUED and not job.node]
+    started = [job.id for job in starts if job.id in free_choice]
     assert started == free_choice[: len(started)]
     if len(started) < len(free_choice):
-        used = used_processors([*jobs, *(replace(job, state=LrmJobState.RUNNING, node=n) for job, n in starts)])
-        assert all(used.get(node.name, 0) >= node.processors for node in nodes)
+        left = rooms(nodes, [*jobs, *(replace(job, state=LrmJobState.RUNNING) for job in starts)])
+        assert all(room.processors <= 0 for room in left.values())
+
+
+@given(nodes=rich_nodes, asked=st.lists(slots_of_jobs, max_size=12))
+def test_slots_share_nothing(nodes: list[NodeSlots], asked: list[JobRecord]) -> None:
+    """What runs together fits together; who waits waits for room, and the first of those for whom there may be some."""
+    jobs = [replace(job, index=index) for index, job in enumerate(asked, start=1)]
+    starts = next_starts(nodes, jobs)
+    for node in nodes:
+        here = [job for job in starts if job.node == node.name]
+        assert sum(job.processors for job in here) <= node.processors
+        assert node.memory_mib is None or sum(job.memory_mib for job in here) <= node.memory_mib
+        devices = [device for job in here for device in job.devices]
+        assert len(devices) == len(set(devices)) == sum(job.gpus for job in here) <= node.gpus
+        assert len(here) == 1 or not any(job.exclusive for job in here)
+    devices = [device for job in starts for device in job.devices]
+    assert len(devices) == len(set(devices))
+    possible = [job.id for job in jobs if fits_ever(nodes, job)]
+    assert [job.id for job in starts] == possible[: len(starts)]
+    left = rooms(nodes, [replace(job, state=LrmJobState.RUNNING) for job in starts])
+    waiting = [job for job in jobs if job.id in possible[len(starts) :]]
+    assert not waiting or not any(room.takes(waiting[0]) for room in left.values())
 
 
 def test_jobs_spread_over_nodes() -> None:
     nodes = [NodeSlots(name="a", processors=1), NodeSlots(name="b", processors=3)]
     jobs = [replace(SAMPLE, index=index) for index in range(1, 5)]
-    assert [node for _, node in next_starts(nodes, jobs)] == ["b", "b", "a", "b"]
+    assert [job.node for job in next_starts(nodes, jobs)] == ["b", "b", "a", "b"]
 
 
 def test_occupying_states_are_counted() -> None:
-    jobs = [replace(SAMPLE, state=state, node="n1") for state in LrmJobState]
-    assert used_processors(jobs) == {"n1": len(OCCUPYING)}
+    jobs = [replace(SAMPLE, state=state, node="n1", threads=2) for state in LrmJobState]
+    (room,) = rooms([NodeSlots(name="n1", processors=20)], jobs).values()
+    assert room.processors == 20 - 2 * len(OCCUPYING)
+
+
+def test_jobs_are_bound_to_processors_that_no_other_has() -> None:
+    bound = [replace(SAMPLE, state=LrmJobState.RUNNING, bound_to=(0, 2)), replace(SAMPLE, bound_to=(1,))]
+    assert free_processors(bound, {0, 1, 2, 3}) == [1, 3]
+
+
+def test_a_process_is_kept_to_its_slot(tmp_path: Path) -> None:
+    """Processors, memory and GPUs of a job are those of its process, and of all that it will start."""
+    here = min(os.sched_getaffinity(0))
+    job = replace(SAMPLE, bound_to=(here,), memory_mib=100, gpus=2, devices=(1, 3), output_directory="")
+    environment = job_environment(tmp_path, job, gpus=True)
+    gated = start_gated(job, script=tmp_path / "none.sh", environment=environment)
+    try:
+        assert environment["CUDA_VISIBLE_DEVICES"] == "1,3"
+        assert os.sched_getaffinity(gated.pid) == {here}
+        assert resource.prlimit(gated.pid, resource.RLIMIT_DATA)[0] == 100 * 1024 * 1024
+        assert job_environment(tmp_path, SAMPLE, gpus=True)["CUDA_VISIBLE_DEVICES"] == ""
+        assert "CUDA_VISIBLE_DEVICES" not in job_environment(tmp_path, SAMPLE)
+    finally:
+        os.close(gated.gate)
+        os.waitpid(gated.pid, 0)
