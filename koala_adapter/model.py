@@ -8,6 +8,7 @@ slot: a processor, unless its component needs more (:mod:`koala_adapter.slots`).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
@@ -407,6 +408,16 @@ class LrmJobState(StrEnum):
     UNKNOWN = "unknown"
 
 
+WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
+ACTIVE = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED})
+OCCUPYING = ACTIVE | {LrmJobState.ENDING}
+"""States in which a job has its processors. Suspended jobs keep their memory and come back; ending ones still clean."""
+
+
+_ELEMENT = re.compile(r"(?<=\[)[0-9]+(?=\])|[0-9]+$")
+"""In the id of an element: ``12_3``, ``12.3`` or ``12[3].server``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrmJob:
     """A job (or one element of a job array) as its LRM shows it."""
@@ -490,6 +501,11 @@ class LrmJob:
     tied: bool = False
     """It waits, and may still be tied to the nodes on which we started it: plugins do not tell this, the record of
     starts does."""
+
+    @property
+    def array(self) -> str | None:
+        """What the elements of its job array have in common in their ids; None for a job that is no element."""
+        return None if self.array_index is None else _ELEMENT.sub("", self.id)
 
     def cores(self, processors: int, threads: int) -> int:
         """Return how many cores of so many threads each it takes for so many processors on a node."""

@@ -28,7 +28,7 @@ from koala_adapter.host.process import stop_on_signal, under_supervision
 from koala_adapter.host.sockets import is_loopback
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.starts import StartLog
-from koala_adapter.model import LrmJobState
+from koala_adapter.model import OCCUPYING, WAITING, LrmJobState
 from koala_adapter.ordering.asking import SOCKET_NAME, ExplainServer, Explanation
 from koala_adapter.ordering.jobs import Phase
 from koala_adapter.service.opening import close_lrm, make_lrm
@@ -36,7 +36,7 @@ from koala_adapter.wiki.client import Peer, exchange, load_key
 from koala_adapter.wiki.codec.verbs import parse_request
 from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.multicluster import Multicluster
-from koala_adapter.wiki.reporting import ACTIVE, UNLIMITED, WAITING, offer, why_not_offered
+from koala_adapter.wiki.reporting import UNLIMITED, offer, why_not_offered
 from koala_adapter.wiki.resource import WikiMeter, WikiResource
 from koala_adapter.wiki.server import serve as serve_wiki
 from koala_adapter.wiki.serving import DEFAULT_PORT, RunningJobsFile, ServerOptions
@@ -63,7 +63,7 @@ def explained(inventory: Inventory, job_id: str) -> Explanation:
         raise JobNotFoundError(
             f"the batch system shows no unfinished job {job_id}", hint="give the id as the batch system writes it"
         )
-    phase = Phase.RUNNING if job.state in ACTIVE else Phase.LEFT_OUT
+    phase = Phase.RUNNING if job.state in OCCUPYING else Phase.LEFT_OUT
     return Explanation(
         job_id=job_id,
         user=job.user,

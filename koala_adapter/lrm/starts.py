@@ -24,11 +24,7 @@ from koala_adapter.errors import JournalError, LrmError, LrmNotFoundError, LrmUn
 from koala_adapter.host.clock import ClockReading
 from koala_adapter.lrm.contract import PinnedStart
 from koala_adapter.lrm.listing import answering, is_another
-from koala_adapter.model import (
-    LrmJobId,
-    LrmJobState,
-    NodeState,
-)
+from koala_adapter.model import OCCUPYING, WAITING, LrmJobId, LrmJobState, NodeState
 from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
@@ -207,9 +203,6 @@ BLOCKED_AFTER = 1.5
 system may still show a reason of before."""
 
 REQUEUED = "it was queued again"
-
-WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
-OCCUPYING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,11 +117,6 @@ class Allocation:
         """Processors on all nodes together."""
         return sum(count for _, count in self.nodes)
 
-    @property
-    def entries(self) -> tuple[str, ...]:
-        """One entry for each processor, equal ones adjacent: what ``start_on`` takes."""
-        return tuple(name for name, count in self.nodes for _ in range(count))
-
     def __str__(self) -> str:
         """``n4:3,n2:3``."""
         return ",".join(f"{name}:{count}" for name, count in self.nodes)

@@ -36,7 +36,7 @@ from koala_adapter.host.containment import report_defect
 from koala_adapter.host.privatedirectory import user_name, weakness
 from koala_adapter.host.sockets import peer_user, reachable
 from koala_adapter.model import LrmJobId
-from koala_adapter.ordering.jobs import Phase, array_of
+from koala_adapter.ordering.jobs import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -131,7 +131,7 @@ def explain(mirror: Mirror, job_id: str) -> Explanation:
 
 
 def _is_element(job: LrmJob, array: str) -> bool:
-    return job.array_index is not None and (array_of(job) or "").rstrip("_.") == array
+    return job.array is not None and job.array.rstrip("_.") == array
 
 
 def overview(mirror: Mirror) -> Overview:

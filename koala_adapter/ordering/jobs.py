@@ -8,13 +8,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import (
-    HoldOwner,
-    LrmJobId,
-    LrmJobState,
-    NodeState,
-)
-from koala_adapter.ordering.allocation import Allocation, Pools, allocate, pools_of, rooms_of, serves
+from koala_adapter.model import OCCUPYING, WAITING, HoldOwner, LrmJobId, LrmJobState, NodeState
+from koala_adapter.ordering.allocation import Allocation, Pools, allocate, asked_of_nodes, pools_of, rooms_of, serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -120,13 +115,7 @@ class JobEvent:
 # Only a job held by the site's hook (docs/schedule.md) waits for us. A job that its user, or the batch system itself,
 # keeps from starting is left out of the queue, with the reason, until that has passed.
 
-OCCUPYING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING})
-"""States in which a job has its processors. Suspended jobs keep their memory and come back; ending ones still clean."""
-WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
-
 _DIGITS = re.compile(r"(\d+)")
-_ELEMENT = re.compile(r"(?<=\[)\d+(?=\])|\d+$")
-"""In the id of an element: ``12_3``, ``12.3`` or ``12[3].server``."""
 
 
 class JobCategory(Enum):
@@ -217,11 +206,6 @@ def layout_of(job: LrmJob) -> tuple[tuple[str, int], ...]:
     return tuple((name, each + (number < more)) for number, name in enumerate(job.nodes))
 
 
-def array_of(job: LrmJob) -> str | None:
-    """Return what the elements of a job array have in common in their ids; None for a job that is none."""
-    return None if job.array_index is None else _ELEMENT.sub("", job.id)
-
-
 def difference(layout: tuple[tuple[str, int], ...], nodes: tuple[tuple[str, int], ...]) -> str:
     """Return in what a job's place is not what we said."""
     if sorted(layout) == sorted(nodes):
@@ -248,27 +232,6 @@ def in_order(jobs: Iterable[LrmJob]) -> list[LrmJob]:
     return sorted(jobs, key=lambda job: turn(job.id, job.submitted_at))
 
 
-def shape(job: LrmJob) -> object:
-    """Return all of a job that decides on which nodes it has room."""
-    return (
-        job.processors,
-        job.queue,
-        job.processors_per_task,
-        job.node_bounds,
-        job.tasks_per_node,
-        job.threads_per_core,
-        job.tasks_per_core,
-        job.memory_per_processor_mib,
-        job.memory_per_node_mib,
-        job.features,
-        job.any_feature,
-        job.possible_nodes,
-        job.requested_nodes,
-        job.excluded_nodes,
-        job.exclusive,
-    )
-
-
 # -- Suitability: on which nodes a job could start if nothing else ran ---------------------------------------
 # The answers are kept until nodes or queues change.
 
@@ -283,7 +246,7 @@ class Suitability:
         self._rooms: tuple[NodeRoom, ...] = ()
         self._seen: object = None
         self._problems: dict[object, str] = {}
-        """By the shape of a job."""
+        """By what a job asks of its nodes."""
         self._sizes: dict[object, int] = {}
         """Cached: the processors that each job takes of its nodes."""
         self._served: dict[str, tuple[int | None, str]] = {}
@@ -326,10 +289,10 @@ class Suitability:
     def processors_of(self, job: LrmJob) -> int:
         """Return how many processors a job takes from others: whole cores, or whole nodes where it has them alone."""
         self._problem(job)
-        return self._sizes.get(shape(job), job.processors)
+        return self._sizes.get(asked_of_nodes(job), job.processors)
 
     def _problem(self, job: LrmJob) -> str:
-        wanted = shape(job)
+        wanted = asked_of_nodes(job)
         if wanted not in self._problems:
             found = allocate(job, self._rooms)
             problem = "" if isinstance(found, Allocation) else found.reason

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.lrm.listing import is_another
 from koala_adapter.lrm.starts import REQUEUED, Layout, Stage, Starts, by_id, up_for_us
-from koala_adapter.model import LrmJobState
+from koala_adapter.model import ACTIVE, WAITING, LrmJobState
 from koala_adapter.ordering.allocation import memory_on, rooms_of
 from koala_adapter.ordering.jobs import (
-    WAITING,
     Entry,
     JobCategory,
     JobEvent,
@@ -25,7 +24,6 @@ from koala_adapter.ordering.jobs import (
     Phase,
     Rules,
     Suitability,
-    array_of,
     category_of,
     difference,
     estimate,
@@ -109,8 +107,6 @@ class Standings:
 
 
 # -- The mirror ----------------------------------------------------------------------------------------------
-
-RUNNING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED})
 
 STEADY = frozenset({Phase.RUNNING, Phase.WAITING})
 """Phases in which nothing follows from a listing that shows a job as the last one did."""
@@ -217,7 +213,7 @@ class Mirror:
         again = job.requeues > entry.requeues
         self._update(entry, job, now)
         if found is JobCategory.OCCUPYING:
-            self._occupies(entry, now, again=again and job.state in RUNNING)
+            self._occupies(entry, now, again=again and job.state in ACTIVE)
         elif entry.phase is not Phase.STARTING or self._start_has_failed(entry, now):
             self._waits(entry, reason, now)
         return entry
@@ -277,7 +273,7 @@ class Mirror:
         self.starts.shown(entry.job, now)
         entry.nodes = layout or entry.nodes
         entry.phase, entry.reason = Phase.RUNNING, ""
-        if entry.job.state in RUNNING:
+        if entry.job.state in ACTIVE:
             entry.requeues = entry.job.requeues
 
     def _start_has_failed(self, entry: Entry, now: float) -> bool:
@@ -369,9 +365,9 @@ class Mirror:
 
     def another_starts(self, entry: Entry) -> bool:
         """Tell whether another element of a job's array is being started, and it has to wait for that."""
-        array = array_of(entry.job) if self.rules.one_by_one else None
+        array = entry.job.array if self.rules.one_by_one else None
         return array is not None and any(
-            other.phase in {Phase.STARTING, Phase.RETURNING} and array_of(other.job) == array
+            other.phase in {Phase.STARTING, Phase.RETURNING} and other.job.array == array
             for other in self.entries.values()
         )
 

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from koala_adapter.errors import WikiError
 from koala_adapter.lrm.starts import Patience
-from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, NodeState
+from koala_adapter.model import OCCUPYING, WAITING, EndReason, LrmJob, LrmJobId, LrmJobState, NodeState
 from koala_adapter.wiki.codec.records import Prepared, build_job, build_node
 from koala_adapter.wiki.codec.words import Dialect, HostFormat, check_id
 from koala_adapter.wiki.reporting import (
-    ACTIVE,
     MOST_CLASSES,
-    WAITING,
     Host,
     ReportingRules,
     job_record,
@@ -176,11 +174,6 @@ class Promise:
     cancelled: bool = False
 
 
-def array_of(job: LrmJob) -> str:
-    """Return what the elements of an array have in common in their ids."""
-    return job.id.rstrip("0123456789")
-
-
 def vanished(job: LrmJob, now: float) -> LrmJob:
     """Return the job as ended: how, the LRM does not say any more; one that never ran was removed."""
     end = EndReason.CANCELLED if job.state in WAITING else job.end
@@ -200,7 +193,7 @@ def _with_what_was_known(job: LrmJob, before: LrmJob) -> LrmJob:
 def _place_in_listing(entry: JobEntry) -> tuple[int, float, int, str]:
     """Return where a job stands in a full listing: ended ones, those that run, then waiting ones, oldest first."""
     job = entry.job
-    part = 0 if entry.ended_at is not None else 1 if job.state in ACTIVE else 2
+    part = 0 if entry.ended_at is not None else 1 if job.state in OCCUPYING else 2
     return part, job.submitted_at or 0.0, len(job.id), job.id
 
 
@@ -311,7 +304,7 @@ class Inventory:
 
     def active(self) -> list[LrmJob]:
         """Return the running jobs."""
-        return [entry.job for entry in self.jobs.values() if entry.job.state in ACTIVE]
+        return [entry.job for entry in self.jobs.values() if entry.job.state in OCCUPYING]
 
     def untold(self) -> list[LrmJob]:
         """Return the jobs whose ends peers must still be told, now or later: those that run, and those just ended."""
@@ -362,7 +355,7 @@ class Inventory:
     def report_tasks(self, id_: str, tasks: Sequence[str]) -> None:
         """Report the tasks of a job that runs where it was told to in the order in which it was told."""
         entry = self.jobs.get(id_)
-        if entry and tasks and entry.job.state in ACTIVE and host_counts(tasks) == host_counts(entry.tasks):
+        if entry and tasks and entry.job.state in OCCUPYING and host_counts(tasks) == host_counts(entry.tasks):
             entry.tasks = tuple(tasks)
             entry.record = self._prepared(entry.job, entry.tasks, entry.changed_at)
 
@@ -407,7 +400,7 @@ class Inventory:
             return job
         promise = self._promises.get(str(job.id))
         if promise is None:
-            if job.array_index is not None and self._turns.get(array_of(job), str(job.id)) != str(job.id):
+            if job.array is not None and self._turns.get(job.array, str(job.id)) != str(job.id):
                 return replace(job, obstacle="the elements of its array are started one after the other")
             if job.requeues and job.eligible_at is not None and job.eligible_at > self._stamp:
                 return replace(job, obstacle=f"it was queued again, and cannot start before {int(job.eligible_at)}")
@@ -422,13 +415,13 @@ class Inventory:
         """Return which element of each array may be started next: none while another one is being started."""
         turns: dict[str, str] = {}
         for job in jobs:
-            if job.array_index is None or job.state not in WAITING:
+            if job.array is None or job.state not in WAITING:
                 continue
             promise = self._promises.get(str(job.id))
             if job.state is LrmJobState.QUEUED or (promise is not None and not promise.cancelled):
-                turns[array_of(job)] = ""
+                turns[job.array] = ""
             elif self.setbacks.of(str(job.id), self._steady) is None:
-                turns.setdefault(array_of(job), str(job.id))
+                turns.setdefault(job.array, str(job.id))
         return turns
 
     def _learn_jobs(self, jobs: Mapping[str, LrmJob], now: float) -> bool:
@@ -466,7 +459,7 @@ class Inventory:
             job = _with_what_was_known(job, known.job)
         if known and job.state is LrmJobState.UNKNOWN:
             job = replace(job, state=known.job.state, layout=known.job.layout, hold=known.job.hold)
-        tasks = next_task_list(before, self._task_counts(job)) if job.state in ACTIVE else before
+        tasks = next_task_list(before, self._task_counts(job)) if job.state in OCCUPYING else before
         try:
             check_id(id_)
             record = self._prepared(job, tasks, self._stamp)
@@ -493,7 +486,7 @@ class Inventory:
     def _learn_nodes(self, nodes: Sequence[Node]) -> None:
         counted: dict[str, int] = {}
         for entry in self.jobs.values():
-            if entry.job.state in ACTIVE and entry.job.state is not LrmJobState.SUSPENDED:
+            if entry.job.state in OCCUPYING and entry.job.state is not LrmJobState.SUSPENDED:
                 for where, processors in entry.job.layout:
                     counted[where] = counted.get(where, 0) + processors
         for node in nodes:

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import EndReason, HoldOwner, LrmJobState, NodeState
+from koala_adapter.model import WAITING, EndReason, HoldOwner, LrmJobState, NodeState
 from koala_adapter.wiki.codec.records import Count, JobRecord, NodeRecord
 from koala_adapter.wiki.codec.words import DRAIN_WORD, LONGEST_ID, Dialect, JobWord, NodeWord
 
@@ -277,9 +277,6 @@ MOST_CLASSES = 14
 
 UNLIMITED = 365 * 24 * 3600
 """Walltime reported for a job without one, as Slurm did: -1 is broken in Maui, 0 is 100 days."""
-
-ACTIVE = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING})
-WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

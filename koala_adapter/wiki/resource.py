@@ -18,7 +18,7 @@ from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, L
 from koala_adapter.host import metrics as metric
 from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.metrics import process_meter
-from koala_adapter.model import LrmJobId, LrmJobState
+from koala_adapter.model import OCCUPYING, WAITING, LrmJobId, LrmJobState
 from koala_adapter.wiki.codec.frames import (
     LARGEST_SIZE,
     MAUI_LARGEST_SIZE,
@@ -50,7 +50,6 @@ from koala_adapter.wiki.codec.verbs import (
 )
 from koala_adapter.wiki.codec.words import CancelType, Dialect, HostFormat, Status
 from koala_adapter.wiki.inventory import Promise
-from koala_adapter.wiki.reporting import ACTIVE, WAITING
 from koala_adapter.wiki.serving import Served
 from koala_adapter.wiki.starts import FreshInventory, JobStarts, estimate_start, require_active, require_job
 
@@ -179,7 +178,7 @@ class Verbs:
             if not known and self._options.dialect is Dialect.WIKI:
                 # Maui takes it for a job that runs, and would ask for this again and again.
                 self._inventory.end_unknown(request.job)
-        if request.type is not CancelType.ADMIN and job not in ACTIVE:
+        if request.type is not CancelType.ADMIN and job not in OCCUPYING:
             raise WikiError("Job is pending execution: it has no time to run out of", status=Status.REFUSED)
         with refusing():
             await self._lrm.cancel([LrmJobId(request.job)])
@@ -195,7 +194,7 @@ class Verbs:
     async def _resume(self, request: ResumeJob) -> str:
         if await self._look(request.job) is not LrmJobState.SUSPENDED:
             raise WikiError("Job is not suspended", status=Status.REFUSED)
-        return await self._change(request, self._lrm.resume, ACTIVE - {LrmJobState.SUSPENDED})
+        return await self._change(request, self._lrm.resume, OCCUPYING - {LrmJobState.SUSPENDED})
 
     async def _requeue(self, request: RequeueJob) -> str:
         await self._look(request.job)

@@ -26,11 +26,11 @@ from koala_adapter.errors import (
 from koala_adapter.lrm.listing import Watcher, read_listing
 from koala_adapter.lrm.rate import CircuitBreaker
 from koala_adapter.lrm.starts import OVER, OriginalRequest, Pin, Stage, up_for_us
-from koala_adapter.model import HoldOwner, LrmJobId, LrmJobState, NodeState
+from koala_adapter.model import OCCUPYING, WAITING, HoldOwner, LrmJobId, LrmJobState, NodeState
 from koala_adapter.wiki.codec.verbs import StartInfo, done, not_started
 from koala_adapter.wiki.codec.words import Status, WaitReason
 from koala_adapter.wiki.inventory import SETBACK, Promise, host_counts
-from koala_adapter.wiki.reporting import ACTIVE, WAITING, dealt, is_startable, lacks, offer, tasks_of
+from koala_adapter.wiki.reporting import dealt, is_startable, lacks, offer, tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ def require_job(inventory: Inventory, id_: str) -> LrmJob:
 def require_active(inventory: Inventory, id_: str) -> LrmJob:
     """Return a job that runs or is suspended. Raises WikiError."""
     job = require_job(inventory, id_)
-    if job.state not in ACTIVE:
+    if job.state not in OCCUPYING:
         raise WikiError("Job is pending execution", status=Status.REFUSED)
     return job
 
@@ -221,7 +221,7 @@ def _releases(
     found: list[tuple[float, str, int]] = []
     for entry in inventory.jobs.values():
         job = entry.job
-        if job.state not in ACTIVE or job.state is LrmJobState.SUSPENDED:
+        if job.state not in OCCUPYING or job.state is LrmJobState.SUSPENDED:
             continue
         end = now if str(job.id) in preempted else job.ends_at
         if end is not None:

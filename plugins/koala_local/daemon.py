@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter import __version__
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, ProtocolError
-from koala_adapter.model import EndReason, LrmJobState
+from koala_adapter.model import OCCUPYING, WAITING, EndReason, LrmJobState
 from koala_local import processes
 from koala_local.jobs import (
     END_OF,
     LONGEST_MESSAGE,
-    OCCUPYING,
     QUEUE,
     SOCKET_NAME,
     Ending,
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
 # -- Jobs of the cluster -------------------------------------------------------------------------------------
 # What may be done to them, and how their processes start and end.
 
-WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 MOST_JOBS = 100_000
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Self, TypeAlias, Union
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, ProtocolError
-from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState
+from koala_adapter.model import OCCUPYING, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -248,8 +248,6 @@ class Ending(StrEnum):
 
 
 END_OF = {Ending.CANCEL: EndReason.CANCELLED, Ending.WALLTIME: EndReason.WALLTIME}
-OCCUPYING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING})
-"""States in which a job holds its processor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

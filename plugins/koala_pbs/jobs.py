@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from koala_adapter.errors import LrmRejectedError
-from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeGpus
+from koala_adapter.model import WAITING, EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeGpus
 from koala_pbs.words import (
     EXCLUSIVE,
     MOVED,
@@ -414,7 +414,6 @@ INDEX_VARIABLE = "PBS_ARRAY_INDEX"
 """Set by PBS for elements of arrays, and by us for single placeholders."""
 
 _HAS_PROCESSORS = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING})
-_WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 _DEPENDS = ("after", "on:", "runone:", "syncwith:")
 
 
@@ -498,8 +497,8 @@ def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
     state, dependent = _state(letter, holds, attributes)
     wanted, variables = mapping_of(attributes, "Resource_List"), mapping_of(attributes, "Variable_List")
     chunks = parse_select(wanted.get("select", ""))
-    layout = () if state in _WAITING or is_shadow else parse_exec_vnode(value_of(attributes, "exec_vnode"))
-    begun = state not in _WAITING and not is_shadow
+    layout = () if state in WAITING or is_shadow else parse_exec_vnode(value_of(attributes, "exec_vnode"))
+    begun = state not in WAITING and not is_shadow
     started = moment_of(value_of(attributes, "stime")) if begun else None
     walltime = seconds_of(wanted.get("walltime", ""))
     status = value_of(attributes, "Exit_status")
@@ -551,7 +550,7 @@ def _state(letter: str, holds: str, attributes: Attributes) -> tuple[LrmJobState
     if letter == "H" and dependent and holds == "s":
         # PBS lets it go by itself.
         return LrmJobState.QUEUED, dependent
-    return state, dependent and state in _WAITING
+    return state, dependent and state in WAITING
 
 
 def _shape(chunks: tuple[Chunk, ...], place: str) -> dict[str, Any]:

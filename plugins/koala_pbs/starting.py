@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
-from koala_adapter.model import LrmJobState
+from koala_adapter.model import WAITING, LrmJobState
 from koala_pbs import client
 from koala_pbs.jobs import assign, tied_place
 from koala_pbs.words import array_index, array_of, hold_owner
@@ -57,7 +57,6 @@ def parse_original(text: str) -> Original | None:
 # ``qrun -H`` starts it at once, with the hold that it is in, which is still there when it is queued again. That takes
 # no look at what is free, so we do.
 
-WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 OURS = "u"
 SITES = "o"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError
-from koala_adapter.model import LrmJobState
+from koala_adapter.model import WAITING
 from koala_pbs.jobs import CONSUMABLE, NOT_CONSUMED, mapping_of, parse_select, read_entries, value_of
 from koala_pbs.words import mebibytes_of, number_of
 
@@ -25,7 +25,6 @@ COUNTED_ELSEWHERE = frozenset({"ncpus", "mem", *NOT_CONSUMED})
 """Resources that nodes and jobs have fields for, and those that vnodes do not have."""
 DEFAULT_PARTITION = "pbs-default"
 """That of vnodes and queues that are given none."""
-WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
 from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
-from koala_adapter.model import LrmJobState
+from koala_adapter.model import ACTIVE, LrmJobState
 from koala_sge.explained import ExplainedJob, parse_explained
 from koala_sge.listing import has_access_lists, listed_jobs, parse_limits, seconds_of, text_of
 
@@ -197,15 +197,13 @@ def job_number(id_: LrmJobId) -> str:
 # -- Holds of a submission verifier and of users -------------------------------------------------------------
 # Grid Engine has one bit for the hold of a submission verifier and for that of the user; the context tells them apart.
 
-_ACTIVE = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED})
-
 
 def possibly_hook_holds(jobs: Iterable[LrmJob], in_user_hold: Collection[str]) -> list[LrmJob]:
     """Return the jobs with the hold that a verifier sets: those that wait, and those that would wait again."""
     return [
         job
         for job in jobs
-        if (job.state is LrmJobState.HELD and job.id in in_user_hold) or (job.state in _ACTIVE and "h" in job.raw_state)
+        if (job.state is LrmJobState.HELD and job.id in in_user_hold) or (job.state in ACTIVE and "h" in job.raw_state)
     ]
 
 

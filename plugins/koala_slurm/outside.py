@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from koala_adapter.errors import LrmError, LrmNotFoundError
 from koala_adapter.lrm.commands import portions
-from koala_adapter.model import LrmJobId, LrmJobState
+from koala_adapter.model import WAITING, LrmJobId, LrmJobState
 from koala_slurm import client
 from koala_slurm.limits import (
     GresOnNodes,
@@ -66,7 +66,6 @@ if TYPE_CHECKING:
 LIMITS_KEPT = 30.0
 """Seconds for which the limits of partitions are believed."""
 NOT_YET_KNOWN = "what it asks for is not known yet: texts of other jobs look like it"
-_WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 
 
 class OutsideReader:
@@ -123,7 +122,7 @@ class OutsideReader:
         """Return all jobs, and what keeps each that waits from starting. Raises LrmError."""
         jobs = await self._read()
         groups: Mapping[str, frozenset[str]] = {}
-        if users := {job.user for job in jobs if job.state in _WAITING}:
+        if users := {job.user for job in jobs if job.state in WAITING}:
             await self._ask_limits()
             groups = await self._groups_of(users)
         return tuple(await self._with_obstacles([self._described(job, groups) for job in jobs]))
@@ -146,7 +145,7 @@ class OutsideReader:
         """Return a job with its details, and with what its partitions keep it from. ``groups`` of users."""
         details = self._known.get(state_key(job))
         asked = with_details(job, details)
-        if asked.state not in _WAITING:
+        if asked.state not in WAITING:
             return asked
         if state_key(asked) not in self._known:
             asked = replace(asked, obstacle=asked.obstacle or NOT_YET_KNOWN)
@@ -229,7 +228,7 @@ class OutsideReader:
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs that the site's hook holds, and those it would hold again. Raises LrmError."""
         held = tuple(await self._squeue(parse_held_by_hook))
-        self._latest |= {str(job.id): job for job in held if job.state in _WAITING}
+        self._latest |= {str(job.id): job for job in held if job.state in WAITING}
         return held
 
     async def _ask_limits(self) -> None:
@@ -252,7 +251,7 @@ class OutsideReader:
 
     async def _with_obstacles(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
         """Say of each waiting job what keeps it from starting now: other jobs, and what else it asks for."""
-        asked = {job.id: self._restrictions(job) for job in jobs if job.state in _WAITING}
+        asked = {job.id: self._restrictions(job) for job in jobs if job.state in WAITING}
         licenses: dict[str, int] = {}
         gres = GresOnNodes(free={}, idle={})
         if any(one.licenses for one in asked.values()):

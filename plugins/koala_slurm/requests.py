@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.errors import LrmUnavailableError
-from koala_adapter.model import HoldOwner, LrmJob, LrmJobState
+from koala_adapter.model import ACTIVE, WAITING, HoldOwner, LrmJob, LrmJobState
 from koala_adapter.wire.hostlists import expand
 from koala_slurm.listing import ENVIRONMENT, FORMAT_VARIABLE, JOB_FIELDS, NOT_CONSUMED, parse_row
 from koala_slurm.words import checked, duration, hold_owner, moment
@@ -374,8 +374,6 @@ StateKey: TypeAlias = "tuple[str, bool, float | None]"
 NO_RESTRICTIONS = Restrictions()
 
 _NO_VALUE = frozenset({"", "(null)", "N/A", "None", "NONE"})
-_ACTIVE = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.STARTING})
-_WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 _HEAD = re.compile(r"^JobId=(?P<id>[0-9]+)(?: ArrayJobId=(?P<array>[0-9]+) ArrayTaskId=(?P<task>\S+))?", re.MULTILINE)
 _NEXT_ELEMENT = re.compile(r"^JobId=[0-9]+ ArrayJobId=", re.MULTILINE)
 _VALUE = re.compile(
@@ -453,7 +451,7 @@ def parse_held_by_hook(output: str, separator: str) -> tuple[LrmJob, ...]:
         job
         for row in marked
         for job in _parse_wide(row)
-        if job.state in _ACTIVE or (job.state is LrmJobState.HELD and job.hold is HoldOwner.OPERATOR)
+        if job.state in ACTIVE or (job.state is LrmJobState.HELD and job.hold is HoldOwner.OPERATOR)
     )
 
 
@@ -470,7 +468,7 @@ def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
     narrow, more = row[: len(JOB_FIELDS)], dict(zip(MORE_FIELDS, row[len(JOB_FIELDS) :], strict=True))
     given = {name: "" if value.strip() in _NO_VALUE else value.strip() for name, value in more.items()}
     for job in parse_row(narrow):
-        waiting = job.state in _WAITING
+        waiting = job.state in WAITING
         eligible = moment(given["EligibleTime"])
         every, some, problem = parse_features(given["Feature"])
         yield replace(
@@ -479,7 +477,7 @@ def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
             eligible_at=eligible if waiting and eligible and eligible > (job.submitted_at or 0) else None,
             dependent=waiting and bool(given["Dependency"]),
             hold=_hold_owner(job, given) if job.state is LrmJobState.HELD else None,
-            layout=((job.nodes[0], job.processors),) if len(job.nodes) == 1 and job.state in _ACTIVE else (),
+            layout=((job.nodes[0], job.processors),) if len(job.nodes) == 1 and job.state in ACTIVE else (),
             processors_per_task=max(1, _number(given["cpus-per-task"]) or 1),
             tasks_per_node=_number(given["NTPerNode"]) or None,
             features=every,
@@ -609,29 +607,29 @@ def _number(text: str) -> int:
 
 def state_key(job: LrmJob) -> StateKey:
     """Return what tells whether the details of a job that are known are still true."""
-    return (details_id(job), job.state in _ACTIVE, job.started_at)
+    return (details_id(job), job.state in ACTIVE, job.started_at)
 
 
 def details_id(job: LrmJob) -> str:
     """Return the id under which :func:`parse_details` has a job."""
-    waiting_element = job.array_index is not None and job.state in _WAITING
+    waiting_element = job.array_index is not None and job.state in WAITING
     return job.id.partition("_")[0] if waiting_element else job.id
 
 
 def worth_asking(job: LrmJob) -> bool:
     """Tell whether scontrol knows more about a job than squeue says."""
-    return job.state in _WAITING or (job.state in _ACTIVE and len(job.nodes) > 1)
+    return job.state in WAITING or (job.state in ACTIVE and len(job.nodes) > 1)
 
 
 def with_details(job: LrmJob, details: JobDetails | None) -> LrmJob:
     """Return a job with its details; with processors spread evenly when it runs and nothing else is known."""
     known = details or JobDetails()
     layout = job.layout
-    if not layout and job.state in _ACTIVE and job.nodes:
+    if not layout and job.state in ACTIVE and job.nodes:
         fits = set(dict(known.layout)) == set(job.nodes) and sum(dict(known.layout).values()) == job.processors
         layout = known.layout if fits else _evenly(job.nodes, job.processors)
     processors = job.processors
-    if job.state in _WAITING:
+    if job.state in WAITING:
         # Slurm shows one for `-N2-3`, and each node gives one at least.
         each = max(job.processors_per_task, known.restrictions.processors_by_gres)
         processors = max(processors, known.nodes_least * each)
@@ -643,13 +641,13 @@ def with_details(job: LrmJob, details: JobDetails | None) -> LrmJob:
         nodes_least=known.nodes_least,
         nodes_most=known.nodes_most,
         excluded_nodes=known.excluded_nodes,
-        threads_per_core=known.restrictions.threads_per_core if job.state in _WAITING else None,
-        tasks_per_core=known.restrictions.tasks_per_core if job.state in _WAITING else None,
+        threads_per_core=known.restrictions.threads_per_core if job.state in WAITING else None,
+        tasks_per_core=known.restrictions.tasks_per_core if job.state in WAITING else None,
         memory_per_processor_mib=known.memory_per_processor_mib,
         memory_per_node_mib=known.memory_per_node_mib or known.restrictions.memory_by_gres_mib or None,
         disk_per_node_mib=known.restrictions.disk_mib,
         exclusive=known.restrictions.exclusive,
-        obstacle=job.obstacle or (known.restrictions.obstacle if job.state in _WAITING else ""),
+        obstacle=job.obstacle or (known.restrictions.obstacle if job.state in WAITING else ""),
     )
 
 

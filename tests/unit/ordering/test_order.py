@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.lrm.listing import Listing
-from koala_adapter.lrm.starts import Starts
+from koala_adapter.lrm.starts import Starts, entries_of
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.ordering.allocation import (
     Allocation,
@@ -252,7 +252,7 @@ def given_to(wanted: LrmJob, rooms: Sequence[NodeRoom]) -> dict[str, int]:
     """Return what a job gets by node. Fails when it gets nothing."""
     found = allocate(wanted, rooms)
     assert isinstance(found, Allocation), found
-    assert len(found.entries) == found.processors == wanted.processors
+    assert len(entries_of(found.nodes)) == found.processors == wanted.processors
     return dict(found.nodes)
 
 
@@ -386,8 +386,8 @@ def test_it_fits_exactly_when_it_can(wanted: LrmJob, rooms: list[NodeRoom]) -> N
     if not isinstance(found, Allocation):
         return
     by_name = {one.node.name: one for one in rooms}
-    counts = Counter(found.entries)
-    assert len(found.entries) == wanted.processors
+    counts = Counter(entries_of(found.nodes))
+    assert len(entries_of(found.nodes)) == wanted.processors
     assert dict(found.nodes) == counts
     for name, count in counts.items():
         assert 0 < count <= by_name[name].processors

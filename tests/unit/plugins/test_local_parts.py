@@ -24,9 +24,8 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
     ProtocolError,
 )
-from koala_adapter.model import EndReason, LrmJobState
+from koala_adapter.model import OCCUPYING, EndReason, LrmJobState
 from koala_local.jobs import (
-    OCCUPYING,
     Ending,
     Fields,
     JobRecord,

@@ -292,18 +292,20 @@ async def test_a_job_that_has_just_been_deleted_is_not_started(tmp_path: Path) -
         assert (await server.states())["5"] == "Removed"
 
 
-async def test_elements_of_an_array_are_offered_one_by_one_where_they_start_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["5.{}", "5[{}].vm"])
+async def test_elements_of_an_array_are_offered_one_by_one_where_they_start_so(tmp_path: Path, form: str) -> None:
     """The next one when the one before runs; the others say why they wait."""
     source = MemorySource(capabilities=Capabilities(hold=True, pin=True, pin_several=False, pin_elements=False))
     source.never_starts = True
+    first, second, third = (form.format(number) for number in (1, 2, 3))
     async with Server(tmp_path, source, start_within=60.0).running() as server:
-        source.add(*(job(f"5.{number}", array_index=number) for number in (1, 2, 3)))
-        assert await server.states() == {"5.1": "Idle", "5.2": "Hold", "5.3": "Hold"}
-        assert "one after the other" in await server.record("5.2")
-        await server.expect("STARTJOB ARG=5.1 TASKLIST=n3", 0)
-        assert await server.states() == {"5.1": "Starting", "5.2": "Hold", "5.3": "Hold"}
-        source.add(replace(running("5.1", {"n3": 1}), array_index=1))
-        assert await server.states() == {"5.1": "Running", "5.2": "Idle", "5.3": "Hold"}
+        source.add(*(job(form.format(number), array_index=number) for number in (1, 2, 3)))
+        assert await server.states() == {first: "Idle", second: "Hold", third: "Hold"}
+        assert "one after the other" in await server.record(second)
+        await server.start(first)
+        assert await server.states() == {first: "Starting", second: "Hold", third: "Hold"}
+        source.add(replace(running(first, {"n3": 1}), array_index=1))
+        assert await server.states() == {first: "Running", second: "Idle", third: "Hold"}
 
 
 @pytest.mark.parametrize(("array_index", "seems"), [(None, 1), (3, 1), (3, 3)])
