@@ -9,9 +9,13 @@ import pytest
 
 from koala_adapter import negotiation as nt
 from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.scheduler.records import ChangePhase
+from tests.unit.negotiation.templates import CPU
 from tests.unit.service.test_negotiations import Stage, wish
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from koala_adapter.model import PlaceholderId
 
 
@@ -126,3 +130,45 @@ def test_a_name_that_is_used_again_begins_anew() -> None:
     stage.say(nt.committed(stage.latest()))
     change(stage)
     assert stage.heard[-1].kind == "consumed"
+
+
+def restarted_after(kept: int | None = None, *answers: Callable[[nt.Template], nt.Template]) -> Stage:
+    """Kill the service after answers to its counter-offer were heard and kept, and before the scheduler was told."""
+    stage = Stage(5, Approach.NONE)
+    stage.say(wish(6))
+    stage.journal_full = True
+    for answer in answers:
+        stage.say(answer(stage.latest()))
+    stage.journal_full = False
+    stage.kept = stage.kept[:kept]
+    stage.start()
+    stage.go_on()
+    stage.manager.in_contact(0)
+    stage.deliver()
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("kept", "answers", "processors"),
+    [
+        (3, [nt.accepted], 3),
+        (3, [lambda counter: nt.countered(counter, {CPU: 2})], 2),
+        (4, [lambda counter: nt.countered(counter, {CPU: 2})], 2),
+        (None, [lambda counter: nt.countered(counter, {CPU: 2}), nt.committed], 2),
+    ],
+    ids=["accepted", "answered, not accepted", "answered", "committed"],
+)
+def test_what_was_heard_before_the_kill_counts(
+    kept: int | None, answers: list[Callable[[nt.Template], nt.Template]], processors: int
+) -> None:
+    stage = restarted_after(kept, *answers)
+    if stage.application.state(stage.latest().key) == "accepted":
+        stage.say(nt.committed(stage.latest()))
+    assert stage.application.state(stage.latest().key) == "agreed"
+    assert stage.phase is ChangePhase.GATHERING
+    assert stage.site.change().accepted == processors
+
+
+def test_a_change_of_which_nothing_was_kept_is_given_up() -> None:
+    stage = restarted_after(0)
+    assert stage.phase is None
