@@ -116,6 +116,16 @@ def test_software_is_made_available_where_it_is(site: Koala) -> None:
         assert f"software: found {options[1]}, allowed is what one cluster has all of" in refused.stderr
 
 
+def test_check_runs_the_lines_of_the_site_file(site: Koala) -> None:
+    """In a placeholder: what a typo in the site file breaks is seen before the first job."""
+    checked = site.run("check", check=1).stdout
+    lines = [line.strip() for line in checked.splitlines()]
+    assert "OK   setup: its lines ran" in lines
+    assert "OK   software gromacs: its lines ran" in lines
+    (runtime,) = (line for line in lines if "container_runtime:" in line)
+    assert runtime.startswith("FAIL container_runtime: launch failed: apptainer cannot be run after setup on ")
+
+
 def test_a_container_has_directory_files_and_variables(site: Koala) -> None:
     """Of the rank: what it finds there came as input file, and what it leaves is fetched."""
     (site.directory / "in.txt").write_text("of the input file")

@@ -219,6 +219,8 @@ class TrialCenter(AgentListener):
 
 COMMAND_TIME = 60.0
 """Seconds that a command in the placeholder may take, there and back."""
+SOFTWARE_TIME = 60.0
+"""Seconds for all lines that make software available together."""
 GOING_TIME = 60.0
 """Seconds that a placeholder may take to go once it was told to; a listing that was asked for later decides."""
 LEAVING_TIME = 30.0
@@ -234,6 +236,18 @@ WAITING_TIME = 4.0
 GONE = frozenset({LrmJobState.ENDED})
 WORTH_TELLING = 5.0
 """Seconds for which the bound of requests has kept us from looking, at least, where it is told."""
+
+
+def software_tries(config: ClusterConfig) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return commands, and the lines of a shell before each, that try what a site file says of the software there."""
+    tries: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    if config.setup:
+        tries["setup"] = (("true",), config.setup)
+    for name, lines in config.software.items():
+        tries[f"software {name}"] = (("true",), (*config.setup, *lines))
+    if config.container_runtime is not None:
+        tries["container_runtime"] = ((config.container_runtime, "--version"), config.setup)
+    return tries
 
 
 class Trial:
@@ -289,7 +303,7 @@ class Trial:
             if reported is None:
                 return (await self._silence(),)
             held = await self._use(reported, time.monotonic() - started)
-            mpi = [await self._try_mpi(reported)] if held.ok else []
+            mpi = [await self._try_mpi(reported), *await self._try_software(reported)] if held.ok else []
             told_apart = self._told_apart()
             self._tell("waiting until the placeholders have gone")
             # Those first that have not reported: one that waits would start when another goes.
@@ -319,6 +333,7 @@ class Trial:
     async def _submit(self) -> tuple[LrmJobId, ...]:
         limit = self._config.parameters.walltime_limit
         walltime = int(self._timeout + COMMAND_TIME + PROBE_TIME + GOING_TIME)
+        walltime += int(SOFTWARE_TIME) if software_tries(self._config) else 0
         action = SubmitPlaceholders(
             batch=self._batch,
             cluster=self._config.cluster_name,
@@ -422,12 +437,12 @@ class Trial:
         return _good("placeholder", f"agent on {where}; {python}; a command and its output took {taken:.0f} ms")
 
     async def _run(
-        self, placeholder: PlaceholderId, task: str, argv: tuple[str, ...], seconds: float
+        self, placeholder: PlaceholderId, task: str, argv: tuple[str, ...], seconds: float, setup: tuple[str, ...] = ()
     ) -> TaskEnd | None:
         """Run a command in a placeholder; return how it ended, or None when nothing is known of that in time."""
         visit = self._visits[placeholder]
         visit.ended, visit.end = anyio.Event(), None
-        self._center.center.launch(placeholder, channel.Launch(task=task, argv=argv, time_limit=seconds))
+        self._center.center.launch(placeholder, channel.Launch(task=task, argv=argv, setup=setup, time_limit=seconds))
         with anyio.move_on_after(seconds):
             await visit.ended.wait()
         return visit.end
@@ -435,8 +450,25 @@ class Trial:
     async def _try_mpi(self, placeholder: PlaceholderId) -> CheckResult:
         """Find out whether MPI programs can spawn processes there."""
         self._tell("trying what MPI can do there")
-        end = await self._run(placeholder, "mpi", MPI_PROBE, PROBE_TIME)
+        end = await self._run(placeholder, "mpi", MPI_PROBE, PROBE_TIME, self._config.setup)
         return judged(end, self._center.printed(placeholder, "mpi"), self._config.mpi_resize)
+
+    async def _try_software(self, placeholder: PlaceholderId) -> list[CheckResult]:
+        """Run the lines of the site file that make software available there, and ask for the container runtime."""
+        until = time.monotonic() + SOFTWARE_TIME
+        results = []
+        for number, (subject, (argv, setup)) in enumerate(software_tries(self._config).items(), start=1):
+            self._tell(f"trying {subject}")
+            left = until - time.monotonic()
+            task = f"software{number}"
+            end = await self._run(placeholder, task, argv, left, setup) if left > 0 else None
+            said = self._center.printed(placeholder, task) or "its lines ran"
+            if end is not None and end.ok:
+                results.append(_good(subject, said))
+                continue
+            found = f"not over in {SOFTWARE_TIME:g} s" if end is None else f"{end.reason.value}: {end.detail or said}"
+            results.append(_bad(subject, found, "see setup, software and container_runtime of this cluster"))
+        return results
 
     async def _leave(self) -> CheckResult:
         """Wait until the placeholders are gone. Looks are counted, not seconds: the rate limit may delay them."""
