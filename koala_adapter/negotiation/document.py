@@ -278,9 +278,10 @@ def build(value: Template) -> bytes:
     checked(value)
     within = "" if value.answer_within is None else "{:.3f}".format(value.answer_within).rstrip("0").rstrip(".")
     added = _additions(
-        Direction=value.direction, Obligation=value.obligation, AnswerWithin=within, Round=value.round,
-        Reason=value.reason,
+        Direction=value.direction, Obligation=value.obligation, AnswerWithin=within, Round=value.round
     )  # fmt: skip
+    if value.reason:
+        added += " k:Reason={}".format(quoteattr(value.reason))
     resources = "".join([_resource_text(one) for one in value.resources])
     if added or "<Resource k:" in resources:
         added = ' xmlns:k="{}"{}'.format(NAMESPACE, added)
@@ -322,7 +323,7 @@ def _additions(**said: object) -> str:
 
     Keyword arguments keep their order from Python 3.6 on.
     """
-    return "".join(" k:{}={}".format(name, quoteattr(str(value))) for name, value in said.items() if value)
+    return "".join([' k:{}="{}"'.format(name, value) for name, value in said.items() if value])
 
 
 # -- Frames: a size of eight digits, a line feed, and so many bytes ------------------------------------------

@@ -5,6 +5,7 @@ The service uses this very module, and programs get it as text: Python 3.6 and i
 """
 
 import re
+from functools import lru_cache
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Tuple, Union
 
 # -- Templates and resources ---------------------------------------------------------------------------------
@@ -194,6 +195,7 @@ def check_together(value: Template) -> Template:
     return value
 
 
+@lru_cache(maxsize=256)  # a negotiation is about the same ones, message after message
 def _check_resource(value: Resource) -> None:
     require(bool(_TYPE.match(value.type)), "Type", value.type)
     for name, number in (("Quantity", value.quantity), ("Minimum", value.minimum), ("Maximum", value.maximum)):
