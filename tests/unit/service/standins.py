@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins for parts of a service and of its machine: the core, clocks, an agent."""
+"""Stand-ins for parts of a service and of its machine: the core, clocks, an agent, and who negotiates."""
 
 from __future__ import annotations
 
@@ -12,24 +12,38 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 from anyio.streams.tls import TLSStream
 
+from koala_adapter import negotiation as nt
 from koala_adapter.config.sitefile import ClusterConfig, ControlCenterConfig, SiteConfig
 from koala_adapter.host.clock import HostClocks
-from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.model import ClusterName, EndReason, JobId, TaskEnd
+from koala_adapter.runners.adaptive import AdaptiveRunner
+from koala_adapter.runners.coordinator import note
+from koala_adapter.runners.runner import Application
+from koala_adapter.scheduler.actions import Action, GrantProcessors, WithdrawOffer
+from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from koala_adapter.service.core import Core
-from koala_adapter.service.records import TABLES, NegotiationStore
-from koala_adapter.sizes import OWN_SIZES
+from koala_adapter.service.records import TABLES, KeptNegotiation, Message, NegotiationStore
+from koala_adapter.service.sizes.adaptive import AdaptiveJob
+from koala_adapter.service.sizes.bargaining import Surroundings
+from koala_adapter.service.sizes.kept import NegotiationKeeper
+from koala_adapter.sizes import OWN_SIZES, SizeRules
 from koala_adapter.vjm import channel
+from tests.frames import hear
 from tests.sqlite_watch import closed_later
+from tests.unit.scheduler.malleable_site import AdaptiveSite
+from tests.unit.scheduler.scheduler_site import of_kind
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-    from koala_adapter.model import ClusterName, PlaceholderId
+    from koala_adapter.model import PlaceholderId
+    from koala_adapter.scheduler import events as ev
     from koala_adapter.scheduler.events import Event
-    from koala_adapter.scheduler.records import State
+    from koala_adapter.scheduler.records import ChangePhase, State
     from koala_adapter.service.journal import Journal
     from koala_adapter.slots import Slot
     from koala_adapter.vjm.channel import Launch, Signal
+    from tests.unit.scheduler.scheduler_site import Site
 
 
 # The core of a service in whose place a scheduler of the tests decides.
@@ -222,3 +236,221 @@ def take_snapshot(journal: Journal, state: State, number: int) -> None:
     """Store the state as of an event."""
     for _ in journal.snapshot_in_groups(state, number):
         pass
+
+
+# The stage of a negotiation: a scheduler with one job, its manager, and the endpoint of the application.
+
+ID = JobId("1")
+
+
+class Stage(Center):
+    """A scheduler with one adaptive job of two processes, the manager, and the process of rank 0."""
+
+    def __init__(
+        self,
+        processors: int,
+        approach: Approach = Approach.PWA,
+        clusters: tuple[ClusterParameters, ...] = (),
+        *,
+        site: AdaptiveSite | None = None,
+    ) -> None:
+        """All have joined, and what the scheduler wants has not been said yet. ``site``: one where the job runs."""
+        self.site = site or AdaptiveSite({"a": processors}, approach, clusters=clusters)
+        if site is None:
+            self.site.begin(most=9)
+        self.application = nt.Endpoint("APPLICATION", "node")
+        self.heard: list[nt.Event] = []
+        self._carried = len(self.site.actions)
+        self.journal_full = False
+        self.kept: list[tuple[str, nt.Template]] = []
+        """What was to be kept, and who said it."""
+        self.start()
+
+    def start(self) -> None:
+        record = self.site.record("1")
+        self.runner = AdaptiveRunner(
+            Application(job=record.job, ranks=record.ranks, clusters={"m": "a"}, files={"m": ()})
+        )
+        self.job = AdaptiveJob(around(self, self, keeper=self), self.runner)
+        self.manager = self.job.bargaining
+        self.runner.follow(record, self.site.now)
+        self.manager.restore(record)
+        for rank in self.runner.memberships["m"].members:
+            hello = note("hello", version=1, state="running", change=0, at=0, reached=3, contact="", sizes="any", pid=7)
+            self.runner.coordinators["m"].heard(rank, hello, self.site.now)
+
+    @property
+    def state(self) -> State:
+        return self.site.state
+
+    @property
+    def now(self) -> float:
+        """Of the site."""
+        return self.site.now
+
+    def keep(self, job_id: JobId, rank: int, sender: str, template: nt.Template, text: str) -> None:
+        assert (job_id, rank) == (ID, 0)
+        assert nt.parse(text.encode()) == template
+        self.kept.append((sender, template))
+
+    def recalled(self, job_id: JobId, key: nt.NegotiationKey) -> KeptNegotiation | None:
+        messages = tuple(
+            Message(at=0.0, sender=sender, template=nt.build(template).decode())
+            for sender, template in self.kept
+            if template.key == key
+        )
+        if not messages:
+            return None
+        initiator, name = key
+        return KeptNegotiation(
+            job_id=job_id, component="m", rank=0, initiator=initiator, agreement_id=name, messages=messages
+        )
+
+    def post(self, event: ev.Event) -> None:
+        if not self.journal_full:
+            self.site.post(event)
+            self.go_on()
+
+    def tell_application(self, _placeholder: PlaceholderId, task: str, data: bytes) -> bool:
+        assert task == "1:0"
+        self.heard += hear(self.application, data, self.site.now)
+        return True
+
+    def go_on(self) -> None:
+        actions: list[Action] = self.site.actions[self._carried :]
+        self._carried = len(self.site.actions)
+        self.runner.follow(self.site.record("1"), self.site.now)
+        self.manager.follow(self.site.record("1"))
+        for grant in of_kind(GrantProcessors, actions):
+            self.manager.grant(grant)
+        for withdrawal in of_kind(WithdrawOffer, actions):
+            self.manager.withdraw(withdrawal.number, withdrawal.reason)
+
+    def say(self, template: nt.Template) -> None:
+        self.application.tell(template, self.site.now)
+        self.deliver()
+
+    def change(self) -> None:
+        """Have all processes carry out the change that was agreed on."""
+        self.site.hold_stubs()
+        self.go_on()
+        self.site.reach()
+        self.go_on()
+        self.site.made()
+        self.go_on()
+
+    def play(self, script: str) -> None:
+        """Have happen what a script says, in words with commas between them.
+
+        ``wish``, ``accept``, ``counter``, ``commit`` and ``reject`` are what the application says, of the latest
+        template; with ``lost`` it does not arrive, with ``unsent`` not before ``deliver``.
+        """
+        for verb, *rest in (step.split() for step in script.split(", ")):
+            match verb:
+                case "offer" | "go":
+                    self.go_on()
+                case "wish":
+                    self.say(wish(int(rest[0])))
+                case "restart":
+                    self.start()
+                case "follow":
+                    self.manager.follow(self.site.record("1"))
+                case "contact":
+                    self.manager.in_contact(0)
+                case "later":
+                    self.site.now += int(rest[0])
+                    self.manager.time_passed(self.site.record("1"))
+                case "change" | "deliver":
+                    getattr(self, verb)()
+                case _:
+                    self._answer(verb, *rest)
+
+    def _answer(self, verb: str, *rest: str) -> None:
+        """Say something of the latest template that was heard."""
+        offer = self.latest()
+        said = {
+            "accept": lambda: nt.accepted(offer),
+            "commit": lambda: nt.committed(offer),
+            "reject": lambda: nt.rejected(offer, "not now"),
+            "counter": lambda: nt.countered(offer, {offer.resources[0].key: int(rest[0])}),
+        }[verb]()
+        self.application.tell(said, self.site.now)
+        if "lost" in rest:
+            self.application.take_outbox()
+        elif "unsent" not in rest:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Let what the application has said arrive."""
+        for template in self.application.take_outbox():
+            self.job.hear(self.site.record("1"), 0, nt.build(template))
+        self.go_on()
+
+    def latest(self) -> nt.Template:
+        template = self.heard[-1].template
+        assert template is not None
+        return template
+
+    @property
+    def phase(self) -> ChangePhase | None:
+        """Of the change that is under way."""
+        change = self.site.record("1").change_on(0)
+        return None if change is None else change.phase
+
+
+class NoProgram:
+    """In the place of the port, where no program negotiates."""
+
+    def represents(self, _job_id: JobId) -> bool:
+        return False
+
+    def say(self, _job_id: JobId, payload: bytes) -> None:
+        raise AssertionError(payload)
+
+
+class Program(NoProgram):
+    """A program that negotiates for a job."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self.application = nt.Endpoint("APPLICATION", "node")
+        self.heard: list[nt.Event] = []
+
+    def represents(self, _job_id: JobId) -> bool:
+        return True
+
+    def say(self, _job_id: JobId, payload: bytes) -> None:
+        self.heard += self.application.hear(nt.parse(payload), self._site.now)
+
+
+class NoApplications:
+    """In the place of the service's applications: starts nothing."""
+
+
+def around(
+    world: World,
+    center: Center | None = None,
+    *,
+    programs: NoProgram | None = None,
+    keeper: object = None,
+    rules: SizeRules = OWN_SIZES,
+) -> Surroundings:
+    """Return what a job that changes its size uses of a service."""
+    core = StandInCore(world, center=center)
+    core.size_rules = rules
+    applications, kept = NoApplications(), keeper or NegotiationKeeper(core)
+    return Surroundings(core, applications, programs or NoProgram(), kept)  # type: ignore[arg-type]
+
+
+def wish(number: int, *, mandatory: bool = False, direction: str = "grow") -> nt.Template:
+    """Return a wish of the application."""
+    obligation = "mandatory" if mandatory else "voluntary"
+    cpu = nt.resource("CPU", number)
+    return nt.template("0-1", "APPLICATION", "node", "koala", [cpu], direction=direction, obligation=obligation)
+
+
+def played(script: str, processors: int = 5) -> Stage:
+    """Return a stage on which a script was played: koala offers of itself, unless the application begins."""
+    stage = Stage(processors, Approach.NONE if script.startswith("wish") else Approach.PWA)
+    stage.play(script)
+    return stage

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The negotiation manager between the real scheduler and the endpoint that applications have, also over a restart."""
+"""Negotiations between the real scheduler and the endpoint that applications have, also over a restart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter import negotiation as nt
-from koala_adapter.model import EndReason, JobId
+from koala_adapter.model import ClusterName, EndReason
 from koala_adapter.negotiation.templates import (
     APPLICATION,
     NT_ACCEPTED,
@@ -18,207 +18,84 @@ from koala_adapter.negotiation.templates import (
     NT_NEGOTIATION,
     RMS,
 )
-from koala_adapter.runners.adaptive import AdaptiveRunner
-from koala_adapter.runners.coordinator import note
-from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import Action, GrantProcessors, TakeProcessors, WithdrawOffer
+from koala_adapter.scheduler.actions import SubmitPlaceholders, TakeProcessors
 from koala_adapter.scheduler.events import SizeWanted
-from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from koala_adapter.scheduler.records import ChangePhase
-from koala_adapter.service.records import KeptNegotiation, Message
-from koala_adapter.service.sizes.adaptive import AdaptiveJob
-from koala_adapter.service.sizes.bargaining import Surroundings
-from koala_adapter.service.sizes.kept import NegotiationKeeper
 from koala_adapter.service.sizes.offers import NEGOTIATOR
 from koala_adapter.service.sizes.workers import WorkersJob
-from koala_adapter.sizes import OWN_SIZES, SizeRules
-from tests.frames import hear
-from tests.unit.scheduler.malleable_site import AdaptiveSite, JointSite, MalleableSite, part
+from tests.unit.negotiation.templates import CPU
+from tests.unit.scheduler.malleable_site import JointSite, MalleableSite, part
 from tests.unit.scheduler.scheduler_site import component, of_kind
 from tests.unit.scheduler.test_workers import workers
-from tests.unit.service.standins import Center, StandInCore
+from tests.unit.service.standins import ID, Program, Stage, around, played, wish
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from koala_adapter.model import PlaceholderId
-    from koala_adapter.scheduler.parameters import ClusterParameters
-    from koala_adapter.scheduler.records import State
-    from tests.unit.scheduler.scheduler_site import Site
-    from tests.unit.service.standins import World
-
-ID = JobId("1")
 
 
-class Stage(Center):
-    """A scheduler with one adaptive job of two processes, the manager, and the process of rank 0."""
-
-    def __init__(
-        self,
-        processors: int,
-        approach: Approach = Approach.PWA,
-        clusters: tuple[ClusterParameters, ...] = (),
-        *,
-        site: AdaptiveSite | None = None,
-    ) -> None:
-        """All have joined, and what the scheduler wants has not been said yet. ``site``: one where the job runs."""
-        self.site = site or AdaptiveSite({"a": processors}, approach, clusters=clusters)
-        if site is None:
-            self.site.begin(most=9)
-        self.application = nt.Endpoint("APPLICATION", "node")
-        self.heard: list[nt.Event] = []
-        self._carried = len(self.site.actions)
-        self.journal_full = False
-        self.kept: list[tuple[str, nt.Template]] = []
-        """What was to be kept, and who said it."""
-        self.start()
-
-    def start(self) -> None:
-        record = self.site.record("1")
-        self.runner = AdaptiveRunner(
-            Application(job=record.job, ranks=record.ranks, clusters={"m": "a"}, files={"m": ()})
-        )
-        self.job = AdaptiveJob(around(self, self, keeper=self), self.runner)
-        self.manager = self.job.bargaining
-        self.runner.follow(record, self.site.now)
-        self.manager.restore(record)
-        for rank in self.runner.memberships["m"].members:
-            hello = note("hello", version=1, state="running", change=0, at=0, reached=3, contact="", sizes="any", pid=7)
-            self.runner.coordinators["m"].heard(rank, hello, self.site.now)
-
-    @property
-    def state(self) -> State:
-        return self.site.state
-
-    @property
-    def now(self) -> float:
-        """Of the site."""
-        return self.site.now
-
-    def keep(self, job_id: JobId, rank: int, sender: str, template: nt.Template, text: str) -> None:
-        assert (job_id, rank) == (ID, 0)
-        assert nt.parse(text.encode()) == template
-        self.kept.append((sender, template))
-
-    def recalled(self, job_id: JobId, key: nt.NegotiationKey) -> KeptNegotiation | None:
-        messages = tuple(
-            Message(at=0.0, sender=sender, template=nt.build(template).decode())
-            for sender, template in self.kept
-            if template.key == key
-        )
-        if not messages:
-            return None
-        initiator, name = key
-        return KeptNegotiation(
-            job_id=job_id, component="m", rank=0, initiator=initiator, agreement_id=name, messages=messages
-        )
-
-    def post(self, event: ev.Event) -> None:
-        if not self.journal_full:
-            self.site.post(event)
-            self.go_on()
-
-    def tell_application(self, _placeholder: PlaceholderId, task: str, data: bytes) -> bool:
-        assert task == "1:0"
-        self.heard += hear(self.application, data, self.site.now)
-        return True
-
-    def go_on(self) -> None:
-        actions: list[Action] = self.site.actions[self._carried :]
-        self._carried = len(self.site.actions)
-        self.runner.follow(self.site.record("1"), self.site.now)
-        self.manager.follow(self.site.record("1"))
-        for grant in of_kind(GrantProcessors, actions):
-            self.manager.grant(grant)
-        for withdrawal in of_kind(WithdrawOffer, actions):
-            self.manager.withdraw(withdrawal.number, withdrawal.reason)
-
-    def say(self, template: nt.Template) -> None:
-        self.application.tell(template, self.site.now)
-        self.deliver()
-
-    def deliver(self) -> None:
-        """Let what the application has said arrive."""
-        for template in self.application.take_outbox():
-            self.job.hear(self.site.record("1"), 0, nt.build(template))
-        self.go_on()
-
-    def latest(self) -> nt.Template:
-        template = self.heard[-1].template
-        assert template is not None
-        return template
-
-    @property
-    def phase(self) -> ChangePhase | None:
-        """Of the change that is under way."""
-        change = self.site.record("1").change_on(0)
-        return None if change is None else change.phase
+GATHERING = ChangePhase.GATHERING
 
 
-class NoProgram:
-    """In the place of the port, where no program negotiates."""
-
-    def represents(self, _job_id: JobId) -> bool:
-        return False
-
-    def say(self, _job_id: JobId, payload: bytes) -> None:
-        raise AssertionError(payload)
-
-
-class Program(NoProgram):
-    """A program that negotiates for a job."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self.application = nt.Endpoint("APPLICATION", "node")
-        self.heard: list[nt.Event] = []
-
-    def represents(self, _job_id: JobId) -> bool:
-        return True
-
-    def say(self, _job_id: JobId, payload: bytes) -> None:
-        self.heard += self.application.hear(nt.parse(payload), self._site.now)
-
-
-class NoApplications:
-    """In the place of the service's applications: starts nothing."""
-
-
-def around(
-    world: World,
-    center: Center | None = None,
-    *,
-    programs: NoProgram | None = None,
-    keeper: object = None,
-    rules: SizeRules = OWN_SIZES,
-) -> Surroundings:
-    """Return what a job that changes its size uses of a service."""
-    core = StandInCore(world, center=center)
-    core.size_rules = rules
-    applications, kept = NoApplications(), keeper or NegotiationKeeper(core)
-    return Surroundings(core, applications, programs or NoProgram(), kept)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("script", "kinds", "phase", "accepted"),
+    [
+        ("offer, counter 2, commit", "offer accepted", GATHERING, 2),
+        ("offer, reject", "offer", None, 0),
+        ("offer, later 30", "offer ended", None, 0),
+        ("wish 2, commit", "accepted", GATHERING, 2),
+        # What has not arrived is said again after a restart, and what the application has said counts.
+        ("offer, accept lost, restart, follow, deliver", "offer agreed", GATHERING, 3),
+        ("offer, counter 2, restart, go, commit", "offer accepted", GATHERING, 2),
+        ("wish 6, restart, contact, accept", "offer agreed", GATHERING, 3),
+        ("wish 6, counter 2, restart, commit", "offer accepted", GATHERING, 2),
+        # There is one agreement, and what was agreed on comes, whether the commitment was heard before, after, or late.
+        ("wish 2, commit lost, restart, contact, deliver, change", "accepted consumed", None, 0),
+        ("wish 2, restart, contact, commit unsent, deliver, change", "accepted consumed", None, 0),
+        ("wish 2, change, commit", "accepted consumed", None, 0),
+    ],
+)
+def test_the_course_of_a_negotiation(script: str, kinds: str, phase: ChangePhase | None, accepted: int) -> None:
+    """What the application hears, and what becomes of the change; ``accepted``: of a change that is under way."""
+    stage = played(script)
+    assert " ".join(one.kind for one in stage.heard) == kinds
+    assert stage.phase is phase
+    assert not accepted or stage.site.change().accepted == accepted
+    if "change" in script:
+        assert stage.site.sizes("1") == [4]
 
 
-def wish(number: int, *, mandatory: bool = False, direction: str = "grow") -> nt.Template:
-    """Return a wish of the application."""
-    obligation = "mandatory" if mandatory else "voluntary"
-    cpu = nt.resource("CPU", number)
-    return nt.template("0-1", "APPLICATION", "node", "koala", [cpu], direction=direction, obligation=obligation)
+def test_a_counter_offer_to_a_counter_offer_keeps_its_round() -> None:
+    stage = played("wish 6, counter 2")
+    acceptance = stage.latest()
+    assert acceptance.round == 3
+    stage.play("restart, commit")
+    assert stage.application.state(acceptance.key) == "agreed"
+
+
+def test_an_offer_that_is_not_answered_expires() -> None:
+    stage = played("offer")
+    assert stage.latest().answer_within == 20
+    stage.play("later 30")
+    assert stage.heard[-1].state == "expired"
+
+
+def test_a_wish_that_cannot_be_granted_is_rejected_with_the_reason() -> None:
+    stage = played("wish 2", processors=2)
+    assert (stage.heard[-1].state, stage.heard[-1].reason) == ("rejected", "no more is free")
 
 
 def test_an_offer_is_accepted_gathered_and_consumed() -> None:
-    stage = Stage(5)
-    stage.go_on()
+    stage = played("offer")
     offer = stage.latest()
     assert (offer.quantity("CPU"), offer.direction, offer.obligation) == (3, "grow", "voluntary")
     stage.say(nt.accepted(offer))
     assert stage.phase is ChangePhase.GATHERING
     assert stage.heard[-1].kind == "agreed"
-    stage.site.hold_stubs()
-    stage.go_on()
-    stage.site.reach()
-    stage.go_on()
-    stage.site.made()
-    stage.go_on()
+    stage.change()
     assert stage.heard[-1].kind == "consumed"
     assert stage.site.sizes("1") == [5]
     assert [(sender, template.status) for sender, template in stage.kept] == [
@@ -269,8 +146,7 @@ def test_what_was_lost_before_it_was_taken_in_is_told(lost: int, kind: str, reas
 @pytest.mark.parametrize("wanted", [2, 4])
 def test_an_offer_beyond_what_its_owner_wants_meanwhile_is_withdrawn_at_once(wanted: int) -> None:
     """Nothing is committed to that does not come, and nobody waits for an answer until it is too late."""
-    stage = Stage(5)
-    stage.go_on()
+    stage = played("offer")
     offer = stage.latest()
     assert offer.quantity("CPU") == 3
     stage.site.post(SizeWanted(time=stage.site.now, job_id=ID, component="m", processors=wanted))
@@ -291,36 +167,8 @@ def test_an_offer_heeds_what_its_owner_wants() -> None:
     assert stage.site.change().accepted == 2
 
 
-def test_an_offer_is_countered() -> None:
-    stage = Stage(5)
-    stage.go_on()
-    offer = stage.latest()
-    key = offer.resources[0].key
-    stage.say(nt.countered(offer, {key: 2}))
-    assert stage.heard[-1].kind == "accepted"
-    stage.say(nt.committed(stage.latest()))
-    assert stage.phase is ChangePhase.GATHERING
-    assert stage.site.change().accepted == 2
-
-
-def test_an_offer_is_rejected_or_not_answered() -> None:
-    stage = Stage(5)
-    stage.go_on()
-    stage.say(nt.rejected(stage.latest(), "not now"))
-    assert stage.phase is None
-    stage = Stage(5)
-    stage.go_on()
-    offer = stage.latest()
-    stage.site.now += 30
-    stage.manager.time_passed(stage.site.record("1"))
-    assert stage.phase is None
-    assert stage.heard[-1].state == "expired"
-    assert offer.answer_within == 20
-
-
 def test_an_offer_runs_out_while_the_journal_cannot_be_written() -> None:
-    stage = Stage(5)
-    stage.go_on()
+    stage = played("offer")
     stage.journal_full = True
     stage.site.now += 30
     stage.manager.time_passed(stage.site.record("1"))
@@ -331,9 +179,7 @@ def test_an_offer_runs_out_while_the_journal_cannot_be_written() -> None:
 
 
 def test_what_cannot_be_had_is_withdrawn_with_the_reason() -> None:
-    stage = Stage(5)
-    stage.go_on()
-    stage.say(nt.accepted(stage.latest()))
+    stage = played("offer, accept")
     lost = stage.site.stubs()[0]
     stage.site.ended(lost)
     stage.go_on()
@@ -343,25 +189,13 @@ def test_what_cannot_be_had_is_withdrawn_with_the_reason() -> None:
 
 
 def test_a_wish_is_granted_in_part_and_kept_until_it_is_answered() -> None:
-    stage = Stage(5, Approach.NONE)
-    stage.say(wish(6))
+    stage = played("wish 6")
     counter = stage.latest()
     assert (stage.heard[-1].kind, counter.quantity("CPU"), counter.reason) == ("offer", 3, "no more is free")
     assert stage.site.state.clusters[next(iter(stage.site.state.clusters))].offered == 3
     stage.say(nt.accepted(counter))
     assert stage.heard[-1].kind == "agreed"
     assert stage.phase is ChangePhase.GATHERING
-
-
-def test_a_wish_that_is_granted_and_one_that_is_not() -> None:
-    stage = Stage(5, Approach.NONE)
-    stage.say(wish(2))
-    assert stage.heard[-1].kind == "accepted"
-    stage.say(nt.committed(stage.latest()))
-    assert stage.phase is ChangePhase.GATHERING
-    stage = Stage(2, Approach.NONE)
-    stage.say(wish(2))
-    assert (stage.heard[-1].state, stage.heard[-1].reason) == ("rejected", "no more is free")
 
 
 def test_what_is_neither_processors_nor_memory_is_refused() -> None:
@@ -383,22 +217,9 @@ def test_a_second_resource_that_is_declined_is_no_part_of_a_wish() -> None:
     assert stage.phase is ChangePhase.GATHERING
 
 
-def test_a_restart_before_the_answer() -> None:
-    stage = Stage(5)
-    stage.go_on()
-    stage.application.tell(nt.accepted(stage.latest()), stage.site.now)
-    stage.application.take_outbox()  # it gets lost
-    stage.start()
-    stage.manager.follow(stage.site.record("1"))
-    stage.deliver()
-    assert stage.heard[-1].kind == "agreed"
-    assert stage.phase is ChangePhase.GATHERING
-
-
 @pytest.mark.parametrize("known", [True, False])
 def test_an_offer_that_ran_out_as_the_service_was_down(known: bool) -> None:  # noqa: FBT001 - drawn
-    stage = Stage(5)
-    stage.go_on()
+    stage = played("offer")
     offer = stage.latest()
     if known:
         stage.application.tell(nt.accepted(offer), stage.site.now)
@@ -435,8 +256,7 @@ def killed_before_the_end_was_recorded(stage: Stage, seconds: float) -> None:
 
 def test_an_offer_that_had_ended_before_the_service_was_killed_is_not_made_again() -> None:
     """The application would say of it that it has expired. It may get another one later."""
-    stage = Stage(5)
-    stage.go_on()
+    stage = played("offer")
     killed_before_the_end_was_recorded(stage, 21.0)
     assert stage.phase is None
     assert [template.status for _, template in stage.kept] == [NT_NEGOTIATION, NT_EXPIRED]
@@ -447,8 +267,7 @@ def test_an_offer_that_had_ended_before_the_service_was_killed_is_not_made_again
 
 def test_a_wish_that_had_ended_before_the_service_was_killed_is_given_up() -> None:
     """With the reason that was told then, and not with what somebody answers to an acceptance that comes too late."""
-    stage = Stage(5, Approach.NONE)
-    stage.say(wish(2))
+    stage = played("wish 2")
     assert stage.phase is ChangePhase.GATHERING
     killed_before_the_end_was_recorded(stage, 31.0)
     assert stage.phase is None
@@ -457,8 +276,7 @@ def test_a_wish_that_had_ended_before_the_service_was_killed_is_given_up() -> No
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_restart_before_the_commitment_has_arrived(kept: bool) -> None:  # noqa: FBT001 - drawn
-    stage = Stage(5)
-    stage.go_on()
+    stage = played("offer")
     offer = stage.latest()
     stage.application.tell(nt.accepted(offer), stage.site.now)
     stage.application.take_outbox()
@@ -471,47 +289,8 @@ def test_a_restart_before_the_commitment_has_arrived(kept: bool) -> None:  # noq
     assert stage.heard[-1].kind == "agreed"
 
 
-def test_a_restart_before_the_commitment_of_the_application() -> None:
-    for committed_before in (False, True):
-        stage = Stage(5, Approach.NONE)
-        stage.say(wish(2))
-        acceptance = stage.latest()
-        if committed_before:
-            stage.application.tell(nt.committed(acceptance), stage.site.now)
-            stage.application.take_outbox()  # it gets lost
-        stage.start()
-        stage.manager.in_contact(0)
-        if not committed_before:
-            stage.application.tell(nt.committed(acceptance), stage.site.now)
-        stage.deliver()
-        stage.site.hold_stubs()
-        stage.go_on()
-        stage.site.reach()
-        stage.go_on()
-        stage.site.made()
-        stage.go_on()
-        assert stage.heard[-1].kind == "consumed"
-
-
-def test_a_commitment_that_comes_after_what_was_agreed_on() -> None:
-    stage = Stage(5, Approach.NONE)
-    stage.say(wish(2))
-    acceptance = stage.latest()
-    stage.site.hold_stubs()
-    stage.go_on()
-    stage.site.reach()
-    stage.go_on()
-    stage.site.made()
-    stage.go_on()
-    assert stage.heard[-1].kind == "accepted"
-    stage.say(nt.committed(acceptance))
-    assert stage.heard[-1].kind == "consumed"
-    assert stage.site.sizes("1") == [4]
-
-
 def test_a_commitment_to_what_has_been_lost() -> None:
-    stage = Stage(5, Approach.NONE)
-    stage.say(wish(2))
+    stage = played("wish 2")
     acceptance = stage.latest()
     lost = stage.site.stubs()[0]
     stage.site.ended(lost)
@@ -522,31 +301,6 @@ def test_a_commitment_to_what_has_been_lost() -> None:
         f"2 more processors on a: placeholder {lost} was lost",
     )
     assert stage.phase is None
-
-
-def test_a_restart_while_a_counter_offer_is_out() -> None:
-    stage = Stage(5, Approach.NONE)
-    stage.say(wish(6))
-    counter = stage.latest()
-    stage.start()
-    stage.manager.in_contact(0)
-    stage.say(nt.accepted(counter))
-    assert stage.heard[-1].kind == "agreed"
-    assert stage.phase is ChangePhase.GATHERING
-
-
-def test_a_restart_after_three_rounds() -> None:
-    stage = Stage(5, Approach.NONE)
-    stage.say(wish(6))
-    counter = stage.latest()
-    stage.say(nt.countered(counter, {counter.resources[0].key: 2}))
-    acceptance = stage.latest()
-    assert (stage.heard[-1].kind, acceptance.round) == ("accepted", 3)
-    stage.start()
-    stage.say(nt.committed(acceptance))
-    assert stage.phase is ChangePhase.GATHERING
-    assert stage.site.change().accepted == 2
-    assert stage.application.state(acceptance.key) == "agreed"
 
 
 def test_a_wish_for_fewer_than_it_can_use_is_not_offered() -> None:
@@ -630,25 +384,10 @@ def test_processors_that_go_on_two_clusters_are_reported_when_all_have_gone(rest
     assert stage.latest().quantity("CPU") == 5
 
 
-def test_a_restart_before_the_commitment_to_a_counter_offer_of_the_application() -> None:
-    stage = Stage(5)
-    stage.go_on()
-    offer = stage.latest()
-    stage.say(nt.countered(offer, {offer.resources[0].key: 2}))
-    assert stage.heard[-1].kind == "accepted"
-    stage.start()
-    stage.go_on()
-    stage.say(nt.committed(stage.latest()))
-    assert stage.phase is ChangePhase.GATHERING
-    assert stage.site.change().accepted == 2
-
-
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_program_that_is_started_anew_in_a_change_lets_nothing_expire(killed: bool) -> None:  # noqa: FBT001 - a parameter
     """An MPI program that restarts knows of no negotiation; what it says of them is not kept: the change took place."""
-    stage = Stage(5)
-    stage.go_on()
-    stage.say(nt.accepted(stage.latest()))
+    stage = played("offer, accept")
     stage.site.hold_stubs()
     stage.go_on()
     stage.site.reach()
@@ -664,3 +403,261 @@ def test_a_program_that_is_started_anew_in_a_change_lets_nothing_expire(killed: 
     assert stage.site.sizes("1") == [5]
     assert (stage.kept[-1][0], stage.kept[-1][1].status) == (RMS, NT_CONSUMED)
     assert NT_EXPIRED not in [template.status for _, template in stage.kept]
+
+
+# An application asks for memory with its processors: new placeholders come with it where the site allows it.
+
+KEY = ("MEM", "", "")
+
+
+def stage_of(processors: int, limit: int | None = None) -> Stage:
+    return Stage(processors, Approach.NONE, (ClusterParameters(name=ClusterName("a"), memory_limit=limit),))
+
+
+def wish_with(processors: int, memory: int, usage: str = "NT_REQUIRED", direction: str = "grow") -> nt.Template:
+    resources = [nt.resource("MEM", memory, usage=usage, negotiability="NT_FIXED")]
+    if processors:
+        resources.insert(0, nt.resource("CPU", processors))
+    return nt.template("0-1", "APPLICATION", "node", "koala", resources, direction=direction)
+
+
+def submitted(stage: Stage) -> list[tuple[int, int]]:
+    return [(one.count, one.memory_mib) for one in of_kind(SubmitPlaceholders, stage.site.actions)]
+
+
+def test_new_placeholders_come_with_the_memory() -> None:
+    stage = stage_of(5, limit=8192)
+    stage.say(wish_with(2, 4096))
+    assert stage.heard[-1].kind == "accepted"
+    assert stage.latest().quantities() == {("CPU", "", ""): 2, KEY: 4096}
+    stage.say(nt.committed(stage.latest()))
+    assert submitted(stage) == [(2, 0), (2, 4096)]
+
+
+def test_fewer_processors_come_with_the_same_memory() -> None:
+    stage = stage_of(5, limit=8192)
+    stage.say(wish_with(6, 4096))
+    assert (stage.heard[-1].kind, stage.latest().quantities()) == ("offer", {("CPU", "", ""): 3, KEY: 4096})
+    stage.start()
+    stage.say(nt.accepted(stage.latest()))
+    assert stage.heard[-1].kind == "agreed"
+    assert stage.phase is ChangePhase.GATHERING
+    assert submitted(stage) == [(2, 0), (3, 4096)]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("processors", [3, 2])
+def test_memory_that_an_application_declines_in_its_answer_is_not_submitted(processors: int, again: bool) -> None:  # noqa: FBT001
+    """It takes the processors of a counter-offer without it, all or fewer; ``again``: also by a later service."""
+    stage = stage_of(5, limit=8192)
+    stage.say(wish_with(6, 4096, "NT_OPTIONAL"))
+    assert (stage.heard[-1].kind, stage.latest().quantities()) == ("offer", {("CPU", "", ""): 3, KEY: 4096})
+    if processors == 3:
+        stage.say(nt.accepted(stage.latest(), declined=[KEY]))
+    else:
+        stage.say(nt.countered(stage.latest(), {("CPU", "", ""): processors}, declined=[KEY]))
+        if again:
+            stage.start()
+        stage.say(nt.committed(stage.latest()))
+    if again:
+        stage.start()
+    assert stage.application.state(stage.latest().key) == "agreed"
+    assert stage.latest().quantities() == {("CPU", "", ""): processors}
+    assert submitted(stage) == [(2, 0), (processors, 0)]
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_counter_offer_whose_memory_was_declined_stands_after_a_restart(forgotten: bool) -> None:  # noqa: FBT001
+    stage = stage_of(5)
+    stage.say(wish_with(6, 4096, "NT_OPTIONAL"))
+    assert (stage.heard[-1].kind, stage.latest().quantities()) == ("offer", {("CPU", "", ""): 3})
+    if forgotten:
+        stage.kept = stage.kept[:1]
+    stage.start()
+    stage.say(nt.accepted(stage.latest()))
+    assert stage.heard[-1].kind == "agreed"
+    assert submitted(stage) == [(2, 0), (3, 0)]
+
+
+def test_an_acceptance_whose_memory_was_declined_stands_after_a_restart() -> None:
+    stage = stage_of(5)
+    stage.say(wish_with(2, 4096, "NT_OPTIONAL"))
+    assert stage.heard[-1].kind == "accepted"
+    stage.start()
+    stage.say(nt.committed(stage.latest()))
+    assert stage.application.state(stage.latest().key) == "agreed"
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        (None, "the site gives an application no more memory on a"),
+        (4095, "on a a processor comes with 4095 MiB of memory at most, not 4096"),
+    ],
+)
+def test_where_it_cannot_be_had_it_is_refused_with_the_reason(limit: int | None, reason: str) -> None:
+    """All of the wish if the memory is required; the memory alone if it is optional."""
+    stage = stage_of(5, limit)
+    stage.say(wish_with(2, 4096))
+    assert (stage.heard[-1].kind, stage.heard[-1].reason) == ("ended", reason)
+    stage = stage_of(5, limit)
+    stage.say(wish_with(2, 4096, "NT_OPTIONAL"))
+    assert stage.latest().quantities() == {("CPU", "", ""): 2}
+    stage.say(nt.committed(stage.latest()))
+    assert submitted(stage) == [(2, 0), (2, 0)]
+
+
+@pytest.mark.parametrize(("processors", "direction"), [(0, "grow"), (1, "shrink")])
+def test_the_memory_of_a_process_that_runs_stays(processors: int, direction: str) -> None:
+    stage = stage_of(5, limit=8192)
+    stage.say(wish_with(processors, 4096, direction=direction))
+    assert stage.heard[-1].kind == "ended"
+    assert "does not change that of a process that runs" in stage.heard[-1].reason
+
+
+# A negotiation has ended, the application has not heard how, and the service is another one by then.
+
+
+class HardOfHearing(Stage):
+    """Nothing that koala says arrives while the process is out of contact."""
+
+    out_of_contact = False
+    written = b""
+    """By koala, last."""
+
+    def tell_application(self, placeholder: PlaceholderId, task: str, data: bytes) -> bool:
+        self.written = data
+        return not self.out_of_contact and super().tell_application(placeholder, task, data)
+
+    def come_back(self) -> None:
+        self.heard += self.application.disconnected(self.site.now)
+        self.start()
+        self.out_of_contact = False
+        self.manager.in_contact(0)
+        self.application.resumed()
+        self.deliver()
+
+
+def test_what_was_agreed_on_has_been_made() -> None:
+    stage = HardOfHearing(5, Approach.NONE)
+    stage.say(wish(2))
+    acceptance = stage.latest()
+    stage.out_of_contact = True
+    stage.say(nt.committed(acceptance))
+    stage.change()
+    assert stage.application.state(acceptance.key) == "agreed"
+    stage.come_back()
+    assert stage.application.state(acceptance.key) == "consumed"
+    assert stage.heard[-1].kind == "consumed"
+    assert stage.site.sizes("1") == [4]
+
+
+def test_what_was_agreed_on_could_not_be_had() -> None:
+    stage = HardOfHearing(5, Approach.NONE)
+    stage.say(wish(2))
+    acceptance = stage.latest()
+    stage.say(nt.committed(acceptance))
+    stage.out_of_contact = True
+    lost = stage.site.stubs()[0]
+    stage.site.ended(lost)
+    stage.go_on()
+    stage.come_back()
+    assert (stage.heard[-1].state, stage.heard[-1].reason) == ("withdrawn", f"placeholder {lost} was lost")
+
+
+def test_an_acceptance_that_ran_out() -> None:
+    """The commitment comes too late; the scheduler's own time for it is over, too."""
+    stage = HardOfHearing(5, Approach.NONE)
+    stage.say(wish(2))
+    acceptance = stage.latest()
+    stage.out_of_contact = True
+    stage.site.now += 31.0
+    stage.manager.time_passed(stage.site.record("1"))
+    stage.application.tell(nt.committed(acceptance), stage.site.now)
+    stage.application.take_outbox()
+    stage.go_on()
+    stage.come_back()
+    assert stage.application.state(acceptance.key) == "expired"
+    assert stage.heard[-1].reason == "not settled in time"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_the_application_itself_has_ended_stays_ended(known: bool) -> None:  # noqa: FBT001 - drawn
+    """Who commits itself to what it has rejected hears that it is rejected; ``known``: by a service that heard it."""
+    stage = HardOfHearing(5, Approach.NONE)
+    stage.say(wish(6))
+    counter = stage.latest()
+    stage.say(nt.rejected(counter, "too few"))
+    if not known:
+        stage.start()
+    second = nt.Endpoint("APPLICATION", "node")
+    second.tell(wish(6), 0.0)
+    second.take_outbox()
+    second.hear(counter, 0.0)
+    stage.application = second
+    stage.say(nt.accepted(counter))
+    assert stage.application.state(counter.key) == "rejected"
+    assert stage.phase is None
+
+
+@pytest.mark.parametrize("status", ["NT_ACCEPTED", "NT_COMMITTED", "NT_CONSUMED"])
+def test_of_what_never_was_it_is_said_that_it_is_too_late(status: str) -> None:
+    stage = HardOfHearing(5, Approach.NONE)
+    resources = tuple(one._replace(status=status) for one in wish(2).resources)
+    said = wish(2)._replace(status=status, resources=resources)
+    stage.job.hear(stage.site.record("1"), 0, nt.build(said))
+    assert b"<NT_Status>NT_EXPIRED</NT_Status>" in stage.written
+
+
+def test_a_name_that_is_used_again_begins_anew() -> None:
+    stage = HardOfHearing(5, Approach.NONE)
+    stage.say(wish(6))
+    stage.say(nt.rejected(stage.latest(), "too few"))
+    stage.start()
+    stage.application = nt.Endpoint("APPLICATION", "node")
+    stage.say(wish(2))
+    assert stage.heard[-1].kind == "accepted"
+    stage.say(nt.committed(stage.latest()))
+    stage.change()
+    assert stage.heard[-1].kind == "consumed"
+
+
+def restarted_after(kept: int | None = None, *answers: Callable[[nt.Template], nt.Template]) -> Stage:
+    """Kill the service after answers to its counter-offer were heard and kept, and before the scheduler was told."""
+    stage = played("wish 6")
+    stage.journal_full = True
+    for answer in answers:
+        stage.say(answer(stage.latest()))
+    stage.journal_full = False
+    stage.kept = stage.kept[:kept]
+    stage.start()
+    stage.go_on()
+    stage.manager.in_contact(0)
+    stage.deliver()
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("kept", "answers", "processors"),
+    [
+        (3, [nt.accepted], 3),
+        (3, [lambda counter: nt.countered(counter, {CPU: 2})], 2),
+        (4, [lambda counter: nt.countered(counter, {CPU: 2})], 2),
+        (None, [lambda counter: nt.countered(counter, {CPU: 2}), nt.committed], 2),
+    ],
+    ids=["accepted", "answered, not accepted", "answered", "committed"],
+)
+def test_what_was_heard_before_the_kill_counts(
+    kept: int | None, answers: list[Callable[[nt.Template], nt.Template]], processors: int
+) -> None:
+    stage = restarted_after(kept, *answers)
+    if stage.application.state(stage.latest().key) == "accepted":
+        stage.say(nt.committed(stage.latest()))
+    assert stage.application.state(stage.latest().key) == "agreed"
+    assert stage.phase is ChangePhase.GATHERING
+    assert stage.site.change().accepted == processors
+
+
+def test_a_change_of_which_nothing_was_kept_is_given_up() -> None:
+    stage = restarted_after(0)
+    assert stage.phase is None
