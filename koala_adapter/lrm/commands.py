@@ -7,6 +7,7 @@ are driven by commands. All such plugins share it, so none can forget a time-out
 
 from __future__ import annotations
 
+import calendar
 import getpass
 import os
 import pwd
@@ -429,6 +430,19 @@ class CommandSystem:
         if result.returncode or (said and self.complaints.find(said)):
             return self.complaints.error(said, action=action)
         return None
+
+
+def utc(text: str, *forms: str) -> float | None:
+    """Return seconds since the epoch of a time in UTC that has one of these forms (strptime(3)); None otherwise."""
+    for form in forms:
+        with suppress(ValueError):
+            return float(calendar.timegm(time.strptime(text, form)))
+    return None
+
+
+def message_line(text: str) -> str:
+    """Return a message to the user of a job as one line of printable text."""
+    return "".join(character if character.isprintable() else " " for character in text).strip() or "(no text)"
 
 
 def parsed(parse: Callable[[str], T], text: str, *, source: str) -> T:

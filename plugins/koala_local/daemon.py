@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter import __version__
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, ProtocolError
+from koala_adapter.host.sockets import peer_user
 from koala_adapter.model import OCCUPYING, WAITING, EndReason, LrmJobState
 from koala_local import processes
 from koala_local.jobs import (
@@ -43,7 +44,6 @@ from koala_local.jobs import (
     fits_ever,
     free_processors,
     next_starts,
-    peer_user,
     rooms,
     short_path,
 )

@@ -6,9 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import sqlite3
-import struct
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Self, TypeAlias, Union
@@ -149,14 +147,6 @@ def raise_failure(answer: Fields) -> None:
     if "error" in answer:
         kind = ERRORS.get(answer.text("error"), LrmUnavailableError)
         raise kind(answer.text("message"), hint=answer.text("hint"))
-
-
-def peer_user(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end of a Unix socket (unix(7), SO_PEERCRED)."""
-    form = "3i"
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(form))
-    _pid, user, _group = struct.unpack(form, raw)
-    return int(user)
 
 
 def short_path(directory: int) -> str:

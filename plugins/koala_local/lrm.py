@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 import koala_adapter
 from koala_adapter.errors import ConfigurationError, LrmError, LrmRejectedError, LrmUnavailableError, ProtocolError
 from koala_adapter.host.privatedirectory import make_private_directory
+from koala_adapter.host.sockets import peer_user
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.contract import oldest_first
@@ -33,7 +34,6 @@ from koala_local.jobs import (
     NodeSlots,
     decode,
     encode,
-    peer_user,
     raise_failure,
     short_path,
 )

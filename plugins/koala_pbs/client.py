@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, TypeVar
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
-from koala_adapter.lrm.commands import CommandSystem, parsed, portions
+from koala_adapter.lrm.commands import CommandSystem, message_line, parsed, portions
 from koala_adapter.model import LrmJobState
 from koala_pbs.jobs import (
     parse_held_by_operator,
@@ -101,7 +101,7 @@ def run_on(job: str, assignment: Assignment, dialect: Dialect) -> tuple[str, ...
 
 def notify(job: str, text: str) -> tuple[str, ...]:
     """Return the command line that writes a line to a job's standard error."""
-    line = "".join(character if character.isprintable() else " " for character in text).strip() or "(no text)"
+    line = message_line(text)
     return ("qmsg", "-E", line if not line.startswith("-") else f" {line}", checked(job))
 
 

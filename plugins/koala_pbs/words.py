@@ -6,13 +6,11 @@ No part of this does I/O.
 
 from __future__ import annotations
 
-import calendar
 import re
-from time import strptime
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
-from koala_adapter.lrm.commands import ComplaintTable, complaints, ranges
+from koala_adapter.lrm.commands import ComplaintTable, complaints, ranges, utc
 from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
 
 if TYPE_CHECKING:
@@ -58,10 +56,7 @@ def moment_of(text: str) -> float | None:
     text = text.strip()
     if text.isdecimal():
         return float(text)
-    try:
-        return float(calendar.timegm(strptime(text, "%a %b %d %H:%M:%S %Y")))
-    except ValueError:
-        return None
+    return utc(text, "%a %b %d %H:%M:%S %Y")
 
 
 def number_of(text: str, default: int = 0) -> int:

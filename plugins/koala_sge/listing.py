@@ -6,17 +6,15 @@ Reading comes first, from times and XML up to accounting; it does no I/O. The co
 
 from __future__ import annotations
 
-import calendar
 import re
 from dataclasses import dataclass, replace
 from itertools import chain
-from time import strptime
 from typing import TYPE_CHECKING
 
 from lxml import etree
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
-from koala_adapter.lrm.commands import CommandSystem, ComplaintTable, complaints
+from koala_adapter.lrm.commands import CommandSystem, ComplaintTable, complaints, utc
 from koala_adapter.lrm.drmaa.libraries import (
     NOT_FOUND_PHRASES,
     REJECTED_PHRASES,
@@ -500,10 +498,7 @@ def _walltime(element: _Element) -> int | None:
 
 def moment_of(text: str) -> float | None:
     """Return seconds since the epoch of ``2026-11-21T11:04:38`` in UTC; None for anything else."""
-    try:
-        return float(calendar.timegm(strptime(text[:19], "%Y-%m-%dT%H:%M:%S")))
-    except ValueError:
-        return None
+    return utc(text[:19], "%Y-%m-%dT%H:%M:%S")
 
 
 # -- Accounting ----------------------------------------------------------------------------------------------
@@ -622,12 +617,7 @@ def _reason(failed: str) -> str:
 
 def _moment(text: str) -> float | None:
     """Return seconds since the epoch of ``Sat Nov 21 11:04:38 2026`` or ``11/21/2026 11:04:38.000`` in UTC."""
-    for form in ("%a %b %d %H:%M:%S %Y", "%m/%d/%Y %H:%M:%S"):
-        try:
-            return float(calendar.timegm(strptime(text.strip().partition(".")[0], form)))
-        except ValueError:
-            continue
-    return None
+    return utc(text.strip().partition(".")[0], "%a %b %d %H:%M:%S %Y", "%m/%d/%Y %H:%M:%S")
 
 
 # -- Running the commands ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError
-from koala_adapter.lrm.commands import CommandSystem
+from koala_adapter.lrm.commands import CommandSystem, message_line
 from koala_slurm.listing import (
     NODE_COMMAND,
     PARTITION_COMMAND,
@@ -70,11 +70,6 @@ def walltime_command(job: str, walltime: int) -> tuple[str, ...]:
 def notify_command(job: str, text: str) -> tuple[str, ...]:
     """Return the command line that passes a message to a job, as one line of printable text."""
     return ("scontrol", "notify", checked(job), message_line(text))
-
-
-def message_line(text: str) -> str:
-    """Return a message to a job as one line of printable text."""
-    return "".join(character if character.isprintable() else " " for character in text).strip() or "(no text)"
 
 
 def show_command(job: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, HoldOwner, LrmJobState
+from koala_slurm.listing import records
 from koala_slurm.requests import FreeGres, gres_rows, nodes_with_gres, not_consumed, parse_gres
 from koala_slurm.words import duration, turn
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 STARTS_NOTHING = frozenset({"DOWN", "INACTIVE"})
 """States in which jobs may wait, but none starts."""
 
-_PAIR = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 _NO_LIST = frozenset({"", "ALL", "N/A", "(null)", "NONE"})
 
 
@@ -93,8 +93,7 @@ class PartitionLimits:
 
 def parse_partition_limits(output: str) -> dict[str, PartitionLimits]:
     """Return the limits of ``scontrol -o show partition``, by the names of the partitions."""
-    lines = (dict(_PAIR.findall(line)) for line in output.splitlines())
-    return {values["PartitionName"]: _limits(values) for values in lines if "PartitionName" in values}
+    return {values["PartitionName"]: _limits(values) for values in records(output) if "PartitionName" in values}
 
 
 def _limits(values: Mapping[str, str]) -> PartitionLimits:

@@ -356,6 +356,11 @@ def _number(text: str) -> float | None:
         return None
 
 
+def records(output: str) -> tuple[dict[str, str], ...]:
+    """Return the values of each line that ``scontrol --oneliner`` printed, by their names."""
+    return tuple(dict(_PAIR.findall(line)) for line in output.splitlines())
+
+
 def parse_partitions(output: str) -> tuple[Queue, ...]:
     """Return the partitions of ``scontrol -o show partition``. Raises LrmUnavailableError for text that is none."""
     return tuple(_partition(line) for line in output.splitlines() if line.strip() and "No partitions" not in line)
@@ -382,23 +387,22 @@ def parse_units(output: str, unit: Unit) -> dict[str, Unit]:
     """
     if unit not in {Unit.CORE, Unit.SOCKET}:
         return {}
-    found = (dict(_PAIR.findall(line)) for line in output.splitlines())
-    own = {values.get("PartitionName", ""): _unit("", values.get("SelectTypeParameters", "")) for values in found}
+    own = {
+        values.get("PartitionName", ""): _unit("", values.get("SelectTypeParameters", "")) for values in records(output)
+    }
     return {name: one for name, one in own.items() if name and one in {Unit.CORE, Unit.SOCKET} and one is not unit}
 
 
 def parse_whole(output: str) -> frozenset[str]:
     """Return the partitions of such a listing whose jobs get all of each node; of older releases, sinfo tells."""
-    found = (dict(_PAIR.findall(line)) for line in output.splitlines())
-    return frozenset(values.get("PartitionName", "") for values in found if values.get("Exclusive") == "NODE")
+    return frozenset(values.get("PartitionName", "") for values in records(output) if values.get("Exclusive") == "NODE")
 
 
 def without_default_memory(output: str) -> tuple[str, ...]:
     """Return the partitions of such a listing that have no default of their own for the memory of jobs."""
-    found = (dict(_PAIR.findall(line)) for line in output.splitlines())
     return tuple(
         values["PartitionName"]
-        for values in found
+        for values in records(output)
         if "PartitionName" in values and not any(_is_default(values.get(name, "")) for name in DEFAULT_MEMORY)
     )
 

@@ -18,7 +18,7 @@ import structlog
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import Capabilities, PinnedStart, RenderedSubmission
 from koala_adapter.lrm.commandplugin import CommandPlugin, require_directives
-from koala_adapter.lrm.commands import EXPORTED, portions, worst
+from koala_adapter.lrm.commands import EXPORTED, message_line, portions, worst
 from koala_adapter.lrm.drmaa.choice import Submitter
 from koala_adapter.lrm.drmaa.libraries import SLURM
 from koala_adapter.model import LrmJobId, LrmJobState
@@ -331,7 +331,7 @@ class SlurmLrm(CommandPlugin):
 
     async def notify(self, job: LrmJobId, text: str) -> None:
         """Write a line to where the job's standard error goes (scontrol notify)."""
-        if not await self._by_library("notify", [job], client.message_line(text)):
+        if not await self._by_library("notify", [job], message_line(text)):
             await self._commands.change(client.notify_command(job, text), action="notify")
 
     async def original_request(self, job: LrmJobId) -> str:

@@ -38,7 +38,6 @@ from koala_slurm.requests import (
     details_command,
     everything_format,
     forgotten,
-    missing_license,
     nodes_with_gres,
     parse_details,
     parse_everything,
@@ -52,7 +51,7 @@ from koala_slurm.requests import (
 from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
@@ -262,7 +261,7 @@ class OutsideReader:
         now = time.time()
         waits = {job.id: unfulfilled(job, job.dependency, numbered, now=now) for job in jobs if job.dependency}
         free_to_go = [job for job in jobs if not (waits.get(job.id) or job.obstacle)]
-        promised = _licensed(free_to_go, asked, licenses)
+        unlicensed = _unlicensed(free_to_go, asked, licenses)
         shares = gres_shares([job for job in free_to_go if job.id in asked], asked, gres)
         found = []
         for job in jobs:
@@ -270,7 +269,7 @@ class OutsideReader:
             if wanted is None:
                 found.append(job)
                 continue
-            obstacle = job.obstacle or _unlicensed(job, wanted, promised) or _throttled(job, wanted.throttle, active)
+            obstacle = job.obstacle or unlicensed.get(job.id, "") or _throttled(job, wanted.throttle, active)
             possible = shares.get(job.id, nodes_with_gres(wanted, gres.free)) if wanted.gres else None
             obstacle = obstacle or ("no node has free what else it asks for" if possible == () else "")
             blocked = waits.get(job.id) or obstacle
@@ -315,21 +314,19 @@ def _throttled(job: LrmJob, throttle: int, active: Counter[str]) -> str:
     return ""
 
 
-def _licensed(jobs: Iterable[LrmJob], asked: Mapping[LrmJobId, Restrictions], free: dict[str, int]) -> set[str]:
-    """Return the waiting jobs for which there are licences: what was released comes first, then in order of number.
+def _unlicensed(
+    jobs: Iterable[LrmJob], asked: Mapping[LrmJobId, Restrictions], free: dict[str, int]
+) -> dict[LrmJobId, str]:
+    """Return the waiting jobs for which there are too few licences: what was released comes first, then by number.
 
     What is free is taken by the first, so that a start does not find it gone.
     """
-    found = set()
-    wanting = [job for job in jobs if job.id in asked and asked[job.id].licenses]
-    for job in sorted(wanting, key=first_served):
-        if not missing_license(asked[job.id], free):
-            found.add(str(job.id))
-            for name, number in asked[job.id].licenses:
-                free[name] -= number
+    found: dict[LrmJobId, str] = {}
+    for job in sorted((job for job in jobs if job.id in asked), key=first_served):
+        wanted = asked[job.id].licenses
+        if any(free.get(name, 0) < number for name, number in wanted):
+            found[job.id] = f"there are too few free licences {', '.join(name for name, _ in wanted)}"
+            continue
+        for name, number in wanted:
+            free[name] -= number
     return found
-
-
-def _unlicensed(job: LrmJob, wanted: Restrictions, licensed: Container[str]) -> str:
-    names = ", ".join(name for name, _ in wanted.licenses)
-    return f"there are too few free licences {names}" if names and job.id not in licensed else ""

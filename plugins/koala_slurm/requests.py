@@ -213,12 +213,6 @@ def parse_licenses(output: str) -> dict[str, int]:
     return {match["name"]: int(match["free"]) for match in _LICENSE.finditer(output)}
 
 
-def missing_license(wanted: Restrictions, free: Mapping[str, int]) -> str:
-    """Return which licence there is none of now; empty when there are enough."""
-    lacking = [name for name, number in wanted.licenses if free.get(name, 0) < number]
-    return f"there are too few free licences {lacking[0]}" if lacking else ""
-
-
 SHARD = "shard"
 """Parts of GPUs: one with a shard in use is not given as a whole, and one that is has no shards (gres.conf(5))."""
 _USED_PLACES = re.compile(r"(?P<name>gpu|shard)(?::(?P<type>[^:,(]+))?:(?P<number>[0-9]+)\((?P<places>[^)]*)\)")

@@ -18,11 +18,10 @@ from koala_slurm.limits import (
     unfulfilled,
     within_limits,
 )
-from koala_slurm.outside import _licensed, groups_by_user
+from koala_slurm.outside import _unlicensed, groups_by_user
 from koala_slurm.requests import (
     FreeGres,
     Restrictions,
-    missing_license,
     nodes_with_gres,
     parse_features,
     parse_gres,
@@ -148,8 +147,7 @@ def test_details_have_them() -> None:
 
 def test_licences_and_generic_resources_that_are_free() -> None:
     free = parse_licenses("LicenseName=matlab Total=4 Used=3 Free=1 Remote=no\n")
-    assert missing_license(Restrictions(licenses=(("matlab", 1),)), free) == ""
-    assert "matlab" in missing_license(Restrictions(licenses=(("matlab", 2),)), free)
+    assert free == {"matlab": 1}
     end = "\x1f"
     rows = (("n1", "gpu:a100:2(S:0),fpga:1", "gpu:a100:1(IDX:0),fpga:0"), ("n2", "gpu:a100:2", "gpu:a100:0(IDX:N/A)"))
     known = parse_gres("".join(f"{node}{end}{has}{end}{used}{end}1/7/0/8{end}\n" for node, has, used in rows))
@@ -379,5 +377,5 @@ def test_jobs_in_their_users_hold_share_last() -> None:
     others = [user, replace(held(2), hold=HoldOwner.OPERATOR)]
     assert max(others, key=first_served) is user
     asked = {job.id: Restrictions(licenses=(("matlab", 6),)) for job in others}
-    assert _licensed(others, asked, {"matlab": 10}) == {"2"}
-    assert _licensed([user], asked, {"matlab": 10}) == {"1"}
+    assert _unlicensed(others, asked, {"matlab": 10}) == {"1": "there are too few free licences matlab"}
+    assert _unlicensed([user], asked, {"matlab": 10}) == {}
