@@ -11,6 +11,7 @@ import os
 import secrets
 import signal
 import socket
+import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -371,7 +372,8 @@ class SlurmCluster:
             # slurmd takes a number without devices for any resource but GPUs.
             devices = [self.directory / f"{name}{number}" for number in range(count)]
             for device in devices:
-                device.touch()
+                if not device.exists():  # as /dev/null: jobs are told of devices only, not of other files
+                    os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
             files = ",".join(map(str, devices))
             (self.directory / "gres.conf").write_text(
                 f"Name={name} File={files}\n" if name == "gpu" else f"Name={name} Count={count}\n"
