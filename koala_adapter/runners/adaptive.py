@@ -12,14 +12,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import Launcher
-from koala_adapter.runners.coordinator import LARGEST_NUMBER, Coordinator, Membership, Place, Tell, WantedChange, note
+from koala_adapter.runners.coordinator import Coordinator
+from koala_adapter.runners.notes import (
+    LARGEST_NUMBER,
+    Membership,
+    Place,
+    Tell,
+    WantedChange,
+    note,
+)
 from koala_adapter.runners.workers import GrowingRunner, WalltimeMonitor, shrinkage
 from koala_adapter.scheduler.records import ChangePhase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from koala_adapter.runners.coordinator import Note
+    from koala_adapter.runners.notes import Note
     from koala_adapter.runners.runner import AddressedLaunch, Application
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.records import Change, JobRecord

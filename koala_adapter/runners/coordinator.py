@@ -11,210 +11,35 @@ and is then told what it still has to know. What must not be forgotten is in the
 the point (before any is told to change), and that all are done (before any is told to go on). So after a restart a
 change that was begun is finished, and one that was not is agreed on anew.
 
-In order: the notes on the line to applications, the values that a coordinator takes and returns, one process, one
-change, the notes about members, the coordinator.
+In order: one process, one change, the coordinator.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
-from urllib.parse import quote, unquote_to_bytes
+from typing import TYPE_CHECKING
 
 from koala_adapter.errors import ProtocolError
+from koala_adapter.runners.notes import (
+    LARGEST_NUMBER,
+    AllDone,
+    AllStand,
+    Complaint,
+    GivenUp,
+    Membership,
+    Note,
+    Overdue,
+    Report,
+    Tell,
+    WantedChange,
+    change_note,
+    note,
+    welcome_note,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-
-# -- Notes: messages between an application and koala beside templates ---------------------------------------
-# A note is one line: a verb, then words ``key=value`` with a space before each. Of a value every byte is
-# percent-encoded (RFC 3986) except letters, digits and ``._~:,/@[]-``. The application's end is the library
-# ``koala_app.py``.
-
-LARGEST_NOTE = 65_536
-"""Bytes."""
-LARGEST_NUMBER = 2**31 - 1
-
-_SAFE = "._~:,/@[]-"
-_SAFE_IN_FIELD = "._~:/[]-"
-_VERB = re.compile(r"[a-z][a-z-]{0,31}", re.ASCII)
-_WORD = re.compile(r"([a-z][a-z_-]{0,31})=((?:[A-Za-z0-9._~:,/@\[\]-]|%[0-9A-Fa-f]{2})*)", re.ASCII)
-_NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A message of the protocol: a verb and its parameters."""
-
-    verb: str
-    words: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-    def text(self, key: str) -> str:
-        """Return a word. Raises ProtocolError when it is missing."""
-        if key not in self.words:
-            raise ProtocolError(f"{self.verb} lacks {key}=")
-        return self.words[key]
-
-    def number(self, key: str) -> int:
-        """Return a word that is a number of 0 to 2147483647. Raises ProtocolError."""
-        text = self.text(key)
-        if not _NUMBER.fullmatch(text) or int(text) > LARGEST_NUMBER:
-            raise ProtocolError(f"{self.verb} has {key}={text[:40]}, which is no number")
-        return int(text)
-
-
-def note(verb: str, **words: object) -> Note:
-    """Return the message for these values."""
-    return Note(verb, MappingProxyType({key: str(value) for key, value in words.items()}))
-
-
-def payload_of(said: Note) -> bytes:
-    """Return what stands in the frame of a note. Raises ProtocolError when it is too large."""
-    line = " ".join([said.verb, *(f"{key}={quote(value, safe=_SAFE)}" for key, value in said.words.items())])
-    if len(line) > LARGEST_NOTE:
-        raise ProtocolError(f"{said.verb} of {len(line)} bytes is too large for the application to read")
-    return line.encode("ascii")
-
-
-def parse_note(payload: bytes) -> Note:
-    """Return the note that stands in a frame. Raises ProtocolError."""
-    verb, *rest = payload.decode("ascii", "replace").split(" ")
-    if not payload.isascii() or not _VERB.fullmatch(verb):
-        raise ProtocolError(f"this is no note: {payload[:60]!r}")
-    words: dict[str, str] = {}
-    for one in rest:
-        match = _WORD.fullmatch(one)
-        if match is None or match[1] in words:
-            raise ProtocolError(f"{verb} has a word that cannot be: {one[:60]!r}")
-        try:
-            words[match[1]] = unquote_to_bytes(match[2]).decode("utf-8")
-        except UnicodeDecodeError:
-            raise ProtocolError("a note is in UTF-8") from None
-    return Note(verb, MappingProxyType(words))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a process is, and how the others reach it."""
-
-    rank: int
-    cluster: str
-    address: str
-    contact: str = ""
-    """Free text of the program."""
-
-
-def listed(places: Iterable[Place]) -> str:
-    """Return processes as the value of a word."""
-    return ",".join(
-        "@".join(quote(one, safe=_SAFE_IN_FIELD) for one in (str(p.rank), p.cluster, p.address, p.contact))
-        for p in places
-    )
-
-
-# -- Input and output of a coordinator, as values ------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedChange:
-    """A change of size that the scheduler's records say is under way."""
-
-    number: int
-    """The scheduler's."""
-    joining: tuple[int, ...] = ()
-    """Ranks; their processes are started already."""
-    leaving: tuple[int, ...] = ()
-    reason: str = ""
-    adaptation: int = 0
-    """The coordinator's own number, once all processes stood at the point; 0: not yet."""
-    point: int = 0
-    """The point at which they stood then."""
-    made: bool = False
-    """All processes have said that they are done."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
-    """A component as the scheduler's records have it."""
-
-    members: tuple[int, ...]
-    """Ranks of its processes in the order of their positions, before the changes in ``wanted`` that are not made."""
-    places: Mapping[int, Place]
-    """Of these, and of all that join or leave; without their contacts."""
-    wanted: tuple[WantedChange, ...] = ()
-    ended: frozenset[int] = frozenset()
-    """Ranks whose processes are over."""
-    minimum: int = 1
-    maximum: int = 1
-    head: str = ""
-    """Host of the head component; empty: the first member's."""
-    first_only: bool = False
-    """The first member alone speaks with koala, for all others, and starts newcomers itself (MPI)."""
-
-    @property
-    def speakers(self) -> tuple[int, ...]:
-        """Return the members that speak with koala."""
-        return self.members[:1] if self.first_only else self.members
-
-    def awaited(self, wanted: WantedChange) -> tuple[int, ...]:
-        """Return the newcomers that must have joined before a change."""
-        return () if self.first_only else wanted.joining
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """A message to be sent to a process."""
-
-    rank: int
-    note: Note
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllStand:
-    """All old members stand at the point, and all newcomers have joined: the change can be made."""
-
-    number: int
-    adaptation: int
-    point: int
-    leaving: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllDone:
-    """All processes have carried the change out, and wait to be told that they may go on."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenUp:
-    """The change is not made: the application goes on as it is."""
-
-    number: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Complaint:
-    """A process says that a call was wrong, or says itself what it may not say."""
-
-    rank: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overdue:
-    """A process has not carried the change out in its time: it is taken as lost, and its part of the data with it."""
-
-    rank: int
-    reason: str
-
-
-Report: TypeAlias = AllStand | AllDone | GivenUp | Complaint | Overdue
 
 
 # -- One process of an adaptive component, by its last messages ----------------------------------------------
@@ -396,54 +221,6 @@ class ChangeUnderWay:
 def who_has(ranks: Sequence[int]) -> str:
     """Return the beginning of a sentence on processes."""
     return f"process {ranks[0]} has" if len(ranks) == 1 else f"processes {', '.join(map(str, ranks))} have"
-
-
-# -- Notes that tell processes the members, at first and at each change --------------------------------------
-
-
-def after(membership: Membership, wanted: WantedChange) -> tuple[int, ...]:
-    """Return the members after a change, in the order of their positions."""
-    return (*(rank for rank in membership.members if rank not in wanted.leaving), *wanted.joining)
-
-
-def welcome_note(membership: Membership, contacts: Mapping[int, str], rank: int) -> Note:
-    """Return what a first member is told when all of them have come."""
-    return note(
-        "welcome",
-        rank=rank,
-        size=len(membership.members),
-        members=_listed(membership, membership.members, contacts),
-        minimum=membership.minimum,
-        maximum=membership.maximum,
-        head=_head(membership),
-    )
-
-
-def change_note(membership: Membership, wanted: WantedChange, contacts: Mapping[int, str], rank: int) -> Note:
-    """Return what each process is told of a change, for which all stand at the point."""
-    members = after(membership, wanted)
-    return note(
-        "change",
-        change=wanted.adaptation,
-        at=wanted.point,
-        size=len(members),
-        members=_listed(membership, members, contacts),
-        old=",".join(map(str, membership.members)),
-        leaving=_listed(membership, wanted.leaving, contacts),
-        rank=rank,
-        minimum=membership.minimum,
-        maximum=membership.maximum,
-        head=_head(membership),
-        reason=wanted.reason,
-    )
-
-
-def _listed(membership: Membership, ranks: Iterable[int], contacts: Mapping[int, str]) -> str:
-    return listed(replace(membership.places[rank], contact=contacts.get(rank, "")) for rank in ranks)
-
-
-def _head(membership: Membership) -> str:
-    return membership.head or membership.places[membership.members[0]].address
 
 
 # -- The coordinator of one component ------------------------------------------------------------------------

@@ -166,6 +166,7 @@ PURE = _in(
     *("scheduler", "queueing", "sizes", "slots", "model", "outcome", "errors", "wiki.codec", "wiki.inventory"),
     *(
         "runners.coordinator",
+        "runners.notes",
         "tasks.sweep",
         "report.sitevalues",
         "report.values",

@@ -17,7 +17,7 @@ from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.negotiation import HEADER_SIZE
 from koala_adapter.outcome import JobState
 from koala_adapter.runners.adaptive import able_to_leave
-from koala_adapter.runners.coordinator import (
+from koala_adapter.runners.notes import (
     AllDone,
     AllStand,
     Complaint,
@@ -35,7 +35,8 @@ from koala_adapter.service.sizes.offers import NEGOTIATOR
 
 if TYPE_CHECKING:
     from koala_adapter.runners.adaptive import AdaptiveRunner
-    from koala_adapter.runners.coordinator import Coordinator, Report
+    from koala_adapter.runners.coordinator import Coordinator
+    from koala_adapter.runners.notes import Report
     from koala_adapter.scheduler.records import Change, Claim, JobRecord
 
 

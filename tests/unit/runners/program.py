@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from koala_adapter.application.notes import KoalaAppError
 from koala_adapter.application.notes import parse_note as parse_as_library
 from koala_adapter.application.process import Process
-from koala_adapter.runners.coordinator import (
+from koala_adapter.runners.coordinator import Coordinator
+from koala_adapter.runners.notes import (
     AllDone,
     AllStand,
-    Coordinator,
     GivenUp,
     Membership,
     Overdue,

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from koala_adapter.errors import ProtocolError
 from koala_adapter.runners.coordinator import (
-    LARGEST_NUMBER,
     LAST_WORDS,
     Coordinator,
+)
+from koala_adapter.runners.notes import (
+    LARGEST_NUMBER,
     GivenUp,
     Membership,
     Note,

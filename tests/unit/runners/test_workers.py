@@ -22,7 +22,10 @@ from koala_adapter.model import (
     TaskEnd,
 )
 from koala_adapter.runners.adaptive import WalltimeNotices
-from koala_adapter.runners.coordinator import Note, note
+from koala_adapter.runners.notes import (
+    Note,
+    note,
+)
 from koala_adapter.runners.runner import AddressedLaunch, Application
 from koala_adapter.runners.workers import (
     AddressedSignal,

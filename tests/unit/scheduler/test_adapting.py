@@ -12,7 +12,7 @@ from koala_adapter.errors import JobRefusedError
 from koala_adapter.model import EndReason, JobId, JobKind, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.runners.adaptive import membership_of
-from koala_adapter.runners.coordinator import after
+from koala_adapter.runners.notes import after
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import (

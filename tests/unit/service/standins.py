@@ -17,7 +17,7 @@ from koala_adapter.config.sitefile import ClusterConfig, ControlCenterConfig, Si
 from koala_adapter.host.clock import HostClocks
 from koala_adapter.model import ClusterName, EndReason, JobId, TaskEnd
 from koala_adapter.runners.adaptive import AdaptiveRunner
-from koala_adapter.runners.coordinator import note
+from koala_adapter.runners.notes import note
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler.actions import Action, GrantProcessors, WithdrawOffer
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters

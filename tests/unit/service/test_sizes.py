@@ -18,7 +18,12 @@ from koala_adapter.errors import JobRefusedError
 from koala_adapter.model import EndReason, JobId, RunnerName, TaskEnd
 from koala_adapter.negotiation import FrameBuffer, frame
 from koala_adapter.runners.adaptive import AdaptiveRunner
-from koala_adapter.runners.coordinator import Note, note, parse_note, payload_of
+from koala_adapter.runners.notes import (
+    Note,
+    note,
+    parse_note,
+    payload_of,
+)
 from koala_adapter.runners.runner import Application
 from koala_adapter.runners.workers import AddressedSignal, WorkersRunner
 from koala_adapter.scheduler import events as ev
