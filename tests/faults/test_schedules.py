@@ -33,6 +33,8 @@ from tests.unit.scheduler.malleable_site import JointSite
 from tests.unit.scheduler.scheduler_site import recount
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from _pytest.mark.structures import ParameterSet
 
     from tests.faults.lrm import SimulatedLrm
@@ -46,9 +48,10 @@ OF_MALLEABLE_JOBS = {ev.OfferAnswered, ev.ProcessorsReleased, ev.MoreRequested, 
 OF_ADAPTIVE_JOBS = {ev.LessRequested, ev.PointReached, ev.ChangeMade, ev.ChangeGivenUp}
 
 
-def by_day_and_by_night(day: range, night: range) -> list[ParameterSet]:
-    """Return seeds that are run with all tests, and more that are run in the night."""
-    return [*(pytest.param(seed) for seed in day), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in night)]
+def by_day_and_by_night(kind: str, day: Iterable[int], night: Iterable[int]) -> list[ParameterSet]:
+    """Return a kind of schedule with seeds that are always run, and with others that are run in the night."""
+    nightly = (pytest.param(kind, seed, marks=pytest.mark.nightly) for seed in night)
+    return [*(pytest.param(kind, seed) for seed in day), *nightly]
 
 
 UNDER_WAY = set(ChangePhase) - {ChangePhase.NEW, ChangePhase.OVER}
@@ -95,7 +98,7 @@ class Story:
 
 
 @cache
-def story(seed: int, kind: str = "rigid") -> Story:
+def story(seed: int, kind: str) -> Story:
     """Run a schedule with all checks, once in a process, and return what it contained."""
     world = WatchedWorld(seed, kind)
     world.run()
@@ -121,47 +124,26 @@ def story(seed: int, kind: str = "rigid") -> Story:
     )
 
 
-@pytest.mark.parametrize("seed", by_day_and_by_night(range(RIGID, 36), range(36, 100)))
-def test_nothing_is_lost_or_leaked(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        *by_day_and_by_night("rigid", range(RIGID, 36), range(36, 100)),
+        # Under all approaches and policies, with applications that do as they please.
+        *by_day_and_by_night("malleable", range(MALLEABLE, 12), range(12, 40)),
+        # Only the head, or the last worker, ends a job.
+        *by_day_and_by_night("workers", range(WORKERS, 11), range(11, 40)),
+        # Processes negotiate, meet at points, die in the middle, and never answer.
+        *by_day_and_by_night("adaptive", range(ADAPTIVE, 12), range(12, 40)),
+        # The parts of a wish that is met on several clusters are in the same phase, and end together.
+        *by_day_and_by_night("spread", OVER_CLUSTERS, ()),
+        *by_day_and_by_night("crowded-adaptive", range(2), range(2, 8)),
+        *by_day_and_by_night("crowded-workers", range(2), range(2, 12)),
+        *by_day_and_by_night("together", range(2), range(2, 8)),
+    ],
+)
+def test_nothing_is_lost_or_leaked(kind: str, seed: int) -> None:
     """Whatever goes wrong: every job gets one outcome, nothing is left, and no invariant breaks on the way."""
-    story(seed)
-
-
-@pytest.mark.parametrize("seed", by_day_and_by_night(range(MALLEABLE, 12), range(12, 40)))
-def test_nothing_is_lost_or_leaked_where_jobs_grow_and_shrink(seed: int) -> None:
-    """The same for malleable jobs, under all approaches and policies, with applications that do as they please."""
-    story(seed, "malleable")
-
-
-@pytest.mark.parametrize("seed", by_day_and_by_night(range(WORKERS, 11), range(11, 40)))
-def test_nothing_is_lost_or_leaked_where_workers_come_and_go(seed: int) -> None:
-    """The same for jobs of a head and workers: only the head, or the last worker, ends a job."""
-    story(seed, "workers")
-
-
-@pytest.mark.parametrize("seed", by_day_and_by_night(range(ADAPTIVE, 12), range(12, 40)))
-def test_nothing_is_lost_or_leaked_where_processes_change_together(seed: int) -> None:
-    """The same for adaptive jobs: their processes negotiate, meet at points, die in the middle, and never answer."""
-    story(seed, "adaptive")
-
-
-@pytest.mark.parametrize("seed", OVER_CLUSTERS)
-def test_nothing_is_lost_or_leaked_where_wishes_are_met_on_several_clusters(seed: int) -> None:
-    """The same where one wish is met on several clusters: its parts are in the same phase, and end together."""
-    story(seed, "spread")
-
-
-@pytest.mark.parametrize("kind", ["crowded-adaptive", "together"])
-@pytest.mark.parametrize("seed", by_day_and_by_night(range(2), range(2, 8)))
-def test_adaptive_jobs_beside_others(seed: int, kind: str) -> None:
-    """The same beside local users who come and go all the time, and beside jobs of a head and workers."""
     story(seed, kind)
-
-
-@pytest.mark.parametrize("seed", by_day_and_by_night(range(2), range(2, 12)))
-def test_workers_make_room_for_local_users(seed: int) -> None:
-    """The same where local users come and go all the time."""
-    World(seed, **KINDS["crowded-workers"]).run()
 
 
 def test_nothing_is_lost_or_leaked_where_jobs_shrink_for_others() -> None:
@@ -174,40 +156,44 @@ def test_nothing_is_lost_or_leaked_where_jobs_shrink_for_others() -> None:
     assert given > 10
 
 
-@pytest.mark.parametrize("malleable", [False, True])
-@pytest.mark.parametrize("seed", by_day_and_by_night(range(2), range(2, 10)))
-def test_nothing_is_lost_or_leaked_under_policies_that_answer_anything(seed: int, *, malleable: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [one for kind in ("rigid", "malleable") for one in by_day_and_by_night(kind, range(2), range(2, 10))],
+)
+def test_nothing_is_lost_or_leaked_under_policies_that_answer_anything(kind: str, seed: int) -> None:
     """What cannot be followed is refused, and told; each job still gets one outcome, and no invariant breaks."""
-    world = World(seed, malleable=malleable, strange=True)
+    world = World(seed, strange=True, **KINDS[kind])
     world.run()
     assert world.service.effector.refused
 
 
-@pytest.mark.parametrize("seed", by_day_and_by_night(range(3), range(3, 20)))
-def test_malleable_jobs_complete_when_nothing_goes_wrong(seed: int) -> None:
-    """Growing and shrinking alone costs nobody a job."""
-    world = World(seed, calm=True, malleable=True)
-    world.run()
-    ends = [outcome for (outcome,) in world.service.outcomes.values()]
-    assert {outcome.state for outcome in ends} <= {JobState.COMPLETED, JobState.FAILED}
-    assert {outcome.exit_code for outcome in ends} <= {0, 3, EXIT_WALLTIME}
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        *by_day_and_by_night("rigid", range(8), range(8, 60)),
+        *by_day_and_by_night("malleable", range(3), range(3, 20)),
+        *by_day_and_by_night("workers", range(2), range(2, 8)),
+        *by_day_and_by_night("adaptive", range(1, 2), range(2, 5)),
+    ],
+)
+def test_when_nothing_goes_wrong_every_job_runs_to_its_end(kind: str, seed: int) -> None:
+    """Without faults a job completes, or fails by its own exit code; one that grows and shrinks may last too long.
 
-
-@pytest.mark.parametrize("seed", by_day_and_by_night(range(8), range(8, 60)))
-def test_when_nothing_goes_wrong_every_job_runs_to_its_end(seed: int) -> None:
-    """Without faults a job completes, or fails by its own exit code; local users alone cost nobody a job."""
-    world = World(seed, calm=True)
+    Local users, changes of size, and workers that are asked to leave cost nobody a job.
+    """
+    world = World(seed, calm=True, **KINDS[kind])
     world.run()
     ends = [outcome for (outcome,) in world.service.outcomes.values()]
     assert len(ends) == JOBS
     assert {outcome.state for outcome in ends} <= {JobState.COMPLETED, JobState.FAILED}
-    assert {outcome.exit_code for outcome in ends} <= {0, 3}
+    assert {outcome.exit_code for outcome in ends} <= {0, 3} | (set() if kind == "rigid" else {EXIT_WALLTIME})
+    assert world.service.effector.adaptive.adapted or kind != "adaptive"
 
 
 @pytest.mark.timeout(300)
 def test_schedules_contain_what_they_are_for() -> None:
     """Over some seeds every kind of event occurs, jobs end in most ways, and processors are handed back."""
-    stories = [story(seed) for seed in range(RIGID)]
+    stories = [story(seed, "rigid") for seed in range(RIGID)]
     of_others = {ev.HoldsSeen, ev.SuspensionsSeen} | OF_MALLEABLE_JOBS | OF_ADAPTIVE_JOBS
     assert {kind for one in stories for kind in one.kinds} >= set(ev.EVENT_TYPES) - of_others
     expected = {JobState.COMPLETED, JobState.FAILED, JobState.LOST, JobState.CANCELLED, JobState.REFUSED}
@@ -260,55 +246,25 @@ def test_schedules_of_wishes_over_clusters_contain_what_they_are_for() -> None:
     assert sum(one.crashes for one in stories) > 2
 
 
-@pytest.mark.parametrize("seed", by_day_and_by_night(range(1, 2), range(2, 5)))
-def test_adaptive_jobs_complete_when_nothing_goes_wrong(seed: int) -> None:
-    """Changes, also those that the application asked for, cost nobody a job."""
-    world = World(seed, calm=True, malleable=True, adaptive=True)
-    world.run()
-    ends = [outcome for (outcome,) in world.service.outcomes.values()]
-    assert {outcome.state for outcome in ends} <= {JobState.COMPLETED, JobState.FAILED}
-    assert {outcome.exit_code for outcome in ends} <= {0, 3, EXIT_WALLTIME}
-    assert world.service.effector.adaptive.adapted
-
-
-def test_a_job_is_asked_for_what_its_owner_no_longer_wants_while_others_are_asked_for_a_local_user() -> None:
-    """Only what the step asks for is bounded by what the local user waits for, who may have gone meanwhile."""
-    World(910154, **KINDS["crowded-adaptive"]).run()
-
-
-@pytest.mark.parametrize("seed", [129, 135, 8000002])
-def test_schedules_of_adaptive_jobs_that_once_broke_an_invariant(seed: int) -> None:
-    """An offer that had run out in a snapshot was made again; a program that ended while it grew was never over."""
-    World(seed, **KINDS["adaptive"]).run()
-
-
-def test_a_schedule_of_wishes_over_clusters_that_once_broke_an_invariant() -> None:
-    """Of several jobs whose owners wanted them larger, others got what was free after a restart than before it."""
-    World(1064, **KINDS["spread"]).run()
-
-
-@pytest.mark.nightly  # test_near_end.py has the same without the rest of the world
-def test_a_schedule_of_workers_that_once_stood_still() -> None:
-    """Near the end of its walltime a job was offered processors on one cluster after the other, at one instant."""
-    World(7005015, **KINDS["workers"]).run()
-
-
-@pytest.mark.parametrize("seed", by_day_and_by_night(range(2), range(2, 8)))
-def test_workers_complete_when_nothing_goes_wrong(seed: int) -> None:
-    """A job ends by its head, its last worker, or its walltime; workers that are asked to leave cost nobody a job."""
-    world = World(seed, calm=True, malleable=True, workers=True)
-    world.run()
-    ends = [outcome for (outcome,) in world.service.outcomes.values()]
-    assert {outcome.state for outcome in ends} <= {JobState.COMPLETED, JobState.FAILED}
-    assert {outcome.exit_code for outcome in ends} <= {0, 3, EXIT_WALLTIME}
-
-
 @pytest.mark.parametrize(
-    ("seed", "malleable"), [(101925, True), (102835, True), (200100, False), (510121, True), (5005380, False)]
+    ("kind", "seed"),
+    [
+        # A change for ever, a placeholder believed to be gone, a connection that was lost taken for a farewell.
+        *(("malleable", 101925), ("malleable", 102835), ("rigid", 200100), ("malleable", 510121), ("rigid", 5005380)),
+        # An offer that had run out in a snapshot was made again; a program that ended while it grew was never over.
+        *(("adaptive", 129), ("adaptive", 135), ("adaptive", 8000002)),
+        # Of several jobs whose owners wanted them larger, others got what was free after a restart than before it.
+        ("spread", 1064),
+        # A job is asked for what its owner no longer wants while others are asked for a local user: only what the step
+        # asks for is bounded by what the local user waits for, who may have gone meanwhile.
+        ("crowded-adaptive", 910154),
+        # Near the end of its walltime a job was offered processors on one cluster after the other, at one instant.
+        # tests/unit/scheduler/test_malleability_state.py has the same without the rest of the world.
+        pytest.param("workers", 7005015, marks=pytest.mark.nightly),
+    ],
 )
-def test_schedules_that_once_broke_an_invariant(seed: int, *, malleable: bool) -> None:
-    """A change for ever, a placeholder believed to be gone, a connection that was lost taken for a farewell."""
-    World(seed, malleable=malleable).run()
+def test_schedules_that_once_broke_an_invariant_or_stood_still(kind: str, seed: int) -> None:
+    World(seed, **KINDS[kind]).run()
 
 
 class StubWorld(World):

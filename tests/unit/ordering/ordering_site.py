@@ -67,6 +67,11 @@ class Listed:
         }
         self.jobs[job_id] = LrmJob(id=LrmJobId(job_id), name=job_id, processors=processors, walltime=walltime, **given)
 
+    def submit_all(self, *jobs: tuple[str, int] | tuple[str, int, int]) -> None:
+        """Have jobs come in, each known by its id, processors, and perhaps walltime."""
+        for one in jobs:
+            self.submit(*one)
+
     def change(self, job_id: str, **values: Any) -> None:  # noqa: ANN401 - fields of many types
         """Have the batch system show something else of a job."""
         self.jobs[job_id] = replace(self.jobs[job_id], **values)
@@ -135,3 +140,18 @@ class Listed:
 def node(name: str, processors: int = 8, **values: Any) -> Node:  # noqa: ANN401 - fields of many types
     """Return a node that is up."""
     return Node(name=name, processors=processors, **{"state": NodeState.UP, "processors_used": 0, **values})
+
+
+def starting(processors: int, walltime: int = 100, **values: Any) -> tuple[Listed, Start]:  # noqa: ANN401 - likewise
+    """Return a site where job 1 is to be started."""
+    site = Listed()
+    site.submit("1", processors, walltime, **values)
+    (start,) = site.look()
+    return site, start
+
+
+def accepted(processors: int, walltime: int = 100, **values: Any) -> tuple[Listed, Start]:  # noqa: ANN401 - likewise
+    """Return a site where the batch system has accepted the start of job 1, and does not show it yet."""
+    site, start = starting(processors, walltime, **values)
+    site.accept(start.job_id)
+    return site, start

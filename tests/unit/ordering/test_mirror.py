@@ -14,7 +14,7 @@ from koala_adapter.lrm.starts import Stage
 from koala_adapter.model import HoldOwner, LrmJobState, NodeState, Queue
 from koala_adapter.ordering.jobs import JobEventKind, Phase, Rules
 from koala_adapter.ordering.passes import MOST_GUARDS, MisfitRules
-from tests.unit.ordering.ordering_site import PATIENCE, Listed, node
+from tests.unit.ordering.ordering_site import PATIENCE, Listed, accepted, node, starting
 
 if TYPE_CHECKING:
     from koala_adapter.lrm.starts import Pin
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 def test_jobs_are_started_in_order_and_backfilled() -> None:
     """What fits starts; a wide job gets a start reserved, and only what ends before it may overtake it."""
     site = Listed()
-    site.submit("1", 24, 100)
-    site.submit("2", 32, 100)
-    site.submit("3", 8, 500)
-    site.submit("4", 8, 90)
+    site.submit_all(("1", 24, 100), ("2", 32, 100), ("3", 8, 500), ("4", 8, 90))
     assert site.step() == ["1", "4"]
     assert [(one.job_id, one.at) for one in site.told(JobEventKind.RESERVED)] == [("2", 1101.0)]
     site.end("4")
@@ -63,9 +60,7 @@ def test_a_job_that_fits_in_sum_only_is_passed_over_and_not_starved(policy: str)
         site.submit(f"r{number}", 4, 100, requested_nodes=(f"n{number}",))
     assert len(site.step()) == 4
     site.submit("wide", 16, 100, nodes_wanted=2, tasks_per_node=8, submitted_at=site.now - 1)
-    site.submit("long", 4, 5000)
-    site.submit("longer", 8, 5000)
-    site.submit("short", 4, 50)
+    site.submit_all(("long", 4, 5000), ("longer", 8, 5000), ("short", 4, 50))
     assert site.step() == ["long", "short"]
     assert "wide" in {one.job_id for one in site.told(JobEventKind.PASSED_OVER)}
     site.end("r1", "r2", "r3", "r4")
@@ -121,9 +116,7 @@ def test_the_site_may_say_that_user_holds_are_its_own() -> None:
 def test_a_batch_system_that_divides_jobs_itself() -> None:
     """Each job gets one node, and what needs more is left to others, with the reason."""
     site = Listed(rules=Rules(one_node=True))
-    site.submit("1", 6)
-    site.submit("2", 6)
-    site.submit("3", 9)
+    site.submit_all(("1", 6), ("2", 6), ("3", 9))
     assert site.step() == ["1", "2"]
     assert [len(site.jobs[one].layout) for one in ("1", "2")] == [1, 1]
     assert "9 processors on one node" in site.mirror.entries[site.jobs["3"].id].reason
@@ -158,8 +151,7 @@ def test_nodes_that_go_down_make_the_cluster_smaller() -> None:
     site = Listed()
     site.nodes["n1"] = node("n1", state=NodeState.DOWN)
     site.nodes["n2"] = node("n2", processors_used=6)
-    site.submit("1", 32)
-    site.submit("2", 18)
+    site.submit_all(("1", 32), ("2", 18))
     assert site.step() == ["2"]
     assert dict(site.jobs["2"].layout) == {"n3": 8, "n4": 8, "n2": 2}
     site.end("2")
@@ -192,9 +184,7 @@ def test_queues_without_common_nodes_do_not_wait_for_each_other() -> None:
 def test_a_changed_walltime_is_a_changed_promise() -> None:
     """A running job that may run longer moves the reservation; a waiting one that got shorter may slip in."""
     site = Listed()
-    site.submit("1", 24, 100)
-    site.submit("2", 32, 100)
-    site.submit("3", 8, 500)
+    site.submit_all(("1", 24, 100), ("2", 32, 100), ("3", 8, 500))
     assert site.step() == ["1"]
     site.change("3", walltime=60)
     assert site.step() == ["3"]
@@ -206,12 +196,8 @@ def test_a_changed_walltime_is_a_changed_promise() -> None:
 
 
 def test_a_start_is_counted_before_it_shows() -> None:
-    site = Listed()
-    site.submit("1", 20)
-    (start,) = site.look()
-    site.accept(start.job_id)
-    site.submit("2", 20)
-    site.submit("3", 12)
+    site, start = accepted(20)
+    site.submit_all(("2", 20), ("3", 12))
     (other,) = site.look()
     assert other.job_id == "3"
     assert not set(dict(start.allocation.nodes).items()) & {(n, 8) for n, _ in other.allocation.nodes}
@@ -219,12 +205,9 @@ def test_a_start_is_counted_before_it_shows() -> None:
 
 def test_nodes_that_we_ourselves_occupy_for_a_start_stay_in_the_plan() -> None:
     """They look reserved for a moment; a wide job is not set aside meanwhile, and nothing slips in before it."""
-    site = Listed()
-    site.submit("1", 20, 100)
-    (start,) = site.look()
+    site, start = starting(20, 100)
     site.mirror.starts.advance(start.job_id, Stage.ASKED, site.now)
-    site.submit("2", 32, 100)
-    site.submit("3", 8, 500)
+    site.submit_all(("2", 32, 100), ("3", 8, 500))
     for name, _ in start.allocation.nodes:
         site.nodes[name] = node(name, state=NodeState.DRAINING)
     assert site.step() == []
@@ -240,10 +223,7 @@ def test_nodes_that_we_ourselves_occupy_for_a_start_stay_in_the_plan() -> None:
 
 def test_a_start_that_does_not_show_is_taken_back() -> None:
     """After some time it is to be held again, and is tried later with the nodes its user asked for."""
-    site = Listed()
-    site.submit("1", 4, requested_nodes=("n1",))
-    (start,) = site.look()
-    site.accept(start.job_id)
+    site, start = accepted(4, requested_nodes=("n1",))
     site.change("1", state=LrmJobState.QUEUED, hold=None, reason="Resources")
     assert site.look(5.0) == []
     assert site.mirror.starts_to_undo() == []
@@ -278,10 +258,7 @@ def test_a_start_that_does_not_show_is_taken_back() -> None:
 )
 def test_where_a_started_job_is_found_is_told(layout: tuple[tuple[str, int], ...], said: str) -> None:
     """A job that has a node for itself has more of it; other differences should not be."""
-    site = Listed()
-    site.submit("1", 4, requested_nodes=("n1",))
-    (start,) = site.look()
-    site.accept(start.job_id)
+    site, _ = accepted(4, requested_nodes=("n1",))
     nodes = tuple(name for name, _ in layout)
     site.change("1", state=LrmJobState.RUNNING, hold=None, layout=layout, nodes=nodes, started_at=site.now)
     site.look()
@@ -289,9 +266,7 @@ def test_where_a_started_job_is_found_is_told(layout: tuple[tuple[str, int], ...
 
 
 def test_a_refused_start_waits_longer() -> None:
-    site = Listed()
-    site.submit("1", 32)
-    (start,) = site.look()
+    site, start = starting(32)
     site.refuse(start.job_id, LrmRejectedError("access denied"))
     site.submit("2", 32, 1000)
     assert site.step() == ["2"]
@@ -303,8 +278,7 @@ def test_a_refused_start_waits_longer() -> None:
 
 def test_an_unanswered_start_is_judged_by_what_shows() -> None:
     site = Listed()
-    site.submit("1", 4)
-    site.submit("2", 4)
+    site.submit_all(("1", 4), ("2", 4))
     first, second = site.look()
     for start in (first, second):
         site.mirror.starts.advance(start.job_id, Stage.UNCERTAIN, site.now, error=LrmUnavailableError("no answer"))
@@ -320,10 +294,7 @@ def test_an_unanswered_start_is_judged_by_what_shows() -> None:
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_job_that_goes_before_it_shows_gives_back_what_was_reserved(ended: bool) -> None:  # noqa: FBT001 - a parameter
-    site = Listed()
-    site.submit("1", 4)
-    (start,) = site.look()
-    site.accept(start.job_id)
+    site, start = accepted(4)
     if ended:
         site.change("1", state=LrmJobState.ENDED, hold=None)
     else:
@@ -338,10 +309,7 @@ def test_a_job_that_goes_before_it_shows_gives_back_what_was_reserved(ended: boo
 @pytest.mark.parametrize("shown_running", [False, True])
 def test_the_start_of_a_job_that_has_run_is_confirmed(shown_running: bool) -> None:  # noqa: FBT001 - a parameter
     """It ended between two looks, or before its start was confirmed: it is not to be taken back."""
-    site = Listed()
-    site.submit("1", 4)
-    (start,) = site.look()
-    site.accept(start.job_id)
+    site, start = accepted(4)
     if shown_running:
         site.mirror.starts.shown(replace(site.jobs["1"], state=LrmJobState.RUNNING), site.now)
     site.change("1", state=LrmJobState.ENDED, hold=None, started_at=site.time_of_day)
@@ -356,9 +324,7 @@ def test_the_start_of_a_job_that_has_run_is_confirmed(shown_running: bool) -> No
 
 @pytest.mark.parametrize("shown", ["held", "queued", "running", "gone"])
 def test_a_restart_in_the_middle_of_a_start(shown: str) -> None:
-    before = Listed()
-    before.submit("1", 4)
-    (start,) = before.look()
+    before, start = starting(4)
     site = Listed(pins=[start.pin])
     site.jobs, site.now = before.jobs, before.now
     ours = tuple(name for name, _ in start.pin.nodes)
@@ -389,9 +355,7 @@ def test_a_restart_in_the_middle_of_a_start(shown: str) -> None:
 
 
 def test_a_number_that_is_given_again_is_another_job() -> None:
-    before = Listed()
-    before.submit("1", 4)
-    (start,) = before.look()
+    _, start = starting(4)
     site = Listed(pins=[start.pin])
     site.now = 9000.0
     site.submit("1", 4, requested_nodes=("n3",))
@@ -417,10 +381,7 @@ def test_being_killed_again_and_again_is_no_failure_of_the_job() -> None:
 
 
 def test_killed_while_a_start_is_taken_back() -> None:
-    site = Listed()
-    site.submit("1", 4, submitted_at=1.0)
-    (start,) = site.look()
-    site.accept(start.job_id)
+    site, start = accepted(4, submitted_at=1.0)
     site.change("1", state=LrmJobState.QUEUED, hold=None)
     site.look(11.0)
     following = Listed(pins=site.mirror.starts.pins.values())
@@ -499,10 +460,7 @@ def test_a_begin_time_is_one_of_the_clock_as_it_is_set(step: float) -> None:
 @pytest.mark.parametrize("step", [7200.0, -7200.0])
 def test_the_patience_with_a_start_does_not_depend_on_the_clock(step: float) -> None:
     """A start that was accepted gets its ten seconds, and the next try comes after five."""
-    site = Listed()
-    site.submit("1", 8)
-    (start,) = site.look()
-    site.accept(start.job_id)
+    site, start = accepted(8)
     site.set_by = step
     site.look(9)
     assert not site.told(JobEventKind.NOT_STARTED)

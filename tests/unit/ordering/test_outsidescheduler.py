@@ -332,9 +332,7 @@ async def test_nothing_is_started_that_is_not_on_record(tmp_path: Path) -> None:
 
 def test_explanations_name_place_reason_and_promise() -> None:
     site = Listed()
-    site.submit("1", 24, 100)
-    site.submit("2", 32, 100)
-    site.submit("3", 8, 500)
+    site.submit_all(("1", 24, 100), ("2", 32, 100), ("3", 8, 500))
     site.submit("4", 1, hold=HoldOwner.USER)
     site.submit("5", 1, 50)
     (_, starting) = site.look()

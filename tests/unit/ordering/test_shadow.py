@@ -13,7 +13,7 @@ from koala_adapter.model import HoldOwner, LrmJobState
 from koala_adapter.ordering.jobs import JobEventKind, Phase, Rules
 from koala_adapter.ordering.shadow import Shadow
 from koala_adapter.queueing.backfill import make_cluster_scheduler
-from tests.unit.ordering.ordering_site import Listed, node
+from tests.unit.ordering.ordering_site import Listed, node, starting
 
 if TYPE_CHECKING:
     from koala_adapter.model import LrmJobId
@@ -242,9 +242,7 @@ def test_jobs_follow_their_queue_to_other_nodes() -> None:
 
 def ran(processors: int = 32, **values: Any) -> tuple[Listed, LrmJobId]:  # noqa: ANN401 - fields of many types
     """Return a site where one job runs, and its id."""
-    site = Listed()
-    site.submit("1", processors, **values)
-    (start,) = site.look()
+    site, start = starting(processors, **values)
     site.run(start)
     site.accept(start.job_id)
     site.look()
