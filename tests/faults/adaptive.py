@@ -17,8 +17,8 @@ from koala_adapter.negotiation import HEADER_SIZE, NegotiationError, frame
 from koala_adapter.outcome import LAUNCHED_STATES
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.workers import KILL
-from tests.faults.agents import TO_AGENT
 from tests.faults.applications import application_of
+from tests.faults.lrm import TO_AGENT
 from tests.unit.service.standins import Center
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from koala_adapter.application.bargains import Key
     from koala_adapter.model import JobId, PlaceholderId
     from koala_adapter.scheduler.records import JobRecord
-    from tests.faults.agents import SimulatedAgent, Task
     from tests.faults.driver import SimulatedService
+    from tests.faults.lrm import SimulatedAgent, Task
 
 
 STEP_LASTS = (0.3, 6.0)

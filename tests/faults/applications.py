@@ -14,7 +14,7 @@ from koala_adapter.runners.workers import KILL, AddressedSignal, WorkersRunner
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.service.sizes.loop import Sizes
-from tests.faults.agents import TO_AGENT
+from tests.faults.lrm import TO_AGENT
 from tests.unit.service.standins import StandInCore
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import Claim, JobRecord, State
     from koala_adapter.service.applications import ApplicationListener
     from tests.faults.adaptive import Adaptive
-    from tests.faults.agents import SimulatedAgent
     from tests.faults.driver import SimulatedService
+    from tests.faults.lrm import SimulatedAgent
 
 
 class Applications:

@@ -20,9 +20,9 @@ from koala_adapter.outcome import PlaceholderState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.service.listings import ClusterObservation, ListingJudge, processors_held
-from tests.faults.agents import TO_CENTER, Connection, SimulatedAgent, Task
 from tests.faults.effector import SimulatedEffector
 from tests.faults.faults import FaultyStore, Killed
+from tests.faults.lrm import TO_CENTER, Connection, SimulatedAgent, Task
 from tests.unit.driver.standins import Defects
 
 if TYPE_CHECKING:

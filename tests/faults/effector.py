@@ -12,9 +12,9 @@ from koala_adapter.outcome import LAUNCHED_STATES, PlaceholderState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import Approach
 from tests.faults.adaptive import Adaptive
-from tests.faults.agents import TO_AGENT, TO_CENTER, SimulatedAgent, Task
 from tests.faults.applications import FOR_EVER, Applications, Sized, Workers
 from tests.faults.faults import SubmissionFate
+from tests.faults.lrm import TO_AGENT, TO_CENTER, SimulatedAgent, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable

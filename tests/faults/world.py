@@ -20,7 +20,7 @@ from koala_adapter.scheduler.records import ChangePhase, TimerKind
 from koala_adapter.slots import Slot
 from tests.faults.driver import SimulatedService
 from tests.faults.effector import STRANGER
-from tests.faults.faults import Faults
+from tests.faults.faults import STRANGE, Faults, strange_policies
 from tests.faults.laws import (
     AdaptiveLaws,
     WorkerLaws,
@@ -30,7 +30,6 @@ from tests.faults.laws import (
     of_workers,
 )
 from tests.faults.lrm import Clock, Element, SimulatedLrm
-from tests.faults.strange_policies import STRANGE, strange_policies
 from tests.unit.scheduler.scheduler_site import component, job, recount
 
 if TYPE_CHECKING:
