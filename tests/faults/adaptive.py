@@ -74,7 +74,6 @@ class Adaptive(Center):
             self._service.effector.start_in(addressed.placeholder)
 
     def finished(self, job_id: JobId) -> None:
-        """Forget an application that is over."""
         self._runners.pop(job_id, None)
 
     # ---- agents ---------------------------------------------------------------------------------------------------
@@ -260,7 +259,6 @@ class Program:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended, nor its agent."""
         return self.agent.alive and self.task.end is None and self.agent.tasks.get(self.task.rank) is self.task
 
     def end(self, how: TaskEnd) -> None:
@@ -271,7 +269,6 @@ class Program:
     # ---- with koala, as the library's session does ----------------------------------------------------------------
 
     def heard(self, payload: bytes) -> None:
-        """Take what koala says."""
         if not self.alive or not self.traits.joins:
             return
         before, state = self.process.change, self.process.state

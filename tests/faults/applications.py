@@ -169,7 +169,6 @@ class Workers:
         assert int(rank) not in record.departed, f"{task} has left, and is asked to leave"
 
     def finished(self, job_id: JobId) -> None:
-        """Forget an application that is over."""
         self._runners.pop(job_id, None)
 
     def registered(self, placeholder: PlaceholderId) -> None:
@@ -250,12 +249,10 @@ class Sized:
 
     @property
     def state(self) -> State:
-        """What the scheduler knows."""
         return self._service.state
 
     @property
     def now(self) -> float:
-        """The time by the service's clock."""
         return self._service.now
 
     def post(self, event: Event) -> None:
@@ -278,12 +275,10 @@ class Sized:
         return self._adaptive.adaptive(record)
 
     def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
-        """Start the processes of new ranks."""
         applications = self._adaptive if record.job.runner is RunnerName.ADAPTIVE else self._workers
         applications.grow(record, ranks)
 
     def order(self, orders: Iterable[Order]) -> None:
-        """Have agents start or signal processes of workers."""
         self._workers.order(orders)
 
     # ---- what the service does -------------------------------------------------------------------------------------
@@ -297,12 +292,10 @@ class Sized:
         self.sizes = Sizes(self._core, self)  # type: ignore[arg-type]
 
     def resume(self) -> None:
-        """Take up what the records tell."""
         self.sizes.resume()
         self.look_again()
 
     def carry_out(self, action: SizeAction) -> None:
-        """Carry out an action of the scheduler."""
         self.sizes.carry_out(action)
         self.look_again()
 
@@ -315,7 +308,6 @@ class Sized:
         self._adaptive.quiet = False
 
     def look_again(self) -> None:
-        """Look at the earliest deadline when it is there."""
         due = self.sizes.next_deadline()
         if due < self._look:
             self._look = due
@@ -329,19 +321,16 @@ class Sized:
     # ---- agents ----------------------------------------------------------------------------------------------------
 
     def registered(self, placeholder: PlaceholderId) -> None:
-        """Take in that an agent is in contact, perhaps again."""
         self._workers.registered(placeholder)
         if (found := self._found(placeholder)) is not None and self.listener is not None:
             self.listener.in_contact(*found)
         self.look_again()
 
     def disconnected(self, placeholder: PlaceholderId) -> None:
-        """Take in that an agent is out of contact."""
         if (found := self._found(placeholder)) is not None and self.listener is not None:
             self.listener.out_of_contact(*found)
 
     def said(self, record: JobRecord, rank: int, data: bytes) -> None:
-        """Take a frame from a process of an adaptive job."""
         if self.listener is not None:
             self.listener.said(record, rank, data)
             self.look_again()

@@ -129,7 +129,6 @@ class SimulatedService:
 
     @property
     def state(self) -> State:
-        """What the scheduler knows."""
         return self._loop.scheduler.state
 
     @property
@@ -196,7 +195,6 @@ class SimulatedService:
         self.clock.after(delay, act)
 
     def crash(self) -> None:
-        """End at once, with everything under way."""
         self.up = False
         self.life += 1
         for agent in list(self.connected.values()):
@@ -246,7 +244,6 @@ class SimulatedService:
                 self._guarded(one)
 
     def fill_journal(self, seconds: float) -> None:
-        """Have no room for the journal for a while."""
         self.store.full = True
         self._disturb(self.clock.now + seconds)
 
@@ -369,7 +366,6 @@ class SimulatedService:
         self.effector.sized.registered(agent.id)
 
     def hung_up(self, agent: SimulatedAgent) -> None:
-        """Take note of a broken connection."""
         self.connected.pop(agent.id, None)
         placeholder = self.state.placeholders.get(agent.id)
         if not self.up or placeholder is None:

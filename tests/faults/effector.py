@@ -217,7 +217,6 @@ class SimulatedEffector:
         self.sized.resume()
 
     def stir(self) -> None:
-        """Let one application do as it pleases."""
         self.applications.stir()
 
     def start_in(self, id_: PlaceholderId) -> None:

@@ -62,7 +62,6 @@ class Faults:
     """Of another user who submits an array with the name of one of ours that has just arrived."""
 
     def __post_init__(self) -> None:
-        """Make the source of chance of this schedule."""
         self.chance = random.Random(self.seed)
         # Apart, because a stranger may change nothing of what happens to us.
         self._strange = random.Random(f"stranger/{self.seed}")
@@ -95,12 +94,10 @@ class Faults:
         )
 
     def stop(self) -> None:
-        """Let nothing go wrong any more."""
         self.submission = self.refusal = self.duplicate = self.lie = self.mute = self.slow = self.stranger = 0.0
         self.defect = self.kill = 0.0
 
     def hit(self, probability: float) -> bool:
-        """Tell whether a fault occurs now."""
         return probability > 0 and self.chance.random() < probability
 
     def strikes(self, moment: int) -> bool:
@@ -116,15 +113,12 @@ class Faults:
         return id(event) in self._doomed and self._doomed[id(event)][0] == where
 
     def fails_before(self, event: Event) -> bool:
-        """Tell whether the scheduler fails on an event before it takes it in."""
         return self._fails(event, 0)
 
     def fails_within(self, event: Event) -> bool:
-        """Tell whether the scheduler fails on an event before what follows from it."""
         return self._fails(event, 1)
 
     def fails_after(self, event: Event) -> bool:
-        """Tell whether the scheduler fails on an event at the very end."""
         return self._fails(event, 2)
 
     def imitated(self) -> bool:
@@ -132,11 +126,9 @@ class Faults:
         return self.stranger > 0 and self._strange.random() < self.stranger
 
     def delay(self) -> float:
-        """Return the seconds that a message takes."""
         return self.chance.uniform(1.0, 30.0) if self.hit(self.slow) else self.chance.uniform(0.01, 0.5)
 
     def fate(self) -> SubmissionFate:
-        """Return what becomes of a submission."""
         if self.hit(self.refusal):
             return SubmissionFate.REFUSED
         if self.hit(self.submission):

@@ -52,7 +52,6 @@ class Element:
 
     @property
     def live(self) -> bool:
-        """True until it has ended."""
         return self.state is not LrmJobState.ENDED
 
 
@@ -91,7 +90,6 @@ class SimulatedLrm:
 
     @property
     def processors(self) -> int:
-        """Configured processors."""
         return len(self.nodes) * self.per_node
 
     def _free(self, node: str) -> int:
@@ -137,7 +135,6 @@ class SimulatedLrm:
             self.elements[id_] = element
 
     def schedule(self) -> None:
-        """Start what can start, in order."""
         queued = [e for e in self.elements.values() if e.state is LrmJobState.QUEUED]
         queued.sort(key=lambda e: e.user != self.favoured)
         free = {node: self._free(node) for node in self.nodes}
@@ -151,7 +148,6 @@ class SimulatedLrm:
             element.on_start(element)
 
     def kill(self, element: Element, reason: EndReason) -> None:
-        """End an element from outside."""
         if element.live:
             running = element.state is LrmJobState.RUNNING
             self._end(element, reason)
@@ -159,7 +155,6 @@ class SimulatedLrm:
                 element.on_killed(element)
 
     def exited(self, element: Element) -> None:
-        """Take note that an element ended by itself."""
         if element.live:
             self._end(element, EndReason.EXITED)
 
@@ -188,7 +183,6 @@ class SimulatedLrm:
                 self.kill(element, EndReason.NODE_LOST)
 
     def repair_node(self, node: str) -> None:
-        """Bring a node back."""
         self.nodes[node] = True
         self.schedule()
 
@@ -211,7 +205,6 @@ class SimulatedLrm:
 
     @property
     def described_nodes(self) -> tuple[Node, ...]:
-        """Return the nodes as the batch system describes them."""
         return tuple(
             Node(
                 name=name,
@@ -235,7 +228,6 @@ class Clock:
     """A list of things to do at certain times."""
 
     def __init__(self, now: float = 1_000_000.0) -> None:
-        """Begin at ``now`` seconds."""
         self.now = now
         self._number = 0
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -246,7 +238,6 @@ class Clock:
         heapq.heappush(self._agenda, (max(time, self.now), self._number, action))
 
     def after(self, delay: float, action: Callable[[], None]) -> None:
-        """Have something done after so many seconds."""
         self.at(self.now + delay, action)
 
     def step(self) -> bool:
@@ -379,7 +370,6 @@ class SimulatedAgent:
             self.break_connection()
 
     def killed(self) -> None:
-        """Be killed by the batch system."""
         self.alive = False
         self.break_connection()
 
@@ -397,7 +387,6 @@ class SimulatedAgent:
         return True
 
     def end_task(self, task: Task, end: TaskEnd) -> None:
-        """Let a task end, unless it has."""
         if self.alive and task.end is None:
             task.end = end
             task.tell(task)

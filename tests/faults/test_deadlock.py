@@ -49,7 +49,6 @@ class DirectJob:
     ended_at: float | None = None
 
     def submit(self, user: str) -> None:
-        """Put a piece into the queue of each cluster."""
         for lrm in self.lrms.values():
             lrm.submit("direct", NODES, walltime=1e9, user=user, on_start=self._started)
 
@@ -88,16 +87,13 @@ class Experiment:
 
     @property
     def over(self) -> bool:
-        """Tell whether all jobs have ended and left nothing."""
         ended = all(service.outcomes and not service.state.placeholders for service in self.services.values())
         return ended and not any(lrm.live("koala-") for lrm in self.lrms.values())
 
     def records(self) -> list[JobRecord]:
-        """Return the record of each service's job."""
         return [service.state.jobs[JobId("1")] for service in self.services.values()]
 
     def states(self) -> list[JobState]:
-        """Return the states of the jobs of user 1 and user 2."""
         return [record.state for record in self.records()]
 
     def submit(self) -> None:

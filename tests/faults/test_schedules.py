@@ -352,12 +352,10 @@ class WatchedSite(JointSite):
         self.check_after(0.0)
 
     def check_after(self, seconds: float) -> None:
-        """Let time pass, then look."""
         self.now += seconds
         self.laws.check(self.state, self.now, BEGINNING)
 
     def refuse(self, number: int) -> None:
-        """Have the processes not be brought to a change."""
         self.post(ev.ChangeGivenUp(time=self.now, job_id=JobId("1"), number=number, reason="too late"))
 
 

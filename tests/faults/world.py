@@ -378,7 +378,6 @@ class World:
         return f"{records} {left}"
 
     def check(self) -> None:
-        """Check what must hold at any moment."""
         for name, lrm in self.lrms.items():
             ours = sum(element.processors for element in lrm.live(self.service.prefix))
             assert ours <= self.capacity[name], f"{ours} processors on {name}, capacity {self.capacity[name]}"

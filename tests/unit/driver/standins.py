@@ -43,7 +43,6 @@ class Defects:
     policies: Policies = OWN
 
     def make(self, state: State | None) -> Scheduler:
-        """Return a scheduler."""
         return FailingScheduler(self, state)
 
 

@@ -64,7 +64,6 @@ class Looped:
 
     @property
     def handled(self) -> list[float]:
-        """Times of the events that were handled."""
         return [event.time for event in self.owner.events]
 
     @property
@@ -86,13 +85,11 @@ class Looped:
         assert full
 
     def make_room(self) -> None:
-        """Let it grow again."""
         self.journal._database.execute("PRAGMA max_page_count=1000000")
 
 
 @pytest.fixture
 def looped(tmp_path: Path) -> Iterator[Looped]:
-    """Return a loop on an empty journal."""
     with Journal(tmp_path / "journal.sqlite") as journal:
         yield Looped(journal)
 
@@ -115,7 +112,6 @@ def refused(time: float) -> ev.Event:
 
 
 def journaled(path: Path) -> int:
-    """Return how many events are on disk."""
     with closing(sqlite3.connect(path)) as database:
         return int(database.execute("SELECT count(*) FROM events").fetchone()[0])
 

@@ -116,29 +116,23 @@ class Listed:
         return [start.job_id for start in starts]
 
     def accept(self, job_id: LrmJobId) -> None:
-        """Have the batch system accept a start."""
         self.mirror.starts.advance(job_id, Stage.ACCEPTED, self.now)
 
     def refuse(self, job_id: LrmJobId, error: LrmError) -> None:
-        """Have it refuse one."""
         self.mirror.starts.advance(job_id, Stage.REFUSED, self.now, error=error)
 
     def start_undone(self, job_id: LrmJobId) -> None:
-        """Have a job been held and untied."""
         self.mirror.starts.advance(job_id, Stage.TAKEN_BACK, self.now)
 
     def end(self, *job_ids: str) -> None:
-        """Have jobs leave the listing."""
         for job_id in job_ids:
             del self.jobs[job_id]
 
     def told(self, kind: JobEventKind) -> list[JobEvent]:
-        """Return what was told of a kind so far."""
         return [one for one in self.mirror.happened if one.kind is kind]
 
 
 def node(name: str, processors: int = 8, **values: Any) -> Node:  # noqa: ANN401 - fields of many types
-    """Return a node that is up."""
     return Node(name=name, processors=processors, **{"state": NodeState.UP, "processors_used": 0, **values})
 
 

@@ -80,7 +80,6 @@ def showings(draw: st.DrawFn) -> tuple[list[str], list[list[tuple[str, float]]]]
 
 
 def scheduler_of(policy: str, weights: PriorityWeights) -> ClusterScheduler:
-    """Return a policy of a cluster without processors."""
     return make_cluster_scheduler(policy, 0, weights=weights)
 
 
@@ -232,13 +231,11 @@ def test_every_promise_is_kept(policy: str, seed: int) -> None:
 
 
 def job(processors: int, **wishes: Any) -> LrmJob:  # noqa: ANN401 - fields of many types
-    """Return a waiting job."""
     values = {"id": LrmJobId("1"), "name": "x", "state": LrmJobState.HELD, "user": "u", **wishes}
     return LrmJob(processors=processors, **values)
 
 
 def room(name: str, processors: int, *, memory: int | None = None, **values: Any) -> NodeRoom:  # noqa: ANN401 - likewise
-    """Return a node's room."""
     found = Node(name=name, state=NodeState.UP, processors=8, processors_used=8 - processors, **values)
     return NodeRoom(node=found, processors=processors, memory_mib=memory)
 

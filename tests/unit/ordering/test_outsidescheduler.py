@@ -54,7 +54,6 @@ class StartingLrm(ScriptedLrm):
         """A start that fails is taken all the same."""
 
     def add(self, job_id: str, processors: int = 8) -> None:
-        """Have a job come in held."""
         job = LrmJob(
             id=LrmJobId(job_id),
             name=job_id,
@@ -67,7 +66,6 @@ class StartingLrm(ScriptedLrm):
         self.all_jobs = (*self.all_jobs, job)
 
     def change(self, job_id: str, state: LrmJobState) -> None:
-        """Have the listing show a job in another state."""
         self.all_jobs = tuple(replace(job, state=state) if job.id == job_id else job for job in self.all_jobs)
 
     async def queues(self) -> tuple[Queue, ...]:
@@ -130,14 +128,12 @@ class Driven:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the driver during the block."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.driver.run)
             yield
             tasks.cancel_scope.cancel()
 
     async def until(self, met: Callable[[], bool]) -> None:
-        """Wait until something is so."""
         with anyio.fail_after(60):
             while not met():  # noqa: ASYNC110 - it is not announced
                 await anyio.sleep(0.01)
@@ -148,7 +144,6 @@ class Driven:
         await self.until(lambda: self.lrm.order.count("jobs") >= seen + 4)
 
     def kinds(self, job_id: str) -> list[JobEventKind]:
-        """Return what was told of a job."""
         return [one.kind for one in self.happened if one.job_id == job_id]
 
 

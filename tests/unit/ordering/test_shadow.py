@@ -33,15 +33,12 @@ class Watched:
         self.look(0.0)
 
     def submit(self, job_id: str, processors: int, walltime: int = 100, *, queue: str = "") -> None:
-        """Have an ordinary job come in."""
         self.site.submit(job_id, processors, walltime, state=LrmJobState.QUEUED, hold=None, queue=queue)
 
     def start(self, job_id: str) -> None:
-        """Have the batch system start it."""
         self.site.change(job_id, state=LrmJobState.RUNNING, started_at=self.site.now)
 
     def look(self, at: float) -> None:
-        """Have the shadow look at a time."""
         self.site.now = at
         listing = Listing(
             read_at=at, jobs=tuple(self.site.jobs.values()), nodes=tuple(self.site.nodes.values()), queues={}
@@ -241,7 +238,6 @@ def test_jobs_follow_their_queue_to_other_nodes() -> None:
 
 
 def ran(processors: int = 32, **values: Any) -> tuple[Listed, LrmJobId]:  # noqa: ANN401 - fields of many types
-    """Return a site where one job runs, and its id."""
     site, start = starting(processors, **values)
     site.run(start)
     site.accept(start.job_id)
@@ -267,7 +263,6 @@ def queue_again(site: Listed, *, held: bool, submitted_at: float) -> None:
 
 
 def entry_of(site: Listed, id_: LrmJobId) -> Entry:
-    """Return what is kept of a job."""
     return site.mirror.entries[id_]
 
 

@@ -72,7 +72,6 @@ class Scripted(PlacementPolicy):
         self.answer: Any = None
 
     def place(self, requests: Any, views: Any) -> Any:  # noqa: ANN401 - anything
-        """Answer, or fail."""
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer(requests, views) if callable(self.answer) else self.answer
@@ -196,7 +195,6 @@ class Told(MalleabilityPolicy):
 
 
 def fail(jobs: list[Any]) -> None:
-    """Fail as a policy may."""
     raise KeyError(len(jobs))
 
 

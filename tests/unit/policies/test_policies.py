@@ -63,7 +63,6 @@ class Mine(WorstFit):
 
 
 def fails() -> WorstFit:
-    """Fail as a factory may."""
     raise ZeroDivisionError("boom")
 
 
@@ -288,7 +287,6 @@ def test_a_malleability_policy_that_is_gone(tmp_path: Path) -> None:
 
 
 def placed_by(policy: str, *submitted: float) -> list[Any]:
-    """Return jobs of two processors that name a placement policy."""
     return [replace(one, placement=policy) for one in jobs(*submitted, malleable=False)]
 
 

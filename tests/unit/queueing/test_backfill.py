@@ -28,12 +28,10 @@ from koala_adapter.simulation.replay import ClusterLoad, Policy, Requirements, S
 
 
 def job(name: str, processors: int, estimate: float, submitted_at: float = 0, user: str = "") -> LocalJob:
-    """Return a job."""
     return LocalJob(name, processors, estimate, submitted_at, user)
 
 
 def names(jobs: list[LocalJob]) -> list[str | int]:
-    """Return what the jobs are called."""
     return [each.id for each in jobs]
 
 
@@ -415,7 +413,6 @@ SITE = Site(name="machine", processors=128)
 
 @pytest.fixture(scope="module")
 def bare() -> list[float]:
-    """The starts of the bare loop of the benchmark."""
     return plain_easy(JOBS.submits, JOBS.runs, JOBS.sizes, JOBS.estimates, SITE.processors)
 
 

@@ -101,7 +101,6 @@ def play(scheduler: ClusterScheduler, jobs: list[SlowJob]) -> Played:
 
 
 def most_held(jobs: Iterable[SlowJob], starts: dict[int, float]) -> int:
-    """Return the most processors that were ever held at one time."""
     jobs = list(jobs)
     return max(
         sum(job.processors for job in jobs if starts[job.id] <= at < starts[job.id] + job.run) for at in starts.values()
@@ -272,7 +271,7 @@ def plain_earliest(processors: int, duration: int, after: int, before: float, wi
 
 
 def profile_of(windows: list[Window]) -> Profile:
-    """Return a profile in which these windows are profile_of."""
+    """Return a profile in which these windows are taken."""
     profile = Profile(0, FREE)
     for start, duration, processors in windows:
         profile.take(start, start + duration, processors)

@@ -41,7 +41,6 @@ class Member:
     """Ranks of the members that the program computes with since its latest change, in their order."""
 
     def say(self, payloads: list[bytes]) -> None:
-        """Send notes to koala."""
         self.up.extend(payloads)
 
     def go_on(self) -> None:
@@ -87,7 +86,6 @@ class World:
         self.follow()
 
     def start(self) -> int:
-        """Start a process."""
         rank = len(self.processes)
         member = Member(Process(rank, f"port{rank}", "any", 1000 + rank))
         member.say(member.process.connected())
@@ -110,7 +108,6 @@ class World:
         )
 
     def joining(self) -> list[int]:
-        """Return the newcomers."""
         return [rank for one in self.wanted for rank in one.joining]
 
     def grow(self, count: int) -> None:
@@ -201,11 +198,9 @@ class World:
     # ---- what happens ---------------------------------------------------------------------------------------------
 
     def alive(self) -> list[int]:
-        """Return the processes that have not ended."""
         return [rank for rank, one in self.processes.items() if not one.over]
 
     def hear(self, rank: int) -> None:
-        """Deliver the next note of a process to koala."""
         member = self.processes[rank]
         if member.up:
             said = member.up.popleft()
@@ -214,7 +209,6 @@ class World:
                 self._carry_out()
 
     def tell(self, rank: int) -> None:
-        """Deliver the next note of koala to a process."""
         member = self.processes[rank]
         if member.down and not member.over:
             try:
@@ -223,7 +217,6 @@ class World:
                 self.complaints.append(str(error))
 
     def go_on(self, rank: int) -> None:
-        """Let a program do the next thing."""
         member = self.processes[rank]
         before = member.over
         member.go_on()
@@ -270,7 +263,6 @@ class World:
         self.follow()
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
         self.now += seconds
         self.coordinator.time_passed(self.now)
         self._carry_out()

@@ -42,7 +42,6 @@ _SCHEDULES = st.lists(st.one_of(_OFTEN, _TURNS, _TURNS, _RARE), max_size=60)
 
 
 def carry_out(world: World, what: str, number: int) -> None:
-    """Have one thing happen."""
     if what in {"grow", "shrink", "keep_promise"}:
         if len(world.alive()) < 10:
             getattr(world, what)(number)
@@ -305,7 +304,6 @@ def joining() -> Coordinator:
 
 
 def hello() -> Note:
-    """Return the first words of a process."""
     return note("hello", version=1, state="new", change=0, at=0, reached=0)
 
 

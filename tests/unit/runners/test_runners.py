@@ -42,7 +42,6 @@ FILE = LaunchFile(target="data", mode=0o600, content=b"data")
 
 
 def placeholder(number: int) -> PlaceholderId:
-    """Return the placeholder of a rank."""
     return PlaceholderId(batch=BatchKey("koala-k-1"), index=number + 1)
 
 
@@ -153,12 +152,10 @@ PROXIES = "".join(map(PROXY.format, range(3))).encode() + b"HYDRA_LAUNCH_END\n"
 
 
 def mpi(*, working_directory: str | None = None) -> MpiRunner:
-    """Return the runner of an MPI job."""
     return MpiRunner(application(Launcher.MPI, working_directory=working_directory))
 
 
 def printed(runner: MpiRunner, data: bytes, offset: int = 0) -> Reaction:
-    """Let the runner read what mpiexec printed."""
     return runner.output_of("7:launcher", "out", offset, data, NOW)
 
 
@@ -308,7 +305,6 @@ def said(runner: MpiRunner, text: bytes, *lines: str) -> tuple[bytes, tuple[Even
 
 
 def ended(rank: int | None, end: TaskEnd = WELL) -> RankEnded:
-    """Return what is told of a rank that has ended."""
     return RankEnded(time=NOW, job_id=JobId("7"), rank=rank, end=end)
 
 
@@ -419,7 +415,6 @@ QUARTER = LaunchFile(target="data", mode=0o600, content=bytes(IN_FLIGHT // 4))
 
 
 def launch(number: int, *files: LaunchFile, job: str = "1") -> AddressedLaunch:
-    """Return a launch into the placeholder of its number."""
     return AddressedLaunch(
         placeholder=placeholder(number), launch=Launch(task=f"{job}:{number}", argv=("true",), files=files)
     )

@@ -48,7 +48,6 @@ WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 
 
 def rank(number: int, cluster: str = "beta", component: str = "worker") -> Rank:
-    """Return a rank and where it runs."""
     return Rank(
         rank=number,
         component=component,

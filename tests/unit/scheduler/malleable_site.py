@@ -55,7 +55,6 @@ class MalleableSite(Site):
         super().__init__(processors, parameters, *clusters, policies=policies)
 
     def sizes(self, id_: str) -> list[int]:
-        """Return the processors of each component."""
         return [claim.processors for claim in self.record(id_).claims]
 
     def answer(self, message: OfferProcessors | RequestProcessors, accepted: int | None = None) -> list[Action]:
@@ -78,7 +77,6 @@ class MalleableSite(Site):
     def ask(
         self, id_: str, processors: int, *, mandatory: bool = False, number: int = 1, component_name: str = "m"
     ) -> list[Action]:
-        """Have an application ask for more."""
         return self.post(
             ev.MoreRequested(
                 time=self.now,
@@ -100,7 +98,6 @@ class MalleableSite(Site):
         return [action for stub in self.stubs() for action in self.hold(stub)]
 
     def take(self, message: TakeProcessors) -> list[Action]:
-        """Start the processes of a growth."""
         done: list[Action] = []
         for rank in message.ranks:
             done += self.post(ev.RankStarted(time=self.now, job_id=message.job_id, rank=rank.rank))
@@ -139,7 +136,6 @@ def granted(actions: list[Action]) -> list[tuple[str, int, str]]:
 
 
 def is_running(site: Site, id_: str) -> bool:
-    """Tell whether a job runs."""
     return site.record(id_).state is JobState.RUNNING
 
 
@@ -147,7 +143,6 @@ class AdaptiveSite(MalleableSite):
     """A site with adaptive jobs."""
 
     def begin(self, id_: str = "1", *, initial: int = 2, most: int = 6, warn_before: int = 0) -> list[Action]:
-        """Start an adaptive job."""
         job_ = malleable(id_, part(1, most), initial=initial)
         return self.start(replace(job_, runner=RunnerName.ADAPTIVE, warn_before=warn_before))
 
@@ -170,7 +165,6 @@ class AdaptiveSite(MalleableSite):
         )
 
     def answer_number(self, number: int, accepted: int, id_: str = "1") -> list[Action]:
-        """Answer a message that is known by its number."""
         return self.post(ev.OfferAnswered(time=self.now, job_id=JobId(id_), number=number, accepted=accepted))
 
     def made(self, id_: str = "1", number: int | None = None) -> list[Action]:
@@ -184,7 +178,6 @@ class AdaptiveSite(MalleableSite):
         return self.post(event)
 
     def end(self, rank: int, how: TaskEnd = WELL, id_: str = "1") -> list[Action]:
-        """Have a process end."""
         return self.post(ev.RankEnded(time=self.now, job_id=JobId(id_), rank=rank, end=how))
 
     def wish(
@@ -233,12 +226,10 @@ class JointSite(AdaptiveSite):
 
     @property
     def held(self) -> dict[str | None, int]:
-        """Return what the job has on each cluster."""
         return {one.cluster: one.processors for one in self.record("1").claims}
 
     @property
     def changes(self) -> list[Change]:
-        """Return what is under way."""
         return list(self.record("1").changes.values())
 
     @property
@@ -264,7 +255,6 @@ class JointSite(AdaptiveSite):
         return taken
 
     def at_point(self, number: int) -> list[Action]:
-        """Have all processes stand at the point of a change."""
         event = ev.PointReached(time=self.now, job_id=JobId("1"), number=number, adaptation=1, point=17, leaving=())
         return self.post(event)
 

@@ -197,7 +197,6 @@ class Site:
 
     @property
     def state(self) -> State:
-        """What the scheduler knows."""
         return self.scheduler.state
 
     def post(self, event: ev.Event) -> list[Action]:
@@ -224,7 +223,6 @@ class Site:
         )
 
     def submit(self, *jobs: Job) -> list[Action]:
-        """Hand in jobs, one after the other."""
         return [action for one in jobs for action in self.post(ev.JobSubmitted(time=self.now, job=one))]
 
     def queue(self, *jobs: Job) -> list[PlaceholderId]:
@@ -250,7 +248,6 @@ class Site:
         self.end_ending()
 
     def cancel(self, id_: str) -> list[Action]:
-        """Cancel a job."""
         return self.post(ev.CancelRequested(time=self.now, job_id=JobId(id_)))
 
     def pass_time(self, seconds: float) -> list[Action]:
@@ -291,7 +288,6 @@ class Site:
         return done
 
     def run(self, id_: str) -> None:
-        """Bring a submitted job to running."""
         self.take_all()
         self.hold_all(id_)
         for rank in self.record(id_).ranks:
@@ -299,7 +295,6 @@ class Site:
         assert self.record(id_).state is JobState.RUNNING
 
     def rank_ends(self, id_: str, rank: int | None, end: TaskEnd = WELL) -> list[Action]:
-        """Report the end of a rank."""
         return self.post(ev.RankEnded(time=self.now, job_id=JobId(id_), rank=rank, end=end))
 
     def complete(self, id_: str) -> list[Action]:
@@ -307,7 +302,6 @@ class Site:
         return [action for rank in self.record(id_).ranks for action in self.rank_ends(id_, rank.rank)]
 
     def ended(self, placeholder: PlaceholderId, reason: EndReason = EndReason.EXITED, detail: str = "") -> list[Action]:
-        """Report a placeholder as gone."""
         return self.post(ev.PlaceholderEnded(time=self.now, placeholder=placeholder, reason=reason, detail=detail))
 
     def end_ending(self) -> None:
@@ -317,7 +311,6 @@ class Site:
                 self.ended(placeholder.id)
 
     def record(self, id_: str) -> JobRecord:
-        """Return the record of a job."""
         return self.state.jobs[JobId(id_)]
 
     def outcome(self, id_: str) -> JobOutcome:
@@ -345,7 +338,6 @@ class Site:
 
 
 def of_kind(kind: type[A_], actions: list[Action]) -> list[A_]:
-    """Return the actions of one kind."""
     return [action for action in actions if isinstance(action, kind)]
 
 
@@ -364,10 +356,8 @@ def ends(actions: list[Action], *, force: bool | None = None) -> list[str]:
 
 
 def launches(actions: list[Action]) -> list[str]:
-    """Return the jobs that are to be launched."""
     return [one.job_id for one in of_kind(LaunchJob, actions)]
 
 
 def copied(state: State) -> State:
-    """Return a state that went through a snapshot."""
     return STATE.validate_json(STATE.dump_json(state))

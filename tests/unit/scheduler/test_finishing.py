@@ -19,7 +19,6 @@ from tests.unit.scheduler.scheduler_site import WELL, Site, component, ends, job
 
 
 def running(*components: int, walltime: int = 600) -> Site:
-    """Return a site where job 1 runs."""
     site = Site({"a": 8}, Parameters(reuse=False))
     site.start(job("1", *components, walltime=walltime))
     return site

@@ -279,7 +279,6 @@ def test_a_placeholder_goes_where_the_table_says(source: PlaceholderState, targe
 
 
 def fired(timetable: Timetable) -> list[Timer]:
-    """Take every timer, in the order of time."""
     taken = []
     while (at := timetable.next_at) is not None:
         timer = timetable.take_due(at)
@@ -377,7 +376,6 @@ PARAMETERS = Parameters(placeholder_life=500.0, backoff=50.0)
 
 
 def flexible_job(id_: str, size: int, maximum: int | None = None, *, placement: str = FLEXIBLE, **more: int) -> Job:
-    """Return a job of one component that may be split."""
     return job(id_, replace(component("x", size, maximum), flexible=True), placement=placement, **more)
 
 

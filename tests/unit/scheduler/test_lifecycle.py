@@ -369,7 +369,6 @@ def test_agent_that_reports_late_is_told_to_end() -> None:
 
 
 def silent(site: Site, id_: str, number: int = 0) -> None:
-    """Report the connection to one of a job's agents as broken."""
     placeholder = site.claimed(id_)[number].id
     site.post(ev.PlaceholderSilent(time=site.now, placeholder=placeholder, detail="connection reset"))
 
@@ -386,7 +385,6 @@ def test_silent_agent_that_comes_back_is_not_lost() -> None:
 
 
 def suspended(site: Site, *placeholders: PlaceholderId) -> None:
-    """Report all that the batch system lists as suspended."""
     site.post(ev.SuspensionsSeen(time=site.now, cluster=A, placeholders=placeholders))
 
 

@@ -67,13 +67,11 @@ class Scene:
         return answer
 
     def step(self, policy: str, direction: Direction, value: int, *, thorough: bool = False) -> int:
-        """Carry out a step."""
         step = Step(direction=direction, remaining=value, thorough=thorough)
         return carry_out(MALLEABILITY_POLICIES[policy], self.running, step, self.ask)
 
     @property
     def sizes(self) -> list[int]:
-        """Sizes of all jobs."""
         return [job.size for job in self.jobs]
 
 

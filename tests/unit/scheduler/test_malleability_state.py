@@ -57,7 +57,6 @@ def submit_malleable(site: Site, chance: random.Random, number: int) -> None:
 
 
 def start_ranks(site: Site, chance: random.Random, _: int) -> None:
-    """The processes of a job start."""
     launched = [r for r in site.state.jobs.values() if r.ranks and not r.state.final]
     if launched:
         record = chance.choice(launched)
@@ -66,7 +65,6 @@ def start_ranks(site: Site, chance: random.Random, _: int) -> None:
 
 
 def answer_offer(site: Site, chance: random.Random, _: int) -> None:
-    """An application answers a message, fitting or not."""
     changes = [(r, change) for r in site.state.jobs.values() for change in r.changes.values()]
     if changes:
         record, change = chance.choice(changes)
@@ -75,7 +73,6 @@ def answer_offer(site: Site, chance: random.Random, _: int) -> None:
 
 
 def release_some(site: Site, chance: random.Random, _: int) -> None:
-    """An application gives up processors, its own or not."""
     running = [r for r in site.state.jobs.values() if r.state is JobState.RUNNING]
     if running and site.state.placeholders:
         record = chance.choice(running)
@@ -86,7 +83,6 @@ def release_some(site: Site, chance: random.Random, _: int) -> None:
 
 
 def ask_more(site: Site, chance: random.Random, number: int) -> None:
-    """An application asks for more."""
     if site.state.jobs:
         record = chance.choice(list(site.state.jobs.values()))
         wish = ev.MoreRequested(
@@ -101,7 +97,6 @@ def ask_more(site: Site, chance: random.Random, number: int) -> None:
 
 
 def hold_stubs(site: Site, _: random.Random, __: int) -> None:
-    """Whatever is gathered is held."""
     for placeholder in list(site.state.placeholders.values()):
         if placeholder.stub:
             site.hold(placeholder.id)
@@ -258,7 +253,6 @@ def crowded(*, least: float = LEAST) -> MalleableSite:
 
 
 def freed(site: MalleableSite) -> list[Action]:
-    """Have four processors come free."""
     return site.poll("a", 6, idle=4, ours=2)
 
 
@@ -385,7 +379,6 @@ class Negotiators:
     # ---- what can happen --------------------------------------------------------------------------------------------
 
     def ask(self, id_: str, count: int, mandatory: bool) -> None:  # noqa: FBT001 - drawn
-        """A process asks for more."""
         self.wishes += 1
         self.site.wish(count, mandatory=mandatory, id_=id_, number=self.wishes)
 
@@ -426,13 +419,11 @@ class Negotiators:
             self.site.end(rank, id_=id_)
 
     def poll(self) -> None:
-        """The batch systems say what is idle."""
         for name, count in SIZES.items():
             ours = sum(one.cluster == name and not one.waiting for one in self.site.state.placeholders.values())
             self.site.poll(name, count, idle=count - ours, ours=ours)
 
     def compete(self, count: int) -> None:
-        """A rigid job comes, and runs if it can."""
         self.rigid += 1
         name = f"r{self.rigid}"
         self.site.submit(job(name, component("c", count, cluster="a"), walltime=90_000))
@@ -449,7 +440,6 @@ class Negotiators:
             assert not before & left or self.all_moved(before)
 
     def all_moved(self, numbers: set[int]) -> bool:
-        """Tell whether changes are not asked any more."""
         return all(
             change.phase is not ChangePhase.ASKED
             for id_ in IDS

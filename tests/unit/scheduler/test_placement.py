@@ -63,7 +63,6 @@ def view(
 
 
 def site(*views: ClusterView) -> Views:
-    """Return clusters by name."""
     return {one.name: one for one in views}
 
 
@@ -79,12 +78,10 @@ def request(
 
 
 def place(views: Views, *requests: ComponentRequest) -> PlacementResult:
-    """Return what worst fit says."""
     return PLACEMENT_POLICIES["worst-fit"].place(requests, views)
 
 
 def placed(views: Views, *requests: ComponentRequest) -> dict[str, tuple[str, int]]:
-    """Return cluster and size of each component of a job that is placed."""
     result = place(views, *requests)
     assert isinstance(result, Placed)
     return {one.component: (one.cluster, one.processors) for one in result.components}

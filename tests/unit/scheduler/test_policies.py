@@ -36,34 +36,28 @@ def near(one: ClusterView, *files: str, rate: float | None = None, **rates: floa
 
 
 def waiting(one: ClusterView, seconds: float | None) -> ClusterView:
-    """Return a cluster with an expected wait."""
     return replace(one, expected_wait=seconds)
 
 
 def reading(one: ComponentRequest, *files: tuple[str, int]) -> ComponentRequest:
-    """Return a request with input files and their sizes."""
     made = tuple(InputFile(source=source, target="f", size=size) for source, size in files)
     return replace(one, component=replace(one.component, input_files=made))
 
 
 def flexible(name: str, minimum: int, maximum: int | None = None) -> ComponentRequest:
-    """Return a request that may be split."""
     return replace(request(name, minimum, maximum), splittable=True)
 
 
 def ask(policy: str, views: Views, *requests: ComponentRequest) -> PlacementResult:
-    """Return what a policy says."""
     return PLACEMENT_POLICIES[policy].place(requests, views)
 
 
 def parts(result: PlacementResult) -> list[tuple[str, str, int]]:
-    """Return component, cluster and processors of a placement."""
     assert isinstance(result, Placed), result
     return [(one.component, one.cluster, one.processors) for one in result.components]
 
 
 def clusters_of(result: Placed) -> set[ClusterName]:
-    """Return the clusters of a placement."""
     return {one.cluster for one in result.components}
 
 
@@ -347,7 +341,6 @@ SELECTED = "waiting-history"
 
 
 def expected(site: Site) -> list[float | None]:
-    """Return the expected waits on clusters a and b."""
     return [site.state.expected_wait(site.state.clusters[name], site.now) for name in (A, B)]
 
 

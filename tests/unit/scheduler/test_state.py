@@ -41,7 +41,6 @@ def eventful(seed: int, length: int = 250) -> Site:
 
 
 def submit_one(site: Site, chance: random.Random, number: int) -> None:
-    """A job of one to three components comes in."""
     parts = [
         component(
             f"c{n}",
@@ -59,7 +58,6 @@ def submit_one(site: Site, chance: random.Random, number: int) -> None:
 
 
 def poll_one(site: Site, chance: random.Random, _: int) -> None:
-    """A cluster is read, or does not answer."""
     name, processors = chance.choice([("a", 5), ("b", 4), ("c", 3)])
     if chance.random() < 0.2:
         site.post(ev.ClusterUnavailable(time=site.now, cluster=ClusterParameters(name=A).name, reason="no answer"))
@@ -68,7 +66,6 @@ def poll_one(site: Site, chance: random.Random, _: int) -> None:
 
 
 def answer_one(site: Site, chance: random.Random, _: int) -> None:
-    """A submission gets one of its possible answers."""
     batches = [batch for batch in site.state.batches.values() if batch.lrm_ids is None]
     if not batches:
         return
@@ -85,7 +82,6 @@ def answer_one(site: Site, chance: random.Random, _: int) -> None:
 
 
 def report_one(site: Site, chance: random.Random, _: int) -> None:
-    """Something is told of a placeholder, fitting or not."""
     if not site.state.placeholders:
         return
     id_ = chance.choice(list(site.state.placeholders))
@@ -103,14 +99,12 @@ def report_one(site: Site, chance: random.Random, _: int) -> None:
 
 
 def hold_many(site: Site, chance: random.Random, _: int) -> None:
-    """All placeholders of a job report."""
     claiming = [r.job.id for r in site.state.jobs.values() if r.state is JobState.CLAIMING]
     if claiming:
         site.hold_all(chance.choice(claiming))
 
 
 def end_rank(site: Site, chance: random.Random, _: int) -> None:
-    """A rank starts or ends."""
     launched = [r for r in site.state.jobs.values() if r.ranks and not r.state.final]
     if not launched:
         return
@@ -124,7 +118,6 @@ def end_rank(site: Site, chance: random.Random, _: int) -> None:
 
 
 def end_some(site: Site, chance: random.Random, _: int) -> None:
-    """What is to end has ended, or a job is cancelled."""
     if chance.random() < 0.7:
         site.end_ending()
     elif site.state.jobs:
@@ -310,7 +303,6 @@ class QueueMachine(RuleBasedStateMachine):
     """Does the same to the queue and to a plain list."""
 
     def __init__(self) -> None:
-        """Start with both empty."""
         super().__init__()
         self.queue = PlacementQueue()
         self.naive: list[JobRecord] = []
@@ -318,7 +310,6 @@ class QueueMachine(RuleBasedStateMachine):
 
     @initialize()
     def configure(self) -> None:
-        """Know two walltime limits."""
         self.queue.configure([500, 1000], margin=0)
 
     @rule(
@@ -328,7 +319,6 @@ class QueueMachine(RuleBasedStateMachine):
         cluster=st.sampled_from([None, "a", "b"]),
     )
     def push(self, sizes: list[int], priority: int, at: int, cluster: str | None) -> None:
-        """A job comes in."""
         self.count += 1
         made = record(f"j{self.count}", self.count, *sizes, priority=priority, at=float(at), cluster=cluster)
         self.queue.push(made)
@@ -337,7 +327,6 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.naive)
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
-        """Any job leaves."""
         gone = data.draw(st.sampled_from(self.naive))
         self.queue.remove(gone.job.id)
         self.naive.remove(gone)

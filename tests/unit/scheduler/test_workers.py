@@ -29,7 +29,6 @@ TERMINATED = TaskEnd(reason=EndReason.SIGNALLED, signal=15)
 
 
 def workers(id_: str, *components: Component, walltime: int = 600) -> Job:
-    """Return a job whose components of variable size are workers."""
     return replace(malleable(id_, *components, walltime=walltime), runner=RunnerName.WORKERS)
 
 
@@ -40,7 +39,6 @@ def headed(minimum: int = 1, maximum: int = 4, *, flexible: bool = False) -> Job
 
 
 def end(site: MalleableSite, rank: int, how: TaskEnd = WELL, id_: str = "1") -> None:
-    """Have the process of a rank end."""
     site.post(ev.RankEnded(time=site.now, job_id=JobId(id_), rank=rank, end=how))
 
 
@@ -276,7 +274,6 @@ def test_growth_asks_for_no_more_than_the_job_has_left() -> None:
 
 
 def want(site: MalleableSite, processors: int, name: str = "m") -> list[Action]:
-    """Have the owner of job 1 want a size."""
     return site.post(ev.SizeWanted(time=site.now, job_id=JobId("1"), component=name, processors=processors))
 
 
