@@ -110,12 +110,13 @@ def busy_site(policy: str = "easy") -> Listed:
 
 
 @asynccontextmanager
-async def asked(path: Path, explain_job: Callable[[str], Explanation] | None = None) -> AsyncIterator[None]:
-    """Answer at a socket while the context lasts; by default of a busy site."""
+async def asked(directory: Path, explain_job: Callable[[str], Explanation] | None = None) -> AsyncIterator[Path]:
+    """Answer at a socket of a directory while the context lasts; by default of a busy site."""
+    path = directory / "ask.sock"
     explain_job = explain_job or explained_by(busy_site().mirror, ServiceClock())
     async with anyio.create_task_group() as tasks:
         await tasks.start(ExplainServer(explain_job, path, mode=EVERYBODY).serve)
-        yield
+        yield path
         tasks.cancel_scope.cancel()
 
 
@@ -185,16 +186,14 @@ async def test_no_question_reaches_a_policy(tmp_path: Path, monkeypatch: pytest.
 
     for name in ("reservation", "waiting", "running"):
         monkeypatch.setattr(ClusterScheduler, name, property(fail))
-    path = tmp_path / "ask.sock"
-    async with asked(path, explained_by(site.mirror, ServiceClock())):
+    async with asked(tmp_path, explained_by(site.mirror, ServiceClock())) as path:
         found = await to_thread.run_sync(ask, path, "a", "2")
     assert (found.position, found.queued, found.reason[:8]) == (1, 3, "it needs")
     assert found.reserved_at is not None
 
 
 async def test_any_job_is_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "ask.sock"
-    async with asked(path):
+    async with asked(tmp_path) as path:
         assert stat.S_IMODE(path.stat().st_mode) == 0o666
         assert (await to_thread.run_sync(ask, path, "a", "1")).phase == "starting"
         with pytest.raises(JobNotFoundError, match="no unfinished job 9"):
@@ -238,8 +237,7 @@ def test_names_and_nodes_are_told_to_the_owner_alone() -> None:
     ids=range(14),
 )
 async def test_what_is_no_question_is_refused(tmp_path: Path, text: bytes) -> None:
-    path = tmp_path / "ask.sock"
-    async with asked(path):
+    async with asked(tmp_path) as path:
         try:
             heard = await to_thread.run_sync(said_to, path, text)
         except BrokenPipeError:
@@ -249,12 +247,10 @@ async def test_what_is_no_question_is_refused(tmp_path: Path, text: bytes) -> No
 
 
 async def test_one_question_is_answered_and_no_half_one(tmp_path: Path) -> None:
-    path = tmp_path / "ask.sock"
-    async with asked(path):
+    async with asked(tmp_path) as path:
         for text in (b"", b'{"job_id"'):
             assert await to_thread.run_sync(said_to, path, text) == b""
-    path = tmp_path / "ask.sock"
-    async with asked(path):
+    async with asked(tmp_path) as path:
         heard = await to_thread.run_sync(said_to, path, b'{"job_id": "1"}\n{"job_id": "2"}\n')
     assert json.loads(heard)["job_id"] == "1"
 
@@ -266,8 +262,7 @@ def test_ids_of_all_batch_systems_are_asked_for() -> None:
 
 async def test_one_user_has_few_places(tmp_path: Path) -> None:
     """Who holds them without asking keeps himself from asking; when one is free again he is answered."""
-    path = tmp_path / "ask.sock"
-    async with asked(path):
+    async with asked(tmp_path) as path:
         with ExitStack() as stack:
             held = []
             for _ in range(PLACES_OF_ONE):
@@ -292,8 +287,7 @@ async def test_a_defect_ends_nothing(tmp_path: Path) -> None:
     def fail(_: str) -> Explanation:
         raise ZeroDivisionError("secret")
 
-    path = tmp_path / "ask.sock"
-    async with asked(path, fail):
+    async with asked(tmp_path, fail) as path:
         for _ in range(2):
             heard = await to_thread.run_sync(said_to, path, b'{"job_id": "1"}\n')
             assert json.loads(heard) == {"error": "job 1 cannot be explained now", "hint": ""}
@@ -302,7 +296,7 @@ async def test_a_defect_ends_nothing(tmp_path: Path) -> None:
 @AS_ROOT
 async def test_another_user_may_ask(tmp_path: Path) -> None:
     await anyio.Path(tmp_path).chmod(0o755)
-    async with asked(tmp_path / "ask.sock"):
+    async with asked(tmp_path):
         done = await anyio.run_process([sys.executable, "-c", ASK, str(tmp_path)])
     told = json.loads(done.stdout)
     assert (told["phase"], told["user"], told["nodes"]) == ("starting", "", [])
@@ -312,8 +306,7 @@ async def test_another_user_may_ask(tmp_path: Path) -> None:
 async def test_a_flood_of_one_user_leaves_places_to_others(tmp_path: Path) -> None:
     """Who connects as fast as he can, and never asks, keeps nobody else from an answer."""
     await anyio.Path(tmp_path).chmod(0o755)
-    path = tmp_path / "ask.sock"
-    async with asked(path):
+    async with asked(tmp_path) as path:
         flood = await anyio.open_process([sys.executable, "-c", FLOOD, str(tmp_path)], stdin=None)
         async with flood:
             try:
@@ -332,7 +325,7 @@ def test_koala_explain_finds_it(tmp_path: Path) -> None:
     site = tmp_path / "site.toml"
     site.write_text(SITE.format(path=path))
     argv = ["--site", str(site), "--state", str(tmp_path / "state"), "explain"]
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(asked(path)):
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(asked(tmp_path)):
         done = CliRunner().invoke(koala, [*argv, "a:2"])
     assert done.exit_code == 0
     assert "It waits, place 1 of 3 in the queue" in done.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from koala_adapter.application.notes import KoalaAppError
 from koala_adapter.application.notes import parse_note as parse_as_library
@@ -22,6 +23,9 @@ from koala_adapter.runners.notes import (
     parse_note,
     payload_of,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PATIENCE = 60.0
 DONE_PATIENCE = 600.0
@@ -223,6 +227,15 @@ class World:
         if member.over and not before:
             self._left(rank)
 
+    def take_turns(self, count: int = 1, able: Callable[[int], bool] = lambda _: True) -> None:
+        """Let each process hear, be heard and, if it is able to, go on, so often."""
+        for _ in range(count):
+            for rank in self.alive():
+                self.tell(rank)
+                self.hear(rank)
+                if able(rank):
+                    self.go_on(rank)
+
     def _left(self, rank: int) -> None:
         """Take a process that was taken out out of the records."""
         self.departed.add(rank)
@@ -270,10 +283,7 @@ class World:
     def settle(self) -> None:
         """Let everything arrive and every program go on, until nothing is left to be done."""
         for turn in range(2000):
-            for rank in self.alive():
-                self.tell(rank)
-                self.hear(rank)
-                self.go_on(rank)
+            self.take_turns()
             if turn % 200 == 199:
                 self.wait(PATIENCE + 1)
             if turn % 10 == 9 and not self.wanted and self._quiet():

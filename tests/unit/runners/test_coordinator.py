@@ -50,11 +50,7 @@ def carry_out(world: World, what: str, number: int) -> None:
     elif what == "wait":
         world.wait(number)
     elif what == "turn":
-        for _ in range(number):
-            for rank in world.alive():
-                world.tell(rank)
-                world.hear(rank)
-                world.go_on(rank)
+        world.take_turns(number)
     elif world.alive():
         getattr(world, what)(world.alive()[number % len(world.alive())])
 
@@ -103,12 +99,7 @@ def test_a_process_that_never_reaches_the_point() -> None:
     world = World(3)
     world.settle()
     world.grow(1)
-    for _ in range(30):
-        for rank in world.alive():
-            world.tell(rank)
-            world.hear(rank)
-            if rank != 1:
-                world.go_on(rank)
+    world.take_turns(30, lambda rank: rank != 1)
     world.wait(PATIENCE + 1)
     assert world.given_up == [f"process 1 has not reached an adaptation point within {PATIENCE:g} s"]
     world.settle()
@@ -125,12 +116,7 @@ def in_the_middle_of_a_change() -> World:
     world = World(3)
     world.settle()
     world.grow(1)
-    for _ in range(30):
-        for rank in world.alive():
-            world.tell(rank)
-            world.hear(rank)
-            if world.processes[rank].process.state != "changing" or rank != 1:
-                world.go_on(rank)
+    world.take_turns(30, lambda rank: rank != 1 or world.processes[rank].process.state != "changing")
     assert [one.process.state for one in world.processes.values()] == ["done", "changing", "done", "done"]
     return world
 
