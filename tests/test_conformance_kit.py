@@ -14,6 +14,7 @@ import pytest
 from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
 from koala_adapter.lrm import RenderedSubmission, Submission
 from koala_adapter.model import EndReason, LrmJobId, LrmJobState
+from koala_adapter.slots import PLAIN
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, new_context
 from koala_adapter.testing.jobs import names_walltime
 from koala_adapter.testing.submission import CANARY
@@ -77,6 +78,22 @@ class Idler(LocalLrm):
     async def nodes(self) -> tuple[Node, ...]:
         """Forget the jobs."""
         return tuple(replace(node, processors_used=0) for node in await super().nodes())
+
+
+class Narrow(LocalLrm):
+    """Gives a placeholder one processor, whatever was asked for."""
+
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Forget what it needs."""
+        return await super().submit(replace(submission, slot=PLAIN))
+
+
+class Generous(LocalLrm):
+    """Takes what nothing here gives."""
+
+    def render(self, submission: Submission) -> RenderedSubmission:
+        """Forget what it needs."""
+        return super().render(replace(submission, slot=PLAIN))
 
 
 class Leaky(LocalLrm):
@@ -285,6 +302,8 @@ FAULTS = (
     Fault(lrm=Anonymous, test="test_a_strangers_job_of_the_same_name", arguments=(("later", False),)),
     Fault(lrm=Anonymous, test="test_jobs_say_whose_they_are"),
     Fault(lrm=Sweeping, test="test_a_strangers_job_of_the_same_name", arguments=(("later", True),)),
+    Fault(lrm=Narrow, test="test_slot_has_its_processors"),
+    Fault(lrm=Generous, test="test_keys_of_a_slot_are_expressed_or_refused", arguments=(("key", "qos"),)),
     Fault(lrm=Impatient, test="test_held_submission_waits"),
 )
 

@@ -32,7 +32,9 @@ class TestLocal(LrmConformance):
     @pytest.fixture
     async def under_test(self, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Start a cluster of its own for each test, and end its daemon afterwards."""
-        settings = LocalSettings(nodes=2, processors_per_node=2, answer_seconds=ANSWER)
+        settings = LocalSettings(
+            nodes=2, processors_per_node=2, answer_seconds=ANSWER, gpus=1, gpu_kind="kind", features=("feature",)
+        )
         context = new_context(tmp_path)
         lrm = LocalLrm(context, settings)
         await lrm.start()

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
 from koala_adapter.lrm.commands import CommandSystem, ComplaintTable, complaints, only_id, parsed
+from koala_adapter.lrm.mapping import divide
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class TinyqLrm(Lrm):
 
     def __init__(self, context: ClusterContext, settings: TinyqSettings) -> None:
         """Start nothing here: that is for `start`."""
+        self._context = context
         self._settings = settings
         # The base runs commands: bounded in rate and time, with a built environment. Use nothing else for it.
         environment = {"TINYQ_SERVER": settings.server} if settings.server else {}
@@ -144,7 +146,10 @@ class TinyqLrm(Lrm):
 
     def render(self, submission: Submission) -> RenderedSubmission:
         """Return the command and the script. Pure."""
-        return RenderedSubmission(command=submit_command(self._settings, submission), script=submission.script)
+        # Refuses what a placeholder needs beyond a processor, unless the site file says how it is asked for.
+        divided = divide(submission, self.capabilities.slots, self._context.directives, system="tinyq")
+        command = (*submit_command(self._settings, divided.rest), *divided.words)
+        return RenderedSubmission(command=command, script=submission.script)
 
     async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
         """Submit with one request. The script holds a secret: standard input, never an argument."""

@@ -124,6 +124,11 @@ class Divided:
         """The changes of the site; after what it adds come the mapped arguments, then the directives of the slot."""
         return replace(self.site, add=(*self.site.add, *self.arguments, *self.own))
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The arguments that these directives add to a command line."""
+        return tuple(word for text in self.directives.add for word in shlex.split(text))
+
 
 def divide(submission: Submission, native: frozenset[str], directives: Directives, *, system: str) -> Divided:
     """Divide a submission into what a site maps and what a plugin expresses natively.

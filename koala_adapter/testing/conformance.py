@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from koala_adapter.lrm import Capabilities, Lrm
 from koala_adapter.model import LrmJobState, NodeState
 from koala_adapter.testing.jobs import ControlTests, FailureTests, LifeTests
-from koala_adapter.testing.submission import CANARY, StrangerTests, SubmissionTests
+from koala_adapter.testing.submission import CANARY, SlotTests, StrangerTests, SubmissionTests
 from koala_adapter.testing.trial import Trial
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class DescriptionTests:
         stated, actual = under_test.definition.capabilities, under_test.lrm.capabilities
         more = [f.name for f in fields(Capabilities) if getattr(actual, f.name) and not getattr(stated, f.name)]
         assert isinstance(under_test.lrm, Lrm)
+        more += sorted(actual.slots - stated.slots)
         assert not more, f"capabilities that the PluginDefinition does not state: {', '.join(more)}"
         nameless = "it can submit and cannot find its submissions by name: an uncertain one would be sent again"
         assert actual.find_by_name or not actual.submit, nameless
@@ -163,7 +164,9 @@ def _undescribed(model: type[BaseModel], path: str = "") -> list[str]:
 
 
 @pytest.mark.anyio
-class LrmConformance(DescriptionTests, SubmissionTests, StrangerTests, LifeTests, ControlTests, FailureTests):
+class LrmConformance(
+    DescriptionTests, SubmissionTests, SlotTests, StrangerTests, LifeTests, ControlTests, FailureTests
+):
     """Tests that every LRM plugin must pass.
 
     Inherit from this class and provide one fixture, ``under_test``::

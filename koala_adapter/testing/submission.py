@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import os
 import secrets
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnsupportedError
+from koala_adapter.lrm.contract import expressible
 from koala_adapter.lrm.listing import attribute, possibly_ours
 from koala_adapter.model import LrmJobState, PlaceholderId
+from koala_adapter.slots import SLOT_KEYS, Slot
 from koala_adapter.testing.trial import RecordingRunner, SecretWatcher
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AbstractAsyncContextManager
 
     from koala_adapter.lrm import Submission
@@ -241,6 +246,64 @@ class SubmissionTests:
     async def _held_is_refused(self, trial: Trial, submission: Submission) -> None:
         with pytest.raises((LrmRejectedError, LrmUnsupportedError)):
             await trial.lrm.submit(submission)
+
+
+# -- Slots ---------------------------------------------------------------------------------------------------
+# What a plugin states it expresses; all else it refuses by name. What was asked for is what a placeholder has.
+
+SAMPLES: Mapping[str, Slot] = MappingProxyType(
+    {
+        "threads": Slot(threads=2),
+        "gpus": Slot(gpus=1),
+        "gpu_kind": Slot(gpus=1, gpu_kind="kind"),
+        "exclusive": Slot(exclusive=True),
+        "scratch": Slot(scratch_mib=100),
+        "features": Slot(features=("feature",)),
+        "licenses": Slot(licenses=(("license", 1),)),
+        "account": Slot(account="account"),
+        "qos": Slot(qos="qos"),
+        "directives": Slot(directives=("-x",)),
+    }
+)
+"""A slot for each key that a plugin may state."""
+
+
+class SlotTests:
+    """Tests of what a placeholder needs on its node."""
+
+    async def test_slot_has_its_processors(self, trial: Trial) -> None:
+        """A placeholder of two processors has two in the listing, all on one node, and they are not idle."""
+        trial.need("submit")
+        if "threads" not in trial.lrm.capabilities.slots:
+            pytest.skip(f"{type(trial.lrm).__name__} does not state the key 'threads'")
+
+        async def idle() -> int:
+            return sum(node.processors_idle for node in await trial.lrm.nodes())
+
+        before = await idle()
+        batch = await trial.submit(slot=Slot(threads=2))
+        jobs = await trial.until(
+            lambda: trial.jobs(batch),
+            lambda seen: [job.state for job in seen.values()] == [LrmJobState.RUNNING],
+            what="it runs",
+        )
+        (job,) = jobs.values()
+        assert (job.processors, len(job.nodes)) == (2, 1)
+        if trial.lrm.capabilities.observes_nodes:
+            await trial.until(idle, lambda now: now == before - 2, what="two processors less are idle")
+
+    @pytest.mark.parametrize("key", SLOT_KEYS)
+    async def test_keys_of_a_slot_are_expressed_or_refused(self, trial: Trial, key: str) -> None:
+        """What is stated can be rendered and changes the submission; what is not is refused by its name."""
+        trial.need("submit")
+        plain = trial.prepare().submission
+        asked = replace(plain, slot=trial.under_test.slots.get(key, SAMPLES[key]))
+        if asked.slot.beyond(expressible(trial.lrm.capabilities, trial.under_test.context.directives)):
+            with pytest.raises(LrmRejectedError, match=key):
+                trial.lrm.render(asked)
+        else:
+            shown, usual = trial.lrm.render(asked), trial.lrm.render(plain)
+            assert (shown.command, shown.call) != (usual.command, usual.call)
 
 
 # -- Jobs of other users -------------------------------------------------------------------------------------

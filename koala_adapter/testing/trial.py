@@ -7,7 +7,7 @@ import os
 import secrets
 import shlex
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -18,6 +18,7 @@ from koala_adapter.errors import LrmError
 from koala_adapter.lrm import ClusterContext, PinnedStart, Submission
 from koala_adapter.lrm.commands import DEFAULT_TIMEOUT, CommandResult, CommandRunner, login_name
 from koala_adapter.model import BatchKey, ClusterName, LrmJobId, LrmJobState
+from koala_adapter.slots import PLAIN, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -160,6 +161,8 @@ class LrmUnderTest:
     """Seconds within which the LRM does and shows what it was asked for, such as starting a job."""
     unavailable_within: float = 60.0
     """Seconds within which any method of an unreachable LRM must have raised LrmUnavailableError."""
+    slots: Mapping[str, Slot] = field(default_factory=dict)
+    """A slot that the LRM under test can have, for each key of a slot of which the kit's own sample is none here."""
     walltime_precision: float | None = None
     """Seconds by which a job may outlive a walltime of 1 second, beside ``patience``; None: the LRM cannot end a job so
     soon, and only the request of a walltime is tested."""
@@ -286,6 +289,7 @@ class Trial:
         walltime: int = 600,
         queue: str | None = None,
         held: bool = False,
+        slot: Slot = PLAIN,
     ) -> Batch:
         """Describe a submission without sending it.
 
@@ -303,6 +307,7 @@ class Trial:
             queue=queue,
             output_directory=str(directory / "output"),
             held=held,
+            slot=slot,
         )
         batch = Batch(submission=submission, directory=directory)
         self._batches.append(batch)
@@ -324,9 +329,12 @@ class Trial:
         exit_code: int = 0,
         walltime: int = 600,
         held: bool = False,
+        slot: Slot = PLAIN,
     ) -> Batch:
         """Render a submission and submit it."""
-        batch = self.prepare(count=count, body=body, wait=wait, exit_code=exit_code, walltime=walltime, held=held)
+        batch = self.prepare(
+            count=count, body=body, wait=wait, exit_code=exit_code, walltime=walltime, held=held, slot=slot
+        )
         return await self.send(batch)
 
     def _script(self, directory: Path, *, body: str, wait: bool, exit_code: int) -> str:

@@ -19,16 +19,18 @@ from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
-from koala_adapter.lrm.drmaa.libraries import INDEX_VARIABLE
+from koala_adapter.lrm.drmaa.libraries import INDEX_VARIABLE, LIBRARIES
 from koala_adapter.lrm.drmaa.protocol import ControlAction, JobStatus
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore, script_folder
 from koala_adapter.lrm.drmaa.transport import DrmaaTransport, apply_directives, raise_for, version_of
+from koala_adapter.lrm.mapping import arguments_of, divide
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.lrm import ClusterContext, RenderedSubmission, Submission
+    from koala_adapter.lrm.contract import Directives
     from koala_adapter.lrm.drmaa.libraries import Library
     from koala_adapter.lrm.drmaa.protocol import ListedBatch, ListedJob
     from koala_adapter.model import BatchKey
@@ -87,6 +89,24 @@ def index_variable(settings: DrmaaSettings, library: Library) -> str | None:
     return library.index_variable if library.bulk and settings.submission == "auto" else None
 
 
+DIRECTIVES = frozenset({"directives"})
+
+
+def slot_keys(library: Library) -> frozenset[str]:
+    """Return the keys of a slot that can be asked for in the words of a library."""
+    return DIRECTIVES | {key for key, _ in library.slots}
+
+
+def site_options(
+    settings: DrmaaSettings, submission: Submission, library: Library, directives: Directives
+) -> tuple[str, ...]:
+    """Return all native options of a submission, with the site's changes. Raises LrmRejectedError."""
+    own = {key: arguments_of(text) for key, text in library.slots}
+    both = replace(directives, map=tuple({**own, **dict(directives.map)}.items()))
+    divided = divide(submission, DIRECTIVES, both, system=f"{library.system} through DRMAA")
+    return apply_directives(native_options(settings, divided.rest, library), divided.directives, library)
+
+
 def native_options(settings: DrmaaSettings, submission: Submission, library: Library) -> tuple[str, ...]:
     """Return native options as the library takes them. Raises LrmRejectedError for a queue that cannot be expressed."""
     queue = submission.queue or settings.queue or ""
@@ -141,7 +161,7 @@ def _unknown(batch: ListedBatch, index: int, user: str) -> LrmJob:
         name=batch.key,
         state=LrmJobState.UNKNOWN,
         user=user,
-        processors=1,
+        processors=batch.processors,
         array_index=index,
         reason="the outcome of the submission is not known",
         submitted_at=batch.submitted_at,
@@ -155,7 +175,7 @@ def _job(batch: ListedBatch, job: ListedJob, index: int, *, user: str, node: str
         name=batch.key,
         state=state,
         user=user,
-        processors=1,
+        processors=batch.processors,
         array_index=index,
         nodes=(node,) if state in ON_A_NODE else (),
         queue=queue,
@@ -188,7 +208,14 @@ def unknown_key(id_: LrmJobId) -> str | None:
 
 # -- The LRM -------------------------------------------------------------------------------------------------
 
-CAPABILITIES = Capabilities(observes_nodes=False, lists_queues=False, lists_others=False, hold=True, suspend=True)
+CAPABILITIES = Capabilities(
+    observes_nodes=False,
+    lists_queues=False,
+    lists_others=False,
+    hold=True,
+    suspend=True,
+    slots=frozenset().union(*map(slot_keys, LIBRARIES)),
+)
 LEDGER_NAME = "drmaa-ledger.sqlite"
 DEFAULT_QUEUE = "default"
 
@@ -219,7 +246,7 @@ class DrmaaLrm(Lrm):
         library = self.client.library
         self.array_index_variable = index_variable(self._settings, library) or INDEX_VARIABLE
         self.job_id_variable = library.job_id_variable
-        self.capabilities = replace(CAPABILITIES, hold=library.hold, suspend=library.suspend)
+        self.capabilities = replace(CAPABILITIES, hold=library.hold, suspend=library.suspend, slots=slot_keys(library))
 
     async def start(self) -> None:
         """Start the helper; an LRM that is out of reach now is tried again with the first request."""
@@ -238,7 +265,7 @@ class DrmaaLrm(Lrm):
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return one stand-in for all nodes; its processors in use are those of our own jobs."""
-        running = sum(job.state in ON_A_NODE for job in await self._all_jobs())
+        running = sum(job.processors for job in await self._all_jobs() if job.state in ON_A_NODE)
         node = Node(
             name=self._context.cluster,
             state=NodeState.UP,
@@ -291,8 +318,7 @@ class DrmaaLrm(Lrm):
         self._transport.forget(key)
 
     def _native(self, submission: Submission) -> tuple[str, ...]:
-        options = native_options(self._settings, submission, self.client.library)
-        return apply_directives(options, self._context.directives, self.client.library)
+        return site_options(self._settings, submission, self.client.library, self._context.directives)
 
     # -- control -------------------------------------------------------------------------------------------------
 

@@ -413,6 +413,8 @@ class LocalLrm(Lrm):
             "memory_mib": submission.memory_mib or 0,
             "gpus": slot.gpus,
             "exclusive": slot.exclusive,
+            # For those who look: each node has them.
+            "features": [*slot.features],
         }
 
     def _check_directives(self) -> CheckResult:

@@ -150,7 +150,12 @@ class HelperSession:
 
     def _submit(self, request: SubmitJobs) -> Result:
         if self._ledger is not None and request.first == 1:
-            self._ledger.intend(request.template.name, request.total or request.count, time.time())
+            self._ledger.intend(
+                request.template.name,
+                request.total or request.count,
+                time.time(),
+                processors=request.template.processors,
+            )
         return self._submit_bulk(request) if request.index_variable is None else self._submit_singly(request)
 
     def _submit_bulk(self, request: SubmitJobs) -> Result:
@@ -274,7 +279,13 @@ class HelperSession:
         jobs = tuple(
             _ended(id_, ends[id_]) if id_ in ends else ListedJob(id=id_, status=states[id_]) for id_ in batch.ids
         )
-        return ListedBatch(key=batch.key, count=batch.count, submitted_at=batch.submitted_at, jobs=jobs)
+        return ListedBatch(
+            key=batch.key,
+            count=batch.count,
+            submitted_at=batch.submitted_at,
+            processors=batch.processors,
+            jobs=jobs,
+        )
 
     def _status(self, id_: str) -> JobStatus:
         try:

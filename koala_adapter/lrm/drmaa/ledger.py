@@ -36,6 +36,9 @@ CREATE TABLE IF NOT EXISTS jobs (
     ended_at REAL, failed INTEGER, exit_code INTEGER, signal INTEGER, aborted INTEGER, PRIMARY KEY (key, position)
 );
 CREATE INDEX IF NOT EXISTS job_ids ON jobs (id);
+CREATE TABLE IF NOT EXISTS slots (
+    key TEXT PRIMARY KEY REFERENCES batches ON DELETE CASCADE, processors INTEGER NOT NULL
+);
 """
 
 
@@ -58,6 +61,8 @@ class LedgerBatch:
     key: str
     count: int
     submitted_at: float
+    processors: int = 1
+    """Of each job."""
     ids: tuple[str, ...] = ()
     ends: Mapping[str, JobEnd] = field(default_factory=dict)
 
@@ -88,9 +93,13 @@ class Ledger:
         """Close the file."""
         self._database.close()
 
-    def intend(self, key: str, count: int, now: float) -> None:
-        """Record that jobs of this name are about to be submitted."""
-        self._database.execute("INSERT OR REPLACE INTO batches VALUES (?, ?, ?)", (key, count, now))
+    def intend(self, key: str, count: int, now: float, *, processors: int = 1) -> None:
+        """Record that jobs of this name are about to be submitted; ``processors``: of each."""
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.execute("INSERT OR REPLACE INTO batches VALUES (?, ?, ?)", (key, count, now))
+            if processors > 1:
+                self._database.execute("INSERT INTO slots VALUES (?, ?)", (key, processors))
 
     def add(self, key: str, ids: Iterable[str]) -> None:
         """Record the ids of the next jobs of a batch that the LRM took."""
@@ -136,8 +145,16 @@ class Ledger:
                     found[key][3][id_] = JobEnd(
                         at=at, failed=bool(failed), exit_code=exit_code, signal=signal, aborted=bool(aborted)
                     )
+        processors = dict(self._database.execute("SELECT key, processors FROM slots"))
         return {
-            key: LedgerBatch(key=key, count=count, submitted_at=submitted_at, ids=tuple(ids), ends=ends)
+            key: LedgerBatch(
+                key=key,
+                count=count,
+                submitted_at=submitted_at,
+                processors=processors.get(key, 1),
+                ids=tuple(ids),
+                ends=ends,
+            )
             for key, (count, submitted_at, ids, ends) in found.items()
         }
 

@@ -41,6 +41,8 @@ class Library:
     walltime: str
     queue: str
     memory: str
+    slots: tuple[tuple[str, str], ...] = ()
+    """How keys of a slot are asked for, as in [clusters.map]; of those that are not here the site must say it."""
     job_id_variable: str
     index_variable: str | None
     """Where an element of a bulk finds its number; None: it is told none."""
@@ -86,6 +88,8 @@ GRID_ENGINE = Library(
     walltime="-l h_rt={walltime}",
     queue="-q {queue}",
     memory="-l h_vmem={memory_mib}M",
+    # Which parallel environment has processors of one host, each site says.
+    slots=(("features", "-l {name}=true"), ("licenses", "-l {name}={n}"), ("account", "-A {name}")),
     job_id_variable="JOB_ID",
     index_variable="SGE_TASK_ID",
     tells_elements=True,
@@ -110,6 +114,15 @@ SLURM = Library(
     walltime="--time=0:{walltime_minutes}",
     queue="--partition={queue}",
     memory="--mem={memory_mib}",
+    slots=(
+        ("threads", "--nodes=1 --ntasks=1 --cpus-per-task={n}"),
+        ("gpus", "--gres=gpu:{n}"),
+        ("gpu_kind", "--gres=gpu:{kind}:{n}"),
+        ("exclusive", "--exclusive"),
+        ("scratch", "--tmp={mib}"),
+        ("account", "--account={name}"),
+        ("qos", "--qos={name}"),
+    ),
     job_id_variable="SLURM_JOB_ID",
     index_variable="SLURM_ARRAY_TASK_ID",
     tells_elements=False,
@@ -134,6 +147,7 @@ PBS = Library(
     walltime="-l walltime={walltime}",
     queue="-q {queue}",
     memory="-l mem={memory_mib}mb",
+    slots=(("threads", "-l ncpus={n}"), ("licenses", "-l {name}={n}"), ("account", "-A {name}")),
     job_id_variable="PBS_JOBID",
     index_variable=None,
     tells_elements=True,

@@ -72,6 +72,8 @@ class Template(_Message):
     output_path: str
     native_specification: str
     held: bool = False
+    processors: int = 1
+    """Of each job: for the ledger alone, the native specification asks for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +191,8 @@ class ListedBatch(_Message):
     key: str
     count: int
     submitted_at: float
+    processors: int = 1
+    """Of each job."""
     jobs: tuple[ListedJob, ...] = ()
 
 

@@ -96,6 +96,7 @@ def job_template(
         output_path=submission.output_pattern("{index}"),
         native_specification=" ".join(native),
         held=submission.held,
+        processors=submission.slot.threads,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,17 @@ from koala_adapter.lrm.drmaa.protocol import JobStatus, ListedBatch, ListedJob, 
 from koala_adapter.lrm.drmaa.scripts import KEEP_SECONDS, ScriptDelivery, ScriptStore, script_folder
 from koala_adapter.lrm.drmaa.transport import apply_directives, job_template, raise_for, render_template
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
+from koala_adapter.slots import Slot
 from koala_adapter.testing import new_context
-from koala_drmaa.lrm import DrmaaSettings, end_of, index_variable, jobs_of_batch, native_options, unknown_key
+from koala_drmaa.lrm import (
+    DrmaaSettings,
+    end_of,
+    index_variable,
+    jobs_of_batch,
+    native_options,
+    site_options,
+    unknown_key,
+)
 from koala_pbs import submission as pbs
 from koala_pbs.lrm import PbsLrm
 from koala_pbs.settings import PbsSettings
@@ -146,6 +156,30 @@ class TestNativeOptions:
         settings = DrmaaSettings(processors=1, native_specification="-x")
         assert native_options(settings, submission(), SLURM) == ("-x", "--time=0:2")
         assert native_options(DrmaaSettings(processors=1, native_specification=""), submission(), OTHER) == ()
+
+    @pytest.mark.parametrize(
+        ("library", "slot", "options"),
+        [
+            (SLURM, Slot(threads=2), ("--nodes=1", "--ntasks=1", "--cpus-per-task=2")),
+            (SLURM, Slot(gpus=2), ("--gres=gpu:2",)),
+            (SLURM, Slot(gpus=2, gpu_kind="a100", account="x"), ("--gres=gpu:a100:2", "--account=x")),
+            (SLURM, Slot(exclusive=True, scratch_mib=9, qos="q"), ("--exclusive", "--tmp=9", "--qos=q")),
+            (PBS, Slot(threads=2, account="x"), ("-l ncpus=2", "-A x")),
+            (GRID_ENGINE, Slot(features=("ib", "avx"), account="x"), ("-l ib=true", "-l avx=true", "-A x")),
+            (GRID_ENGINE, Slot(directives=("-P x",)), ("-P x",)),
+        ],
+        ids=lambda value: value.name if isinstance(value, Library) else None,
+    )
+    def test_slots_in_the_words_of_a_library(self, library: Library, slot: Slot, options: tuple[str, ...]) -> None:
+        made = site_options(DrmaaSettings(processors=1), replace(submission(), slot=slot), library, Directives())
+        assert made[-len(options) :] == options
+
+    def test_what_a_site_must_say(self) -> None:
+        asked, settings = replace(submission(), slot=Slot(threads=2)), DrmaaSettings(processors=1)
+        with pytest.raises(LrmRejectedError, match="Grid Engine through DRMAA cannot be asked for threads"):
+            site_options(settings, asked, GRID_ENGINE, Directives())
+        site = Directives(map=(("threads", ("-pe smp {n}",)),))
+        assert site_options(settings, asked, GRID_ENGINE, site)[-1] == "-pe smp 2"
 
     def test_queue_that_cannot_be_expressed(self) -> None:
         with pytest.raises(LrmRejectedError, match=r"queue 'long.q' cannot be asked for"):
