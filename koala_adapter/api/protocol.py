@@ -73,7 +73,10 @@ def _value(kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - an
             (inner,) = (one for one in arguments if one is not NoneType)
             return None if value is None else _value(inner, value, where)
         case origin if origin is tuple and isinstance(value, list):
-            return tuple(_value(arguments[0], one, where) for one in value)
+            kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+            if len(kinds) != len(value):
+                raise _mismatch(where, f"a list of {len(kinds)}")
+            return tuple(_value(one, inner, where) for one, inner in zip(kinds, value, strict=True))
         case origin if origin is dict and isinstance(value, dict):
             return {key: _value(arguments[1], one, f"{where}.{key}") for key, one in value.items()}
     raise _mismatch(where, str(kind))

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ from koala_adapter.errors import (
     ServiceUnavailableError,
 )
 from koala_adapter.outcome import JobState
+from koala_adapter.slots import Slot
 from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:
@@ -221,6 +223,16 @@ def test_reply_survives_the_wire(result: object, last: bool) -> None:  # noqa: F
     line = protocol.encode(reply)
     assert line.count(b"\n") == 1
     assert protocol.decode_reply(line) == reply
+
+
+def test_the_slot_of_a_component_survives_the_wire() -> None:
+    """Licenses are pairs of a name and a number; anything else in their place is refused."""
+    slot = Slot(threads=2, features=("ib",), licenses=(("matlab", 2), ("ansys", 1)), directives=("--x",))
+    sent = json.loads(json.dumps(asdict(slot)))
+    assert protocol.from_json(Slot, sent) == slot
+    for licenses in ([["matlab", "2"]], [["matlab"]], [["matlab", 2, 3]], "matlab"):
+        with pytest.raises(ProtocolError, match=r"Slot\.licenses.*: expected"):
+            protocol.from_json(Slot, sent | {"licenses": licenses})
 
 
 @given(line=st.binary(max_size=200))
