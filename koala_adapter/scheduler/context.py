@@ -136,6 +136,10 @@ def _digest(record: JobRecord, parameters: Parameters) -> float:
     return int.from_bytes(digest[:6]) / 2.0**48
 
 
+NOT_COUNTED = "not looked at for such slots yet"
+"""Why nothing is placed on a cluster whose next poll will tell how many slots of a shape it has."""
+
+
 # -- The context of one event, and the views of clusters -----------------------------------------------------
 
 if TYPE_CHECKING:
@@ -189,16 +193,16 @@ class Context:
 
     def view(self, cluster: ClusterRecord, slot: Slot = PLAIN) -> ClusterView:
         """Return what a placement policy may know of a cluster, counted in slots of a shape."""
-        room = cluster.room_for(slot)
+        room, counted = cluster.room_for(slot), slot == PLAIN or cluster.has_counted(slot)
         return ClusterView(
             name=cluster.parameters.name,
-            capacity=room.capacity,
+            capacity=room.capacity if counted else None,
             in_flight=cluster.parameters.placeholders_in_flight,
             room=room.room,
             available=room.available,
             load_free=room.load_free,
             walltime_limit=cluster.parameters.walltime_limit,
-            closed=closed_reason(cluster, self.now),
+            closed=closed_reason(cluster, self.now) or (None if counted else NOT_COUNTED),
             files=cluster.parameters.files,
             bandwidth=cluster.parameters.bandwidth,
             bandwidth_from=cluster.parameters.bandwidth_from,

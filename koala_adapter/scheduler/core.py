@@ -249,9 +249,10 @@ def _cluster_polled(context: Context, event: ev.ClusterPolled) -> None:
         return
     cluster.ours_left = event.ours < cluster.ours_polled
     cluster.processors, cluster.idle, cluster.ours_polled = event.processors, event.idle, event.ours
+    first_counts = {count.slot for count in event.slots} - {count.slot for count in cluster.slots}
     cluster.slots = list(event.slots)
     others_seen(context, cluster, event.others_waiting)
-    if _measure(cluster, context.now):
+    if _measure(cluster, context.now) or first_counts:
         refuse_impossible(context)
     if cluster.room > 0 or event.cluster in context.roster:
         context.scan_wanted = True

@@ -15,7 +15,7 @@ from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming.dependencies import awaited
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.claiming.waiting import awaited_looks
-from koala_adapter.scheduler.context import closed_reason, lack_of
+from koala_adapter.scheduler.context import NOT_COUNTED, closed_reason, lack_of
 from koala_adapter.scheduler.ends import Fate, deserted, fate
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.malleable.policies import Direction
@@ -467,7 +467,7 @@ def _usable(cluster: ClusterRecord, record: JobRecord, policies: Policies) -> bo
 
     def holds(component: Component) -> bool:
         slot = component.slot_on(name)
-        capacity = cluster.room_for(slot).capacity
+        capacity = cluster.room_for(slot).capacity if cluster.has_counted(slot) else None
         least = 1 if policies.may_split(record.job, component) else component.minimum
         return not lack_of(cluster, slot) and (capacity is None or least <= capacity)
 
@@ -491,6 +491,8 @@ def _state_of(cluster: ClusterRecord, slot: Slot, now: float) -> str:
     closed = closed_reason(cluster, now)
     if closed is not None:
         return f"is {closed}" if cluster.listed or cluster.unavailable else f"is closed: {closed}"
+    if not cluster.has_counted(slot):
+        return f"was {NOT_COUNTED}"
     if cluster.room <= 0 and cluster.managed:
         return f"has no room (our jobs have all {cluster.managed} that we may use)"
     return f"has room for {max(0, cluster.room_for(slot).room)}"

@@ -71,7 +71,35 @@ def test_what_the_plugin_cannot_ask_for_is_refused_by_name() -> None:
     site = Site({"a": 8}, None, parameters)
     site.submit(job("1", slotted(GPU, 1)))
     assert "cannot be asked for gpus or gpu_kind, unless [clusters.map] says how" in site.outcome("1").detail
+    counted(site, "a", TWO, most=4, idle=4, processors=2)
     assert submissions(site.submit(job("2", slotted(TWO, 1)))) == {"a": 1}
+
+
+def test_a_cluster_is_looked_at_for_slots_before_they_are_placed_there() -> None:
+    """After a restart it may not have been: nothing is refused or submitted for that, and the next poll tells."""
+    site = Site({"a": 8}, None, ClusterParameters(name=A, slot_keys=("gpus", "gpu_kind")))
+    assert submissions(site.submit(job("1", slotted(GPU, 2)))) == {}
+    assert site.record("1").state is JobState.WAITING
+    assert "a was not looked at for such slots yet" in explain(site.state, 1, site.record("1"), site.now)
+    assert site.scheduler.shapes_on(A) == (GPU,)
+    count = SlotCount(slot=GPU, most=2, idle=2)
+    polled = ev.ClusterPolled(time=site.now, cluster=A, processors=8, idle=8, ours=0, slots=(count,))
+    assert submissions(site.post(polled)) == {"a": 2}
+
+
+def test_what_the_first_look_does_not_find_is_refused() -> None:
+    """The counts of later looks refuse nothing: one reading may err."""
+    site = Site({"a": 8}, None, ClusterParameters(name=A, slot_keys=("gpus", "gpu_kind")))
+    site.submit(job("1", slotted(GPU, 1)))
+    none = SlotCount(slot=GPU, most=0, idle=0, lack="no node is large enough")
+    polled = ev.ClusterPolled(time=site.now, cluster=A, processors=8, idle=8, ours=0, slots=(none,))
+    site.post(polled)
+    assert site.outcome("1").state is JobState.REFUSED
+    counted(site, "a", GPU, most=1, idle=0, processors=8)
+    site.submit(job("2", 8))
+    site.submit(job("3", slotted(GPU, 1)))
+    site.post(polled)
+    assert site.record("3").state is JobState.WAITING
 
 
 def test_components_with_other_slots_share_a_cluster() -> None:
