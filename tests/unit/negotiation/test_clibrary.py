@@ -89,7 +89,6 @@ def test_it_reads_and_writes_what_koala_writes(rewriter: Path) -> None:
 @examples(30)
 @given(st.lists(templates, min_size=1, max_size=4))
 def test_it_reads_and_writes_every_template(rewriter: Path, values: list[Template]) -> None:
-    """Whatever koala can say, in the same bytes."""
     documents = [build(value) for value in values]
     assert rewritten(rewriter, documents) == documents
 
@@ -118,7 +117,6 @@ def test_what_it_reads_is_a_template(rewriter: Path) -> None:
      PUBLISHED.replace(b"NT_AgreementID", b"x" * 60_000), PUBLISHED.replace(b">4<", b">99999999999999999999<")],
 )  # fmt: skip
 def test_it_refuses_what_could_harm(rewriter: Path, document: bytes) -> None:
-    """With a sentence, and without a byte too far."""
     (answer,) = rewritten(rewriter, [document[:LARGEST_TEMPLATE]])
     assert answer.startswith(b"! ")
     with pytest.raises(NegotiationError):
@@ -155,7 +153,6 @@ async def test_a_c_program_negotiates(tmp_path: Path) -> None:
 
 @CC
 def test_the_library_can_be_loaded(tmp_path: Path) -> None:
-    """Built as a shared library, it answers a foreign program too."""
     library = tmp_path / "koala_nt.so"
     subprocess.run(["cc", *WARNINGS, "-shared", "-fPIC", "-o", library, SOURCES / "koala_nt.c"], check=True)
     loaded = ctypes.CDLL(str(library))

@@ -63,7 +63,6 @@ def test_two_applications_talk_over_sockets() -> None:
 
 
 def test_silence_ends_at_the_deadline(stranger: tuple[nt.Connection, socket.socket]) -> None:
-    """Who gets no answer is told so in time, and nothing comes before."""
     connection, _ = stranger
     offer = request()
     connection.send(offer._replace(answer_within=0.05))

@@ -139,7 +139,6 @@ def agreed_pair() -> tuple[Endpoint, Endpoint, Template]:
 
 
 def test_an_own_step_that_does_not_follow_is_refused_and_changes_nothing() -> None:
-    """A program that errs is told so; the negotiation goes on."""
     rms, app, offer = asked_pair(4, memory=9)
     wrong = [
         (app, offer, "offer in 1 of APPLICATION: the negotiation is offered"),
@@ -261,7 +260,6 @@ def test_open_negotiations_have_a_bound_on_both_sides() -> None:
 
 
 def test_ended_negotiations_are_forgotten_one_day() -> None:
-    """A peer cannot fill our memory with negotiations that have ended."""
     rms, app = pair(most_kept=5)
     for number in range(50):
         app.tell(request(agreement_id=str(number)), 0)
@@ -319,7 +317,6 @@ def test_doubled_commitments_are_harmless() -> None:
 
 
 def test_an_offer_that_comes_again_brings_the_answer_again() -> None:
-    """The answer may have been lost; the counter-offer is made once."""
     rms, _app, offer = asked_pair(8)
     assert peer_says(rms, offer, offer._replace(round=None)) == []
     assert rms.take_outbox() == []
@@ -331,7 +328,6 @@ def test_an_offer_that_comes_again_brings_the_answer_again() -> None:
 
 
 def test_an_agreement_that_cannot_be_kept_is_withdrawn() -> None:
-    """Before it is consumed either side may say that it cannot be."""
     rms, app, agreement = agreed_pair()
     rms.tell(nt.withdrawn(agreement, "the node has failed"), 9)
     ended = over(carried(rms, app))
@@ -428,7 +424,6 @@ def test_a_peer_that_knows_the_published_form_alone() -> None:
     ],
 )
 def test_a_peer_that_gives_no_reason_has_said_what_may_follow(status: str, why: str) -> None:
-    """The published form has no reasons."""
     end = Endpoint()
     end.tell(request(2), 0)
     assert over(peer_says(end, published(request(2)._replace(status=status)))).reason == why

@@ -37,17 +37,14 @@ def test_an_example_prints_what_the_page_says(number: int, tmp_path: Path) -> No
 
 
 def test_every_example_says_what_it_prints() -> None:
-    """No Python on the page goes without a run."""
     assert len(EXAMPLES) == PAGE.count("```python\n") >= 3
 
 
 def test_the_published_instance_is_shown() -> None:
-    """Byte for byte."""
     assert f"```xml\n{templates.PUBLISHED.decode()}```" in PAGE
 
 
 def test_every_field_and_word_is_described() -> None:
-    """What a schema or the JSON form names stands on the page."""
     names = {
         name
         for path in (PUBLISHED, EXTENSION)

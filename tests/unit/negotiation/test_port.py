@@ -147,7 +147,6 @@ async def test_silent_strangers_are_bounded_in_time_and_number() -> None:
 
 
 async def test_connected_programs_are_bounded() -> None:
-    """One too many is closed; the others go on."""
     async with listening(Manager(offers=2, bounds=ListenerBounds(most_connections=1))) as manager:
         first = await connected(await manager.access("a"))
         assert await to_thread.run_sync(first.recv, 60) is not None
@@ -157,7 +156,6 @@ async def test_connected_programs_are_bounded() -> None:
 
 
 async def test_one_program_speaks_for_a_job_at_a_time() -> None:
-    """A second one hears why it may not; the first goes on."""
     async with listening(Manager(offers=2)) as manager:
         first = await connected(await manager.access())
         assert await to_thread.run_sync(first.recv, 60) is not None
@@ -212,7 +210,6 @@ async def test_a_commitment_that_was_lost_comes_on_a_new_connection() -> None:
 
 
 async def test_a_port_that_is_taken() -> None:
-    """The error names the port."""
     async with listening(Manager()) as manager:
         access = await manager.access()
         with pytest.raises(ServiceRunningError, match=f"port {access.port}"):
@@ -220,7 +217,6 @@ async def test_a_port_that_is_taken() -> None:
 
 
 async def test_a_program_that_sends_byte_by_byte_is_understood() -> None:
-    """However slow it is, once it has shown its token."""
     async with listening(Manager()) as manager:
         access = await manager.access()
         async with await stream_to(access) as stream:

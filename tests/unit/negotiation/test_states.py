@@ -58,7 +58,6 @@ CLOSING = {"reject", "withdraw", "expire", "error"}
 
 
 def test_every_message_has_an_answer_in_every_state() -> None:
-    """No state and no message is forgotten."""
     assert set(RECEIVED) == set(SENT) == {NEW, AGREED, *BARGAINING, *ENDED}
     assert all(set(row) == set(MESSAGES) for row in RECEIVED.values())
     assert set(SAID) == set(STATUSES) == set(RESENT.values())
@@ -66,7 +65,6 @@ def test_every_message_has_an_answer_in_every_state() -> None:
 
 @pytest.mark.parametrize("state", list(RECEIVED))
 def test_what_ends_a_negotiation_is_never_answered(state: str) -> None:
-    """So two ends cannot answer each other for ever."""
     assert {RECEIVED[state][message][1] for message in CLOSING} == {"-"}
 
 
@@ -108,38 +106,27 @@ def test_only_an_acceptance_outlives_the_connection() -> None:
 # -- Deciding ------------------------------------------------------------------------------------------------
 
 
-def test_what_fits_is_accepted_as_it_stands() -> None:
-    """Enough of everything: the offer is taken."""
-    answer = decide(request(4, memory=512), {"CPU": 6, "MEM": 4096})
-    assert (answer.status, answer.quantities()) == (NT_ACCEPTED, {CPU: 4, MEM: 512})
+FIXED = Resource("CPU", 4, negotiability=NT_FIXED)
+OPTIONAL = Resource("MEM", 512, usage=NT_OPTIONAL, negotiability=NT_FIXED)
 
 
-def test_too_much_is_answered_with_what_can_be_had() -> None:
-    """The published experiment: 14 are asked for, 6 are idle."""
-    answer = decide(request(14), {"CPU": 6})
-    assert (answer.status, answer.quantities()) == (NT_NEGOTIATION, {CPU: 6})
-
-
-def test_an_optional_resource_that_is_missing_is_declined() -> None:
-    """Its absence does not stop the agreement on the required one."""
-    answer = decide(request(4, memory=512), {"CPU": 4})
-    assert (answer.status, answer.quantities()) == (NT_ACCEPTED, {CPU: 4})
-
-
-@pytest.mark.parametrize("most", [0, 3])
-def test_a_required_fixed_resource_refuses_the_whole(most: int) -> None:
-    """All required resources, or nothing: also the optional one that could be had is not taken."""
-    offer = request(4, memory=512)
-    fixed = offer.resources[0]._replace(negotiability=NT_FIXED)
-    answer = decide(offer._replace(resources=(fixed, offer.resources[1])), {"CPU": most, "MEM": 512})
-    assert (answer.status, answer.reason) == (NT_REJECTED, "4 CPU cannot be taken")
-
-
-def test_the_bounds_of_the_offer_are_kept() -> None:
-    """Who asks for 4, and 3 at least, is not offered 2."""
-    offer = request()._replace(resources=(Resource(type="CPU", quantity=4, minimum=3),))
-    assert decide(offer, {"CPU": 2}).status == NT_REJECTED
-    assert decide(offer, {"CPU": 3}).quantities() == {CPU: 3}
+@pytest.mark.parametrize(
+    ("resources", "terms", "status", "quantities"),
+    [
+        ([Resource("CPU", 4), OPTIONAL], {"CPU": 6, "MEM": 4096}, NT_ACCEPTED, {CPU: 4, MEM: 512}),
+        ([Resource("CPU", 4), OPTIONAL], {"CPU": 4}, NT_ACCEPTED, {CPU: 4}),
+        ([Resource("CPU", 14)], {"CPU": 6}, NT_NEGOTIATION, {CPU: 6}),
+        ([Resource("CPU", 4, minimum=3)], {"CPU": 3}, NT_NEGOTIATION, {CPU: 3}),
+        ([Resource("CPU", 4, minimum=3)], {"CPU": 2}, NT_REJECTED, "4 CPU cannot be taken"),
+        ([FIXED, OPTIONAL], {"CPU": 3, "MEM": 512}, NT_REJECTED, "4 CPU cannot be taken"),
+        ([FIXED, OPTIONAL], {"MEM": 512}, NT_REJECTED, "4 CPU cannot be taken"),
+        ([OPTIONAL], {}, NT_REJECTED, "nothing that is offered can be taken"),
+    ],
+)
+def test_deciding(resources: list[Resource], terms: dict[str, int], status: str, quantities: object) -> None:
+    """All required resources or nothing, within the bounds of the offer; an optional one may be declined."""
+    answer = decide(request()._replace(resources=tuple(resources)), terms)
+    assert (answer.status, answer.reason or answer.quantities()) == (status, quantities)
 
 
 @pytest.mark.parametrize(
@@ -154,13 +141,6 @@ def test_an_application_of_powers_of_two(held: int, offered: int, taken: int) ->
         assert answer.status == (NT_ACCEPTED if taken == offered else NT_NEGOTIATION)
     else:
         assert answer.status == NT_REJECTED
-
-
-def test_nothing_is_no_agreement() -> None:
-    """An offer of optional resources of which none can be had is refused."""
-    offer = request(4, memory=1)
-    only = offer._replace(resources=offer.resources[1:])
-    assert decide(only, {}).status == NT_REJECTED
 
 
 @examples(100)
@@ -186,64 +166,60 @@ def test_every_answer_may_follow_its_offer(offer: Template, most: int) -> None:
 # -- Rules ---------------------------------------------------------------------------------------------------
 
 
-def changed(**fields: object) -> Resource:
-    """Return the processors of a request with something changed."""
-    return request(8).resources[0]._replace(**fields)  # type: ignore[arg-type]
+def changed(offer: Template, **fields: object) -> Template:
+    """Return an offer with something changed of its first resource."""
+    first, *others = offer.resources
+    return offer._replace(resources=(first._replace(**fields), *others))  # type: ignore[arg-type]
+
+
+OFFER, WITH_MEMORY = request(8), request(8, memory=512)
+BOUNDED, DECLINED = changed(OFFER, minimum=4, maximum=8), countered(WITH_MEMORY, {}, declined=[MEM])
 
 
 @pytest.mark.parametrize(
-    ("counter", "problem"),
+    ("offer", "counter", "problem"),
     [
-        (countered(request(8), {CPU: 6}), ""),
-        (countered(request(8), {CPU: 9}), ""),
-        (request(8)._replace(resources=(changed(negotiability=NT_FIXED, quantity=2),)), ""),
-        (request(8)._replace(resources=(changed(usage=NT_OPTIONAL),)), "usage"),
-        (request(8)._replace(resources=(changed(type="MEM"),)), "has the resources of the offer"),
-        (request(8, memory=5), "has the resources of the offer"),
-        (request(8)._replace(direction=SHRINK), "direction"),
-        (request(8)._replace(obligation=MANDATORY), "obligation"),
-        (request(8)._replace(direction="", obligation=""), ""),
+        (OFFER, countered(OFFER, {CPU: 6}), ""),
+        (OFFER, countered(OFFER, {CPU: 9}), ""),
+        (OFFER, changed(OFFER, negotiability=NT_FIXED, quantity=2), ""),
+        (OFFER, OFFER._replace(direction="", obligation=""), ""),
+        (OFFER, changed(OFFER, usage=NT_OPTIONAL), "the usage of CPU stays as it was"),
+        (OFFER, changed(OFFER, type="MEM"), "has the resources of the offer"),
+        (OFFER, WITH_MEMORY, "has the resources of the offer"),
+        (OFFER, OFFER._replace(direction=SHRINK), "the direction of an offer stays as it was"),
+        (OFFER, OFFER._replace(obligation=MANDATORY), "the obligation of an offer stays as it was"),
+        (WITH_MEMORY, WITH_MEMORY._replace(resources=WITH_MEMORY.resources[::-1]), ""),
+        (WITH_MEMORY, DECLINED, ""),
+        (WITH_MEMORY, countered(WITH_MEMORY, {MEM: 256}), "MEM is fixed"),
+        (DECLINED, WITH_MEMORY, "MEM was declined, and stays so"),
+        (BOUNDED, countered(BOUNDED, {CPU: 4}), ""),
+        (BOUNDED, countered(BOUNDED, {CPU: 3}), "3 CPU are outside the bounds of the offer"),
+        (BOUNDED, countered(BOUNDED, {CPU: 9}), "9 CPU are outside the bounds of the offer"),
     ],
 )
-def test_what_a_counter_offer_may_change(counter: Template, problem: str) -> None:
-    """Quantities, and what is negotiable may become fixed; nothing else."""
-    found = problem_of_counter(request(8), counter)
+def test_what_a_counter_offer_may_change(offer: Template, counter: Template, problem: str) -> None:
+    found = problem_of_counter(offer, counter)
     assert problem in found
     assert bool(problem) == bool(found)
 
 
-def test_what_is_fixed_or_declined_stays_so() -> None:
-    """A fixed quantity is not changed, and a declined resource does not come back."""
-    offer = request(8, memory=512)
-    assert "MEM is fixed" in problem_of_counter(offer, countered(offer, {MEM: 256}))
-    declined = countered(offer, {CPU: 6}, declined=[MEM])
-    assert problem_of_counter(offer, declined) == ""
-    assert "MEM was declined" in problem_of_counter(declined, offer)
-
-
-def test_a_counter_offer_keeps_to_stated_bounds() -> None:
-    """Where an offer says from what to what, a counter-offer is within."""
-    offer = request()._replace(resources=(changed(minimum=4, maximum=8),))
-    assert problem_of_counter(offer, countered(offer, {CPU: 4})) == ""
-    for many in (3, 9):
-        assert "outside the bounds" in problem_of_counter(offer, countered(offer, {CPU: many}))
-
-
-def test_an_acceptance_is_of_what_was_offered() -> None:
-    """It may decline what is optional; a commitment may not decline any more."""
-    offer = request(8, memory=512)
-    other = countered(offer, {CPU: 7})
-    assert problem_of_closing(offer, accepted(offer)) == ""
-    assert problem_of_closing(offer, accepted(offer, declined=[MEM])) == ""
-    assert "are not the 8" in problem_of_closing(offer, accepted(other))
-    assert "other resources" in problem_of_closing(offer, accepted(request(8)))
-    assert "was declined" in problem_of_closing(countered(offer, {}, declined=[MEM]), accepted(offer))
-    assert "cannot be declined" in problem_of_closing(offer, committed(accepted(offer, declined=[MEM])))
-    assert problem_of_closing(accepted(offer), consumed(accepted(offer))) == ""
+@pytest.mark.parametrize(
+    ("standing", "closing", "problem"),
+    [
+        (WITH_MEMORY, accepted(WITH_MEMORY), ""),
+        (WITH_MEMORY, accepted(WITH_MEMORY, declined=[MEM]), ""),
+        (accepted(WITH_MEMORY), consumed(accepted(WITH_MEMORY)), ""),
+        (WITH_MEMORY, accepted(countered(WITH_MEMORY, {CPU: 7})), "7 CPU are not the 8 that stand"),
+        (WITH_MEMORY, accepted(OFFER), "it has other resources than what stands"),
+        (DECLINED, accepted(WITH_MEMORY), "MEM was declined"),
+        (WITH_MEMORY, committed(accepted(WITH_MEMORY, declined=[MEM])), "MEM cannot be declined here"),
+    ],
+)
+def test_what_may_be_accepted_and_committed_to(standing: Template, closing: Template, problem: str) -> None:
+    assert problem_of_closing(standing, closing) == problem
 
 
 def test_a_peer_of_the_published_form_leaves_out_what_is_known() -> None:
-    """Its answer is about the same cluster, component and direction."""
     where = Resource(type="CPU", quantity=4, cluster="beta", component="workers")
     offer = request()._replace(resources=(where,))
     answer = completed(published(accepted(offer)), offer)

@@ -67,13 +67,8 @@ def published_value() -> Template:
     return Template("1001", RMS, "rms.example.org", "node7.example.org", resources=(Resource("CPU", 4), memory))
 
 
-def test_the_published_instance_is_read() -> None:
-    """All its fields arrive."""
-    assert parse(PUBLISHED) == published_value()
-
-
-def test_a_new_template_is_written_as_the_published_one() -> None:
-    """The layout of what we write is that of the published instance."""
+def test_the_published_instance_is_read_in_one_pass_and_written() -> None:
+    assert templatexml.read_layout(PUBLISHED.decode()) == parse(PUBLISHED) == published_value()
     assert build(published_value()) == PUBLISHED
 
 
@@ -100,7 +95,6 @@ def test_a_template_in_any_layout_is_read(document: bytes) -> None:
 
 
 def test_attributes_of_later_versions_do_not_hinder() -> None:
-    """Whatever name their namespace has."""
     added = b"<NT xmlns:kk='urn:koala-adapter:negotiation' kk:Later='7' kk:Round='0012' "
     assert parse(PUBLISHED.replace(b"<NT ", added)) == published_value()._replace(round=12)
 
@@ -163,7 +157,6 @@ def test_a_wrong_field_is_named(old: bytes, new: bytes, named: str) -> None:
 
 
 def test_a_template_without_resources_tells_of_an_error_or_is_none() -> None:
-    """Only NT_ERROR may go without a resource."""
     bare = PUBLISHED[: PUBLISHED.index(b"  <Resource>")] + b"</NT>"
     with pytest.raises(NegotiationError, match="at least one Resource"):
         parse(bare)
@@ -206,7 +199,6 @@ def test_what_could_harm_a_parser_is_refused(document: bytes, named: str) -> Non
 
 
 def test_a_template_sends_koala_nowhere() -> None:
-    """Where it says that its schemas lie is not looked at."""
     with socket.create_server(("127.0.0.1", 0)) as trap:
         trap.setblocking(False)  # noqa: FBT003 - so the library wants it
         url = b"http://127.0.0.1:%d/NT.xsd" % trap.getsockname()[1]
@@ -218,23 +210,10 @@ def test_a_template_sends_koala_nowhere() -> None:
 
 
 def test_json_without_what_is_not_said() -> None:
-    """The published instance in JSON has what it says, and nothing else."""
-    assert json.loads(json.dumps(to_object(published_value()))) == {
-        "agreement_id": "1001",
-        "initiator": "RMS",
-        "source": "rms.example.org",
-        "dest": "node7.example.org",
-        "status": "NT_NEGOTIATION",
-        "resources": [
-            {
-                "type": "CPU", "quantity": 4, "usage": "NT_REQUIRED", "negotiability": "NT_NEGOTIABLE",
-                "status": "NT_NEGOTIATION",
-            },
-            {
-                "type": "MEM", "quantity": 1024, "usage": "NT_OPTIONAL", "negotiability": "NT_FIXED",
-                "status": "NT_NEGOTIATION",
-            },
-        ],
+    said = to_object(published_value())
+    assert set(said) == {"agreement_id", "initiator", "source", "dest", "status", "resources"}
+    assert said["resources"][0] == {  # type: ignore[index]
+        "type": "CPU", "quantity": 4, "usage": "NT_REQUIRED", "negotiability": "NT_NEGOTIABLE", "status": NT_NEGOTIATION
     }  # fmt: skip
 
 
@@ -248,7 +227,6 @@ def test_an_optional_resource_can_be_declined() -> None:
 
 
 def test_a_required_resource_cannot_be_declined() -> None:
-    """All required resources, or nothing."""
     with pytest.raises(NegotiationError, match="reject the whole"):
         accepted(published_value(), declined=[CPU])
 
@@ -403,7 +381,6 @@ def test_what_the_schema_refuses_is_refused(document: bytes) -> None:
 
 @pytest.mark.parametrize("many", [1, 64, 65])
 def test_up_to_as_many_resources_as_there_may_be(many: int) -> None:
-    """One more is left to the schema, which says so."""
     value = request()
     one = build(value).partition(b"  <Resource>")[2].partition(b"</NT>")[0]
     all_ = b"".join(b"  <Resource>" + one.replace(b"CPU", b"T%d" % number) for number in range(many))
@@ -412,7 +389,6 @@ def test_up_to_as_many_resources_as_there_may_be(many: int) -> None:
 
 
 def test_a_field_in_our_namespace_needs_the_namespace() -> None:
-    """Without its declaration the document is not well-formed."""
     value = Template("1", RMS, "a", "b", resources=(Resource("CPU", 1, cluster="beta"),), direction=GROW)
     document = build(value)
     assert expect_agreement(document)
@@ -433,14 +409,12 @@ def test_what_travels_is_python_36() -> None:
 
 
 def test_a_frame_is_a_size_and_so_many_bytes() -> None:
-    """As a shell would write it with printf."""
     assert frame(b"<NT/>") == b"00000005\n<NT/>"
 
 
 @examples(50)
 @given(st.lists(st.binary(min_size=1, max_size=50), max_size=5), st.lists(st.integers(1, 30), max_size=40))
 def test_frames_come_in_any_pieces(payloads: list[bytes], pieces: list[int]) -> None:
-    """However the bytes are cut, the payloads are the same."""
     data = b"".join(map(frame, payloads))
     frames, found = FrameBuffer(), list[bytes]()
     for piece in [*pieces, len(data) + 1]:
@@ -489,6 +463,5 @@ def test_wounded_frames_are_read_or_refused() -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"x" * (LARGEST_TEMPLATE + 1)])
 def test_no_wrong_frame_can_be_made(payload: bytes) -> None:
-    """What a reader would refuse is not written."""
     with pytest.raises(NegotiationError):
         frame(payload)
