@@ -44,6 +44,8 @@ NODES_BUSY = "requested nodes are busy"
 WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.UNKNOWN})
 
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]*", re.ASCII)
+SHOW_RESERVATIONS = ("scontrol", "--oneliner", "show", "reservation")
+_NAME = re.compile(r"^ReservationName=(\S+)", re.MULTILINE)
 _NODES = re.compile(r"(?:^|\s)Nodes=(\S+)")
 _CORES = re.compile(r"\sNodeName=(?P<nodes>\S+) CoreIDs=(?P<cores>[0-9,-]+)")
 
@@ -56,6 +58,8 @@ class Reserved:
     """slurm.conf has its nodes in the order of their names, which need be looked at once."""
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     """One start at a time looks for idle cores and takes them."""
+    left: frozenset[str] | None = None
+    """Reservations that an earlier process may have left; None: they were not looked for yet."""
     promised: dict[str, Mapping[str, int]] = field(default_factory=dict)
     """Cores, by job, that are reserved for its start, which is not over."""
 
@@ -106,7 +110,7 @@ def unreserve_command(name: str) -> tuple[str, ...]:
 
 def show_reservation_command(name: str) -> tuple[str, ...]:
     """Return the command line that shows a reservation."""
-    return ("scontrol", "--oneliner", "show", "reservation", name)
+    return (*SHOW_RESERVATIONS, name)
 
 
 def reserved_order(output: str) -> tuple[str, ...]:
@@ -162,21 +166,34 @@ class CoreReservation:
             try:
                 await (self._make_by_node(job) if self._numbers_by_node else self._make_from_idle(job))
             except BaseException:
+                # Where there is no answer something may be left, and is looked for again.
+                self._reserved.left = None
                 with anyio.CancelScope(shield=True):
                     await self._delete(self._pin.reservation)
                 raise
             self._reserved.promised[self._pin.job] = self._pin.counts
 
     async def give_back(self) -> None:
-        """Take the job out of the reservation, if it is in it, and delete that. Raises LrmUnavailableError."""
-        # One that this process has not made may be that of a process which was killed in the middle of making it.
-        is_others = self._pin.job not in self._reserved.promised and not self._numbers_by_node
-        spare = self._spare_names().values() if is_others else ()
-        leave = leave_reservation_command(self._pin)
-        for command in (leave, *map(unreserve_command, (self._pin.reservation, *spare))):
+        """Take the job out of the reservation, if it is in it, and delete that. Raises LrmError.
+
+        Also those that a process has left which was killed in the middle of making them.
+        """
+        names = [self._pin.reservation]
+        if self._pin.job not in self._reserved.promised:
+            left = await self._left()
+            names = [name for name in (self._pin.reservation, *self._spare_names().values()) if name in left]
+        commands = map(unreserve_command, names)
+        for command in (leave_reservation_command(self._pin), *commands) if names else ():
             with suppress(LrmRejectedError, LrmNotFoundError):  # it is in none, or there is none
                 await self._commands.change(command, action="start_on")
         self._reserved.promised.pop(self._pin.job, None)
+
+    async def _left(self) -> frozenset[str]:
+        """Return the reservations that were there when this process looked first: no later ones are of others."""
+        if self._reserved.left is None:
+            shown = await self._commands.read(SHOW_RESERVATIONS, action="listing of reservations")
+            self._reserved.left = frozenset(_NAME.findall(shown))
+        return self._reserved.left
 
     def distrust_order(self) -> None:
         """Look at the order of the nodes again next time: a job came to run elsewhere than it should."""

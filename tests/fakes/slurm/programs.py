@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tests.fakes.slurm.changing import INVALID_ID, update
 from tests.fakes.slurm.listings import sacct, show_jobs, sinfo, squeue
 from tests.fakes.slurm.options import Parser, Refusal, say, selected, split_jobs
-from tests.fakes.slurm.reserving import create_reservation, delete_reservation, show_reservation
+from tests.fakes.slurm.reserving import create_reservation, delete_reservation, show_reservations
 from tests.fakes.slurm.running import end, schedule, send
 from tests.fakes.slurm.state import Job, Store
 
@@ -166,8 +166,8 @@ def _show(store: Store, subject: list[str]) -> None:
                 if texts and not jobs:
                     raise Refusal(f"slurm_load_jobs error: {INVALID_ID}")
                 show_jobs(store, jobs)
-        case ["reservation", name]:
-            show_reservation(store, name)
+        case ["reservation", *names]:
+            show_reservations(store, names)
         case _:
             raise Refusal(f"invalid entity: {' '.join(subject)} for keyword: show")
 

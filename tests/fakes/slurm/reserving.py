@@ -58,14 +58,17 @@ def delete_reservation(store: Store, name: str) -> None:
         state.reservations.remove(_found(state, name))
 
 
-def show_reservation(store: Store, name: str) -> None:
-    """Show a reservation on one line."""
+def show_reservations(store: Store, names: Sequence[str]) -> None:
+    """Show the named reservations, or all, each on one line."""
     with store.locked() as state:
-        reservation = _found(state, name)
-    total = sum(reservation.cores.values())
-    chosen = "".join(f"   NodeName={node} CoreIDs=0-{count - 1}" for node, count in reservation.cores.items())
-    nodes, number = ",".join(reservation.cores), len(reservation.cores)
-    say(f"ReservationName={name} Nodes={nodes} NodeCnt={number} CoreCnt={total}{chosen} TRES=cpu={total}")
+        shown = [_found(state, name) for name in names] or state.reservations
+    if not shown:
+        say("No reservations in the system")
+    for one in shown:
+        total, number = sum(one.cores.values()), len(one.cores)
+        chosen = "".join(f"   NodeName={node} CoreIDs=0-{count - 1}" for node, count in one.cores.items())
+        nodes = ",".join(one.cores)
+        say(f"ReservationName={one.name} Nodes={nodes} NodeCnt={number} CoreCnt={total}{chosen} TRES=cpu={total}")
 
 
 def _found(state: State, name: str) -> Reservation:

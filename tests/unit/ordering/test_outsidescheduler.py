@@ -15,13 +15,14 @@ import pytest
 from koala_adapter.errors import JobNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.sockets import reachable
-from koala_adapter.lrm.starts import Patience, Starter, StartLog, Starts
+from koala_adapter.lrm import PinnedStart
+from koala_adapter.lrm.starts import OriginalRequest, Patience, Pin, Starter, StartLog, Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.ordering.asking import ExplainServer, ask_explanation, explain, explained_by, overview
 from koala_adapter.ordering.jobs import JobEventKind, Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.passes import MisfitRules
-from koala_adapter.ordering.scheduler import OutsideScheduler, Pace, PacedWatcher
+from koala_adapter.ordering.scheduler import OutsideScheduler, Pace, PacedWatcher, give_back
 from koala_adapter.queueing.backfill import make_cluster_scheduler
 from tests.sqlite_watch import closed_later
 from tests.unit.ordering.ordering_site import Listed
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from koala_adapter.lrm import PinnedStart
     from koala_adapter.ordering.jobs import JobEvent
 
 pytestmark = pytest.mark.anyio
@@ -47,6 +47,7 @@ class StartingLrm(ScriptedLrm):
         self.held: list[LrmJobId] = []
         self.confirmed: list[LrmJobId] = []
         self.sent_back: list[LrmJobId] = []
+        self.undone: list[PinnedStart] = []
         self.becomes = LrmJobState.RUNNING
         self.layout: tuple[tuple[str, int], ...] = ()
         """Where a job runs, when that is told."""
@@ -92,6 +93,14 @@ class StartingLrm(ScriptedLrm):
                 replace(job, state=LrmJobState.HELD, layout=(), requeues=1) if job.id == job_id else job
                 for job in self.all_jobs
             )
+
+    async def undo_start(self, start: PinnedStart) -> None:
+        self.undone.append(start)
+        await super().undo_start(start)
+
+    async def release(self, ids: Sequence[LrmJobId]) -> None:
+        for job_id in ids:
+            self.change(job_id, LrmJobState.QUEUED)
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
         self._answer("hold")
@@ -363,6 +372,27 @@ def test_explanations_tell_of_assumed_run_times_and_elements_of_arrays() -> None
     site.look()
     with pytest.raises(JobNotFoundError, match=r"7 .*such as 7_1, 7_2"):
         explain(site.mirror, "7")
+
+
+async def test_giving_back_unties_what_is_on_record() -> None:
+    """Neither a job that no start has tied, nor a later job of the same number, is untied; all are released."""
+    lrm = StartingLrm()
+    for job_id in ("1", "2", "3"):
+        lrm.add(job_id)
+    lrm.all_jobs = tuple(replace(job, submitted_at=100.0) for job in lrm.all_jobs)
+    tied = Pin(
+        job_id=LrmJobId("1"),
+        submitted_at=100.0,
+        nodes=(("n1", 2),),
+        wishes=OriginalRequest(processors=2),
+        at=0.0,
+        original="as it was",
+    )
+    refused = replace(tied, job_id=LrmJobId("2"), wishes=None)
+    earlier = replace(tied, job_id=LrmJobId("3"), submitted_at=1.0)
+    done = await give_back(lrm, pins=[tied, refused, earlier])
+    assert lrm.undone == [PinnedStart(job=LrmJobId("1"), nodes=("n1", "n1"), original="as it was")]
+    assert (done.released, done.still_held) == (("1", "2", "3"), {})
 
 
 @pytest.mark.parametrize("folder", ["short", "x" * 120])
