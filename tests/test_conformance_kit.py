@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,13 +18,13 @@ from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, new_conte
 from koala_adapter.testing.jobs import names_walltime
 from koala_adapter.testing.submission import CANARY
 from koala_local.lrm import CAPABILITIES, PLUGIN, LocalLrm, LocalSettings
-from tests.local_daemon import end_daemon
+from tests.local_daemon import end_daemon, namesake_job
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from koala_adapter.model import BatchKey, LrmJob, Node
+    from koala_adapter.model import LrmJob, Node
     from koala_adapter.testing import Batch
 
 pytestmark = pytest.mark.anyio
@@ -327,14 +326,6 @@ async def start(kind: type[LocalLrm], directory: Path) -> tuple[Trial, Trial]:
     for lrm in lrms:
         await lrm.start()
 
-    @asynccontextmanager
-    async def namesake_job(name: BatchKey, count: int) -> AsyncIterator[None]:
-        other = LocalLrm(replace(context, user="nobody"), settings)
-        ids = await other.submit(Submission(key=name, count=count, script="#!/bin/sh\n", walltime=60, held=True))
-        yield
-        await other.cancel(ids)
-        await other.close()
-
     faulty, sound = (
         LrmUnderTest(
             definition=PLUGIN,
@@ -344,7 +335,7 @@ async def start(kind: type[LocalLrm], directory: Path) -> tuple[Trial, Trial]:
             scratch=directory,
             processors=2,
             unknown_id=LrmJobId("999_1"),
-            namesake_job=namesake_job,
+            namesake_job=namesake_job(context, settings),
             patience=patience,
             walltime_precision=patience,
             poll_interval=0.05,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import anyio
@@ -16,42 +15,15 @@ from koala_adapter.testing import LrmConformance, LrmUnderTest
 from koala_adapter.testing.trial import begin_start
 from koala_pbs import PLUGIN, PbsSettings
 from tests.fakes.pbs import FakePbs
-from tests.undertest import started_plugin
+from tests.undertest import queued_job, started_plugin
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from koala_adapter.model import BatchKey
     from koala_adapter.testing import Trial
 
 OPTIONS = ("-C", "", "-o", "/dev/null", "-j", "oe", "-l", "walltime=600")
-SLEEPER = "#!/bin/sh\nexec sleep 600\n"
-
-
-def foreign_job(fake: FakePbs) -> Callable[[int], AbstractAsyncContextManager[None]]:
-    """Return what makes a context in which a job of another user runs."""
-
-    @contextlib.asynccontextmanager
-    async def running(processors: int) -> AsyncIterator[None]:
-        job = fake.run("qsub", *OPTIONS, "-l", f"select=1:ncpus={processors}", stdin=SLEEPER)
-        yield
-        fake.run("qdel", job)
-
-    return running
-
-
-def namesake_job(fake: FakePbs) -> Callable[[BatchKey, int], AbstractAsyncContextManager[None]]:
-    """Return what makes a context in which another user's array of a name is held."""
-
-    @contextlib.asynccontextmanager
-    async def held(name: BatchKey, count: int) -> AsyncIterator[None]:
-        job = fake.run("qsub", *OPTIONS, "-h", "-N", name, "-J", f"1-{count}", stdin=SLEEPER)
-        yield
-        fake.run("qdel", job)
-
-    return held
 
 
 class FakeConformance(LrmConformance):
@@ -86,8 +58,12 @@ class FakeConformance(LrmConformance):
             processors=fake.processors,
             unknown_id=LrmJobId("999999[1].vm"),
             real=False,
-            foreign_job=foreign_job(fake),
-            namesake_job=namesake_job(fake),
+            foreign_job=lambda processors: queued_job(
+                fake.run, "qsub", "qdel", *OPTIONS, "-l", f"select=1:ncpus={processors}"
+            ),
+            namesake_job=lambda name, count: queued_job(
+                fake.run, "qsub", "qdel", *OPTIONS, "-h", "-N", name, "-J", f"1-{count}"
+            ),
             stop_lrm=stop,
             start_lrm=start,
             patience=120,

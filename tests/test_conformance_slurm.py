@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,41 +12,14 @@ from koala_adapter.model import LrmJobId
 from koala_adapter.testing import LrmConformance, LrmUnderTest
 from koala_slurm import PLUGIN, SlurmSettings
 from tests.fakes.slurm import PYSLURM, FakeSlurm
-from tests.undertest import started_plugin
+from tests.undertest import queued_job, started_plugin
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from koala_adapter.model import BatchKey
 
-
-def foreign_job(fake: FakeSlurm) -> Callable[[int], AbstractAsyncContextManager[None]]:
-    """Return what makes a context in which jobs of another user run."""
-
-    @contextlib.asynccontextmanager
-    async def running(processors: int) -> AsyncIterator[None]:
-        options = ("--ntasks=1", "--cpus-per-task=1", "--time=10", "--output=/dev/null", "--job-name=other")
-        job = fake.run("sbatch", *options, f"--array=1-{processors}", stdin="#!/bin/sh\nexec sleep 600\n").strip()
-        yield
-        fake.run("scancel", job)
-
-    return running
-
-
-def namesake_job(fake: FakeSlurm) -> Callable[[BatchKey, int], AbstractAsyncContextManager[None]]:
-    """Return what makes a context in which another user's array of a name is held."""
-
-    @contextlib.asynccontextmanager
-    async def held(name: BatchKey, count: int) -> AsyncIterator[None]:
-        options = ("--ntasks=1", "--cpus-per-task=1", "--time=10", "--output=/dev/null", "--hold")
-        array = (f"--job-name={name}", f"--array=1-{count}")
-        job = fake.run("sbatch", *options, *array, stdin="#!/bin/sh\nexec sleep 600\n").strip()
-        yield
-        fake.run("scancel", job)
-
-    return held
+OPTIONS = ("--ntasks=1", "--cpus-per-task=1", "--time=10", "--output=/dev/null")
 
 
 class TestFakeSlurm(LrmConformance):
@@ -83,8 +55,12 @@ class TestFakeSlurm(LrmConformance):
             processors=fake.processors,
             unknown_id=LrmJobId("999999_1"),
             real=False,
-            foreign_job=foreign_job(fake),
-            namesake_job=namesake_job(fake),
+            foreign_job=lambda processors: queued_job(
+                fake.run, "sbatch", "scancel", *OPTIONS, "--job-name=other", f"--array=1-{processors}"
+            ),
+            namesake_job=lambda name, count: queued_job(
+                fake.run, "sbatch", "scancel", *OPTIONS, "--hold", f"--job-name={name}", f"--array=1-{count}"
+            ),
             stop_lrm=stop,
             start_lrm=start,
             patience=120,

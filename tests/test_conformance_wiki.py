@@ -6,7 +6,6 @@ The kit's jobs are submitted to the local cluster itself, as users of a batch sy
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,15 +13,15 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from koala_adapter.lrm import Submission
-from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
+from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context
 from koala_adapter.wiki.codec.frames import read_key
 from koala_adapter.wiki.codec.words import Dialect
 from koala_local.lrm import LocalLrm, LocalSettings
 from koala_wiki import PLUGIN
 from koala_wiki.lrm import WikiSettings
-from tests.local_daemon import end_daemon
+from tests.local_daemon import end_daemon, foreign_job, namesake_job
+from tests.undertest import started_plugin
 from tests.wiki_server import WikiServer
 
 if TYPE_CHECKING:
@@ -92,10 +91,6 @@ class WikiConformance(LrmConformance):
         served = await anyio.to_thread.run_sync(serve, self.dialect)
         local = LocalLrm(served.context, LOCAL)
         await local.start()
-        context = new_context(tmp_path)
-        lrm = PLUGIN.factory(context, served.settings)
-        await lrm.start()
-        await eventually(lambda: occupied(lrm), [].__eq__, what="the last test's jobs are gone", seconds=120)
 
         async def stop_lrm() -> None:
             await anyio.to_thread.run_sync(served.server.stop)
@@ -103,42 +98,13 @@ class WikiConformance(LrmConformance):
         async def start_lrm() -> None:
             await anyio.to_thread.run_sync(served.server.start)
 
-        @asynccontextmanager
-        async def foreign_job(processors: int) -> AsyncIterator[None]:
-            script = "#!/bin/sh\nexec sleep 600\n"
-            ids = await local.submit(
-                Submission(key=BatchKey("somebody"), count=processors, script=script, walltime=600)
-            )
-
-            async def states() -> set[LrmJobState]:
-                # As the plugin sees them: the server answers from a listing that may be some moments old.
-                return {job.state for job in await lrm.jobs() if job.id in ids}
-
-            await eventually(states, {LrmJobState.RUNNING}.__eq__, what="foreign job runs", seconds=120)
-            yield
-            await local.cancel(ids)
-            await eventually(states, {LrmJobState.ENDED}.__eq__, what="foreign job gone", seconds=120)
-
-        @asynccontextmanager
-        async def namesake_job(name: BatchKey, count: int) -> AsyncIterator[None]:
-            # The daemon believes what its clients say of themselves: nobody else can speak to it.
-            other = LocalLrm(replace(served.context, user="nobody"), LOCAL)
-            job = Submission(key=name, count=count, script="#!/bin/sh\n", walltime=60, held=True)
-            ids = await other.submit(job)
-            yield
-            await other.cancel(ids)
-            await other.close()
-
-        yield LrmUnderTest(
-            definition=PLUGIN,
-            settings=served.settings,
-            context=context,
-            lrm=lrm,
-            scratch=tmp_path,
+        async with started_plugin(
+            PLUGIN,
+            served.settings,
+            tmp_path,
             processors=PROCESSORS,
             unknown_id=LrmJobId("999999_1"),
-            foreign_job=foreign_job,
-            namesake_job=namesake_job,
+            namesake_job=namesake_job(served.context, LOCAL),
             stop_lrm=stop_lrm,
             start_lrm=start_lrm,
             patience=120,
@@ -146,8 +112,10 @@ class WikiConformance(LrmConformance):
             poll_interval=0.05,
             submitter=local,
             waiting=LrmJobState.HELD,
-        )
-        await lrm.close()
+        ) as under:
+            await eventually(lambda: occupied(under.lrm), [].__eq__, what="the last test's jobs are gone", seconds=120)
+            # As the plugin sees them: the server answers from a listing that may be some moments old.
+            yield replace(under, foreign_job=foreign_job(local, under.lrm))
         await local.close()
 
 

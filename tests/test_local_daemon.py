@@ -18,10 +18,12 @@ import anyio
 import pytest
 
 from koala_adapter.model import EndReason, LrmJobId, LrmJobState
-from koala_adapter.testing import LrmUnderTest, Trial, new_context
+from koala_adapter.testing import Trial
 from koala_local.jobs import Fields, decode, encode
-from koala_local.lrm import PLUGIN, LocalLrm, LocalSettings
+from koala_local.lrm import PLUGIN, LocalSettings
+from koala_local.processes import process_birth
 from tests.local_daemon import daemon_pid, end_daemon
+from tests.undertest import start_plugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -54,21 +56,9 @@ except (BrokenPipeError, ConnectionResetError):
 async def start_trial(directory: Path, **settings: object) -> Trial:
     """Start a cluster of two processors with its state under ``directory``."""
     valid = LocalSettings.model_validate({"processors": 2, "answer_seconds": 60, **settings})
-    context = new_context(directory)
-    lrm = LocalLrm(context, valid)
-    await lrm.start()
+    unknown = LrmJobId("999_1")
     return Trial(
-        LrmUnderTest(
-            definition=PLUGIN,
-            settings=valid,
-            context=context,
-            lrm=lrm,
-            scratch=directory,
-            processors=2,
-            unknown_id=LrmJobId("999_1"),
-            patience=120,
-            poll_interval=0.05,
-        )
+        await start_plugin(PLUGIN, valid, directory, processors=2, unknown_id=unknown, patience=120, poll_interval=0.05)
     )
 
 
@@ -106,6 +96,21 @@ async def kill(trial: Trial) -> None:
 async def job_of(trial: Trial, batch: Batch, index: int = 1) -> LrmJob:
     """Return one job of a batch as it is listed."""
     return (await trial.jobs(batch))[batch.ids[index - 1]]
+
+
+async def wait_gone(trial: Trial, pid: int) -> None:
+    """Wait until a process has ended (what init has not collected counts as ended)."""
+
+    async def alive() -> bool:
+        return bool(process_birth(pid))
+
+    await trial.until(alive, lambda lives: not lives, what=f"end of process {pid}")
+
+
+def wakings(pid: int) -> int:
+    """Return how often a process has waited for something and gone on."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].partition("\n")[0])
 
 
 async def talk(trial: Trial, raw: bytes) -> Fields:
@@ -176,9 +181,8 @@ async def test_adopted_jobs_can_be_cancelled(trial: Trial) -> None:
     await trial.lrm.cancel(batch.ids)
     await trial.wait_ended(batch)
     assert {job.end for job in (await trial.jobs(batch)).values()} == {EndReason.CANCELLED}
-    before = batch.beats()
-    await anyio.sleep(0.5)
-    assert batch.beats() == before
+    for _, _, pid, *_ in batch.reports().values():
+        await wait_gone(trial, int(pid))
 
 
 async def test_walltime_runs_on_over_a_kill(trial: Trial) -> None:
@@ -188,7 +192,6 @@ async def test_walltime_runs_on_over_a_kill(trial: Trial) -> None:
     await kill(trial)
     after = await job_of(trial, batch)
     assert (after.started_at, after.ends_at) == (before.started_at, before.ends_at)
-    await anyio.sleep(1)
     await trial.lrm.modify(batch.ids[0], walltime=1)
     await trial.wait_ended(batch)
     assert (await job_of(trial, batch)).end is EndReason.WALLTIME
@@ -239,7 +242,13 @@ async def test_daemon_with_jobs_stays(make: Make, held: bool) -> None:  # noqa: 
     await make(idle_seconds=0.2)
     await trial.lrm.version()
     first = daemon_pid(state_of(trial))
-    await anyio.sleep(1.5)
+    before = wakings(first)
+
+    async def looks() -> int:
+        return wakings(first) - before
+
+    # It wakes for nothing but to look whether it has been idle for long enough.
+    await trial.until(looks, lambda times: times > 3, what="looks whether the daemon is to end")
     assert daemon_pid(state_of(trial)) == first
     assert await trial.states(batch) == [LrmJobState.HELD if held else LrmJobState.RUNNING]
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import pwd
 import signal
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 
 from koala_adapter.config.sitefile import ClusterConfig
@@ -20,7 +20,7 @@ from koala_adapter.service.clusters import read_cluster
 from koala_adapter.testing.trial import begin_start
 from koala_local import processes as process
 from tests.local_daemon import end_daemon
-from tests.test_local_daemon import job_of, start_trial, state_of
+from tests.test_local_daemon import job_of, start_trial, state_of, wait_gone
 from tests.unit.plugins.test_local_parts import SAMPLE
 
 if TYPE_CHECKING:
@@ -53,15 +53,6 @@ async def gentle(tmp_path: Path) -> AsyncIterator[Trial]:
 async def read_pid(trial: Trial, path: Path) -> int:
     """Wait for a process id that a job has written."""
     return int(await trial.wait_file(path))
-
-
-async def wait_gone(trial: Trial, pid: int) -> None:
-    """Wait until a process has ended (what init has not collected counts as ended)."""
-
-    async def alive() -> bool:
-        return bool(process.process_birth(pid))
-
-    await trial.until(alive, lambda lives: not lives, what=f"end of process {pid}")
 
 
 async def test_others_that_wait_are_counted(trial: Trial) -> None:
@@ -137,8 +128,12 @@ async def test_strays_of_the_first_run_spare_the_second(trial: Trial) -> None:
     await trial.lrm.requeue(batch.ids)
     second = await read_pid(trial, batch.directory / "stray")
     await wait_gone(trial, first)
-    await anyio.sleep(0.5)
+    # The daemon kills all strays of a run in one go, and answers only then.
+    assert await trial.states(batch) == [LrmJobState.RUNNING]
     assert process.process_birth(second)
+    batch.go()
+    await trial.wait_ended(batch)
+    await wait_gone(trial, second)
 
 
 async def test_environment_is_built(trial: Trial) -> None:
@@ -248,7 +243,13 @@ async def test_walltime_limit(trial: Trial) -> None:
 async def test_shortened_walltime_ends_the_job(trial: Trial) -> None:
     batch = await trial.submit(walltime=600)
     await trial.wait_running(batch)
-    await anyio.sleep(1)
+    started = (await job_of(trial, batch)).started_at
+    assert started is not None
+
+    async def age() -> float:
+        return time.time() - started
+
+    await trial.until(age, lambda seconds: seconds > 1, what="run of a second")
     await trial.lrm.modify(batch.ids[0], walltime=1)
     await trial.wait_ended(batch)
     assert (await job_of(trial, batch)).end is EndReason.WALLTIME

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A started plugin for the conformance kit."""
+"""A started plugin for the conformance kit, and jobs of other users beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from koala_adapter.testing import LrmUnderTest, new_context
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from pydantic import BaseModel
@@ -17,23 +17,22 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import PluginDefinition
 
 
-@asynccontextmanager
-async def started_plugin(
+async def start_plugin(
     definition: PluginDefinition,
     settings: BaseModel,
     directory: Path,
     *,
     processors: int | None = None,
     **given: Any,  # noqa: ANN401 - fields of LrmUnderTest
-) -> AsyncIterator[LrmUnderTest]:
-    """Start a plugin with a context of its own; close it when the test is over.
+) -> LrmUnderTest:
+    """Start a plugin with a context of its own.
 
     ``processors``: None: those that are idle now. ``given``: further fields of LrmUnderTest.
     """
     context = new_context(directory)
     lrm = definition.factory(context, settings)
     await lrm.start()
-    yield LrmUnderTest(
+    return LrmUnderTest(
         definition=definition,
         settings=settings,
         context=context,
@@ -42,4 +41,24 @@ async def started_plugin(
         processors=sum(node.processors_idle for node in await lrm.nodes()) if processors is None else processors,
         **given,
     )
-    await lrm.close()
+
+
+@asynccontextmanager
+async def started_plugin(
+    definition: PluginDefinition,
+    settings: BaseModel,
+    directory: Path,
+    **given: Any,  # noqa: ANN401 - passed on
+) -> AsyncIterator[LrmUnderTest]:
+    """Start a plugin as `start_plugin` does; close it when the test is over."""
+    under = await start_plugin(definition, settings, directory, **given)
+    yield under
+    await under.lrm.close()
+
+
+@asynccontextmanager
+async def queued_job(run: Callable[..., str], submit: str, cancel: str, *options: str) -> AsyncIterator[None]:
+    """Have a job of ten minutes in a fake batch system during the block; ``run`` runs a command of the fake."""
+    job = run(submit, *options, stdin="#!/bin/sh\nexec sleep 600\n").strip()
+    yield
+    run(cancel, job)
