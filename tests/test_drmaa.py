@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin ``drmaa`` on a fake library: the conformance kit, and a helper that dies, hangs or cannot load."""
+"""The plugin ``drmaa`` on a fake library, and the plugins of Slurm and PBS that submit through one."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,8 +24,8 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
 )
 from koala_adapter.lrm import Submission
-from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch, Loading
-from koala_adapter.lrm.drmaa.libraries import SLURM
+from koala_adapter.lrm.drmaa.client import SINGLE_AT_ONCE, DrmaaClient, HelperLaunch, Loading
+from koala_adapter.lrm.drmaa.libraries import PBS, SLURM
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore
 from koala_adapter.lrm.drmaa.transport import DrmaaTransport
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
@@ -39,7 +40,13 @@ from tests.undertest import started_plugin
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from koala_adapter.lrm.drmaa.libraries import Library
     from koala_adapter.testing import Trial
+
+pytestmark = pytest.mark.anyio
+
+
+# The plugin ``drmaa`` on a fake library: the conformance kit, and a helper that dies, hangs or cannot load.
 
 SLOTS = 3
 PATIENT, IMPATIENT = 60.0, 1.0
@@ -95,9 +102,6 @@ class TestDrmaaOnFake(LrmConformance):
         directory = trial.under_test.context.state_directory / "scripts"
         assert directory.stat().st_mode & 0o777 == 0o700
         assert [path.stat().st_mode & 0o777 for path in directory.iterdir()] in ([0o600], [])
-
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -360,3 +364,220 @@ async def test_helper_does_not_outlive_its_parent(cell: FakeCell, tmp_path: Path
         assert alive(pid)
         parent.kill()
     await eventually(lambda: _dead(pid), bool, what="the helper has ended", seconds=120)
+
+
+# The conformance kit on the plugin ``drmaa`` with libraries as odd as slurm-drmaa and pbs-drmaa.
+
+
+class OddLibraryConformance(LrmConformance):
+    """The conformance kit; what a library must not be asked is refused, and skipped."""
+
+    kind: str
+    library: Library
+    unknown: str
+
+    @pytest.fixture
+    async def under_test(self, cell: FakeCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
+        """Give the plugin with the options that it knows for the library."""
+        settings = DrmaaSettings(processors=SLOTS, environment=cell.variables_of(self.kind), request_timeout=60)
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
+            processors=SLOTS,
+            unknown_id=LrmJobId(self.unknown),
+            real=False,
+            namesake_job=cell.namesake_job,
+            stop_lrm=cell.stop,
+            start_lrm=cell.start,
+            patience=120,
+            walltime_precision=120,
+        ) as under:
+            yield under
+            left = [job.id for job in await under.lrm.jobs() if job.state is not LrmJobState.ENDED]
+            await under.lrm.cancel(left)
+
+    async def test_what_crashes_or_lies_is_not_offered(self, trial: Trial) -> None:
+        assert not trial.lrm.capabilities.suspend
+        batch = await trial.submit(held=True)
+        assert all(("." in id_) == (self.library is PBS) and "_" not in id_ for id_ in batch.ids)
+
+
+class TestSlurmDrmaa(OddLibraryConformance):
+    """slurm-drmaa."""
+
+    kind, library, unknown = "slurm", SLURM, "999999"
+    # What goes through the library in a way of its own; its shortest walltime is a minute.
+    BY_DAY = frozenset(
+        {
+            "test_array_elements_end_apart",
+            "test_cancel_all_kinds_at_once",
+            "test_cancel_one_of_several",
+            "test_cancel_what_is_not_there",
+            "test_check_is_content",
+            "test_exit_code",
+            "test_found_again_by_name",
+            "test_held_submission_waits",
+            "test_one_request_gives_ids_in_order",
+            "test_placeholders_know_who_they_are",
+            "test_rejected_submission_leaves_nothing",
+            "test_release_of_a_held_submission",
+            "test_states_go_forward",
+            "test_unavailable",
+            "test_unsupported_is_said",
+            "test_walltime_is_requested",
+            "test_what_crashes_or_lies_is_not_offered",
+            "test_what_is_rendered_is_sent",
+        }
+    )
+
+    async def test_walltime_is_enforced(self, live_trial: Trial) -> None:
+        await super().test_walltime_is_enforced(live_trial)
+
+
+class TestPbsDrmaa(OddLibraryConformance):
+    """pbs-drmaa."""
+
+    kind, library, unknown = "pbs", PBS, "999999.vm"
+
+
+# The plugin ``drmaa`` with a library, compiled here, that really crashes: it costs one helper process, and no job.
+
+SOURCE = Path(__file__).parent / "fakes" / "crashinglibrary.c"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the library."""
+    if shutil.which("gcc") is None:
+        pytest.skip("missing: gcc")
+    path = tmp_path_factory.mktemp("library") / "libdrmaa.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", path, SOURCE], check=True)
+    return path
+
+
+class Crashing:
+    """The plugin on that library, and what makes it crash."""
+
+    def __init__(self, library: Path, directory: Path) -> None:
+        """Nothing is started yet."""
+        self._where = directory / "where"
+        self._jobs = directory / "jobs"
+        self.gate = directory / "gate"
+        """While this file is there, no submission ends."""
+        variables = {
+            "CRASHING_AT": str(self._where),
+            "CRASHING_JOBS": str(self._jobs),
+            "CRASHING_GATE": str(self.gate),
+        }
+        settings = DrmaaSettings(library=library, processors=4, environment=variables, request_timeout=60)
+        self.lrm = DrmaaLrm(new_context(directory), settings)
+
+    def crash_at(self, function: str) -> None:
+        """Have a function crash from now on; none with an empty name."""
+        self._where.write_text(function)
+
+    def submitted(self) -> list[str]:
+        """Return the ids of all jobs that the library has submitted."""
+        return self._jobs.read_text().split()
+
+    async def states(self, key: str) -> list[LrmJobState]:
+        """Return the states of a batch in the order of its indices."""
+        jobs = {job.array_index: job.state for job in await self.lrm.jobs(name_prefix=key)}
+        return [state for _, state in sorted(jobs.items(), key=lambda item: item[0] or 0)]
+
+
+@pytest.fixture
+async def crashing(library: Path, tmp_path: Path) -> AsyncIterator[Crashing]:
+    """Give the plugin, started, with two jobs that run."""
+    crashing = Crashing(library, tmp_path)
+    await crashing.lrm.start()
+    await crashing.lrm.submit(crashes_submission("before"))
+    yield crashing
+    await crashing.lrm.close()
+
+
+def crashes_submission(key: str, count: int = 2) -> Submission:
+    """Return a submission."""
+    return Submission(key=BatchKey(key), count=count, script="#!/bin/sh\n", walltime=60)
+
+
+@pytest.mark.parametrize("function", ["control", "job_ps"])
+async def test_crash_of_a_request(crashing: Crashing, function: str) -> None:
+    first = crashing.lrm.client.helper_pid
+    ids = [job.id for job in await crashing.lrm.jobs()]
+    crashing.crash_at(function)
+    with pytest.raises(LrmUnavailableError, match="died"):
+        await (crashing.lrm.hold(ids) if function == "control" else crashing.lrm.jobs())
+    crashing.crash_at("")
+
+    async def back() -> list[LrmJobState]:
+        try:
+            return await crashing.states("before")
+        except LrmUnavailableError:
+            return []
+
+    await eventually(back, lambda seen: seen == [LrmJobState.RUNNING] * 2, what="both are known", seconds=120)
+    assert crashing.lrm.client.helper_pid not in {None, first}
+    assert crashing.submitted() == ids
+
+
+async def test_crash_of_a_submission(crashing: Crashing) -> None:
+    """What may be in is UNKNOWN, never absent, so that it is not submitted a second time; the rest goes on."""
+    crashing.crash_at("run_job")
+    with pytest.raises(LrmUnavailableError, match="died"):
+        await crashing.lrm.submit(crashes_submission("torn", 3))
+    crashing.crash_at("")
+    assert len(crashing.submitted()) == 3
+    assert await crashing.states("torn") == [LrmJobState.UNKNOWN] * 3
+    assert await crashing.states("before") == [LrmJobState.RUNNING] * 2
+    assert len(await crashing.lrm.submit(crashes_submission("after"))) == 2
+
+
+async def test_a_cancel_does_not_wait_for_a_long_submission(crashing: Crashing) -> None:
+    first = [job.id for job in await crashing.lrm.jobs()]
+    done: list[str] = []
+
+    async def submit() -> None:
+        await crashing.lrm.submit(crashes_submission("long", 5 * SINGLE_AT_ONCE))
+        done.append("submitted")
+
+    async def cancel() -> None:
+        await crashing.lrm.cancel(first)
+        done.append("cancelled")
+
+    async def number() -> int:
+        return len(crashing.submitted())
+
+    async def waiting() -> int:
+        return crashing.lrm.client._lock.statistics().tasks_waiting
+
+    crashing.gate.touch()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(submit)
+        await eventually(number, lambda seen: seen > len(first), what="the first portion is on its way", seconds=120)
+        tasks.start_soon(cancel)
+        await eventually(waiting, bool, what="the cancel waits for its turn", seconds=120)
+        crashing.gate.unlink()
+    assert done == ["cancelled", "submitted"]
+    assert await crashing.states("long") == [LrmJobState.RUNNING] * 5 * SINGLE_AT_ONCE
+
+
+async def test_crash_at_the_start(library: Path, tmp_path: Path) -> None:
+    crashing = Crashing(library, tmp_path)
+    crashing.crash_at("init")
+    await crashing.lrm.start()
+    found, _ = await crashing.lrm.check()
+    assert not found.ok
+    assert found.remedy
+    crashing.crash_at("")
+
+    async def answers() -> str:
+        try:
+            return await crashing.lrm.version()
+        except LrmUnavailableError:
+            return ""
+
+    version = await eventually(answers, bool, what="the library answers", seconds=120)
+    assert version == "PBS that crashes (DRMAA 1.0)"
+    await crashing.lrm.close()
