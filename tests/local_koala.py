@@ -259,6 +259,12 @@ class Koala:
             return self.report(job_id).state
         return str(self.json("status", job_id)["state"])
 
+    def outcome(self, job_id: str = "1") -> dict[str, Any]:
+        """Return how a job ended, once it has."""
+        eventually(lambda: self.json("status", job_id)["outcome"] is not None)
+        found: dict[str, Any] = self.json("status", job_id)["outcome"]
+        return found
+
     def placeholders(self) -> list[LrmJob]:
         """Return what is in the clusters, of whatever name."""
         found: list[LrmJob] = []
@@ -275,17 +281,7 @@ class Koala:
 
     def submit_foreign(self, name: str, count: int, cluster: str) -> list[LrmJobId]:
         """Have a cluster run jobs of five minutes that are not the service's; return their ids."""
-        ids: list[LrmJobId] = []
-
-        async def submit(lrm: Lrm) -> None:
-            script = "#!/bin/sh\nexec sleep 300\n"
-            submission = Submission(
-                key=BatchKey(name), count=count, script=script, walltime=600, output_directory=str(self.directory)
-            )
-            ids.extend(await lrm.submit(submission))
-
-        self._everywhere(submit, only=cluster)
-        return ids
+        return self._submit_past_service(name, count, cluster, seconds=300, held=False)
 
     def cancel_foreign(self, ids: Sequence[LrmJobId], cluster: str) -> None:
         """Cancel jobs on a cluster."""
@@ -293,22 +289,24 @@ class Koala:
 
     def submit_held(self, name: str) -> str:
         """Have cluster alpha hold a job of ten minutes; return its id there."""
-        ids: list[str] = []
+        return self._submit_past_service(name, 1, "alpha", seconds=600, held=True)[0]
+
+    def _submit_past_service(self, name: str, count: int, cluster: str, *, seconds: int, held: bool) -> list[LrmJobId]:
+        ids: list[LrmJobId] = []
+        submission = Submission(
+            key=BatchKey(name),
+            count=count,
+            script=f"#!/bin/sh\nexec sleep {seconds}\n",
+            walltime=600,
+            output_directory=str(self.directory),
+            held=held,
+        )
 
         async def submit(lrm: Lrm) -> None:
-            script = "#!/bin/sh\nexec sleep 600\n"
-            held = Submission(
-                key=BatchKey(name),
-                count=1,
-                script=script,
-                walltime=600,
-                output_directory=str(self.directory),
-                held=True,
-            )
-            ids.extend(await lrm.submit(held))
+            ids.extend(await lrm.submit(submission))
 
-        self._everywhere(submit, only="alpha")
-        return ids[0]
+        self._everywhere(submit, only=cluster)
+        return ids
 
     def _everywhere(self, do: Callable[[Lrm], Any], only: str = "") -> None:
         prepare_directory(self.state)

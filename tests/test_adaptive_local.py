@@ -41,13 +41,6 @@ def size(koala: Koala, job: str = "1") -> int:
     return sum(one.processors for one in koala.report(job).components)
 
 
-def outcome(koala: Koala, job: str = "1") -> dict[str, Any]:
-    """Return how a job ended, once it has."""
-    eventually(lambda: koala.json("status", job)["outcome"] is not None)
-    found: dict[str, Any] = koala.json("status", job)["outcome"]
-    return found
-
-
 def printed(koala: Koala, job: str = "1") -> list[str]:
     """Return what the process of rank 0 printed."""
     return (koala.state / "jobs" / job / "sum" / "0.out").read_text().splitlines()
@@ -62,7 +55,7 @@ def test_processes_come_and_go_and_the_result_is_the_same(koala: Koala) -> None:
     koala.inside("submit", koala.job(UNTIL.format(end), name="rigid", processors=3))
     eventually(lambda: koala.state_of("2") == "running")
     end.touch()
-    assert outcome(koala, "2")["exit_code"] == 0
+    assert koala.outcome("2")["exit_code"] == 0
     gate.touch()
     sizes = expect_right(koala, STEPS)
     assert {1, 2, 6} <= set(sizes), sizes
@@ -87,7 +80,7 @@ def restart(koala: Koala, service: Running) -> None:
 
 def expect_right(koala: Koala, steps: int, job: str = "1") -> list[int]:
     """Wait for the end of the program: its result is right and nothing is left; return its sizes."""
-    ended = outcome(koala, job)
+    ended = koala.outcome(job)
     assert ended["exit_code"] == 0, koala.inside("explain", job).stdout
     sizes, result = printed(koala, job)[-2:]
     assert result == expected_result(steps)
@@ -122,7 +115,7 @@ def test_a_service_that_is_killed_while_a_program_shrinks(koala: Koala) -> None:
     wait_for_phase(koala, "it is giving up")  # it may be over before the command is
     restart(koala, service)
     submitting.communicate()
-    assert outcome(koala, "2")["exit_code"] == 0
+    assert koala.outcome("2")["exit_code"] == 0
     gate.touch()
     assert min(expect_right(koala, STEPS)) == 2
 
@@ -166,7 +159,7 @@ def test_a_program_asks_for_more_and_gives_back(koala: Koala) -> None:
     ]
     eventually(lambda: "the application gives them back" in koala.inside("explain", "1").stdout)
     end(koala, "one")
-    assert outcome(koala, "1")["exit_code"] == 0
+    assert koala.outcome("1")["exit_code"] == 0
     expect_negotiations(koala, service)
 
 
@@ -233,10 +226,10 @@ def test_an_application_that_never_answers(koala: Koala) -> None:
     koala.inside("submit", str(path))
     eventually(lambda: koala.state_of("1") == "running")
     koala.inside("submit", koala.job("true", name="rigid", processors=1))
-    assert outcome(koala, "2")["exit_code"] == 0
+    assert koala.outcome("2")["exit_code"] == 0
     assert koala.state_of("1") == "running"
     gate.touch()
-    assert outcome(koala, "1")["exit_code"] == 0
+    assert koala.outcome("1")["exit_code"] == 0
     eventually(lambda: koala.placeholders() == [])
 
 

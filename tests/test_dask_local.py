@@ -20,8 +20,7 @@ from distributed.client import wait
 
 from koala_adapter.dask import KoalaCluster, leave
 from koala_adapter.errors import EXIT_CANCELLED, ConfigurationError, ServiceUnavailableError
-from tests.daskexample import write_dasksum
-from tests.daskprogram import DaskProgram, sum_of_squares
+from tests.daskprogram import DaskProgram, sum_of_squares, write_dasksum
 from tests.daskprograms import TASKS as SQUARED
 from tests.local_koala import Koala, eventually
 from tests.taskqueue import expected_sum
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from distributed import Worker
+
+pytestmark = pytest.mark.slow
 
 
 # -- Dask on two local clusters: the example as it stands, and KoalaCluster from programs, a notebook and bad ends.
@@ -56,7 +57,6 @@ def exit_code(koala: Koala, job: str) -> int:
     return outcome.exit_code
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_the_example_makes_room_and_loses_nothing(koala: Koala) -> None:
@@ -76,7 +76,6 @@ def test_the_example_makes_room_and_loses_nothing(koala: Koala) -> None:
     assert not warnings.exists() or "recomputed" not in warnings.read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.nightly  # tests/real/test_doors.py shows it over two batch systems
 def test_a_cluster_is_made_smaller_by_koala_and_keeps_its_results(koala: Koala) -> None:
@@ -94,7 +93,6 @@ def test_a_cluster_is_made_smaller_by_koala_and_keeps_its_results(koala: Koala) 
     assert exit_code(koala, "1") in CLOSED
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_notebook_scales_from_none_to_none(koala: Koala) -> None:
@@ -107,7 +105,6 @@ def test_a_notebook_scales_from_none_to_none(koala: Koala) -> None:
     assert {exit_code(koala, job) for job in ("1", "2", "3")} <= CLOSED
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nobody_gets_in_without_the_key(koala: Koala) -> None:
     """Neither without TLS nor with a key of one's own; a cluster without workers needs no service of koala."""
@@ -122,7 +119,6 @@ def test_nobody_gets_in_without_the_key(koala: Koala) -> None:
     assert not koala.state.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_numbers_that_cannot_be_are_refused(koala: Koala) -> None:
     """The bounds are those that the job would have; what was planned before stays."""
@@ -139,7 +135,6 @@ def test_numbers_that_cannot_be_are_refused(koala: Koala) -> None:
         assert cluster.job_id == ""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_program_of_the_manual_runs(koala: Koala) -> None:
     """What docs/dask.md shows works as it stands, here with fewer workers; nobody has begun a service."""
@@ -156,7 +151,6 @@ def test_the_program_of_the_manual_runs(koala: Koala) -> None:
     assert exit_code(koala, "1") in CLOSED
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -171,7 +165,6 @@ def test_a_process_that_ends_ends_its_job(koala: Koala, number: signal.Signals) 
     assert list(koala.directory.glob("koala-dask-*")) == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_program_that_forgets_to_close(koala: Koala) -> None:
@@ -182,7 +175,6 @@ def test_a_program_that_forgets_to_close(koala: Koala) -> None:
     assert exit_code(koala, "1") in CLOSED
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_cluster_goes_on_without_the_service(koala: Koala) -> None:
@@ -200,7 +192,6 @@ def test_a_cluster_goes_on_without_the_service(koala: Koala) -> None:
     assert exit_code(koala, job) in CLOSED
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_workers_that_cannot_start_are_told_of(koala: Koala, tmp_path: Path) -> None:
@@ -218,7 +209,6 @@ def test_workers_that_cannot_start_are_told_of(koala: Koala, tmp_path: Path) -> 
     assert exit_code(koala, "1") == 3
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_refusals_say_what_to_do(koala: Koala) -> None:
     """No site file, a site file or job that is not right, bounds that leave no room, a service that cannot start."""
@@ -294,7 +284,6 @@ def note_the_end(path: str) -> None:
     atexit.register(note)
 
 
-@pytest.mark.slow
 def test_a_worker_that_leaves_hands_over_its_results_and_finishes_its_task(workers: Workers, tmp_path: Path) -> None:
     leaver = workers.start("leaver")
     client, begun = workers.client, tmp_path / "begun"
@@ -319,7 +308,6 @@ def slow_stream(seconds: float, dask_worker: Worker) -> None:
     dask_worker.batched_stream.interval = seconds
 
 
-@pytest.mark.slow
 def test_a_result_that_the_scheduler_has_not_heard_of_yet_is_handed_over(workers: Workers, tmp_path: Path) -> None:
     leaver, begun = workers.start("leaver"), tmp_path / "begun"
     workers.start("stayer")
@@ -333,13 +321,11 @@ def test_a_result_that_the_scheduler_has_not_heard_of_yet_is_handed_over(workers
     assert begun.read_text() == "begun\n"
 
 
-@pytest.mark.slow
 def test_the_example_leaves_as_the_package_does() -> None:
     example = Path(__file__).parents[1] / "examples" / "malleable" / "leave.py"
     assert example.read_bytes() == Path(leave.__file__).read_bytes()
 
 
-@pytest.mark.slow
 def test_a_task_that_takes_too_long_is_begun_again_by_another(workers: Workers, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     leaver = workers.start("leaver", patience=0.2)
@@ -356,7 +342,6 @@ def test_a_task_that_takes_too_long_is_begun_again_by_another(workers: Workers, 
         time.sleep(0.01)
 
 
-@pytest.mark.slow
 def test_the_last_worker_leaves_too(workers: Workers, tmp_path: Path) -> None:
     """Nobody can take its results; it ends all the same, and they are worked out again by whoever comes.
 

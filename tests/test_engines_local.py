@@ -26,6 +26,8 @@ from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+pytestmark = pytest.mark.timeout(400)
+
 
 # -- PSI/J over local clusters: its jobs are koala's, by the executor that it finds beside its own.
 
@@ -57,7 +59,6 @@ def executor(psij: Any, site: koala.Site) -> Any:  # noqa: ANN401
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_executor_is_found(psij: Any, executor: Any) -> None:  # noqa: ANN401
     """Among those of PSI/J, by its name."""
     assert "koala" in psij.JobExecutor.get_executor_names()
@@ -65,7 +66,6 @@ def test_the_executor_is_found(psij: Any, executor: Any) -> None:  # noqa: ANN40
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_job_runs_to_its_end(psij: Any, executor: Any, tmp_path: Path) -> None:  # noqa: ANN401
     (tmp_path / "in").write_text("given\n")
     (tmp_path / "before.sh").write_text("export BEFORE=sourced\n")
@@ -99,7 +99,6 @@ def test_a_job_runs_to_its_end(psij: Any, executor: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_failing_and_cancelled_jobs(psij: Any, executor: Any) -> None:  # noqa: ANN401
     """They are told apart, with the exit code and why."""
     failing, cancelled = psij.Job(psij.JobSpec("/bin/sh", ["-c", "exit 3"])), psij.Job(psij.JobSpec("sleep", ["600"]))
@@ -117,7 +116,6 @@ def test_failing_and_cancelled_jobs(psij: Any, executor: Any) -> None:  # noqa: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -182,7 +180,6 @@ def test_resources_of_a_process_are_those_of_a_slot(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_what_is_not_for_koala_is_left_alone(psij: Any, executor: Any) -> None:  # noqa: ANN401
     attributes = psij.JobAttributes(
         custom_attributes={"slurm.constraint": "fast", "koala.priority": 3, "koala.setup": "OWN=7"}
@@ -407,7 +404,6 @@ def provider(koala: Koala, **more: object) -> KoalaProvider:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.nightly  # tests/real/test_doors.py shows it over two batch systems
 def test_all_tasks_finish_on_the_other_cluster_when_one_is_busy(parsl_koala: Koala) -> None:
     foreign = parsl_koala.submit_foreign("busy", 4, "alpha")
@@ -421,7 +417,6 @@ def test_all_tasks_finish_on_the_other_cluster_when_one_is_busy(parsl_koala: Koa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.nightly
 def test_blocks_run_on_both_clusters_at_once(parsl_koala: Koala) -> None:
     blocks = provider(parsl_koala, init_blocks=1, max_blocks=3, nodes_per_block=2)
@@ -433,7 +428,6 @@ def test_blocks_run_on_both_clusters_at_once(parsl_koala: Koala) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_submit_status_and_cancel(parsl_koala: Koala) -> None:
     blocks = provider(parsl_koala)
     running = blocks.submit("sleep 300", 1, "a block")
@@ -456,7 +450,6 @@ def test_submit_status_and_cancel(parsl_koala: Koala) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -476,7 +469,6 @@ def test_what_cannot_be_is_refused_at_once(parsl_koala: Koala, given: dict[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_block_that_cannot_be_submitted_says_why(parsl_koala: Koala) -> None:
     blocks = provider(parsl_koala)
     with pytest.raises(SubmitException, match="one task on each processor, not 2"):
@@ -489,7 +481,6 @@ def test_a_block_that_cannot_be_submitted_says_why(parsl_koala: Koala) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_example_runs_as_it_stands(parsl_koala: Koala) -> None:
     """With nothing but the site file named, and Parsl's programs in the PATH; it leaves nothing behind."""
     programs = Path(parsl.__file__).parents[4] / "bin"

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from tests.local_koala import Running
 
+pytestmark = pytest.mark.timeout(400)
+
 
 # -- The time of day is set by two hours while jobs wait and run: nothing ends, nothing waits longer, no time is wrong.
 
@@ -85,7 +87,6 @@ def polled_again(koala: SetKoala) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("step", [pytest.param(HOURS, marks=pytest.mark.nightly), -HOURS])
 def test_a_running_job_goes_on_and_its_times_are_right(clock_is_set_koala: SetKoala, step: float) -> None:
     """A job of ten minutes is not over because the clock says so, and a second one starts as ever."""
@@ -111,7 +112,6 @@ def test_a_running_job_goes_on_and_its_times_are_right(clock_is_set_koala: SetKo
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("step", [pytest.param(HOURS, marks=pytest.mark.nightly), -HOURS])
 def test_a_service_that_is_killed_before_the_step_goes_on_after_it(clock_is_set_koala: SetKoala, step: float) -> None:
     first = clock_is_set_koala.serve()
@@ -135,7 +135,6 @@ def test_a_service_that_is_killed_before_the_step_goes_on_after_it(clock_is_set_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_job_that_waits_is_not_put_off(clock_is_set_koala: SetKoala) -> None:
     clock_is_set_koala.serve()
     busy = clock_is_set_koala.submit_foreign("others", 4, "beta")
@@ -174,7 +173,6 @@ def limit(process: Running, size: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_output_waits_and_the_reason_is_told(koala: Koala) -> None:
     service = koala.serve()
     limit(service, MIB)
@@ -203,7 +201,6 @@ def test_output_waits_and_the_reason_is_told(koala: Koala) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_job_that_is_cancelled_meanwhile_ends_and_says_what_is_missing(koala: Koala) -> None:
     service = koala.serve()
     limit(service, MIB)
@@ -217,7 +214,6 @@ def test_a_job_that_is_cancelled_meanwhile_ends_and_says_what_is_missing(koala: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_journal_that_cannot_be_written_stops_decisions_and_nothing_else(koala: Koala) -> None:
     service = koala.serve()
     running = koala.start("run", koala.job(UNTIL.format(koala.directory, "go")))
@@ -263,7 +259,6 @@ def small_disk(koala: Koala) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_run_goes_on_when_a_full_disk_has_room_again(koala: Koala, small_disk: Path) -> None:
     """Its application is not given up for that: its output waits, the reason is told, and nothing is lost."""
@@ -280,7 +275,6 @@ def test_a_run_goes_on_when_a_full_disk_has_room_again(koala: Koala, small_disk:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_run_that_waits_for_a_full_disk_can_be_interrupted(koala: Koala, small_disk: Path) -> None:
     running = koala.start("run", koala.job(LARGE))
@@ -292,7 +286,6 @@ def test_a_run_that_waits_for_a_full_disk_can_be_interrupted(koala: Koala, small
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("size", "code", "words"),
     [(0, 245, "cannot use the state directory"), (100, 246, "cannot open the journal: File too large")],

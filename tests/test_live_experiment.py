@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
 
+pytestmark = pytest.mark.slow
+
 
 # -- ``koala experiment run koala-live``: a tiny one from the command to its page, and nothing is left of it.
 
@@ -77,7 +79,6 @@ def jobs_run(koala: Koala) -> bool:
     return False
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_tiny_experiment_writes_its_page(koala: Koala) -> None:
@@ -123,7 +124,6 @@ def refuse(word: str) -> None:
     pytest.fail(f"{word} in the JSON of the result")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", SMALLEST)
@@ -140,7 +140,6 @@ def test_live_experiments_end_with_a_result_at_their_smallest(koala: Koala, name
     assert processes_naming(str(koala.directory)) == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_an_interrupted_experiment_leaves_nothing(koala: Koala) -> None:
@@ -154,7 +153,6 @@ def test_an_interrupted_experiment_leaves_nothing(koala: Koala) -> None:
     assert processes_naming(str(koala.directory)) == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_on_the_clusters_of_a_site_file(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +184,6 @@ def test_on_the_clusters_of_a_site_file(koala: Koala, monkeypatch: pytest.Monkey
     assert os.path.lexists(koala.site_file)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_the_published_negotiations_write_their_page(koala: Koala) -> None:
@@ -408,7 +405,6 @@ def replayed(events: Sequence[Event]) -> list[Action]:
     return [action for event in events for action in scheduler.handle(event)]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("approach", "policy"), CASES)
 def test_a_fresh_scheduler_wants_what_was_done(journal_replayed_koala: Koala, approach: str, policy: str) -> None:

@@ -9,7 +9,7 @@ import random
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,6 +24,8 @@ from tests.unit.policies.installed import ENTRY_POINTS, EXAMPLES, install
 
 if TYPE_CHECKING:
     from tests.local_koala import Running
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 # -- Jobs that grow and shrink while they run, on local clusters: the example of a head and workers as it stands.
@@ -49,13 +51,6 @@ def sizes(koala: Koala, job: str = "1") -> dict[str, int]:
     return found
 
 
-def outcome(koala: Koala, job: str = "1") -> dict[str, Any]:
-    """Return how a job ended, once it has."""
-    eventually(lambda: koala.json("status", job)["outcome"] is not None)
-    found: dict[str, Any] = koala.json("status", job)["outcome"]
-    return found
-
-
 def expect_right(koala: Koala, job: str = "1") -> None:
     """Expect that the head has printed each result once, and their sum."""
     *results, total = (koala.state / "jobs" / job / "head" / "0.out").read_text().splitlines()
@@ -69,8 +64,6 @@ def workers_saying(koala: Koala, word: str) -> int:
     return sum(word in text for text in said)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: Koala) -> None:
     koala.serve()
     end, rigid = Gate(koala.directory / "end"), Gate(koala.directory / "rigid")
@@ -83,10 +76,10 @@ def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: K
     assert sum(sizes(koala).values()) <= 2
     assert "room for job 2" in koala.inside("explain", "1").stdout
     rigid.open()
-    assert outcome(koala, "2")["exit_code"] == 0
+    assert koala.outcome("2")["exit_code"] == 0
     eventually(lambda: sum(sizes(koala).values()) == 7)
     end.open()
-    assert outcome(koala)["exit_code"] == 0
+    assert koala.outcome()["exit_code"] == 0
     expect_right(koala)
     eventually(lambda: koala.placeholders() == [])
     report = koala.json("status", "1")
@@ -96,33 +89,6 @@ def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: K
     assert workers_saying(koala, "leaves") >= 5, "those that were asked to leave did not"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.nightly  # tests/real shows the same
-@pytest.mark.parametrize("moment", ["growing", "shrinking"])
-def test_a_service_that_is_killed_while_a_job_changes(koala: Koala, moment: str) -> None:
-    service = koala.serve()
-    end = Gate(koala.directory / "end")
-    koala.inside("submit", str(write_taskqueue(koala.directory, tasks=1, seconds=0.3, until=end.path)))
-    if moment == "shrinking":
-        eventually(lambda: sum(sizes(koala).values()) == 7)
-        koala.inside("submit", koala.job("true", name="rigid", processors=3))
-    else:
-        eventually(lambda: "running" in koala.state_of("1"))
-    os.kill(service.pid, signal.SIGKILL)
-    service.wait()
-    koala.serve()
-    if moment == "shrinking":
-        assert outcome(koala, "2")["exit_code"] == 0
-    eventually(lambda: sum(sizes(koala).values()) == 7)
-    end.open()
-    assert outcome(koala)["exit_code"] == 0
-    expect_right(koala)
-    eventually(lambda: koala.placeholders() == [])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_worker_that_does_not_listen_is_killed_after_its_grace(koala: Koala) -> None:
     koala.serve()
     text = (
@@ -136,14 +102,12 @@ def test_a_worker_that_does_not_listen_is_killed_after_its_grace(koala: Koala) -
     koala.inside("submit", str(path))
     eventually(lambda: sizes(koala) == {"beta": 4})
     koala.inside("submit", koala.job("true", name="rigid", processors=2))
-    assert outcome(koala, "2")["exit_code"] == 0
+    assert koala.outcome("2")["exit_code"] == 0
     assert koala.state_of("1") == "running"
     koala.inside("cancel", "1")
     eventually(lambda: koala.placeholders() == [])
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_an_owner_resizes_a_job(koala: Koala) -> None:
     koala.serve()
     never = koala.directory / "never"
@@ -175,8 +139,6 @@ sizes = "{}"
 """
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.nightly
 def test_sizes_by_a_rule_that_is_installed(koala: Koala, tmp_path: Path) -> None:
     """Four processors make a square, three do not. Where a rule fails, its job keeps its size, and says why."""
@@ -201,8 +163,6 @@ def test_sizes_by_a_rule_that_is_installed(koala: Koala, tmp_path: Path) -> None
     eventually(lambda: koala.placeholders() == [])
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_wish_for_more_has_the_clusters_looked_at(koala: Koala) -> None:
     """What others have given up since the last poll is had at once, not only after the next one, ten minutes later."""
     text = koala.site_file.read_text()
@@ -279,9 +239,7 @@ def submit_program(koala: Koala, gate: Gate, program: str = PROGRAM) -> None:
     submit(koala, "adaptive", f'name = "p"\ncommand = {command}\n{more}')
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
-@pytest.mark.timeout(400)
 def test_a_program_is_told_and_a_restarted_service_tells_again(koala: Koala) -> None:
     """It knows its time from the beginning, hears that the end is near, goes on with its size, and ends by itself."""
     service = serving(koala)
@@ -299,9 +257,7 @@ def test_a_program_is_told_and_a_restarted_service_tells_again(koala: Koala) -> 
     assert [lines[-1] for lines in ranks_printed(koala, "p")] == ["sizes stay 2"] * 2
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
-@pytest.mark.timeout(400)
 def test_a_program_knows_it_without_a_service(koala: Koala) -> None:
     service = serving(koala)
     gate, saved = Gate(koala.directory / "gate"), koala.directory / "saved"
@@ -316,9 +272,7 @@ def test_a_program_knows_it_without_a_service(koala: Koala) -> None:
     eventually(lambda: koala.state_of("1") == "completed")
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
-@pytest.mark.timeout(400)
 def test_workers_leave_before_they_are_killed(koala: Koala) -> None:
     serving(koala)
     gate = Gate(koala.directory / "gate")
@@ -343,7 +297,6 @@ def test_workers_leave_before_they_are_killed(koala: Koala) -> None:
 # -- Two malleable jobs and a rigid one on a local cluster under PRA and PWA: their sizes are as simulated.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("approach", [Approach.PRA, Approach.PWA])
 def test_sizes_over_time_are_those_of_the_simulator(approach: Approach) -> None:
     """The same changes in the same order; under PRA the rigid job waits for an end, under PWA it does not."""
@@ -353,9 +306,7 @@ def test_sizes_over_time_are_those_of_the_simulator(approach: Approach) -> None:
 # -- The manual's example of a program of one's own, on local clusters, with its job file.
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
-@pytest.mark.timeout(400)
 def test_the_rod_is_the_same_after_growing_and_shrinking(koala: Koala) -> None:
     """The job file as it is shipped, but for its length: it grows, makes room for a rigid job, and is right."""
     job = HEAT.with_suffix(".toml").read_text(encoding="utf-8")
@@ -401,7 +352,6 @@ def without_approach(koala: Koala, processors: int = 4) -> None:
     koala.site_file.write_text(text.replace("processors = 4", f"processors = {processors}"))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_evolving_programs_ask_for_more_and_end_as_the_rigid_one(koala: Koala) -> None:
     """Two on 2 processes get 2 more each, one of them by sockets and XML alone; the state is that of a rigid one.
@@ -420,7 +370,6 @@ def test_evolving_programs_ask_for_more_and_end_as_the_rigid_one(koala: Koala) -
     assert sizes_and_digest(printed(koala, "3")) == ([4], ALONE)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_an_evolving_program_takes_what_is_idle_of_what_it_asks_for(koala: Koala) -> None:
@@ -437,7 +386,6 @@ def test_an_evolving_program_takes_what_is_idle_of_what_it_asks_for(koala: Koala
     assert sizes_and_digest(printed(koala, "1")) == ([2, 8], ALONE)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.nightly  # a minute of steps, so that they are not over before it has grown
 @pytest.mark.parametrize("library", ["koala_app", "byhand"])
@@ -462,7 +410,6 @@ def test_a_malleable_program_takes_what_makes_a_power_of_two(koala: Koala, libra
     assert set(sizes) <= {2, 4, 8}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(4))

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls and tasks handed to workers on live clusters, with koala's own pool and with Ray."""
+"""Tasks on local clusters: the executor and sweeps."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import ssl
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,17 +15,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import koala_adapter as koala
-from koala_adapter.host.sockets import free_port
 from koala_adapter.python.executor import TaskServer
 from koala_adapter.tasks.server import TOKEN_BYTES
 from koala_adapter.vjm.certificate import load_or_create
-from tests.local_koala import LIVENESS, Koala, eventually, processes_naming
-from tests.taskqueue import EXAMPLE, expected_sum
+from tests.local_koala import LIVENESS, Koala, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 # -- koala.Executor on local clusters: calls on the processors of both, which come back whatever becomes of a worker.
@@ -72,8 +67,6 @@ def wait_for(mark: Path) -> str:
     return os.environ["KOALA_CLUSTER"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_calls_come_back_from_both_clusters(site: koala.Site, tmp_path: Path) -> None:
     with koala.Executor(4, site=site, environment=FINDS_US, name="squares") as executor:
         eventually(lambda: executor.workers == 4)
@@ -96,8 +89,6 @@ def test_calls_come_back_from_both_clusters(site: koala.Site, tmp_path: Path) ->
         executor.submit(len, "")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_workers_run_in_the_environment_that_is_asked_for(site: koala.Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPORTED", "from here")
     setup = f"export PYTHONPATH={FINDS_US['PYTHONPATH']} OWN=line"
@@ -109,8 +100,6 @@ def test_workers_run_in_the_environment_that_is_asked_for(site: koala.Site, monk
         assert executor.submit(square, 3).result(LIVENESS) == 9
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_number_of_workers_that_does_not_change(site: koala.Site, workers: int) -> None:
     with koala.Executor(workers, minimum=workers, site=site, environment=FINDS_US) as executor:
@@ -120,16 +109,12 @@ def test_a_number_of_workers_that_does_not_change(site: koala.Site, workers: int
     assert list((site.directory / "executors").iterdir()) == []
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_call_outlives_its_worker(site: koala.Site, tmp_path: Path) -> None:
     with koala.Executor(3, minimum=2, site=site, environment=FINDS_US) as executor:
         eventually(lambda: executor.workers == 3)
         assert executor.submit(fall_once, tmp_path / "fallen").result(LIVENESS) == "done"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_calls_outlive_the_service(site: koala.Site) -> None:
     with koala.Executor(3, site=site, environment=FINDS_US) as executor:
         assert executor.submit(abs, -3).result(LIVENESS) == 3
@@ -140,8 +125,6 @@ def test_calls_outlive_the_service(site: koala.Site) -> None:
     assert executor.job.wait(LIVENESS).state is koala.JobState.COMPLETED
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_calls_end_with_their_job(site: koala.Site, tmp_path: Path) -> None:
     executor = koala.Executor(2, site=site, environment=FINDS_US)
     call = executor.submit(wait_for, tmp_path / "never")
@@ -154,8 +137,6 @@ def test_calls_end_with_their_job(site: koala.Site, tmp_path: Path) -> None:
     executor.shutdown()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_what_cannot_be_is_refused(site: koala.Site) -> None:
     with pytest.raises(koala.ConfigurationError, match="found minimum 2 and maximum 1"):
         koala.Executor(1, minimum=2, site=site)
@@ -163,8 +144,6 @@ def test_what_cannot_be_is_refused(site: koala.Site) -> None:
         koala.Executor(2, site=site, cluster="gamma")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_who_has_not_the_token_gets_nothing(tmp_path: Path) -> None:
     server = TaskServer("127.0.0.1", load_or_create(tmp_path / "c"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -214,7 +193,6 @@ def entries(koala: Koala, job: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_task_once_whatever_is_killed(sweep_koala: Koala, tmp_path: Path) -> None:
     begun, go = tmp_path / "begun", tmp_path / "go"
@@ -248,7 +226,6 @@ def test_every_task_once_whatever_is_killed(sweep_koala: Koala, tmp_path: Path) 
     assert "30/30" in sweep_koala.inside("status").stdout
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_failed_is_gone_on_with(sweep_koala: Koala, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = f"test {{a}} != 3 -o -e {tmp_path}/mended && echo {{a}}-{{b}}"
@@ -276,59 +253,3 @@ def test_what_failed_is_gone_on_with(sweep_koala: Koala, tmp_path: Path, monkeyp
     alone = sweep_koala.inside("sweep", "-n", "1", "--json", "--", "true", "{a}", ":::", "a=1..3")
     assert json.loads(alone.stdout)["sweep"]["done"] == 3
     assert "nothing is known of a sweep of job 99" in sweep_koala.inside("sweep", "--resume", "99", check=245).stderr
-
-
-# Ray on two local clusters: the example as it stands, whose nodes come, make room for another job, and come back.
-
-pytest.importorskip("ray", reason="Ray is not installed")
-TASKS = 120
-
-
-@pytest.fixture
-def ray_directory() -> Iterator[Path]:
-    """Give a directory for what Ray keeps: its sockets want a short path."""
-    with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as directory:
-        yield Path(directory)
-
-
-def write_raysquares(directory: Path, ray_directory: Path) -> Path:
-    """Return the path of the example's job file in a directory, with fewer and shorter tasks on fewer nodes."""
-    for name in ("raysquares.py", "raynode.py"):
-        shutil.copy(EXAMPLE / name, directory)
-    token = directory / "ray.token"
-    token.touch(mode=0o600)
-    token.write_text("0123456789abcdef" * 4)
-    text = (EXAMPLE / "raysquares.toml").read_text().replace('"200"', f'"{TASKS}"')
-    own = {"RAYSQUARES_PORT": str(free_port()), "RAYSQUARES_SECONDS": "0.2", "RAY_TMPDIR": str(ray_directory)}
-    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in own.items())
-    for old, new in (
-        ('"python3"', json.dumps(sys.executable)),
-        ("maximum = 20", "maximum = 2"),
-        ("[environment]\n", f"[environment]\n{lines}"),
-    ):
-        assert old in text
-        text = text.replace(old, new)
-    path = directory / "raysquares.toml"
-    path.write_text(text)
-    return path
-
-
-def test_the_example_makes_room_and_loses_nothing(koala: Koala, ray_directory: Path) -> None:
-    koala.serve()
-    koala.inside("submit", str(write_raysquares(koala.directory, ray_directory)))
-    eventually(lambda: sum(one.processors for one in koala.report("1").components) == 3)
-    output = koala.state / "jobs" / "1" / "head"
-    eventually((output / "0.out").exists)  # Ray takes its time to start
-    koala.inside("submit", koala.job("sleep 1", name="rigid", processors=3))
-    eventually(lambda: koala.report("1").over)
-    report = koala.report("1")
-    assert report.outcome is not None
-    assert report.outcome.exit_code == 0, (report.outcome, (output / "0.err").read_text()[-3000:])
-    assert any(one.reason == "room for job 2" and one.after < one.before for one in report.size_changes)
-    lines = (output / "0.out").read_text().splitlines()
-    assert expected_sum(TASKS) in lines
-    squares = [line for line in lines if " squared is " in line]  # Ray has a line of its own now and then
-    assert len(squares) == TASKS
-    assert {line.rpartition(" ")[2] for line in squares} <= {"alpha", "beta"}
-    eventually(lambda: koala.placeholders() == [])
-    eventually(lambda: processes_naming(str(ray_directory)) == [])

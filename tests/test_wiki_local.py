@@ -17,8 +17,7 @@ from koala_pbs import PLUGIN, PbsSettings
 from tests.fakes.pbs import FakePbs
 from tests.local_koala import Koala, eventually
 from tests.real.systems.processes import wait_until
-from tests.wiki_scheduler import KEY, SECONDS, Scheduler
-from tests.wiki_server import WikiServer
+from tests.wiki_server import KEY, SECONDS, Scheduler, WikiServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,9 +18,9 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from tests.fakes.commandfile import READY
 from tests.fakes.gridengine import commands
 from tests.fakes.pbs import programs as pbs_programs
+from tests.fakes.scripts import READY
 from tests.fakes.slurm import programs as slurm_programs
 
 LENGTH_BYTES = 4

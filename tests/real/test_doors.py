@@ -18,8 +18,7 @@ from koala_adapter.parsl import KoalaProvider
 from koala_experiments.framework import ALL, COUNTERED, DECLINING, EVOLVING, MALLEABLE, Pace
 from koala_experiments.negotiation import as_published, course_of
 from koala_experiments.stage import Places, Stage
-from tests.daskexample import write_dasksum
-from tests.daskprogram import DaskProgram, sum_of_squares
+from tests.daskprogram import DaskProgram, sum_of_squares, write_dasksum
 from tests.daskprograms import TASKS
 from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares
 from tests.real.lrms import local_job, placeholders

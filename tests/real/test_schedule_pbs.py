@@ -17,8 +17,7 @@ from tests.pbs_scheduling import SITE, scheduling
 from tests.real.systems.pbs import OTHER, PbsServer, missing_for_pbs
 from tests.real.systems.processes import wait_until
 from tests.real.systems.requirements import require
-from tests.wiki_scheduler import KEY, SECONDS, Scheduler
-from tests.wiki_server import WikiServer
+from tests.wiki_server import KEY, SECONDS, Scheduler, WikiServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

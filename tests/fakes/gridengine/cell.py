@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from koala_adapter.testing import eventually
-from tests.fakes.commandfile import REPOSITORY, write_command
 from tests.fakes.gridengine.engine import DOWN, STATE, Engine, State, Task
+from tests.fakes.scripts import REPOSITORY, write_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

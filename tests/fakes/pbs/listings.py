@@ -8,10 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.fakes.pbs.options import Refusal, parse, say, selected
-from tests.fakes.pbs.placing import processors_of, used_processors
-from tests.fakes.pbs.running import FINISHED, schedule
-from tests.fakes.pbs.state import MOVED, NO_ELEMENT, OVER, WAITING, Store
+from tests.fakes.pbs.jobs import FINISHED, Refusal, parse, say, schedule, selected
+from tests.fakes.pbs.state import MOVED, NO_ELEMENT, OVER, WAITING, Store, processors_of, used_processors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,12 +10,27 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from tests.fakes.pbs.jobs import (
+    BAD_STATE,
+    NO_ANSWER,
+    UNAUTHORIZED,
+    Refusal,
+    delete,
+    end,
+    followed,
+    is_over,
+    move,
+    parse,
+    qmove,
+    say,
+    schedule,
+    selected,
+    send,
+    start,
+    whole,
+)
 from tests.fakes.pbs.listings import pbsnodes, qstat
-from tests.fakes.pbs.moving import NO_ANSWER, followed, move, qmove
-from tests.fakes.pbs.options import BAD_STATE, UNAUTHORIZED, Refusal, is_over, parse, say, selected, whole
-from tests.fakes.pbs.placing import is_selection, places_of
-from tests.fakes.pbs.running import delete, end, schedule, send, start
-from tests.fakes.pbs.state import NO_ELEMENT, WAITING, Job, Store
+from tests.fakes.pbs.state import NO_ELEMENT, WAITING, Job, Store, is_selection, places_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,9 +9,8 @@ import pwd
 import subprocess
 from typing import TYPE_CHECKING
 
-from tests.fakes.commandfile import write_command
 from tests.fakes.pbs.state import ALIVE, Settings, Store
-from tests.fakes.scripts import await_runners, kill_scripts
+from tests.fakes.scripts import await_runners, kill_scripts, write_command
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,7 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
-from tests.fakes.commandfile import write_command
-from tests.fakes.scripts import await_runners, kill_scripts
+from tests.fakes.scripts import await_runners, kill_scripts, write_command
 from tests.fakes.slurm.state import Settings, Store
 
 if TYPE_CHECKING:

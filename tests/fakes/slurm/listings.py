@@ -9,9 +9,8 @@ import pwd
 import re
 from typing import TYPE_CHECKING
 
-from tests.fakes.slurm.allocation import used_processors
-from tests.fakes.slurm.options import Parser, Refusal, say, selected, split_jobs
-from tests.fakes.slurm.running import schedule
+from tests.fakes.slurm.jobs import Parser, Refusal, say, schedule, selected, split_jobs
+from tests.fakes.slurm.state import used_processors
 
 if TYPE_CHECKING:
     from tests.fakes.slurm.state import Job, State, Store

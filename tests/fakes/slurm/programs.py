@@ -10,11 +10,22 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from tests.fakes.slurm.changing import INVALID_ID, update
+from tests.fakes.slurm.jobs import (
+    INVALID_ID,
+    Parser,
+    Refusal,
+    create_reservation,
+    delete_reservation,
+    end,
+    say,
+    schedule,
+    selected,
+    send,
+    show_reservations,
+    split_jobs,
+    update,
+)
 from tests.fakes.slurm.listings import sacct, show_jobs, sinfo, squeue
-from tests.fakes.slurm.options import Parser, Refusal, say, selected, split_jobs
-from tests.fakes.slurm.reserving import create_reservation, delete_reservation, show_reservations
-from tests.fakes.slurm.running import end, schedule, send
 from tests.fakes.slurm.state import Job, Store
 
 if TYPE_CHECKING:

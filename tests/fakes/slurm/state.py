@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fake controller remembers: its settings and its jobs, in files that all commands share under one lock."""
+"""The state of a fake Slurm, and which processors its jobs get."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from tests.fakes.scripts import locked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
 
@@ -151,3 +151,51 @@ def _read(raw: Mapping[str, Any]) -> State:
         jobs=[Job(**job) for job in raw["jobs"]],
         reservations=[Reservation(**one) for one in raw["reservations"]],
     )
+
+
+# Which processors of the fake are free, and which of them a job gets: as Slurm does it, one node after the other.
+
+LIST_IS_A_CHOICE_SINCE = (23, 11)
+"""From here on a list of more nodes than a job needs says where it may start, before where it must."""
+
+
+def used_processors(state: State, node: str) -> int:
+    """Return the processors of a node that jobs have."""
+    return sum(job.places.get(node, 0) for job in state.jobs if job.alive)
+
+
+def free_processors(store: Store, state: State, node: str, reservation: str = "") -> int:
+    """Return the processors of a node that a job can have, in a reservation or outside of all."""
+    inside = {one.name: one.cores.get(node, 0) for one in state.reservations}
+    if reservation:
+        return inside[reservation] - _used_in(state, node, reservation)
+    outside = used_processors(state, node) - sum(_used_in(state, node, name) for name in inside)
+    return store.settings["nodes"][node] - sum(inside.values()) - outside
+
+
+def _used_in(state: State, node: str, reservation: str) -> int:
+    return sum(job.places.get(node, 0) for job in state.jobs if job.alive and job.reservation == reservation)
+
+
+def place(store: Store, state: State, job: Job) -> dict[str, int] | None:
+    """Return the processors on each node with which a job can start now; None when there are too few."""
+    choice = store.release >= LIST_IS_A_CHOICE_SINCE and len(job.wanted) > job.nodes_low
+    required = [] if choice else job.wanted
+    others = job.wanted if choice else [name for name in store.settings["nodes"] if name not in required]
+    low = max(job.nodes_low, len(required))
+    high = job.nodes_high or len(store.settings["nodes"])
+    return None if low > high else _fill(store, state, job, [*required, *others], low=low, high=high)
+
+
+def _fill(store: Store, state: State, job: Job, nodes: Sequence[str], *, low: int, high: int) -> dict[str, int] | None:
+    chosen: dict[str, int] = {}
+    missing = job.processors
+    for name in nodes:
+        if len(chosen) == high or (missing == 0 and len(chosen) >= low):
+            break
+        kept = job.least * max(0, low - len(chosen) - 1)
+        count = min(free_processors(store, state, name, job.reservation), missing - kept)
+        if count >= job.least:
+            chosen[name] = count
+            missing -= count
+    return chosen if missing == 0 and len(chosen) >= low else None

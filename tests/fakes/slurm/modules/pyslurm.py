@@ -15,8 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes.slurm import programs
-from tests.fakes.slurm.options import Refusal
-from tests.fakes.slurm.running import schedule
+from tests.fakes.slurm.jobs import Refusal, schedule
 from tests.fakes.slurm.state import Store
 
 if TYPE_CHECKING:
