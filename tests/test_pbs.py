@@ -519,7 +519,8 @@ def side_by_side_koala(tmp_path: Path, servers: tuple[FakePbs, FakePbs], slurm: 
     }
     text = SIDE_BY_SIDE_SITE
     for name, (plugin, system) in systems.items():
-        settings = f'conf = "{system.conf}"\nbin_directory = "{system.bin_directory}"'
+        # By commands, whatever library this machine has.
+        settings = f'conf = "{system.conf}"\nbin_directory = "{system.bin_directory}"\nsubmit_by = "commands"'
         text += CLUSTER.format(name=name, plugin=plugin, settings=settings)
     text += CLUSTER.format(name="alpha", plugin="local", settings="processors = 2\nidle_seconds = 60")
     koala.site_file.write_text(text)

@@ -30,7 +30,7 @@ class Traces:
 
     def note_running(self) -> None:
         """Remember the private directories of all ranks that run now (their FIFOs are in them)."""
-        for pid in self._marked():
+        for pid in self.ranks():
             process = SeenProcess.read(pid)
             if process is not None and "KOALA_STDOUT" in process.environment:
                 self.directories.add(Path(process.environment["KOALA_STDOUT"]).parent)
@@ -51,14 +51,15 @@ class Traces:
         """Return everything of the user's jobs that is still there."""
         user = self._user
         found = [f"{name}: placeholder {one}" for name, system in user.systems.items() for one in placeholders(system)]
-        found += [f"process {pid}" for pid in (*self._marked(), *self._agents())]
+        found += [f"process {pid}" for pid in (*self.ranks(), *self._agents())]
         found += [f"private directory {path}" for path in self.directories if path.exists()]
         found += [f"{WORDS} {path.name}" for path in user.output.iterdir()]
         for pattern in ("clusters/*/scripts/*", "jobs/*/input", "*.token"):
             found += [f"file {path}" for path in user.state.glob(pattern)]
         return found + self._secrets()
 
-    def _marked(self) -> list[int]:
+    def ranks(self) -> list[int]:
+        """Return the processes of its ranks that are there."""
         mark = next(iter(self.mark.items()))
         return find_processes(lambda process: mark in process.environment.items())
 

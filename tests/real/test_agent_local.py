@@ -390,30 +390,38 @@ async def test_release_reaches_ranks_in_sessions_of_their_own(site: Site) -> Non
         assert site.output("t") == b"ready\nasked\n"
 
 
+async def turned_away(site: Site, *, times: int) -> None:
+    """Close the connections of the agent, where the control center was, until it has tried so many times."""
+    tries = 0
+    enough = anyio.Event()
+
+    async def turn_away(connection: SocketStream) -> None:
+        nonlocal tries
+        await connection.aclose()
+        tries += 1
+        if tries == times:
+            enough.set()
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=site.port)
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, turn_away)
+        with anyio.fail_after(LIVENESS):
+            await enough.wait()
+        tasks.cancel_scope.cancel()
+
+
 async def test_a_released_agent_comes_back_soon_with_what_it_has_to_say(site: Site) -> None:
     """Released and then cut off, it has little time left: it does not let the pauses between its tries grow."""
     async with site.serving():
         site.start_agent()
         await site.wait_for(AgentRegistered)
-        site.center.launch(placeholder(), shell("t", "trap 'sleep 20' TERM; echo ready; while :; do sleep 0.1; done"))
+        site.center.launch(
+            placeholder(), shell("t", "trap 'echo asked; sleep 20' TERM; echo ready; while :; do sleep 0.1; done")
+        )
         await site.wait_for_output("t", b"ready\n")
         site.center.release(placeholder(), 20)
-        await anyio.sleep(0.2)  # no event tells that the order has gone out
-    tries: list[float] = []
-    seventh = anyio.Event()
-
-    async def turn_away(connection: SocketStream) -> None:
-        await connection.aclose()
-        tries.append(anyio.current_time())
-        if len(tries) == 7:
-            seventh.set()
-
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=site.port)
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, turn_away)
-        with anyio.fail_after(LIVENESS):  # if the pauses grew, it would be gone before its seventh try
-            await seventh.wait()
-        tasks.cancel_scope.cancel()
+        await site.wait_for_output("t", b"ready\nasked\n")
+    await turned_away(site, times=7)  # if the pauses grew, it would be gone before
 
 
 async def test_an_agent_whose_process_speaks_with_koala_comes_back_soon(tmp_path: Path) -> None:
@@ -425,21 +433,7 @@ async def test_an_agent_whose_process_speaks_with_koala_comes_back_soon(tmp_path
             await site.wait_for(AgentRegistered)
             site.center.launch(placeholder(), replace(shell("t", "echo ready; sleep 60"), application=True))
             await site.wait_for_output("t", b"ready\n")
-        tries: list[float] = []
-        tenth = anyio.Event()
-
-        async def turn_away(connection: SocketStream) -> None:
-            await connection.aclose()
-            tries.append(anyio.current_time())
-            if len(tries) == 10:
-                tenth.set()
-
-        listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=site.port)
-        async with listener, anyio.create_task_group() as tasks:
-            tasks.start_soon(listener.serve, turn_away)
-            with anyio.fail_after(LIVENESS):  # if the pauses grew, its lease would have ended it before its tenth try
-                await tenth.wait()
-            tasks.cancel_scope.cancel()
+        await turned_away(site, times=10)  # if the pauses grew, its lease would have ended it before
     finally:
         site.close()
 
@@ -449,15 +443,15 @@ async def test_a_released_agent_that_is_cut_off_keeps_its_last_words(site: Site)
     async with site.serving():
         process = site.start_agent()
         await site.wait_for(AgentRegistered)
-        text = "trap 'sleep 1; echo last words; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+        text = "trap 'echo asked; sleep 1; echo last words; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
         site.center.launch(placeholder(), shell("t", text))
         await site.wait_for_output("t", b"ready\n")
         site.center.release(placeholder(), 2)
-        await anyio.sleep(0.2)  # no event tells that the order has gone out
-    await anyio.sleep(13)  # longer than an agent that is heard takes to leave
+        await site.wait_for_output("t", b"ready\nasked\n")
+    await turned_away(site, times=30)  # for longer than an agent that is heard takes to leave
     assert process.poll() is None
     async with site.serving():
-        await site.wait_for_output("t", b"ready\nlast words\n")
+        await site.wait_for_output("t", b"ready\nasked\nlast words\n")
         assert (await site.ended(process))[0] == 0
 
 

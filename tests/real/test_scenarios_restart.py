@@ -113,7 +113,7 @@ def test_an_end_while_nobody_listens_is_told_later(new_user: NewUser, slurm_a: S
     user.kill()
     ranks.let_end()
     wait_until(lambda: len(ranks.over()) == 2, seconds=PATIENCE, what="all but the last rank end")
-    time.sleep(1)
+    wait_until(lambda: not traces.ranks(), seconds=PATIENCE, what="the last one has ended, too")
     user.serve()
     expect_noted_end(user, job, ranks, user.wait_over(job))
     assert len(submissions(slurm_a, user.prefix)) == 1
