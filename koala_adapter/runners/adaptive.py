@@ -186,6 +186,8 @@ def _place(rank: Rank, clusters: dict[str, str]) -> Place:
 class AdaptiveRunner(GrowingRunner):
     """Starts a process for each rank, each with the application library and a way to speak with koala."""
 
+    speaks = True
+
     def __init__(self, application: Application) -> None:
         """Make the runner of a job."""
         super().__init__(application)

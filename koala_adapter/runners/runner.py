@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.runners.software import ClusterSoftware
@@ -23,12 +23,12 @@ from koala_adapter.vjm.channel import Launch
 from koala_adapter.vjm.jobscript import END_MARGIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from koala_adapter.model import Component, Job, JobId, PlaceholderId, TaskEnd
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
-    from koala_adapter.vjm.channel import LaunchFile
+    from koala_adapter.vjm.channel import LaunchFile, Signal
 
 
 # -- When the processes of a job are ended because their time is over ----------------------------------------
@@ -64,6 +64,17 @@ class AddressedLaunch:
 
     placeholder: PlaceholderId
     launch: Launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressedSignal:
+    """A signal and the placeholder whose agent is to send it."""
+
+    placeholder: PlaceholderId
+    signal: Signal
+
+
+Order: TypeAlias = "AddressedLaunch | AddressedSignal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +181,9 @@ class Application:
 class Runner(ABC):
     """Translates between the scheduler's records and the processes of one job. Pure."""
 
+    speaks: ClassVar[bool] = False
+    """Whether its processes say something of themselves, in notes and templates."""
+
     def __init__(self, application: Application) -> None:
         """``application``: the job and its ranks."""
         self.application = application
@@ -182,6 +196,16 @@ class Runner(ABC):
         """Return everything that is to be started as far as is known now; starting a task twice is harmless."""
         for rank in self.application.ranks:
             yield from self.launches_in(rank)
+
+    def asked_again(self, rank: Rank, now: float) -> Sequence[Order]:
+        """Return what is to be repeated to the agent of a rank that came into contact again."""
+        del rank, now
+        return ()
+
+    def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
+        """Take new ranks in, which ``application`` has beside the former ones; return what is to be started."""
+        del application, ranks
+        return ()
 
     def output_of(self, task: str, stream: str, offset: int, data: bytes, now: float) -> Reaction:
         """Take in output of a task, which begins at ``offset``; what was taken in before may come again."""

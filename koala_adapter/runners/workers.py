@@ -12,15 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from koala_adapter.runners.runner import AddressedLaunch, ProcessRunner
+from koala_adapter.runners.runner import AddressedLaunch, AddressedSignal, ProcessRunner
 from koala_adapter.sizes import OWN_SIZES, Decision
 from koala_adapter.vjm.channel import Launch, Signal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from koala_adapter.model import ClusterName, PlaceholderId, TaskEnd
-    from koala_adapter.runners.runner import Application
+    from koala_adapter.model import ClusterName, TaskEnd
+    from koala_adapter.runners.runner import Application, Order
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.events import Event
     from koala_adapter.sizes import SizeRules
@@ -190,17 +190,6 @@ class GrowingRunner(ProcessRunner):
 # -- The runner of workers -----------------------------------------------------------------------------------
 
 KILL = 9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddressedSignal:
-    """A signal and the placeholder whose agent is to send it."""
-
-    placeholder: PlaceholderId
-    signal: Signal
-
-
-Order: TypeAlias = "AddressedLaunch | AddressedSignal"
 
 
 class WorkersRunner(GrowingRunner):

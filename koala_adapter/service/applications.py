@@ -26,7 +26,7 @@ from koala_adapter.runners.mpi import LAUNCHER_TASK, AdaptiveMpiRunner, MpiRunne
 from koala_adapter.runners.restartedmpi import RestartedMpiRunner
 from koala_adapter.runners.runner import AddressedLaunch, Application, ProcessRunner, Reaction, Runner, Sending
 from koala_adapter.runners.software import ClusterSoftware
-from koala_adapter.runners.workers import GrowingRunner, SweepRunner, WorkersRunner
+from koala_adapter.runners.workers import SweepRunner, WorkersRunner
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.service.results import Results
 from koala_adapter.vjm.channel import LaunchFile
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.model import Component, Job, PlaceholderId
-    from koala_adapter.runners.workers import Order
+    from koala_adapter.runners.runner import Order
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord
@@ -205,9 +205,9 @@ class Applications:
         rank = runner.application.ranks_in.get(placeholder)
         launches = () if rank is None else runner.launches_in(rank)
         self._send(one for one in launches if one.launch.task not in known)
-        if rank is not None and isinstance(runner, WorkersRunner):
+        if rank is not None:
             self.order(runner.asked_again(rank, self._core.now()))
-        if rank is not None and isinstance(runner, AdaptiveRunner) and self.listener is not None:
+        if rank is not None and runner.speaks and self.listener is not None:
             self.listener.in_contact(record, rank.rank)
 
     def disconnected(self, placeholder: PlaceholderId) -> None:
@@ -215,7 +215,7 @@ class Applications:
         self._sending.lost(placeholder)
         record = self._job_in(placeholder)
         runner = None if record is None else self._runners.get(record.job.id)
-        if record is not None and isinstance(runner, AdaptiveRunner) and self.listener is not None:
+        if record is not None and runner is not None and runner.speaks and self.listener is not None:
             rank = runner.application.ranks_in.get(placeholder)
             if rank is not None:
                 self.listener.out_of_contact(record, rank.rank)
@@ -224,7 +224,7 @@ class Applications:
         """The process of a task says something; of tasks that are not its own an agent has nothing to say."""
         runner = self._runner_of(task) if self._owns(placeholder, task) else None
         rank = None if runner is None else runner.rank_of(task)
-        if isinstance(runner, AdaptiveRunner) and rank is not None and self.listener is not None:
+        if runner is not None and runner.speaks and rank is not None and self.listener is not None:
             self.listener.said(self._core.state.jobs[runner.application.job.id], rank, frame)
 
     def _tell(self, runner: Runner, report: TaskReport) -> None:
@@ -391,7 +391,7 @@ class Applications:
     def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
         """Start the processes of ranks that a running job has got."""
         runner = self._runner(record)
-        if not isinstance(runner, GrowingRunner):
+        if runner is None:
             return
         try:
             self._send(runner.grow(self._application(record, runner.application), ranks))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, JobId, RunnerName, TaskEnd
 from koala_adapter.outcome import LAUNCHED_STATES, JobState, PlaceholderState
-from koala_adapter.runners.runner import AddressedLaunch, Application
-from koala_adapter.runners.workers import KILL, AddressedSignal, WorkersRunner
+from koala_adapter.runners.runner import AddressedLaunch, AddressedSignal, Application
+from koala_adapter.runners.workers import KILL, WorkersRunner
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.service.sizes.loop import Sizes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import Job, PlaceholderId
     from koala_adapter.runners.adaptive import AdaptiveRunner
-    from koala_adapter.runners.workers import Order
+    from koala_adapter.runners.runner import Order
     from koala_adapter.scheduler.actions import SizeAction
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import Claim, JobRecord, State

@@ -26,9 +26,8 @@ from koala_adapter.runners.notes import (
     Note,
     note,
 )
-from koala_adapter.runners.runner import AddressedLaunch, Application
+from koala_adapter.runners.runner import AddressedLaunch, AddressedSignal, Application
 from koala_adapter.runners.workers import (
-    AddressedSignal,
     GrowOffer,
     ShrinkRequest,
     WalltimeMonitor,
@@ -40,7 +39,7 @@ from koala_adapter.scheduler.actions import Rank
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from koala_adapter.runners.workers import Order
+    from koala_adapter.runners.runner import Order
 
 
 BETA = ClusterName("beta")

@@ -24,8 +24,8 @@ from koala_adapter.runners.notes import (
     parse_note,
     payload_of,
 )
-from koala_adapter.runners.runner import Application
-from koala_adapter.runners.workers import AddressedSignal, WorkersRunner
+from koala_adapter.runners.runner import AddressedSignal, Application
+from koala_adapter.runners.workers import WorkersRunner
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.events import RankEnded
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import PlaceholderId
     from koala_adapter.negotiation import Template
-    from koala_adapter.runners.workers import Order
+    from koala_adapter.runners.runner import Order
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord, State
