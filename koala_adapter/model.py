@@ -303,6 +303,8 @@ class Node:
     disk_mib: int | None = None
     """Space on its own disk, when the LRM tells."""
     gpus: tuple[NodeGpus, ...] = ()
+    untold: tuple[str, ...] = ()
+    """Keys of a slot, of gpus, gpu_kind and features, of which the LRM does not tell what the node has."""
     grain: int = 1
     """Processors that a job gets at a time here, such as the threads of a core: it has a multiple of them."""
     queue_grains: tuple[tuple[str, int], ...] = ()

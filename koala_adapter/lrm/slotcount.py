@@ -11,7 +11,7 @@ from koala_adapter.slots import SlotCount
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from koala_adapter.model import Node
+    from koala_adapter.model import Node, NodeGpus
     from koala_adapter.slots import Slot
 
 
@@ -44,7 +44,7 @@ def slots_ever(node: Node, slot: Slot, queue: str | None) -> int:
         bounds.append(node.memory_mib // slot.memory_mib)
     if slot.scratch_mib and node.disk_mib is not None:
         bounds.append(node.disk_mib // slot.scratch_mib)
-    if slot.gpus:
+    if slot.gpus and "gpus" not in node.untold:
         bounds.append(_gpus(node, slot.gpu_kind) // slot.gpus)
     return max(0, min(bounds))
 
@@ -67,8 +67,8 @@ def slots_idle(node: Node, slot: Slot, queue: str | None) -> int:
     bounds += [now for name, _, now in node.queue_places if name == (queue or "")]
     if slot.memory_mib and node.memory_mib is not None and node.memory_used_mib is not None:
         bounds.append((node.memory_mib - node.memory_used_mib) // slot.memory_mib)
-    if slot.gpus:
-        used = sum(one.used for one in node.gpus if slot.gpu_kind in {"", one.kind})
+    if slot.gpus and "gpus" not in node.untold:
+        used = sum(one.used for one in _of_kind(node, slot.gpu_kind))
         bounds.append((_gpus(node, slot.gpu_kind) - used) // slot.gpus)
     return max(0, min(bounds))
 
@@ -78,22 +78,27 @@ def _serves(node: Node, queue: str | None) -> bool:
     return not queue or not node.queues or not set(queue.split(",")).isdisjoint(node.queues)
 
 
+def _of_kind(node: Node, kind: str) -> tuple[NodeGpus, ...]:
+    return tuple(one for one in node.gpus if kind in {"", one.kind} or "gpu_kind" in node.untold)
+
+
 def _gpus(node: Node, kind: str) -> int:
-    return sum(one.count for one in node.gpus if kind in {"", one.kind})
+    return sum(one.count for one in _of_kind(node, kind))
 
 
 def _lacking(node: Node, slot: Slot) -> Iterator[str]:
-    """Yield what a slot needs that a node never has, each with what it has."""
+    """Yield what a slot needs that a node never has, each with what it has; what is not told is not lacking."""
     if node.processors < slot.threads:
         yield f"{slot.threads} processors (it has {node.processors})"
     if node.memory_mib is not None and node.memory_mib < slot.memory_mib:
         yield f"{slot.memory_mib} MiB of memory (it has {node.memory_mib})"
     if node.disk_mib is not None and node.disk_mib < slot.scratch_mib:
         yield f"{slot.scratch_mib} MiB of scratch space (it has {node.disk_mib})"
-    if _gpus(node, slot.gpu_kind) < slot.gpus:
+    if "gpus" not in node.untold and _gpus(node, slot.gpu_kind) < slot.gpus:
         there = ", ".join(f"{one.count} {one.kind}".rstrip() for one in node.gpus) or "none"
         yield f"{slot.gpus} GPUs{f' of kind {slot.gpu_kind}' if slot.gpu_kind else ''} (it has {there})"
-    yield from (f"feature {word}" for word in slot.features if word not in node.features)
+    if "features" not in node.untold:
+        yield from (f"feature {word}" for word in slot.features if word not in node.features)
 
 
 def _lack(nodes: list[Node], slot: Slot, queue: str | None) -> str:

@@ -271,6 +271,7 @@ class DrmaaLrm(Lrm):
             state=NodeState.UP,
             processors=self._settings.processors,
             processors_used=running,
+            untold=("gpus", "gpu_kind", "features"),
         )
         return (node,)
 

@@ -219,9 +219,22 @@ def _node(name: str, attributes: Attributes, queues: tuple[str, ...]) -> Node:
         reason=value_of(attributes, "comment"),
         architecture=available.get("arch", ""),
         memory_used_mib=mebibytes_of(assigned.get("mem", "0kb")),
-        features=tuple(sorted(name for name, value in available.items() if value.lower() == "true")),
+        features=_features(available),
+        # Sites tell kinds apart by other resources.
+        untold=("gpu_kind",),
         gpus=(NodeGpus(kind="", count=gpus, used=number_of(assigned.get("ngpus", "0"))),) if gpus else (),
     )
+
+
+def _features(available: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what is true of a vnode, and the words of its resources that are no numbers."""
+    found: set[str] = set()
+    for name, value in available.items():
+        if value.lower() == "true":
+            found.add(name)
+        elif value.lower() != "false" and name not in PLACES and not CONSUMABLE.fullmatch(value):
+            found |= {word.strip() for word in value.split(",") if word.strip()}
+    return tuple(sorted(found))
 
 
 # -- Chunks --------------------------------------------------------------------------------------------------

@@ -121,8 +121,6 @@ SINGLY = ("-g", "d")
 
 LIST_SLOTS = ("qstat", "-xml", "-g", "t", "-r", *UNFINISHED, "-u", "*")
 """All jobs of all users, with a row for each slot of a parallel job."""
-LIST_NODES = ("qhost", "-xml", "-q", "-F", "slots")
-"""All hosts with their queues and the slots that the hosts have left."""
 LIST_QUEUES = ("qstat", "-xml", "-g", "c")
 """All cluster queues with their slots."""
 SHOW_QUEUES = ("qconf", "-sq", "*")
@@ -132,6 +130,11 @@ SHOW_VERSION = ("qstat", "-help")
 """Usage, whose first line is the version; does not ask the qmaster."""
 TRIGGER_SCHEDULER = ("qconf", "-tsm")
 """Run the scheduler now; a refusal is printed with exit code 0 (seen with 8.1.9)."""
+
+
+def list_nodes(features: Sequence[str] = ()) -> tuple[str, ...]:
+    """All hosts with their queues, the slots that the hosts have left, and which of these complexes are true there."""
+    return ("qhost", "-xml", "-q", "-F", ",".join(("slots", *features)))
 
 
 def list_jobs(*, singly: bool = False) -> tuple[str, ...]:

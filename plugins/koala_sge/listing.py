@@ -214,20 +214,34 @@ class QueueInstance:
         return queue_instance_state(self.letters)
 
 
-def parse_nodes(raw: bytes, *, queue: str | None = None, by_queue: bool = False) -> tuple[Node, ...]:
+UNTOLD = ("gpus", "gpu_kind")
+"""GPUs are complexes that each site names in its own way, and qhost tells what is left of them alone."""
+
+
+def parse_nodes(
+    raw: bytes,
+    *,
+    queue: str | None = None,
+    by_queue: bool = False,
+    features: Collection[str] = (),
+    untold: tuple[str, ...] = UNTOLD,
+) -> tuple[Node, ...]:
     """Return the nodes that run batch jobs, in ``queue`` if one is given. Raises LrmUnavailableError.
 
-    ``by_queue``: each queue instance is a node, called QUEUE@HOST.
+    ``by_queue``: each queue instance is a node, called QUEUE@HOST. ``features``: complexes that tell what a host is.
+    ``untold``: as in Node.
     """
     root = parse_xml(raw, root="qhost", source="qhost")
     hosts = [host for host in root.iterfind("host") if host.get("name") != GLOBAL]
     if not by_queue:
-        return tuple(_node(host, instances) for host in hosts if (instances := _instances(host, queue)))
-    return tuple(
-        replace(_node(host, (instance,)), name=f"{instance.queue}@{host.get('name') or ''}")
-        for host in hosts
-        for instance in _instances(host, queue)
-    )
+        nodes = (_node(host, instances, features) for host in hosts if (instances := _instances(host, queue)))
+    else:
+        nodes = (
+            replace(_node(host, (instance,), features), name=f"{instance.queue}@{host.get('name') or ''}")
+            for host in hosts
+            for instance in _instances(host, queue)
+        )
+    return tuple(replace(node, untold=untold) for node in nodes)
 
 
 def _instances(host: _Element, queue: str | None) -> tuple[QueueInstance, ...]:
@@ -238,7 +252,7 @@ def _instances(host: _Element, queue: str | None) -> tuple[QueueInstance, ...]:
     )
 
 
-def _node(host: _Element, instances: Sequence[QueueInstance]) -> Node:
+def _node(host: _Element, instances: Sequence[QueueInstance], features: Collection[str]) -> Node:
     # A node is as usable as its most usable queue, and then only that one's slots count.
     state = min((instance.state for instance in instances), key=_USABILITY.index)
     usable = [instance for instance in instances if instance.state is state]
@@ -251,10 +265,18 @@ def _node(host: _Element, instances: Sequence[QueueInstance]) -> Node:
         processors_used=used,
         memory_mib=mebibytes_of(values.get("mem_total", "")),
         load=_load(values.get("load_avg", "")),
+        features=tuple(name for name in _true_of(host) if name in features),
         queues=tuple(instance.queue for instance in instances),
         architecture=values.get("arch_string", ""),
         raw_state=",".join(dict.fromkeys(instance.letters for instance in instances if instance.letters)),
     )
+
+
+def _true_of(host: _Element) -> Iterator[str]:
+    """Yield the complexes of a host that are not 0: true, of those that say yes or no."""
+    for value in host.iterfind("resourcevalue"):
+        if number_of((value.text or "").strip()):
+            yield value.get("name") or ""
 
 
 def _slots(instances: Sequence[QueueInstance], host_free: int | None) -> tuple[int, int]:

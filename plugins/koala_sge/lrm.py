@@ -31,6 +31,7 @@ from koala_sge.defaults import groups_arrays, require_whole_listings
 from koala_sge.explained import ExplainedJob, parse_explained
 from koala_sge.heldjobs import HeldJobs, possibly_hook_holds, without_users
 from koala_sge.listing import (
+    UNTOLD,
     GridEngineCommands,
     parse_accounting,
     parse_jobs,
@@ -179,8 +180,14 @@ class SgeLrm(CommandPlugin):
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return the hosts that run batch jobs, with the slots that jobs of all users have."""
-        document = await self._commands.document(heldjobs.LIST_NODES)
-        return parse_nodes(document, queue=self._settings.queue, by_queue=self._by_queue)
+        features = self._complexes.booleans
+        document = await self._commands.document(heldjobs.list_nodes(features))
+        # What a site calls a feature may be no complex that says yes or no.
+        mapped = any(key == "features" for key, _ in self._context.directives.map)
+        untold = (*UNTOLD, "features") if mapped else UNTOLD
+        return parse_nodes(
+            document, queue=self._settings.queue, by_queue=self._by_queue, features=features, untold=untold
+        )
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs of all users from one listing; a job that ends is gone from it at once."""

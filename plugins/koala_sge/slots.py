@@ -146,7 +146,7 @@ def slot_options(divided: Divided, settings: SgeSettings, complexes: Complexes, 
     if slot.exclusive:
         yield f"-l {complexes.exclusive}=true"
     for name in slot.features:
-        yield f"-l {name}" if "=" in name else f"-l {name}=true"
+        yield f"-l {name}=true"
     for name, count in slot.licenses:
         yield shared(f"-l {name}={count}", complexes, threads=threads)
     if slot.account:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.lrm.slotcount import count_slots
+from koala_adapter.lrm.slotcount import count_slots, slots_ever, slots_idle
 from koala_adapter.model import Node, NodeGpus, NodeState
 from koala_adapter.slots import Slot
 
@@ -107,3 +109,14 @@ def test_larger_slots_are_no_more(nodes: list[Node], threads: int, more: int) ->
     assert large.most <= small.most
     assert large.idle <= small.idle <= small.most
     assert small.most * threads <= sum(one.processors + one.grain - 1 for one in nodes)
+
+
+def test_what_is_not_told_is_not_lacking() -> None:
+    """A node of which the batch system does not tell GPUs, or features, may have them; jobs are not kept from it."""
+    plain = Node(name="n1", state=NodeState.UP, processors=4, processors_used=0)
+    wanted = (Slot(gpus=1), Slot(gpus=1, gpu_kind="a100"), Slot(features=("ib",)))
+    assert [slots_ever(plain, slot, None) for slot in wanted] == [0, 0, 0]
+    silent = replace(plain, untold=("gpus", "gpu_kind", "features"))
+    assert [slots_idle(silent, slot, None) for slot in wanted] == [4, 4, 4]
+    kinds = replace(plain, gpus=(NodeGpus(kind="", count=2, used=1),), untold=("gpu_kind",))
+    assert (slots_ever(kinds, wanted[1], None), slots_idle(kinds, wanted[1], None)) == (2, 1)

@@ -13,6 +13,7 @@ from koala_adapter.lrm import Submission
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import BatchKey
 from koala_adapter.slots import PLAIN, Slot
+from koala_sge.listing import parse_nodes
 from koala_sge.settings import SgeSettings
 from koala_sge.slots import (
     Complexes,
@@ -64,7 +65,7 @@ def test_a_cell_is_read() -> None:
         (PLAIN, []),
         (Slot(threads=4), ["-pe smp 4"]),
         (Slot(exclusive=True), ["-l exclusive=true"]),
-        (Slot(features=("ib", "os=el9")), ["-l ib=true", "-l os=el9"]),
+        (Slot(features=("ib", "avx")), ["-l ib=true", "-l avx=true"]),
         (Slot(licenses=(("matlab", 2),)), ["-l matlab=2"]),
         (Slot(threads=2, licenses=(("matlab", 2),)), ["-pe smp 2", "-l matlab=1"]),
         (Slot(account="physics"), ["-A physics"]),
@@ -125,6 +126,29 @@ def test_environments_of_queues() -> None:
     assert environments_of_queues(queues, "b.q") == ()
     assert is_on_one_host("pe_name smp\nallocation_rule    $pe_slots\n")
     assert not is_on_one_host("pe_name mpi\nallocation_rule    $fill_up\n")
+
+
+HOST = b"""<?xml version='1.0'?>
+<qhost>
+ <host name='n1'>
+   <hostvalue name='mem_total'>23.5G</hostvalue>
+   <resourcevalue name='ib' dominance='hf'>1.000000</resourcevalue>
+   <resourcevalue name='avx' dominance='hf'>0.000000</resourcevalue>
+   <resourcevalue name='slots' dominance='hc'>4.000000</resourcevalue>
+ <queue name='all.q'>
+   <queuevalue qname='all.q' name='qtype_string'>BIP</queuevalue>
+   <queuevalue qname='all.q' name='slots'>4</queuevalue>
+ </queue>
+ </host>
+</qhost>
+"""
+"""Of `qhost -xml -q -F slots,avx,ib` of 8.1.9."""
+
+
+@pytest.mark.parametrize("by_queue", [False, True])
+def test_features_of_a_host(*, by_queue: bool) -> None:
+    (node,) = parse_nodes(HOST, by_queue=by_queue, features=("avx", "ib"))
+    assert (node.features, node.untold) == (("ib",), ("gpus", "gpu_kind"))
 
 
 def test_a_cell_is_kept(tmp_path: Path) -> None:
