@@ -123,6 +123,22 @@ h_vmem                INFINITY
 """
 
 
+ENVIRONMENT = """\
+pe_name            {name}
+slots              999
+user_lists         NONE
+xuser_lists        NONE
+start_proc_args    NONE
+stop_proc_args     NONE
+allocation_rule    {rule}
+control_slaves     FALSE
+job_is_first_task  TRUE
+urgency_slots      min
+accounting_summary FALSE
+qsort_args         NONE
+"""
+
+
 def _replaced(text: str, values: Mapping[str, str]) -> str:
     """Return a `name value` configuration, as qconf prints it, with some values replaced or added."""
     joined = text.replace("\\\n", " ")
@@ -251,6 +267,23 @@ class GridEngineCell:
     def use_temporary_directory(self, path: Path) -> None:
         """Let jobs have their directories (TMPDIR) below a path instead of /tmp."""
         self.run("qconf", "-rattr", "queue", "tmpdir", str(path), QUEUE)
+
+    def add_environment(self, name: str, *, rule: str) -> None:
+        """Have a parallel environment with an allocation rule, such as ``$pe_slots``, for jobs of the queue."""
+        self._change("-Ap", name, ENVIRONMENT.format(name=name, rule=rule))
+        self.run("qconf", "-aattr", "queue", "pe_list", name, QUEUE)
+
+    def add_complexes(self, complexes: Mapping[str, tuple[str, str]]) -> None:
+        """Have complexes: for each name the rest of its line in complex(5), and what the host has of it."""
+        lines = [
+            line
+            for line in self.run("qconf", "-sc").splitlines()
+            if line.split() and not line.startswith("#") and line.split()[0] not in complexes
+        ]
+        lines += [f"{name} {rest}" for name, (rest, _) in complexes.items()]
+        self._change("-Mc", "complex", "\n".join(lines) + "\n")
+        values = ",".join(f"{name}={value}" for name, (_, value) in complexes.items())
+        self.run("qconf", "-mattr", "exechost", "complex_values", values, "localhost")
 
     def start_execd(self) -> None:
         """Start (again) sge_execd; see `wait_ready`."""
