@@ -694,11 +694,15 @@ class Service:
                 self.archive.catch_up()
                 self.sizes.start(tasks)  # before agents are heard
                 await self.reception.open(tasks)
-                capabilities = {name: driver.lrm.capabilities for name, driver in self.clusters.items()}
-                self.post(configuration(self.site, self.instance, self.now(), capabilities))
+                self.post(configuration(self.site, self.instance, self.now(), {}))
                 self._doubt("the service was restarted")
                 self.sizes.resume()
                 await start_drivers(drivers_needed(self.clusters.values(), self.state), tasks)
+                # Some plugins learn from their batch system for what it can be asked: what they say before it has
+                # answered would refuse jobs for ever. One that answers later refuses submissions by itself.
+                answered = [one for one in self.clusters.values() if one.version is not None]
+                capabilities = {one.name: one.lrm.capabilities for one in answered}
+                self.post(configuration(self.site, self.instance, self.now(), capabilities))
                 tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)

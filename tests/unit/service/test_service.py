@@ -31,6 +31,7 @@ from koala_adapter.errors import (
     DefectError,
     JobNotFoundError,
     JournalBlockedError,
+    LrmUnavailableError,
     RecoveryError,
     ServiceUnavailableError,
 )
@@ -219,6 +220,24 @@ async def test_a_job_is_queued_nowhere_before_every_cluster_has_answered(
         slow.answers.set()
         await until(lambda: "submit" in slow.order, service)
         assert "submit" not in served.lrm.order
+
+
+class LearningLrm(ScriptedLrm):
+    """An LRM that learns from its batch system what it can be asked for."""
+
+    async def start(self) -> None:
+        await super().start()
+        self.capabilities = replace(self.capabilities, slots=frozenset({"threads"}))
+
+
+async def test_what_a_cluster_can_be_asked_for_is_known_once_it_has_answered(served: Served) -> None:
+    """Before that no job is refused for what a slot needs: the batch system may have it."""
+    served.lrm = LearningLrm()
+    silent = served.others[ClusterName("b")] = LearningLrm()
+    silent.errors["start"] = LrmUnavailableError("no answer")
+    async with served.running() as service:
+        keys = {name: one.parameters.slot_keys for name, one in service.state.clusters.items()}
+        assert keys == {"a": ("threads",), "b": None}
 
 
 async def test_a_defect_costs_one_event(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
