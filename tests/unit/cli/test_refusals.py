@@ -103,32 +103,30 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     assert "Usage:" in result.output
 
 
-def test_site_file_that_is_not_there(tmp_path: Path, job: str) -> None:
-    result = invoke("--site", tmp_path / "none.toml", "run", job)
-    assert result.exit_code == EXIT_CONFIGURATION
-    assert "none.toml: there is no such site file (given on the command line)" in result.output
-
-
-def test_no_site_file_at_all(job: str) -> None:
-    result = invoke("run", job)
-    assert result.exit_code == EXIT_CONFIGURATION
-    assert "koala demo" in result.output
-
-
-def test_faulty_job_file(site: Path, tmp_path: Path) -> None:
-    """File, line and key of a fault are named."""
-    faulty = tmp_path / "faulty.toml"
-    faulty.write_text(JOB.replace("walltime", "waltime"), encoding="utf-8")
-    result = invoke("--site", site, "--state", tmp_path / "s", "run", faulty)
-    assert result.exit_code == EXIT_CONFIGURATION
-    assert "faulty.toml" in result.output
-    assert "walltime" in result.output
-
-
-def test_unknown_cluster_of_a_script(site: Path, tmp_path: Path, job: str) -> None:
-    result = invoke("--site", site, "--state", tmp_path / "s", "script", job, "--cluster", "there")
-    assert result.exit_code == EXIT_CONFIGURATION
-    assert "no cluster 'there'; there are: here" in result.output
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ("--site none.toml run job.toml", 245, ["none.toml: there is no such site file (given on the command line)"]),
+        ("run job.toml", 245, ["koala demo"]),
+        ("--site site.toml --state s run faulty.toml", 245, ["faulty.toml", "walltime"]),
+        ("--site site.toml --state s script job.toml --cluster b", 245, ["no cluster 'b'; there are: here"]),
+        ("--state s cancel 1", 246, ["koala serve"]),
+        ("--site site.toml --state job.toml run job.toml", 245, ["it is no directory", "--state"]),
+        (f"--site site.toml --state {'x' * 100} run job.toml", 245, ["too long for a Unix socket", "--state"]),
+        ("--state damaged status", 246, ["journal.sqlite"]),
+        ("--site site.toml --state s run hostname", 245, ["koala run -n 1 -- hostname"]),
+        ("--site site.toml --state s run -t 10 -- true", 245, ['write "10s" for seconds or "10m" for minutes']),
+    ],
+)
+@pytest.mark.usefixtures("site", "job")
+def test_what_cannot_be_is_refused_with_the_way_out(tmp_path: Path, arguments: str, code: int, said: list[str]) -> None:
+    (tmp_path / "faulty.toml").write_text(JOB.replace("walltime", "waltime"), encoding="utf-8")
+    (tmp_path / "damaged").mkdir(mode=0o700)
+    (tmp_path / "damaged" / "journal.sqlite").write_bytes(b"this is no database, and longer than its header is" * 20)
+    here = {"site.toml", "job.toml", "none.toml", "faulty.toml", "s", "damaged", "x" * 100}
+    result = invoke(*(tmp_path / one if one in here else one for one in arguments.split()))
+    assert result.exit_code == code
+    assert [one for one in said if one not in result.stderr] == []
 
 
 @pytest.mark.parametrize("command", [["status"], ["explain", "1"], ["logs", "1"]])
@@ -138,21 +136,6 @@ def test_asking_where_no_service_ever_ran(tmp_path: Path, command: list[str]) ->
     assert result.exit_code == EXIT_SERVICE
     assert "and none ever has" in result.output
     assert not (tmp_path / "s").exists()
-
-
-def test_cancelling_without_a_service(tmp_path: Path) -> None:
-    """Cancelling needs a service, and the message says how to start one."""
-    result = invoke("--state", tmp_path / "s", "cancel", "1")
-    assert result.exit_code == EXIT_SERVICE
-    assert "koala serve" in result.output
-
-
-def test_state_directory_that_is_a_file(site: Path, tmp_path: Path, job: str) -> None:
-    (tmp_path / "s").touch()
-    result = invoke("--site", site, "--state", tmp_path / "s", "run", job)
-    assert result.exit_code == EXIT_CONFIGURATION
-    assert "it is no directory" in result.output
-    assert "--state" in result.output
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
@@ -167,41 +150,11 @@ def test_state_directory_of_somebody_else(site: Path, tmp_path: Path, command: l
     assert f"it belongs to user {FOREIGN}, not to you" in result.output
 
 
-def test_state_directory_with_too_long_a_path(site: Path, tmp_path: Path, job: str) -> None:
-    result = invoke("--site", site, "--state", tmp_path / ("x" * 100), "run", job)
-    assert result.exit_code == EXIT_CONFIGURATION
-    assert "too long for a Unix socket" in result.output
-    assert "--state" in result.output
-
-
-def test_damaged_journal(tmp_path: Path) -> None:
-    state = tmp_path / "s"
-    state.mkdir(mode=0o700)
-    (state / "journal.sqlite").write_bytes(b"this is no database, and longer than a header of one would be" * 20)
-    result = invoke("--state", state, "status")
-    assert result.exit_code == EXIT_SERVICE
-    assert "journal.sqlite" in result.output
-
-
 @pytest.mark.parametrize("command", [["status", "-n", "0"], ["status", "-n", "-3"], ["negotiations", "-n", "0"]])
 def test_no_number_of_jobs_means_all(tmp_path: Path, command: list[str]) -> None:
     done = CliRunner().invoke(koala, ["--state", str(tmp_path), *command])
     assert done.exit_code == 2
     assert "x>=1" in done.stderr
-
-
-def test_a_program_that_is_taken_for_a_job_file_is_told_so(site: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(koala, ["--site", str(site), "--state", str(tmp_path / "s"), "run", "hostname"])
-    assert done.exit_code == EXIT_CONFIGURATION
-    assert "koala run -n 1 -- hostname" in done.stderr
-
-
-def test_a_walltime_of_digits_alone_is_not_advised_again(site: Path, tmp_path: Path) -> None:
-    """The advice can be typed."""
-    words = ["run", "-t", "10", "--", "true"]
-    done = CliRunner().invoke(koala, ["--site", str(site), "--state", str(tmp_path / "s"), *words])
-    assert done.exit_code == EXIT_CONFIGURATION
-    assert 'write "10s" for seconds or "10m" for minutes' in done.stderr
 
 
 # -- A defect of koala is one sentence for a person, and its cause is always in the log.

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Generator
     from pathlib import Path
 
+    from anyio.abc import TaskGroup
+
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Component, Job
     from koala_adapter.scheduler.context import RecordedBatches
@@ -180,13 +182,34 @@ async def started(served: Served, service: Service) -> tuple[JobId, ScriptedAgen
     return id_, served.agent(service, batch)
 
 
+async def running(served: Served, service: Service, tasks: TaskGroup) -> tuple[JobId, ScriptedAgent]:
+    """Submit a job and bring it as far as its process."""
+    id_, agent = await started(served, service)
+    tasks.start_soon(agent.run)
+    await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+    return id_, agent
+
+
+async def completed(service: Service, id_: JobId, agent: ScriptedAgent) -> None:
+    agent.end_task.set()
+    await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
+
+
+async def cancelled(service: Service) -> JobId:
+    id_ = submit(service)
+    service.cancel(id_)
+    await until(lambda: not service.unfinished, service)
+    return id_
+
+
+async def submitted(client: Client) -> str:
+    return await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1))))
+
+
 async def test_a_job_from_its_submission_to_its_end(served: Served) -> None:
     async with served.running() as service, anyio.create_task_group() as tasks:
-        id_, agent = await started(served, service)
-        tasks.start_soon(agent.run)
-        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
-        agent.end_task.set()
-        await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
+        id_, agent = await running(served, service, tasks)
+        await completed(service, id_, agent)
         served.lrm.all_jobs = ()
         await until(lambda: not service.state.placeholders, service)
         assert service.journal.finished.report(id_) == f"report of {id_}"
@@ -249,9 +272,7 @@ async def test_a_defect_costs_one_event(served: Served, monkeypatch: pytest.Monk
         return event in failed and isinstance(event, ev.RankEnded)
 
     async with served.running() as service, anyio.create_task_group() as tasks:
-        id_, agent = await started(served, service)
-        tasks.start_soon(agent.run)
-        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+        id_, agent = await running(served, service, tasks)
         failing_on(monkeypatch, once)
         agent.end_task.set()
         await until(lambda: agent.connections > 1, service)
@@ -266,9 +287,7 @@ async def test_a_defect_in_what_comes_again_and_again_cuts_nobody_off(
 ) -> None:
     """Every poll fails, and every timer: agents, which have told nothing of that, stay connected, and jobs go on."""
     async with served.running() as service, anyio.create_task_group() as tasks:
-        id_, agent = await started(served, service)
-        tasks.start_soon(agent.run)
-        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+        id_, agent = await running(served, service, tasks)
         begun = service.now()
         failing_on(monkeypatch, lambda e: e.time > begun and isinstance(e, ev.ClusterPolled | ev.TimeReached))
         for _ in range(3):
@@ -277,8 +296,7 @@ async def test_a_defect_in_what_comes_again_and_again_cuts_nobody_off(
             await anyio.sleep(0.1)
         assert len(service.journal.events_set_aside()) >= 6
         assert all(placeholder.silent_since is None for placeholder in service.state.placeholders.values())
-        agent.end_task.set()
-        await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
+        await completed(service, id_, agent)
         assert agent.connections == 1
         tasks.cancel_scope.cancel()
 
@@ -288,9 +306,7 @@ async def test_what_an_agent_tells_in_vain_is_asked_for_less_and_less_often(
 ) -> None:
     """The first time it comes back at once; with a defect for ever it would do nothing else."""
     async with served.running() as service, anyio.create_task_group() as tasks:
-        id_, agent = await started(served, service)
-        tasks.start_soon(agent.run)
-        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+        id_, agent = await running(served, service, tasks)
         failing_on(monkeypatch, lambda event: isinstance(event, ev.RankEnded))
         agent.end_task.set()
         await until(lambda: agent.connections == 2, service)
@@ -342,7 +358,7 @@ async def test_live_applications_keep_their_size(served: Served) -> None:
 async def test_hosted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     failing_on(monkeypatch, lambda event: isinstance(event, ev.CancelRequested))
     async with served.hosted() as (_, client):
-        id_ = await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1))))
+        id_ = await submitted(client)
         with pytest.raises(DefectError):
             await to_thread.run_sync(lambda: client.cancel(id_))
         assert "(CancelRequested)" in (await to_thread.run_sync(client.defects))[0]
@@ -363,7 +379,7 @@ async def test_client_that_leaves_as_the_service_ends_costs_no_message(served: S
 
 
 async def one_over_of_two(client: Client) -> list[str]:
-    over, goes_on = [await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1)))) for _ in range(2)]
+    over, goes_on = [await submitted(client) for _ in range(2)]
     await to_thread.run_sync(lambda: client.cancel(over))
     await to_thread.run_sync(lambda: list(client.watch(over)))
     return [over, goes_on]
@@ -390,7 +406,7 @@ async def test_others_are_served_while_a_cleaning_looks_through_a_slow_directory
             cleaning.start_soon(to_thread.run_sync, lambda: Client(served.directory).clean(0.0, dry_run=False))
             assert await to_thread.run_sync(begun.wait, LIVENESS)
             assert (await to_thread.run_sync(lambda: client.job(over))).id == over
-            later = await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1))))
+            later = await submitted(client)
             (served.directory / "jobs" / later).mkdir(parents=True, exist_ok=True)
             allowed.set()
         assert {path.name for path in (served.directory / "jobs").iterdir()} == {goes_on, later}
@@ -461,7 +477,7 @@ async def test_a_journal_that_was_closed_well_need_not_be_replayed(served: Serve
 
 async def test_jobs_of_a_closed_journal_are_listed_as_a_replay_lists_them(served: Served) -> None:
     async with served.hosted() as (_, client):
-        ids = [await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1)))) for _ in range(3)]
+        ids = [await submitted(client) for _ in range(3)]
         for id_ in reversed(ids):
             await to_thread.run_sync(client.cancel, id_)
             await to_thread.run_sync(list, client.watch(id_))
@@ -474,9 +490,7 @@ async def test_jobs_of_a_closed_journal_are_listed_as_a_replay_lists_them(served
 
 async def test_how_long_ago_a_job_negotiated_is_told_as_of_now(served: Served) -> None:
     async with served.running() as service:
-        id_ = submit(service)
-        service.cancel(id_)
-        await until(lambda: not service.unfinished, service)
+        id_ = await cancelled(service)
         service.journal.finished.keep(id_, 0.0, job_report(id=id_, explanation="as of then").to_json())
     closed = read_at_once(served.directory)
     assert closed is not None
@@ -497,9 +511,7 @@ async def test_how_long_ago_a_job_negotiated_is_told_as_of_now(served: Served) -
 async def test_what_kept_koala_or_the_program_from_going_on_is_told_without_a_service(served: Served) -> None:
     """Such as a wrong call of the program: no event has it, but the report that was kept at the end of the job."""
     async with served.running() as service:
-        id_ = submit(service)
-        service.cancel(id_)
-        await until(lambda: not service.unfinished, service)
+        id_ = await cancelled(service)
         report = job_report(id=id_, trouble="Process 0 made a wrong call: done() without a change.")
         service.journal.finished.keep(id_, 0.0, report.to_json())
     told = recorded(served.directory, OWN).job(id_)
@@ -511,9 +523,7 @@ async def test_what_kept_koala_or_the_program_from_going_on_is_told_without_a_se
 async def test_a_corrected_end_that_was_not_kept_is_kept_by_the_next_service(served: Served) -> None:
     """As when it was killed between the event and the report."""
     async with served.running() as service:
-        id_ = submit(service)
-        service.cancel(id_)
-        await until(lambda: not service.unfinished, service)
+        id_ = await cancelled(service)
         kept = service.journal.finished
         kept.keep(id_, 0.0, '{"outcome": {"state": "lost"}}')
     async with served.running() as service:
@@ -542,7 +552,7 @@ async def test_callers_are_answered_while_a_snapshot_is_written(
             await to_thread.run_sync(request)
             ended.append(name)
 
-        first = await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1))))
+        first = await submitted(client)
         server._service._loop._snapshot_interval = 1  # a poll of the cluster is one
         assert await to_thread.run_sync(begun.wait, 30.0)
         async with anyio.create_task_group() as callers:
@@ -569,9 +579,7 @@ async def test_a_stop_while_a_snapshot_is_written_and_events_wait(
         yield from write(journal, state, number)
 
     async with served.running() as service, anyio.create_task_group() as tasks:
-        id_, agent = await started(served, service)
-        tasks.start_soon(agent.run)
-        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+        id_, agent = await running(served, service, tasks)
         write, service._loop._snapshot_interval = Journal.snapshot_in_groups, 1
         monkeypatch.setattr(Journal, "snapshot_in_groups", held_open)
         await until(lambda: service._loop.in_snapshot, service)
@@ -593,9 +601,7 @@ async def test_a_stop_while_a_snapshot_is_written_and_events_wait(
 async def test_old_jobs_are_known_after_an_orderly_stop(served: Served) -> None:
     """However many have ended since, with a report of the journal alone or of all that it says."""
     async with served.running() as service:
-        id_ = submit(service)
-        service.cancel(id_)
-        await until(lambda: not service.unfinished, service)
+        id_ = await cancelled(service)
         service.journal.finished.keep(id_, 0.0, job_report(id=id_).to_json())
         for number in range(2000, 3100):
             service.journal.finished.keep(str(number), float(number), job_report(id=str(number)).to_json())
@@ -660,9 +666,7 @@ async def test_an_application_that_runs_goes_on_while_the_disk_is_full(
     service, tries = without_patience(served), 0
     async with anyio.create_task_group() as tasks:
         await tasks.start(service.run)
-        id_, agent = await started(served, service)
-        tasks.start_soon(agent.run)
-        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+        id_, agent = await running(served, service, tasks)
         try_again = service._loop.try_again
 
         def counted() -> None:
@@ -674,8 +678,7 @@ async def test_an_application_that_runs_goes_on_while_the_disk_is_full(
         fill_the_disk(service)
         await until(lambda: tries > 1 and bool(service.trouble), service)
         service.journal._database.execute("PRAGMA max_page_count = 1000000")
-        agent.end_task.set()
-        await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
+        await completed(service, id_, agent)
         tasks.cancel_scope.cancel()
 
 

@@ -125,30 +125,23 @@ def test_token_comes_from_its_file(token_file: Path) -> None:
     assert settings(token=None, token_file=str(token_file)).token == "the-token"
 
 
-def _readable_by_group(path: Path) -> None:
-    path.chmod(0o640)
-
-
-def _writable_by_others(path: Path) -> None:
-    path.chmod(0o602)
-
-
-def _a_link(path: Path) -> None:
-    path.rename(path.with_name("real"))
-    path.symlink_to("real")
-
-
 def _a_fifo(path: Path) -> None:
     path.unlink()
     os.mkfifo(path, 0o600)
 
 
-def _missing(path: Path) -> None:
-    path.unlink()
-
-
-@pytest.mark.parametrize("spoil", [_readable_by_group, _writable_by_others, _a_link, _a_fifo, _missing])
-def test_token_file_that_others_can_touch_is_refused(token_file: Path, spoil: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.chmod(0o640),
+        lambda path: path.chmod(0o602),
+        lambda path: [path.rename(path.with_name("real")), path.symlink_to("real")],
+        _a_fifo,
+        lambda path: path.unlink(),
+    ],
+    ids=["readable by group", "writable by others", "a link", "a fifo", "missing"],
+)
+def test_token_file_that_others_can_touch_is_refused(token_file: Path, spoil: Callable[[Path], object]) -> None:
     """A token that somebody else can have read or placed is no proof, and the agent says so."""
     spoil(token_file)
     with pytest.raises(FatalError, match="token file"):
