@@ -126,7 +126,7 @@ def test_numbers_that_cannot_be_are_refused(koala: Koala) -> None:
         for wrong in (1, 5):
             with pytest.raises(ValueError, match="2 to 4"):
                 cluster.scale(wrong)
-        with pytest.raises(ValueError, match="not memory"):
+        with pytest.raises(ValueError, match="no memory of their own"):
             cluster.scale(memory="4 GiB")
         for minimum, maximum in ((0, 4), (1, 4), (3, 2)):
             with pytest.raises(ValueError, match="2 to 4 workers"):
