@@ -21,7 +21,6 @@ from koala_adapter.host.sockets import peer_user
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.contract import oldest_first
-from koala_adapter.lrm.mapping import divide
 from koala_adapter.model import LrmJobId, Node, NodeGpus, NodeState, Queue
 from koala_local import processes
 from koala_local.daemon import LAYOUT_NAME, LOG_NAME
@@ -393,8 +392,11 @@ class LocalLrm(Lrm):
     def _request(self, submission: Submission) -> dict[str, Json]:
         if submission.count < 1:
             raise LrmRejectedError(f"a submission has at least 1 job, not {submission.count}")
-        divided = divide(submission, self.capabilities.slots, self._context.directives, system="The local cluster")
-        slot = divided.rest.slot
+        slot = submission.slot
+        if missing := slot.beyond(self.capabilities.slots):
+            raise LrmRejectedError(
+                f"a local cluster cannot be asked for {', '.join(missing)}", hint="leave that out of the job"
+            )
         lacking = [name for name in slot.features if name not in self._settings.features]
         lacking += [slot.gpu_kind] if slot.gpu_kind not in {"", self._settings.gpu_kind} else []
         if lacking:
