@@ -543,6 +543,18 @@ async def test_interrupted_starts_are_settled(tmp_path: Path, shows: str) -> Non
     assert await server.states() == expected[shows]
 
 
+async def test_a_job_that_was_queued_again_while_no_server_ran(tmp_path: Path) -> None:
+    """It comes back in hold, tied to the nodes of its start: it is freed, and shown as its user asked."""
+    note(tmp_path, replace(on_record("5"), started=True, original="as it was"))
+    server = Server(tmp_path)
+    server.source.add(job("5", requested_nodes=("n1",), requeues=1))
+    async with server.running():
+        assert (await server.states())["5"] == "Idle"
+        assert server.source.calls == [("take back", "5")]
+        assert "HOSTLIST" not in await server.record("5")
+        assert [(pin.started, pin.original) for pin in server.starts.pins] == [(False, "as it was")]
+
+
 async def test_a_later_job_of_the_same_number_is_left_alone(tmp_path: Path) -> None:
     """What is on record is the start of another job, which is gone."""
     note(tmp_path, replace(on_record("5"), submitted_at=NOW - 5000))
