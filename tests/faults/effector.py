@@ -198,15 +198,12 @@ class SimulatedEffector:
         else:
             self.applications.told(action)
 
-    def withdraw_offer(self, action: act.WithdrawOffer) -> None:
-        """See Effector: those of no runner did not count on it."""
+    def withdraw_offer(self, action: act.WithdrawOffer | act.GrantProcessors) -> None:
+        """Tell jobs that the service's own code resizes; the others count on no offer, and take what comes."""
         if self._changes(action.job_id):
             self.sized.carry_out(action)
 
-    def grant_processors(self, action: act.GrantProcessors) -> None:
-        """See Effector: those of no runner take what comes."""
-        if self._changes(action.job_id):
-            self.sized.carry_out(action)
+    grant_processors = withdraw_offer
 
     def _changes(self, job_id: JobId) -> bool:
         """Tell whether the service's own code changes the size of a job; False: its application does as it pleases."""

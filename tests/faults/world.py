@@ -21,14 +21,7 @@ from koala_adapter.slots import Slot
 from tests.faults.driver import SimulatedService
 from tests.faults.effector import STRANGER
 from tests.faults.faults import STRANGE, Faults, strange_policies
-from tests.faults.laws import (
-    AdaptiveLaws,
-    WorkerLaws,
-    adaptive_job,
-    check_adaptive_outcome,
-    check_outcome,
-    of_workers,
-)
+from tests.faults.laws import AdaptiveLaws, WorkerLaws, adaptive_job, check_adaptive_outcome, check_outcome, of_workers
 from tests.faults.lrm import Clock, Element, SimulatedLrm
 from tests.unit.scheduler.scheduler_site import component, job, recount
 

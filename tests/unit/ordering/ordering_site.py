@@ -45,9 +45,7 @@ class Listed:
         self.queues: dict[str, Queue] = {}
         self.misfit_rules = MisfitRules.of(policy, depth)
         self.mirror = Mirror(
-            lambda: make_cluster_scheduler(policy, 0, depth=depth),
-            rules or Rules(),
-            Starts(PATIENCE, pins=pins),
+            lambda: make_cluster_scheduler(policy, 0, depth=depth), rules or Rules(), Starts(PATIENCE, pins=pins)
         )
 
     @property

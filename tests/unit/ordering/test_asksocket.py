@@ -338,23 +338,14 @@ def test_a_directory_of_others_is_refused(tmp_path: Path) -> None:
     """Where another user could put a socket of his own in its place, or take it away."""
     for mode in (0o775, 0o757, 0o1777):
         tmp_path.chmod(mode)
-        with (
-            pytest.raises(ConfigurationError, match="write to"),
-            public(tmp_path / "ask.sock").listening(),
-        ):
+        with pytest.raises(ConfigurationError, match="write to"), public(tmp_path / "ask.sock").listening():
             pass
     tmp_path.chmod(0o755)
-    with (
-        pytest.raises(ConfigurationError, match="No such file"),
-        public(tmp_path / "no" / "s").listening(),
-    ):
+    with pytest.raises(ConfigurationError, match="No such file"), public(tmp_path / "no" / "s").listening():
         pass
     if os.geteuid() == 0:
         os.chown(tmp_path, NOBODY, NOBODY)
-        with (
-            pytest.raises(ConfigurationError, match="belongs to"),
-            public(tmp_path / "ask.sock").listening(),
-        ):
+        with pytest.raises(ConfigurationError, match="belongs to"), public(tmp_path / "ask.sock").listening():
             pass
 
 

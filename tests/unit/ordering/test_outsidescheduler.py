@@ -113,12 +113,7 @@ class Driven:
     """A driver of such an LRM."""
 
     def __init__(
-        self,
-        directory: Path,
-        lrm: StartingLrm | None = None,
-        *,
-        refused: float = 0.1,
-        start: float = 0.3,
+        self, directory: Path, lrm: StartingLrm | None = None, *, refused: float = 0.1, start: float = 0.3
     ) -> None:
         """``refused``: seconds before a refused start is tried again; ``start``: until one not seen is undone."""
         self.lrm = lrm or StartingLrm()

@@ -33,13 +33,7 @@ from koala_adapter.scheduler.malleable.policies import (
 )
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
-from koala_adapter.scheduler.placement.policy import (
-    Infeasible,
-    Insufficient,
-    Placed,
-    PlacedComponent,
-    PlacementPolicy,
-)
+from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed, PlacedComponent, PlacementPolicy
 from koala_adapter.simulation.models import make_model
 from koala_adapter.simulation.replay import Policy, replay
 from koala_adapter.simulation.replay import Site as SimulatedSite

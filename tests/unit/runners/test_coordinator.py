@@ -10,20 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koala_adapter.errors import ProtocolError
-from koala_adapter.runners.coordinator import (
-    LAST_WORDS,
-    Coordinator,
-)
-from koala_adapter.runners.notes import (
-    LARGEST_NUMBER,
-    GivenUp,
-    Membership,
-    Note,
-    Overdue,
-    Place,
-    WantedChange,
-    note,
-)
+from koala_adapter.runners.coordinator import LAST_WORDS, Coordinator
+from koala_adapter.runners.notes import LARGEST_NUMBER, GivenUp, Membership, Note, Overdue, Place, WantedChange, note
 from tests.unit.runners.program import DONE_PATIENCE, PATIENCE, World
 
 if TYPE_CHECKING:

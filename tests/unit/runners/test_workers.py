@@ -22,10 +22,7 @@ from koala_adapter.model import (
     TaskEnd,
 )
 from koala_adapter.runners.adaptive import WalltimeNotices
-from koala_adapter.runners.notes import (
-    Note,
-    note,
-)
+from koala_adapter.runners.notes import Note, note
 from koala_adapter.runners.runner import AddressedLaunch, AddressedSignal, Application
 from koala_adapter.runners.workers import (
     GrowOffer,

@@ -230,11 +230,7 @@ def test_plan_changes_nothing() -> None:
     ("processors", "one", "said"),
     [
         ({}, job("1", 1), "component 'c0' fits nowhere (no cluster is configured)"),
-        (
-            {"a": 4},
-            job("1", 5),
-            "component 'c0' fits nowhere (a: needs 5 processors, at most 4 can be used there)",
-        ),
+        ({"a": 4}, job("1", 5), "component 'c0' fits nowhere (a: needs 5 processors, at most 4 can be used there)"),
         (
             {"a": 4},
             job("1", component("x", 1, cluster="zoo")),

@@ -288,9 +288,7 @@ def test_levels(bounds: list[Bounds], value: int) -> None:
     assert all(job.minimum <= size <= job.size for job, size in zip(jobs, down, strict=True))
 
 
-@given(
-    moves=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 9)), max_size=60),
-)
+@given(moves=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 9)), max_size=60))
 def test_running_jobs_agree_with_a_plain_list(moves: list[tuple[int, int, int]]) -> None:
     running: RunningJobs[MalleableJob] = RunningJobs()
     plain: list[MalleableJob] = []

@@ -238,8 +238,7 @@ def test_cluster_that_closes_before_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"),
-    [("fpsma", [("1", 6)]), ("egs", [("1", 3), ("2", 3)]), ("folding", [("1", 2), ("2", 2)])],
+    ("policy", "said"), [("fpsma", [("1", 6)]), ("egs", [("1", 3), ("2", 3)]), ("folding", [("1", 2), ("2", 2)])]
 )
 def test_policy_of_the_site(policy: str, said: list[tuple[str, int]]) -> None:
     """Six free processors for two jobs of two: in order, equally, by doubling."""

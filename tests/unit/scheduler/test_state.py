@@ -43,10 +43,7 @@ def eventful(seed: int, length: int = 250) -> Site:
 def submit_one(site: Site, chance: random.Random, number: int) -> None:
     parts = [
         component(
-            f"c{n}",
-            chance.randint(1, 4),
-            chance.choice([None, 6]),
-            cluster=chance.choice([None, None, "a", "b"]),
+            f"c{n}", chance.randint(1, 4), chance.choice([None, 6]), cluster=chance.choice([None, None, "a", "b"])
         )
         for n in range(chance.randint(1, 3))
     ]
