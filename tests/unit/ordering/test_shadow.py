@@ -16,6 +16,8 @@ from koala_adapter.queueing.backfill import make_cluster_scheduler
 from tests.unit.ordering.ordering_site import Listed, node, starting
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from koala_adapter.model import LrmJobId
     from koala_adapter.ordering.jobs import Entry
 
@@ -38,6 +40,18 @@ class Watched:
     def start(self, job_id: str) -> None:
         self.site.change(job_id, state=LrmJobState.RUNNING, started_at=self.site.now)
 
+    def play(self, *looks: tuple[str, float]) -> None:
+        """Have things happen, and the shadow look at a time after them, again and again.
+
+        What happens is ``submit JOB PROCESSORS [WALLTIME]``, ``start JOB`` or ``end JOB``, several with ``;``.
+        """
+        verbs: dict[str, Callable[..., None]] = {"submit": self.submit, "start": self.start, "end": self.site.end}
+        for happens, at in looks:
+            for one in happens.split(";"):
+                verb, job_id, *sizes = one.split()
+                verbs[verb](job_id, *map(int, sizes))
+            self.look(at)
+
     def look(self, at: float) -> None:
         self.site.now = at
         listing = Listing(
@@ -48,12 +62,7 @@ class Watched:
 
 def test_the_same_decisions_differ_in_nothing() -> None:
     watched = Watched()
-    watched.submit("1", 24)
-    watched.look(1.0)
-    watched.start("1")
-    watched.look(2.0)
-    watched.site.end("1")
-    watched.look(50.0)
+    watched.play(("submit 1 24", 1.0), ("start 1", 2.0), ("end 1", 50.0))
     report = watched.shadow.report()
     assert (report.jobs, report.earlier, report.later, report.same) == (1, 0, 0, 1)
     assert (report.mean_wait_ours, report.mean_wait_theirs, report.left_out) == (0.0, 1.0, 0)
@@ -71,22 +80,12 @@ def test_what_nobody_may_start_is_told_apart() -> None:
 def test_a_backfill_that_the_batch_system_did_not_do() -> None:
     """The narrow job would have started at once; what it really ran counts in our world, too."""
     watched = Watched()
-    watched.submit("1", 24, 100)
-    watched.submit("2", 32, 100)
-    watched.submit("3", 8, 50)
-    watched.look(0.0)
-    watched.start("1")
-    watched.look(10.0)
-    watched.site.end("1")
-    watched.look(90.0)
-    watched.start("2")
-    watched.look(91.0)
-    watched.site.end("2")
-    watched.look(150.0)
-    watched.start("3")
-    watched.look(151.0)
-    watched.site.end("3")
-    watched.look(180.0)
+    watched.play(
+        ("submit 1 24 100; submit 2 32 100; submit 3 8 50", 0.0),
+        *(("start 1", 10.0), ("end 1", 90.0)),
+        *(("start 2", 91.0), ("end 2", 150.0)),
+        *(("start 3", 151.0), ("end 3", 180.0)),
+    )
     report = watched.shadow.report()
     assert [(one.job_id, one.theirs, one.ours) for one in report.first_earlier] == [("3", 150.0, 0.0)]
     assert (report.earlier, report.later, report.same) == (1, 0, 2)
@@ -116,13 +115,7 @@ def test_what_becomes_known_later_revises_what_followed() -> None:
 
 def test_what_would_start_later_with_us() -> None:
     watched = Watched("fcfs")
-    watched.submit("1", 24)
-    watched.submit("2", 32)
-    watched.submit("3", 8)
-    watched.look(0.0)
-    watched.start("1")
-    watched.start("3")
-    watched.look(10.0)
+    watched.play(("submit 1 24; submit 2 32; submit 3 8", 0.0), ("start 1; start 3", 10.0))
     report = watched.shadow.report()
     assert [(one.job_id, one.ours) for one in report.first_later] == [("3", None)]
 
@@ -130,17 +123,8 @@ def test_what_would_start_later_with_us() -> None:
 def test_running_and_cancelled_jobs_count_as_they_are() -> None:
     """Jobs from before take their processors; one that its user takes back while it waits is in nobody's way."""
     watched = Watched()
-    site = watched.site
-    watched = Watched.__new__(Watched)
-    watched.site, watched.shadow = site, Shadow(lambda: make_cluster_scheduler("easy", 0), Rules(shadow=True))
-    watched.submit("0", 20, 100)
-    watched.start("0")
-    watched.look(1.0)
-    watched.submit("1", 32)
-    watched.submit("2", 12, 5000)
-    watched.look(2.0)
-    watched.site.end("1")
-    watched.look(3.0)
+    watched.shadow = Shadow(lambda: make_cluster_scheduler("easy", 0), Rules(shadow=True))  # that has not looked yet
+    watched.play(("submit 0 20 100; start 0", 1.0), ("submit 1 32; submit 2 12 5000", 2.0), ("end 1", 3.0))
     report = watched.shadow.report()
     assert report.jobs == 2
     assert [one.job_id for one in report.first_earlier] == ["2"] or report.same == 2
@@ -151,10 +135,7 @@ def test_running_and_cancelled_jobs_count_as_they_are() -> None:
 def test_ended_jobs_stay_in_the_listing_without_harm() -> None:
     """Slurm shows them for minutes; each counts once, and those from before not at all."""
     watched = Watched()
-    watched.submit("1", 8)
-    watched.look(1.0)
-    watched.start("1")
-    watched.look(2.0)
+    watched.play(("submit 1 8", 1.0), ("start 1", 2.0))
     watched.site.change("1", state=LrmJobState.ENDED, ends_at=20.0)
     for at in (30.0, 40.0, 50.0):
         watched.look(at)
