@@ -145,7 +145,7 @@ CONFIGURATION = {configuration!a}
 
 _TITLE = (
     "# koala-adapter: a placeholder of {batch}. "
-    "It holds one processor and ends by itself when its koala service no longer contacts it."
+    "It holds one slot and ends by itself when its koala service no longer contacts it."
 )
 
 _WORDS = """\

@@ -143,7 +143,8 @@ class SgeLrm(CommandPlugin):
 
     def _adopt(self, complexes: Complexes) -> None:
         self._complexes = complexes
-        self.capabilities = replace(CAPABILITIES, slots=complexes.expressible)
+        # Before the cell has told it, jobs are not refused: they are when they are submitted.
+        self.capabilities = replace(CAPABILITIES, slots=complexes.expressible if complexes.known else NATIVE)
 
     async def learn(self) -> None:
         """Raise LrmRejectedError when a file of defaults hides jobs, queues or hosts from qstat or qselect.
@@ -154,11 +155,14 @@ class SgeLrm(CommandPlugin):
 
     async def choose_submission(self) -> None:
         """Read what the cell has for slots, too: an answer that does not come leaves what was known before."""
+        await self._learn_complexes()
+        await super().choose_submission()
+
+    async def _learn_complexes(self) -> None:
         with suppress(LrmError):
             self._adopt(await self._read_complexes())
             with suppress(OSError):
                 keep(self._complexes_path, self._complexes)
-        await super().choose_submission()
 
     async def _read_complexes(self) -> Complexes:
         shown = await self._commands.read(LIST_COMPLEXES, action="listing of complexes")
@@ -312,6 +316,12 @@ class SgeLrm(CommandPlugin):
         script, delivery = self._submitter.scripts.path(submission.key), self._settings.script_delivery
         template = job_template(submission, script=script, delivery=delivery, native=self.native(submission))
         return qsub_command(template, submission.count)
+
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Submit; where the cell has not told yet what it has for slots, ask it before one that is not plain."""
+        if not self._complexes.known and not submission.slot.is_plain:
+            await self._learn_complexes()
+        return await super().submit(submission)
 
     async def submit_by_command(self, submission: Submission) -> tuple[LrmJobId, ...]:
         command = self._qsub(submission)

@@ -42,6 +42,8 @@ _SIZE = re.compile(r"([0-9]+)([kKmMgGtT])")
 class Complexes:
     """What a cell has for slots, as qconf tells it."""
 
+    known: bool = False
+    """Qconf has told it."""
     environment: str = ""
     """Parallel environment for several processors of one host; empty: there is none, or it is not known."""
     exclusive: str = ""
@@ -95,7 +97,11 @@ def parse_complexes(text: str, environment: str) -> Complexes:
         elif kind == "BOOL" and requestable != "NO":
             booleans.append(name)
     return Complexes(
-        environment=environment, exclusive=exclusive, consumables=consumables, booleans=tuple(sorted(booleans))
+        known=True,
+        environment=environment,
+        exclusive=exclusive,
+        consumables=consumables,
+        booleans=tuple(sorted(booleans)),
     )
 
 

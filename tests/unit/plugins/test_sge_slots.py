@@ -56,6 +56,7 @@ def test_a_cell_is_read() -> None:
     assert (CELL.environment, CELL.exclusive, CELL.booleans) == ("smp", "exclusive", ("ib",))
     assert dict(CELL.consumables) == {"gpu": "JOB", "h_vmem": "YES", "matlab": "YES", "mat": "YES"}
     assert CELL.expressible >= {"threads", "exclusive", "features", "licenses"}
+    assert CELL.known
     assert not Complexes().expressible & {"threads", "exclusive", "gpus"}
 
 
