@@ -606,6 +606,8 @@ class Service:
     def count_slots(self, job: Job) -> None:
         """Tell the scheduler how many slots there are of each shape that a job needs, where it does not know it."""
         for driver in self.clusters.values():
+            if driver.name not in self.state.clusters:
+                continue  # not enabled in the site file
             if (counted := driver.slots_counted(job)) is not None:
                 self._loop.enter(counted)
 
