@@ -130,7 +130,7 @@ def kept(path: Path, settings: SgeSettings) -> Complexes:
 def require_environment(threads: int, complexes: Complexes, divided: Divided) -> None:
     """Raise LrmRejectedError where there is no parallel environment for several processors."""
     if threads > 1 and "threads" not in divided.mapped and not complexes.environment:
-        message = f"Grid Engine cannot be asked for {threads} processors of one host on this cluster"
+        message = f"Grid Engine cannot be asked for {threads} threads, processors of one host, on this cluster"
         raise LrmRejectedError(
             message,
             hint=f"make a parallel environment with allocation_rule {ON_ONE_HOST} (qconf -ap) and put it in pe_list of "

@@ -115,7 +115,7 @@ def test_mapped_keys() -> None:
 
 
 def test_without_a_parallel_environment_threads_are_refused_with_the_remedy() -> None:
-    with pytest.raises(LrmRejectedError, match="cannot be asked for 2 processors of one host") as caught:
+    with pytest.raises(LrmRejectedError, match="cannot be asked for 2 threads, processors of one host") as caught:
         options(Slot(threads=2), cell=replace(CELL, environment=""))
     assert "$pe_slots" in caught.value.hint
     assert "parallel_environment" in caught.value.hint
