@@ -48,8 +48,12 @@ class Slot:
         return self.shape == PLAIN
 
     def beyond(self, expressible: frozenset[str]) -> tuple[str, ...]:
-        """Return the keys that this slot sets and that are not among the ``expressible`` ones."""
-        return tuple(key for key in SLOT_KEYS if key not in expressible and _is_set(self, key))
+        """Return the keys that this slot sets and that are not among the ``expressible`` ones.
+
+        What asks for GPUs of a kind asks for their number, too.
+        """
+        known = expressible | {"gpus"} if self.gpu_kind and "gpu_kind" in expressible else expressible
+        return tuple(key for key in SLOT_KEYS if key not in known and _is_set(self, key))
 
     def __str__(self) -> str:
         """Say what it is, for people: ``2 processors, 4096 MiB, 1 GPU (a100)``."""
