@@ -313,11 +313,11 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
     since = duration(now - (record.launched_at if record.launched_at is not None else now))
     if record.state is JobState.LAUNCHING:
         started = len(record.started - record.departed)
-        text = f"All {_processors(total)} are held on {where}; {started} of {total} processes have started."
+        text = f"All {_slots(record.job, total)} are held on {where}; {started} of {total} processes have started."
     else:
         left = record.job.walltime - (now - (now if record.launched_at is None else record.launched_at))
         text = (
-            f"The {record.job.kind} job has been running for {since} on {_processors(total)}: {where}; "
+            f"The {record.job.kind} job has been running for {since} on {_slots(record.job, total)}: {where}; "
             f"its walltime ends in {duration(left)}.{sizes(state, record, now)}"
         )
         if record.job.kind.varies:
@@ -336,7 +336,7 @@ def _claiming(state: State, record: JobRecord, now: float) -> str:
     parts = ", ".join(_holding(state, record, claim) for claim in record.claims)
     awaited = _awaited(state, record, now)
     waits = f" and waits for {_joined(awaited)}" if awaited else ""
-    text = f"The job holds {held} of {_processors(wanted)} ({parts}){waits}."
+    text = f"The job holds {held} of {_slots(record.job, wanted)} ({parts}){waits}."
     release = f" {HELD}" if any(one.in_hold for one in hold_groups(placeholders)) else ""
     return f"{text} It starts when all are held{_until(record, now)}.{release}{_trouble(record)}"
 
@@ -368,7 +368,7 @@ def _until(record: JobRecord, now: float) -> str:
     if record.reclaim_at is not None:
         missing = sum(_wanted(record, claim) - len(claim.placeholders) for claim in record.claims)
         again = f"in {duration(record.reclaim_at - now)}" if record.reclaim_at > now else "now"
-        return f"; {_processors(missing)} that it lost or gave back will be claimed again {again}"
+        return f"; {_slots(record.job, missing)} that it lost or gave back will be claimed again {again}"
     if record.life_ends_at is not None:
         return f"; what it holds is kept for another {duration(record.life_ends_at - now)}, then given back for a while"
     return ""
@@ -516,6 +516,13 @@ def _waited_long(state: State, record: JobRecord) -> bool:
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------
+
+
+def _slots(job: Job, count: int) -> str:
+    """Say a number of placeholders: as processors where each holds one and nothing else."""
+    if all(component.slot == PLAIN for component in job.components):
+        return _processors(count)
+    return f"{count} slot" if count == 1 else f"{count} slots"
 
 
 def _processors(count: int) -> str:

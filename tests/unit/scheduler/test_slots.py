@@ -45,6 +45,7 @@ def test_idle_processors_on_too_small_nodes_hold_no_slot() -> None:
     assert submissions(site.submit(job("1", slotted(four, 1)))) == {"b": 1}
     assert submissions(site.submit(job("2", slotted(four, 1)))) == {"a": 1}
     assert site.state.clusters[A].managed == site.state.clusters[A].processors_queued == 4
+    assert explain(site.state, None, site.record("2"), site.now).startswith("The job holds 0 of 1 slot (0 of 1 on a)")
     assert site.state.clusters[A].queued == 1
 
 
