@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -16,6 +16,7 @@ import click
 from koala_adapter.config.fields import after_of
 from koala_adapter.config.tomlfile import toml_of
 from koala_adapter.errors import ConfigurationError
+from koala_adapter.model import Notified
 from koala_adapter.python.description import SLOT_NAMES, WALLTIME, Component, Job
 
 if TYPE_CHECKING:
@@ -158,10 +159,22 @@ class JobArguments:
     environment: ProgramEnvironment = ProgramEnvironment()
     after: tuple[str, ...] = ()
     """Jobs that must have ended before, besides those of a job file."""
+    notify: tuple[str, ...] = ()
+    """What of the job is told, besides what a job file says."""
 
     def job(self, session: Session) -> CheckedJob:
         """Return the job. Raises ConfigurationError and UsageError."""
-        return following(self._job(session), self.after)
+        return self._told(following(self._job(session), self.after), session)
+
+    def of_file(self, session: Session, path: Path) -> CheckedJob:
+        """Return the job of one of several job files. Raises ConfigurationError and UsageError."""
+        return self._told(following(session.job(path), self.after), session)
+
+    def _told(self, job: CheckedJob, session: Session) -> CheckedJob:
+        """Return a job of which more is told. Raises UsageError."""
+        if self.notify and not session.here.config.notify.ways:
+            raise click.UsageError("--notify: the site file does not say how to tell: write [notify] there")
+        return replace(job, notify=tuple(dict.fromkeys((*job.notify, *map(Notified, self.notify)))))
 
     def _job(self, session: Session) -> CheckedJob:
         if len(self.words) > 1 or self._given:
@@ -249,11 +262,14 @@ def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
     @click.option("--split", is_flag=True, help="Several clusters may share N, where one has not enough.")
     @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file this stands for.")
     @click.option("--after", multiple=True, metavar="JOB[:ok|failed|any]", help="Start when JOB has ended so.")
+    @click.option(
+        "--notify", multiple=True, type=click.Choice([one.value for one in Notified]), help="Have that told ([notify])."
+    )
     @slot_options
     @environment_options
     @functools.wraps(function)
     def with_arguments(*args: object, **options: object) -> R:
-        names = ("words", "processors", "mpi", "walltime", "cluster", "split", "save", "environment", "slot", "after")
+        names = [one.name for one in fields(JobArguments)]
         wanted = JobArguments(**{name: options.pop(name) for name in names})  # type: ignore[arg-type] # as click checked
         return function(*args, wanted=wanted, **options)
 

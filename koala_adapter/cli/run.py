@@ -135,7 +135,7 @@ def submit(session: Session, wanted: JobArguments, chain: bool, as_json: bool) -
 def _submit_several(session: Session, wanted: JobArguments, *, chain: bool, as_json: bool) -> None:
     """Hand over the jobs of several files; none of them when one cannot be read. ``chain``: each after the last."""
     files = wanted.job_files
-    jobs = [following(session.job(file), wanted.after) for file in files]
+    jobs = [wanted.of_file(session, file) for file in files]
     go_on_in_background(session, "no service was running; started one in the background")
     submitted: list[dict[str, str]] = []
     try:
