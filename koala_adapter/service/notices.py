@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-import urllib.request
 from collections import deque
 from dataclasses import dataclass
-from email.message import EmailMessage
 from functools import partial
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -179,6 +177,9 @@ async def _by_command(command: tuple[str, ...], text: str) -> str:
 
 
 async def _by_webhook(address: str, notice: Notice) -> str:
+    """Post a notice; return what went wrong."""
+    import urllib.request  # noqa: PLC0415 - a megabyte, which a service without webhooks does without
+
     body = json.dumps({"text": notice.sentence, **notice.document()}).encode()
     request = urllib.request.Request(address, data=body, headers={"Content-Type": "application/json"})  # noqa: S310 - the site file allows http and https only
 
@@ -193,6 +194,9 @@ async def _by_webhook(address: str, notice: Notice) -> str:
 
 
 async def _by_mail(address: str, notice: Notice) -> str:
+    """Mail a notice; return what went wrong."""
+    from email.message import EmailMessage  # noqa: PLC0415 - likewise
+
     message = EmailMessage()
     message["To"] = address
     message["Subject"] = "".join(one for one in notice.sentence if one.isprintable())[:200]

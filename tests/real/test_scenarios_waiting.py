@@ -46,9 +46,14 @@ def test_a_full_cluster_is_waited_for(
         assert [(c.held, c.queued) for c in report.components] == [(2, 0), (2, 0), (0, 2)]
         assert len(placeholders(slurm_a, running=True)) == 2
         assert len(placeholders(slurm_b, running=True)) == 2
-        told = user.run("explain", job).text
-        for fact in ("holds 4 of 6 processors", "0 of 2 on c", "2 in the queue of c", "idle there: 0"):
-            assert fact in told, told
+        # The cell may have been looked at before the local job had it all.
+        facts = ("holds 4 of 6 processors", "0 of 2 on c", "2 in the queue of c", "idle there: 0")
+        wait_until(
+            lambda: all(fact in user.run("explain", job).text for fact in facts),
+            seconds=PATIENCE,
+            what="says what it waits for",
+            details=lambda: user.run("explain", job).text,
+        )
         assert report.state is JobState.CLAIMING
     report = user.wait_over(job)
     assert report.outcome is not None
