@@ -96,7 +96,8 @@ def _lacking(node: Node, slot: Slot) -> Iterator[str]:
         yield f"{slot.scratch_mib} MiB of scratch space (it has {node.disk_mib})"
     if "gpus" not in node.untold and _gpus(node, slot.gpu_kind) < slot.gpus:
         there = ", ".join(f"{one.count} {one.kind}".rstrip() for one in node.gpus) or "none"
-        yield f"{slot.gpus} GPUs{f' of kind {slot.gpu_kind}' if slot.gpu_kind else ''} (it has {there})"
+        kind = f" of kind {slot.gpu_kind}" if slot.gpu_kind else ""
+        yield f"{slot.gpus} {'GPU' if slot.gpus == 1 else 'GPUs'}{kind} (it has {there})"
     if "features" not in node.untold:
         yield from (f"feature {word}" for word in slot.features if word not in node.features)
 
