@@ -223,6 +223,11 @@ class Job:
     notify: tuple[Notified, ...] = ()
     """What of it is told."""
 
+    def shapes_on(self, cluster: ClusterName) -> tuple[Slot, ...]:
+        """Return the shapes of slots, other than one processor, that components need which may go to a cluster."""
+        there = (one.slot_on(cluster) for one in self.components if one.cluster in {None, cluster})
+        return tuple(dict.fromkeys(slot.shape for slot in there if not slot.is_plain))
+
     def changes_size(self, name: str) -> bool:
         """Tell whether a component may change its size while the job runs."""
         component = self.component(name)

@@ -338,7 +338,7 @@ def count_slots(record: JournalView, answers: Sequence[ClusterAnswer], job: Job)
     """Tell the scheduler of a record how many slots there are of each shape that a job needs."""
     for answer in answers:
         name = answer.config.cluster_name
-        shapes = {one.slot_on(name).shape: None for one in job.components if not one.slot_on(name).is_plain}
+        shapes = job.shapes_on(name)
         if answer.reading is not None and shapes:
             counts = answer.reading.count(shapes)
             record.scheduler.handle(SlotsCounted(time=record.now, cluster=name, slots=counts))

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import AfterEnd, ClusterName, JobKind
+from koala_adapter.model import ClusterName, JobKind
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.claiming.dependencies import awaited
+from koala_adapter.scheduler.claiming.dependencies import WORDS, awaited
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.claiming.waiting import awaited_looks
 from koala_adapter.scheduler.context import NOT_COUNTED, closed_reason, lack_of
@@ -245,8 +245,6 @@ def _release(change: Change) -> str:
 
 # -- The explanation of a job --------------------------------------------------------------------------------
 
-AFTER = {AfterEnd.OK: "has completed", AfterEnd.FAILED: "has failed", AfterEnd.ANY: "has ended"}
-"""What a job waits for."""
 HELD = (
     "What is in hold starts only when it is released there. Where the site has jobs come in held for a scheduler of "
     "its own (koala schedule, koala wiki serve), see whether that runs."
@@ -401,7 +399,7 @@ def _waiting(state: State, queue_position: int | None, record: JobRecord, now: f
         pause = duration(record.not_before - now)
         return f"The job holds nothing and is tried again in {pause}.{_trouble(record)}"
     if before := awaited(state, record):
-        jobs = (f"job {one.job} {AFTER[one.end]} ({state.jobs[one.job].state.value} now)" for one in before)
+        jobs = (f"job {one.job} has {WORDS[one.end]} ({state.jobs[one.job].state.value} now)" for one in before)
         return f"The job starts only after {_joined(jobs)}."
     place = (
         f"The job is number {queue_position} in the queue" if queue_position is not None else "The job is in the queue"

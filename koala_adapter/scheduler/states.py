@@ -221,10 +221,7 @@ class Ledger:
             if record is None or (record.state.final and not record.live):
                 del self._with_slots[job_id]
                 continue
-            for component in record.job.components:
-                if component.cluster in {None, cluster}:
-                    shapes[component.slot_on(cluster).shape] = None
-        shapes.pop(PLAIN, None)
+            shapes.update(dict.fromkeys(record.job.shapes_on(cluster)))
         return tuple(shapes)
 
     def _note_slots(self, record: JobRecord) -> None:

@@ -217,8 +217,7 @@ class ClusterDriver:
     def slots_counted(self, job: Job) -> SlotsCounted | None:
         """Count the slots that a new job needs on what the latest poll showed; None: they are known, or none was."""
         known = {count.slot for count in self._core.state.clusters[self.name].slots}
-        wanted = {one.slot_on(self.name).shape: None for one in job.components if one.cluster in {None, self.name}}
-        new = [shape for shape in wanted if not shape.is_plain and shape not in known]
+        new = [shape for shape in job.shapes_on(self.name) if shape not in known]
         if not new or self.poller.latest is None:
             return None
         return SlotsCounted(time=self._core.now(), cluster=self.name, slots=self.poller.latest.count(new))

@@ -68,7 +68,7 @@ class Notice:
 
     @property
     def sentence(self) -> str:
-        """The same in one line, for people."""
+        """What has happened to the job, in one line for people."""
         if self.outcome is None:
             return f"koala job {self.job.id} ({self.job.name}) starts"
         detail = f": {self.outcome.detail}" if self.outcome.detail else ""

@@ -594,7 +594,7 @@ class Service:
                 message = f"it is to start after job {after.job!r}, which there is not"
                 raise JobRefusedError(message, hint="give the id, or the name, of a job that `koala status` lists")
             if not fulfils(JobState(str(ended)), after.end):
-                message = f"it is to start only after job {after.job} {WORDS[after.end]}, and that is {ended}"
+                message = f"it is to start only after job {after.job} had {WORDS[after.end]}, and that is {ended}"
                 raise JobRefusedError(message, hint=f"{after.job}:any does not ask how it ended")
         return replace(job, after=tuple(awaited))
 

@@ -189,7 +189,7 @@ class Traits:
     leaves: bool = True
     """It ends when it was taken out."""
     nonsense: float = 0.0
-    """Chance of saying something that nobody understands, at each point."""
+    """Chance of saying something that is no message, at each point."""
     wishes: float = 0.05
     """Chance of asking for more, or giving some back, at each point."""
 
@@ -231,7 +231,7 @@ class Program:
     say: Callable[[bytes], None]
     """Have a frame go to koala."""
     changed: Callable[[Process], None]
-    """Hear of a change that this process takes part in."""
+    """Take in the announcement of a change in which this process takes part."""
     process: Process = field(init=False)
     bargains: Bargains = field(init=False)
     _asked: Key | None = None

@@ -150,7 +150,7 @@ class Workers:
             self._service.effector.start_in(addressed.placeholder)
 
     def order(self, orders: Iterable[Order]) -> None:
-        """See Applications; who is out of contact is told when it comes back."""
+        """Order agents; one that is out of contact is told when it comes back."""
         for order in orders:
             task = order.signal.task if isinstance(order, AddressedSignal) else order.launch.task
             self._check_there(task.removesuffix(".retire"))

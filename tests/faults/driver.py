@@ -428,8 +428,7 @@ class SimulatedService:
         """Count the slots of other shapes that a new job needs, as a service does before it takes it."""
         for name in self.lrms:
             known = {count.slot for count in self.state.clusters[name].slots}
-            wanted = {one.slot_on(name).shape for one in job.components if one.cluster in {None, name}}
-            new = [shape for shape in wanted if not shape.is_plain and shape not in known]
+            new = [shape for shape in job.shapes_on(name) if shape not in known]
             if new:
                 self.enter(ev.SlotsCounted(time=self.now, cluster=name, slots=self._count(name, new)))
 

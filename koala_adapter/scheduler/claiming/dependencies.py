@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.records import JobRecord, State
 
-WORDS = {AfterEnd.OK: "had completed", AfterEnd.FAILED: "had failed", AfterEnd.ANY: "had ended"}
+WORDS = {AfterEnd.OK: "completed", AfterEnd.FAILED: "failed", AfterEnd.ANY: "ended"}
 """What a job waits for, for people."""
 
 
@@ -53,7 +53,7 @@ def _settle(context: Context, record: JobRecord) -> None:
         job = context.state.jobs.get(after.job)  # one that is not kept any more has ended as was asked for
         if job is not None and job.state.final and not fulfils(job.state, after.end):
             detail = (
-                f"cancelled, because it was to start only after job {after.job} {WORDS[after.end]}, "
+                f"cancelled, because it was to start only after job {after.job} had {WORDS[after.end]}, "
                 f"and that is {job.state.value}"
             )
             outcome = outcome_without_code(JobState.CANCELLED, EndReason.CANCELLED, detail)
