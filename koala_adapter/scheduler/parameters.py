@@ -67,6 +67,7 @@ NOT_IN_SITE_FILES: Mapping[str, str] = {
     "bandwidth_from": "for experiments: a service sends all files from its own host",
     "software": "the names of a table of its own, which says how each is made available",
     "container_runtime": "a key of its own: one of three programs",
+    "counts_slots": "a service's clusters do, simulated ones need not",
     "slot_keys": "what the plugin can ask its batch system for, and what [clusters.map] says",
 }
 """The parameters that have no setting, and why."""
@@ -349,7 +350,9 @@ class ClusterParameters:
     container_runtime: str = ""
     """Program that runs containers on its nodes; empty: none does."""
     slot_keys: tuple[str, ...] | None = None
-    """What its batch system can be asked for, of ``koala_adapter.slots.SLOT_KEYS``; None: all."""
+    """What its batch system can be asked for, of ``koala_adapter.slots.SLOT_KEYS``; None: all, or not known yet."""
+    counts_slots: bool = False
+    """Polls count slots on its nodes: until one has, nothing is placed by processors alone."""
 
     def lacks(self, component: Component) -> str | None:
         """Return what the cluster lacks of what the ranks of a component need on their nodes; None when it has all."""

@@ -398,10 +398,10 @@ class ClusterRecord:
     def has_counted(self, slot: Slot) -> bool:
         """Tell whether it is known how many slots of a shape there are.
 
-        A cluster that can be asked for anything, as simulated ones can, has as many as its processors allow.
+        A cluster whose polls count none, such as a simulated one, has as many as its processors allow.
         """
         shape = slot.shape
-        return self.parameters.slot_keys is None or shape == PLAIN or any(one.slot == shape for one in self.slots)
+        return not self.parameters.counts_slots or shape == PLAIN or any(one.slot == shape for one in self.slots)
 
     def count_of(self, slot: Slot) -> SlotCount:
         """Return the count of slots of a shape.

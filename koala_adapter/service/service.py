@@ -83,7 +83,7 @@ def configuration(
     def of(config: ClusterConfig) -> ClusterParameters:
         able = capabilities.get(config.cluster_name)
         keys = None if able is None else tuple(sorted(expressible(able, config.changes)))
-        return replace(config.parameters, slot_keys=keys)
+        return replace(config.parameters, slot_keys=keys, counts_slots=True)
 
     clusters = tuple(of(config) for config in site.enabled_clusters)
     return Configured(time=now, parameters=parameters, clusters=clusters)

@@ -438,7 +438,7 @@ TABLES: dict[Kind, dict[str, type[BaseModel]]] = {
     Parameters: {"ControlCenterConfig": ControlCenterConfig, "SchedulerConfig": SchedulerConfig},
     ClusterParameters: {"ClusterConfig": ClusterConfig},
 }
-ALPHA = ClusterParameters(name=ClusterName("alpha"))
+ALPHA = ClusterParameters(name=ClusterName("alpha"), counts_slots=True)
 KEYS = [(kind, name) for kind in TABLES for name in settings_of(kind)]
 
 
@@ -478,6 +478,7 @@ def test_every_parameter_can_be_set_or_it_is_said_why_not() -> None:
         "software",
         "container_runtime",
         "slot_keys",
+        "counts_slots",
     }
 
 

@@ -76,9 +76,10 @@ def test_what_the_plugin_cannot_ask_for_is_refused_by_name() -> None:
     assert submissions(site.submit(job("2", slotted(TWO, 1)))) == {"a": 1}
 
 
-def test_a_cluster_is_looked_at_for_slots_before_they_are_placed_there() -> None:
+@pytest.mark.parametrize("keys", [("gpus", "gpu_kind"), None], ids=["answered", "not answered yet"])
+def test_a_cluster_is_looked_at_for_slots_before_they_are_placed_there(keys: tuple[str, ...] | None) -> None:
     """After a restart it may not have been: nothing is refused or submitted for that, and the next poll tells."""
-    site = Site({"a": 8}, None, ClusterParameters(name=A, slot_keys=("gpus", "gpu_kind")))
+    site = Site({"a": 8}, None, ClusterParameters(name=A, slot_keys=keys, counts_slots=True))
     assert submissions(site.submit(job("1", slotted(GPU, 2)))) == {}
     assert site.record("1").state is JobState.WAITING
     assert "a was not looked at for such slots yet" in explain(site.state, 1, site.record("1"), site.now)
@@ -90,7 +91,7 @@ def test_a_cluster_is_looked_at_for_slots_before_they_are_placed_there() -> None
 
 def test_what_the_first_look_does_not_find_is_refused() -> None:
     """The counts of later looks refuse nothing: one reading may err."""
-    site = Site({"a": 8}, None, ClusterParameters(name=A, slot_keys=("gpus", "gpu_kind")))
+    site = Site({"a": 8}, None, ClusterParameters(name=A, slot_keys=("gpus", "gpu_kind"), counts_slots=True))
     site.submit(job("1", slotted(GPU, 1)))
     none = SlotCount(slot=GPU, most=0, idle=0, lack="no node is large enough")
     polled = ev.ClusterPolled(time=site.now, cluster=A, processors=8, idle=8, ours=0, slots=(none,))
