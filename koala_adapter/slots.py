@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots: what one rank, or worker, of a component needs on one node, and how many such slots a cluster has.
+"""Slots: what a rank, or worker, of a component needs on one node, and how many such slots a cluster has.
 
 A placeholder holds one slot. Units: memory and scratch space in MiB, sizes in processors.
 """
@@ -11,10 +11,15 @@ from dataclasses import dataclass, fields, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """What one rank needs on one node, and on which terms it is asked for. By default a processor and nothing else."""
+    """What one rank needs on one node, and on which terms it is asked for. By default a processor and nothing else.
+
+    Several ranks may share one: it has the processors of all of them.
+    """
 
     threads: int = 1
     """Processors, all on one node."""
+    ranks: int = 1
+    """Ranks that share it."""
     memory_mib: int = 0
     """Memory on its node; 0: what the site file, or else the batch system, gives."""
     gpus: int = 0
@@ -40,7 +45,12 @@ class Slot:
     @property
     def shape(self) -> Slot:
         """The part that decides how many of them a node holds."""
-        return replace(self, licenses=(), account="", qos="", directives=())
+        return replace(self, ranks=1, licenses=(), account="", qos="", directives=())
+
+    @property
+    def threads_of_rank(self) -> int:
+        """Processors of each of its ranks."""
+        return self.threads // self.ranks
 
     @property
     def is_plain(self) -> bool:
@@ -72,7 +82,9 @@ PLAIN = Slot()
 
 
 def ranks_of(count: int, slot: Slot) -> str:
-    """Say how many ranks there are and what each needs, for people: ``2 ranks of 2 processors, 4096 MiB``."""
+    """Say what a number of slots holds and needs, for people: ``2 ranks of 2 processors, 4096 MiB``."""
+    if slot.ranks > 1:
+        return f"{_counted(count, 'slot')} of {slot.ranks} ranks and {slot}"
     return f"{_counted(count, 'rank')} of {slot}"
 
 

@@ -157,6 +157,7 @@ class JobArguments:
     save: Path | None
     slot: SlotKeys
     environment: ProgramEnvironment = ProgramEnvironment()
+    ranks_per_slot: int | None = None
     after: tuple[str, ...] = ()
     """Jobs that must have ended before, besides those of a job file."""
     notify: tuple[str, ...] = ()
@@ -198,7 +199,7 @@ class JobArguments:
 
     @property
     def _given(self) -> bool:
-        given = (self.processors, self.walltime, self.cluster, self.save)
+        given = (self.processors, self.ranks_per_slot, self.walltime, self.cluster, self.save)
         words = self.mpi or self.split or self.environment.is_given or bool(self.slot)
         return words or any(one is not None for one in given)
 
@@ -206,6 +207,7 @@ class JobArguments:
         job = Job(
             self.words,
             processors=1 if self.processors is None else self.processors,
+            ranks_per_slot=self.ranks_per_slot,
             launcher="mpi" if self.mpi else None,
             walltime=self.walltime or WALLTIME,
             cluster=self.cluster,
@@ -256,6 +258,9 @@ def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
 
     @click.argument("words", metavar="JOB | [--] PROGRAM [ARGUMENTS]", nargs=-1, required=True, type=click.UNPROCESSED)
     @click.option("--processors", "-n", type=click.IntRange(min=1), metavar="N", help="Ranks of PROGRAM. Default: 1.")
+    @click.option(
+        "--ranks-per-slot", type=click.IntRange(min=1), metavar="N", help="Ranks that share a job of the batch system."
+    )
     @click.option("--mpi", is_flag=True, help="PROGRAM is one MPI world of N processes.")
     @click.option("--walltime", "-t", metavar="TIME", help="How long PROGRAM may run, such as 10m. Default: 1h.")
     @click.option("--cluster", "-C", metavar="NAME", help="Cluster that PROGRAM must run in.")

@@ -458,6 +458,7 @@ def plan_table(components: tuple[PlannedComponent, ...]) -> FittingTable:
     """Return where each component would go."""
     table = FittingTable()
     size = "processors" if all(one.slot.is_plain for one in components) else "ranks"
+    size = "slots" if any(one.slot.ranks > 1 for one in components) else size
     for heading in ("component", "cluster", size, "idle now", ""):
         table.add_column(heading)
     taken: dict[str, int] = {}

@@ -237,8 +237,23 @@ def _malleable_component_problems(
         elif component.minimum is None:
             yield ("components", index, key), "allowed in a component with minimum and maximum only"
     yield from _problems_with_runner(header, index, component)
+    yield from _problems_of_shared_slots(header, index, component)
     if "retire_signal" in component.model_fields_set and component.retire_command:
         yield ("components", index, "retire_signal"), "given together with retire_command: allowed is one of them"
+
+
+def _problems_of_shared_slots(
+    header: JobHeader, index: int, component: ComponentTable
+) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what keeps ranks from sharing slots."""
+    each = component.ranks_per_slot
+    if header.runner is not RunnerName.RANKS and each > 1:
+        text = 'allowed with runner = "ranks" only: a job that changes its size gets, and gives back, single ranks'
+        yield ("components", index, "ranks_per_slot"), text
+        return
+    for key in ("processors", "minimum", "maximum"):
+        if (ranks := getattr(component, key) or 0) % each:
+            yield ("components", index, key), f"found {ranks}, allowed is a multiple of ranks_per_slot ({each})"
 
 
 def _problems_with_runner(header: JobHeader, index: int, component: ComponentTable) -> Iterator[tuple[KeyPath, str]]:
@@ -658,13 +673,13 @@ def _job(document: Document, name: str, directory: Path, *, user: str, site: Sit
     """Return the job of a document; ``name``: that of a job whose file gives it none."""
     table, files = _table(document, directory, site)
     patience = 0 if table.runner is RunnerName.SWEEP else Retirement().grace
-    needed = [slots_of(component) for component in table.components]
+    needed = [slots_of(component, component.ranks_per_slot) for component in table.components]
     components = tuple(
         Component(
             name=_component_name(index, component),
             command=component.command,
-            minimum=component.size[0],
-            maximum=component.size[1],
+            minimum=component.size[0] // component.ranks_per_slot,
+            maximum=component.size[1] // component.ranks_per_slot,
             cluster=_cluster_name(component),
             launcher=component.launcher or table.launcher,
             input_files=files[index],

@@ -182,6 +182,8 @@ class InputFileTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
 # -- Components, the head of a job file, and the whole file --------------------------------------------------
 
 MOST_PROCESSORS = 1_000_000
+MOST_RANKS = 200
+"""Ranks of a slot: its agent needs five descriptors for each, and often may have 1,024 of them."""
 LONGEST_WALLTIME = 315_360_000
 """Ten years, in seconds."""
 
@@ -230,6 +232,13 @@ class ComponentTable(SlotTable, frozen=True, extra="forbid", defer_build=True):
         ge=1,
         le=MOST_PROCESSORS,
         description="Most ranks of use. Only in a moldable or malleable job, together with minimum.",
+    )
+    ranks_per_slot: Whole = Field(
+        default=1,
+        ge=1,
+        le=MOST_RANKS,
+        description="So many ranks share one job of the batch system and its node: it asks for the threads of all of "
+        "them, and for everything else once. The number of ranks is a multiple of it. Only with runner ranks.",
     )
     initial: Whole | None = Field(
         default=None,
@@ -326,7 +335,7 @@ class ComponentTable(SlotTable, frozen=True, extra="forbid", defer_build=True):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Fewest and most processors."""
+        """Fewest and most ranks."""
         return self.processors or self.minimum or 1, self.processors or self.maximum or 1
 
     @model_validator(mode="after")

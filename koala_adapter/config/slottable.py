@@ -157,11 +157,12 @@ BY_CLUSTER = ("queue", "account", "qos", "directives")
 """Keys whose value may name clusters."""
 
 
-def slots_of(table: SlotTable) -> tuple[Slot, tuple[tuple[ClusterName, Slot], ...]]:
-    """Return what a rank needs, and what it needs on the clusters that the table names."""
+def slots_of(table: SlotTable, ranks: int) -> tuple[Slot, tuple[tuple[ClusterName, Slot], ...]]:
+    """Return what so many ranks need together, and what they need on the clusters that the table names."""
     gpus = table.gpus or Gpus(0)
     slot = Slot(
-        threads=table.threads,
+        threads=table.threads * ranks,
+        ranks=ranks,
         memory_mib=table.memory or 0,
         gpus=gpus.number,
         gpu_kind=gpus.kind,

@@ -77,7 +77,8 @@ class HasId(Protocol):
 
 # fmt: off
 ALONE = frozenset({
-    "command", "processors", "minimum", "maximum", "initial", "cluster", "flexible", "input_files", "output_files",
+    "command", "processors", "ranks_per_slot", "minimum", "maximum", "initial", "cluster", "flexible", "input_files",
+    "output_files",
 }).union(SLOT_NAMES)
 # fmt: on
 """What a job without ``components`` says of its only one."""
@@ -112,6 +113,8 @@ class Component(SlotKeywords):
     _: KW_ONLY
     processors: int | None = None
     """Number of ranks, each of ``threads`` processors. Default: 1, unless ``minimum`` and ``maximum`` are given."""
+    ranks_per_slot: int | None = None
+    """Ranks that share one job of the batch system: it has the ``threads`` of all of them. Default: 1."""
     name: str | None = None
     minimum: int | None = None
     """Fewest ranks of a job that is not rigid."""
@@ -164,6 +167,7 @@ class Job(SlotKeywords):
     components: Sequence[Component] = ()
     """In the place of ``command`` and what belongs to it."""
     processors: int | None = None
+    ranks_per_slot: int | None = None
     minimum: int | None = None
     maximum: int | None = None
     initial: int | None = None

@@ -215,7 +215,7 @@ class JobReport:
             return len(names) if rank is not None else max(2, len(names))
         sizes: dict[str, int] = {}
         for one in self.components:  # pieces of a component on several clusters have its name
-            sizes[one.name] = sizes.get(one.name, 0) + one.processors
+            sizes[one.name] = sizes.get(one.name, 0) + one.processors * one.slot.ranks
         chosen = [size for name, size in sizes.items() if component in (None, name)]
         return sum(chosen) if rank is None else sum(rank < size for size in chosen)
 

@@ -3,8 +3,8 @@
 
 ``mpiexec.hydra -launcher manual`` (MPICH's Hydra, "Using the Hydra Process Manager") prints, for each host, the command
 of the proxy to be started there, and waits for the proxies to dial in: the placeholders play the part of the remote
-shell. mpiexec itself runs in the placeholder of rank 0. Each rank has a made-up host of its own, so that proxy,
-placeholder and rank correspond one to one.
+shell. mpiexec itself runs in the placeholder of rank 0. Each rank has a made-up host of its own, so that proxy and rank
+correspond one to one, also where several ranks share a placeholder.
 
 Measured with MPICH 4.0.2: mpiexec does not notice a rank that exits without MPI_Finalize, and the others hang; so each
 rank's shell reports how its program ended, on mpiexec's stdout. Of a shell that is killed itself mpiexec reports the

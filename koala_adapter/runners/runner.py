@@ -52,7 +52,7 @@ def job_ends_at(record: JobRecord, placeholders: Mapping[PlaceholderId, Placehol
 
 
 OPENMP_THREADS = "OMP_NUM_THREADS"
-"""Set to the threads of a slot for every rank, unless the job sets it: OpenMP would use all processors of the node."""
+"""Set to the threads of each rank, unless the job sets it: OpenMP would use all processors of the node."""
 
 
 # -- The interface -------------------------------------------------------------------------------------------
@@ -83,6 +83,14 @@ class Reaction:
 
     launches: tuple[AddressedLaunch, ...] = ()
     events: tuple[Event, ...] = ()
+
+
+def by_placeholder(ranks: Iterable[Rank]) -> Mapping[PlaceholderId, Sequence[Rank]]:
+    """Return ranks by the placeholders that they run in."""
+    found: dict[PlaceholderId, list[Rank]] = {}
+    for rank in ranks:
+        found.setdefault(rank.placeholder, []).append(rank)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +128,14 @@ class Application:
         return {rank.rank: rank for rank in self.ranks}
 
     @cached_property
-    def ranks_in(self) -> Mapping[PlaceholderId, Rank]:
+    def ranks_in(self) -> Mapping[PlaceholderId, Sequence[Rank]]:
         """Ranks by placeholder."""
-        return {rank.placeholder: rank for rank in self.ranks}
+        return by_placeholder(self.ranks)
 
     def environment(self, rank: Rank) -> tuple[tuple[str, str], ...]:
         """Return what a rank finds in its environment beside the node's own."""
         component = self.job.component(rank.component)
-        threads = str(component.slot.threads)
+        threads = str(component.slot.threads_of_rank)
         own = {
             "KOALA_JOB_ID": self.job.id,
             "KOALA_JOB_NAME": self.job.name,

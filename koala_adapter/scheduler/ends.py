@@ -369,7 +369,8 @@ def _reused(context: Context, record: JobRecord, spares: list[PlaceholderRecord]
     """Give what a completed job held to jobs that can start with it; return what is to be given back."""
     if record.job.launcher is Launcher.MPI and any(component.output_files for component in record.job.components):
         return spares  # mpiexec tells of the end before the ranks' files have come; their agents end when they have
-    over = {rank.placeholder for rank in record.ranks if rank.rank in record.ends}
+    busy = {rank.placeholder for rank in record.ranks if rank.rank not in record.ends}
+    over = {rank.placeholder for rank in record.ranks} - busy
     usable = [placeholder for placeholder in spares if placeholder.id in over and _reusable(context, placeholder)]
     chosen = {placeholder.id for placeholder in usable}
     if context.state.parameters.reorganize:

@@ -308,14 +308,15 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
         held[claim.cluster] = held.get(claim.cluster, 0) + claim.processors
     where = _joined(f"{cluster} ({processors})" for cluster, processors in held.items() if processors)
     total = len(record.ranks) - len(record.departed)
+    slots = _slots(record.job, len({rank.placeholder for rank in record.ranks if rank.rank not in record.departed}))
     since = duration(now - (record.launched_at if record.launched_at is not None else now))
     if record.state is JobState.LAUNCHING:
         started = len(record.started - record.departed)
-        text = f"All {_slots(record.job, total)} are held on {where}; {started} of {total} processes have started."
+        text = f"All {slots} are held on {where}; {started} of {total} processes have started."
     else:
         left = record.job.walltime - (now - (now if record.launched_at is None else record.launched_at))
         text = (
-            f"The {record.job.kind} job has been running for {since} on {_slots(record.job, total)}: {where}; "
+            f"The {record.job.kind} job has been running for {since} on {slots}: {where}; "
             f"its walltime ends in {duration(left)}.{sizes(state, record, now)}"
         )
         if record.job.kind.varies:

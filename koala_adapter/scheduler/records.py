@@ -809,8 +809,10 @@ class JobRecord:
         return self.job.has_workers and not self.job.is_head(self.ranks[rank].component)
 
     def rank_in(self, placeholder: PlaceholderRecord) -> Rank | None:
-        """Return the process of a placeholder; None: it has none."""
-        return next((rank for rank in self.ranks if rank.placeholder == placeholder.id), None)
+        """Return the process of a placeholder, of several the first that has not ended well; None: it has none."""
+        there = [rank for rank in self.ranks if rank.placeholder == placeholder.id]
+        left = (rank for rank in there if rank.rank not in self.ends or not self.ends[rank.rank].ok)
+        return next(left, there[0] if there else None)
 
     def is_done(self) -> bool:
         """Tell whether all work of a launched job is done, as far as its processes have ended well.

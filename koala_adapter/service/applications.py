@@ -24,7 +24,15 @@ from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.mpi import LAUNCHER_TASK, AdaptiveMpiRunner, MpiRunner
 from koala_adapter.runners.restartedmpi import RestartedMpiRunner
-from koala_adapter.runners.runner import AddressedLaunch, Application, ProcessRunner, Reaction, Runner, Sending
+from koala_adapter.runners.runner import (
+    AddressedLaunch,
+    Application,
+    ProcessRunner,
+    Reaction,
+    Runner,
+    Sending,
+    by_placeholder,
+)
 from koala_adapter.runners.software import ClusterSoftware
 from koala_adapter.runners.workers import SweepRunner, WorkersRunner
 from koala_adapter.scheduler.events import RankEnded
@@ -146,7 +154,7 @@ class Applications:
         self.unwritten = UnwrittenOutput()
         self.results = Results(self._rank_directory, store)
         """What ranks leave in files."""
-        self._by_placeholder: tuple[tuple[Rank, ...], Mapping[PlaceholderId, Rank]] = ((), {})
+        self._by_placeholder: tuple[tuple[Rank, ...], Mapping[PlaceholderId, Sequence[Rank]]] = ((), {})
         """The ranks of the job that was looked at last, by their placeholders: all of its placeholders end together."""
         self.listener: ApplicationListener | None = None
         """Who hears what processes say themselves."""
@@ -202,13 +210,11 @@ class Applications:
         for report in tasks:
             if report.task.startswith(f"{record.job.id}:") and self._owns(placeholder, report.task):
                 self._tell(runner, report)
-        rank = runner.application.ranks_in.get(placeholder)
-        launches = () if rank is None else runner.launches_in(rank)
-        self._send(one for one in launches if one.launch.task not in known)
-        if rank is not None:
+        for rank in runner.application.ranks_in.get(placeholder, ()):
+            self._send(one for one in runner.launches_in(rank) if one.launch.task not in known)
             self.order(runner.asked_again(rank, self._core.now()))
-        if rank is not None and runner.speaks and self.listener is not None:
-            self.listener.in_contact(record, rank.rank)
+            if runner.speaks and self.listener is not None:
+                self.listener.in_contact(record, rank.rank)
 
     def disconnected(self, placeholder: PlaceholderId) -> None:
         """An agent is out of contact: what was on its way to it is sent again when it registers."""
@@ -216,8 +222,7 @@ class Applications:
         record = self._job_in(placeholder)
         runner = None if record is None else self._runners.get(record.job.id)
         if record is not None and runner is not None and runner.speaks and self.listener is not None:
-            rank = runner.application.ranks_in.get(placeholder)
-            if rank is not None:
+            for rank in runner.application.ranks_in.get(placeholder, ()):
                 self.listener.out_of_contact(record, rank.rank)
 
     def said(self, placeholder: PlaceholderId, task: str, frame: bytes) -> None:
@@ -291,21 +296,23 @@ class Applications:
         return None if task.endswith(f":{LAUNCHER_TASK}") else self.output_path(placeholder, task)
 
     def files_under_way(self, placeholder: PlaceholderId) -> bool:
-        """Tell whether wanted files of the rank in a placeholder are coming in, or may still come."""
+        """Tell whether wanted files of a rank in a placeholder are coming in, or may still come."""
         found = self._core.state.placeholders.get(placeholder)
         record = None if found is None else self._core.state.jobs.get(found.job_id)
         if record is None or not any(one.output_files for one in record.job.components):
             return False
-        rank = self._ranks_in(record).get(placeholder)
-        if rank is None or not record.job.component(rank.component).output_files:
-            return False
-        return rank.rank in record.started and self.results.under_way(placeholder, f"{record.job.id}:{rank.rank}")
+        return any(
+            rank.rank in record.started
+            and record.job.component(rank.component).output_files
+            and self.results.under_way(placeholder, f"{record.job.id}:{rank.rank}")
+            for rank in self._ranks_in(record).get(placeholder, ())
+        )
 
-    def _ranks_in(self, record: JobRecord) -> Mapping[PlaceholderId, Rank]:
+    def _ranks_in(self, record: JobRecord) -> Mapping[PlaceholderId, Sequence[Rank]]:
         """Return the ranks of a job by their placeholders; made anew only when the ranks are others."""
         ranks, found = self._by_placeholder
         if ranks is not record.ranks:
-            found = {rank.placeholder: rank for rank in record.ranks}
+            found = by_placeholder(record.ranks)
             self._by_placeholder = record.ranks, found
         return found
 

@@ -178,9 +178,9 @@ class Workers:
             return
         record = self._service.state.jobs[found.job_id]
         runner = self._runners.get(record.job.id)
-        rank = None if runner is None else runner.application.ranks_in.get(placeholder)
-        if runner is not None and rank is not None:
-            self.order(runner.asked_again(rank, self._service.now))
+        if runner is not None:
+            for rank in runner.application.ranks_in.get(placeholder, ()):
+                self.order(runner.asked_again(rank, self._service.now))
 
     # ---- what the processes do ---------------------------------------------------------------------------------------
 
@@ -343,5 +343,5 @@ class Sized:
             return None
         record = state.jobs[one.job_id]
         runner = self._adaptive.known(record)
-        rank = None if runner is None else runner.application.ranks_in.get(placeholder)
-        return None if rank is None else (record, rank.rank)
+        ranks = () if runner is None else runner.application.ranks_in.get(placeholder, ())
+        return (record, ranks[0].rank) if ranks else None

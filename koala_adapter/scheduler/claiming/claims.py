@@ -546,22 +546,24 @@ def _launch(context: Context, record: JobRecord) -> None:
     ranks: list[Rank] = []
     numbers: dict[str, int] = {}
     for claim in record.claims:
+        each = record.job.component(claim.component).slot.ranks
         for id_ in claim.placeholders:
             component_rank = numbers.get(claim.component, 0)
-            numbers[claim.component] = component_rank + 1
+            numbers[claim.component] = component_rank + each
             placeholder = context.state.placeholders[id_]
             context.ledger.move(placeholder, PlaceholderState.LAUNCHED)
-            ranks.append(
+            ranks += [
                 Rank(
-                    rank=len(ranks),
+                    rank=len(ranks) + number,
                     component=claim.component,
-                    component_rank=component_rank,
+                    component_rank=component_rank + number,
                     placeholder=id_,
                     host=placeholder.host,
                     address=placeholder.address,
                     cluster=placeholder.cluster,
                 )
-            )
+                for number in range(each)
+            ]
     record.ranks = tuple(ranks)
     context.timetable.for_job(record, TimerKind.WALLTIME, context.now + record.job.walltime)
     context.effects.add(LaunchJob(job_id=record.job.id, ranks=record.ranks))

@@ -159,11 +159,13 @@ def test_words_arrive_as_they_were_written(words: list[str], directory: str) -> 
 def test_everything_that_can_be_said() -> None:
     """The job has it, and is called by its program."""
     words = ["./bin/simulate", "--steps", "5"]
-    found = job_of(arguments(words, processors=7, mpi=True, walltime="2m", cluster="alpha")._description())
+    said = arguments(words, processors=14, ranks_per_slot=2, mpi=True, walltime="2m", cluster="alpha")
+    found = job_of(said._description())
     assert (found.name, found.walltime, found.launcher) == ("simulate", 120, Launcher.MPI)
     assert found.working_directory == str(Path.cwd())
     (component,) = found.components
     assert (component.command, component.minimum, component.cluster) == (tuple(words), 7, "alpha")
+    assert component.slot.ranks == 2
 
 
 @pytest.mark.parametrize(

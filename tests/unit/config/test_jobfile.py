@@ -524,6 +524,7 @@ GPUS_ALLOWED = 'allowed is a whole number from 0 to 1024, or a kind and a number
     [
         ("threads = 0", "threads: found 0, allowed is a whole number from 1 to 65536"),
         ('threads = "2"', 'threads: found "2", allowed is a whole number from 1 to 65536'),
+        ("ranks_per_slot = 201", "ranks_per_slot: found 201, allowed is a whole number from 1 to 200"),
         ('memory = "4 bananas"', f'memory: found "4 bananas", {SIZE_ALLOWED}'),
         ("memory = 1.5", f"memory: found 1.5, {SIZE_ALLOWED}"),
         ("memory = true", f"memory: found true, {SIZE_ALLOWED}"),
@@ -552,6 +553,39 @@ def test_slots_that_cannot_be(line: str, said: str, site: SiteConfig) -> None:
     message = refusal(f"{HEAD}{COMPONENT}{line}\n", site=site)
     assert message.startswith(f"j.toml:5: components[0].{said}")
     assert "\n" not in message
+
+
+MOLDABLE = COMPONENT.replace("processors = 1", "minimum = 4\nmaximum = 12")
+
+
+def test_ranks_that_share_a_slot() -> None:
+    """What is counted is slots: each has the threads of its ranks, and all else that is asked for once."""
+    component = loaded(f'{HEAD}kind = "moldable"\n{MOLDABLE}ranks_per_slot = 4\nthreads = 3\nmemory = "1g"').components[
+        0
+    ]
+    assert (component.minimum, component.maximum) == (1, 3)
+    assert component.slot == Slot(threads=12, ranks=4, memory_mib=1024)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            HEAD + COMPONENT + "ranks_per_slot = 3",
+            "j.toml:4: components[0].processors: found 1, allowed is a multiple of",
+        ),
+        (
+            MALLEABLE + "ranks_per_slot = 2",
+            'components[0].ranks_per_slot: allowed with runner = "ranks" only: a job that',
+        ),
+        (
+            ADAPTIVE + "ranks_per_slot = 2",
+            'components[0].ranks_per_slot: allowed with runner = "ranks" only: a job that',
+        ),
+    ],
+)
+def test_ranks_that_cannot_share_a_slot(text: str, said: str) -> None:
+    assert said in refusal(text)
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,10 @@ def test_ranks_find_themselves_and_the_others_in_their_environment() -> None:
     [({}, {}, "4"), ({"OMP_NUM_THREADS": "2"}, {}, "2"), ({"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "3"}, "3")],
 )
 def test_ranks_find_the_threads_of_their_slot(of_job: dict[str, str], of_component: dict[str, str], found: str) -> None:
+    """Ranks that share one find each their own part of it."""
     one = application(Launcher.PROCESS)
-    component = replace(one.job.components[1], slot=Slot(threads=4), environment=tuple(of_component.items()))
+    slot = Slot(threads=8, ranks=2)
+    component = replace(one.job.components[1], slot=slot, environment=tuple(of_component.items()))
     job = replace(one.job, environment=tuple(of_job.items()), components=(one.job.components[0], component))
     environment = dict(list(ProcessRunner(replace(one, job=job)).launches())[2].launch.environment)
     assert (environment["KOALA_THREADS"], environment["OMP_NUM_THREADS"]) == ("4", found)

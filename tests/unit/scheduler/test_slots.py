@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.model import ClusterName, JobKind
+from koala_adapter.model import ClusterName, EndReason, JobKind
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
@@ -136,6 +136,41 @@ def test_a_placeholder_is_not_handed_to_a_job_that_needs_another_slot() -> None:
     site.complete("1")
     assert site.record("2").state is JobState.LAUNCHING
     assert site.record("plain").state is JobState.WAITING
+
+
+def test_ranks_that_share_a_slot_are_numbered_within_it() -> None:
+    """Two slots of three ranks are two placeholders; the job is over when all six ranks have ended."""
+    site = Site({"a": 16})
+    site.submit(job("1", slotted(Slot(threads=6, ranks=3), 2), 1))
+    site.run("1")
+    first, second, third = (one.id for one in site.claimed("1"))
+    ranks = site.record("1").ranks
+    assert [(one.component_rank, one.placeholder) for one in ranks[:6]] == [
+        *((number, first) for number in range(3)),
+        *((number, second) for number in range(3, 6)),
+    ]
+    assert [(one.rank, one.component_rank, one.placeholder) for one in ranks[6:]] == [(6, 0, third)]
+    assert "running for 0 s on 3 slots: a (3)" in site.explained()
+    for rank in range(6):
+        site.rank_ends("1", rank)
+    assert site.record("1").state is JobState.RUNNING
+    site.rank_ends("1", 6)
+    assert site.outcome("1").state is JobState.COMPLETED
+
+
+def test_the_loss_of_a_slot_is_the_loss_of_its_ranks_that_run() -> None:
+    site = Site({"a": 16})
+    site.submit(job("1", slotted(Slot(threads=2, ranks=2), 2)))
+    site.run("1")
+    first, second = (one.id for one in site.claimed("1"))
+    site.rank_ends("1", 0)
+    site.rank_ends("1", 2)
+    site.rank_ends("1", 3)
+    site.ended(second, EndReason.NODE_LOST)
+    assert site.record("1").state is JobState.RUNNING
+    site.ended(first, EndReason.NODE_LOST)
+    outcome = site.outcome("1")
+    assert (outcome.state, outcome.detail[:6]) == (JobState.LOST, "rank 1")
 
 
 def test_another_queue_has_processors_of_its_own() -> None:
