@@ -105,7 +105,7 @@ SECTIONS = {
         ("resize", "jobs", "Bring a running malleable job to another size."),
         ("cancel", "jobs", "End a job and everything of it in all batch systems."),
         ("clusters", "jobs", "Show the clusters: what is idle, what we hold, how often we ask."),
-        ("report", "simulate", "Draw what a job, or all jobs of some time, had where and when."),
+        ("report", "report", "Draw what a job, or all jobs of some time, had where and when."),
         ("negotiations", "negotiation", "Show who offered what when in the negotiations of jobs, and how each ended."),
     ),
     "Set up and check": (

@@ -38,7 +38,10 @@ th, td { border-bottom: 1px solid #8886; padding: .35rem .7rem; text-align: left
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .verdict { font-weight: 600; white-space: nowrap; }
 .holds { color: #117a43; } .fails { color: #b3261e; } .open { color: #7a5c00; }
-@media (prefers-color-scheme: dark) { .holds { color: #6fd39b; } .fails { color: #ff8a80; } .open { color: #e6c15c; } }
+@media (prefers-color-scheme: dark) {
+  .holds { color: #6fd39b; } .fails { color: #ff8a80; } .open { color: #e6c15c; }
+  figure img { filter: invert(.9) hue-rotate(180deg); }
+}
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1.5rem; }
 figure { margin: 0; } figure img { width: 100%; height: auto; background: #fff; }
 details { margin: 1.5rem 0; } pre { font-size: .82rem; line-height: 1.35; }

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of pages on clusters and jobs as HTML, for ``koala report`` and ``koala web``. No I/O but reading style.css."""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from koala_adapter.report.charts import cluster_chart, job_chart, legend, look, period_of, shortened, usage_chart
+from koala_adapter.report.history import NOTE, by_cluster, occupations, reason
+from koala_adapter.report.markup import Markup, foreign, joined, tag
+from koala_adapter.report.timeaxis import Period, duration, moment
+from koala_adapter.slots import ranks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from datetime import tzinfo
+
+    from koala_adapter.outcome import JobState
+    from koala_adapter.report.charts import Link
+    from koala_adapter.report.history import Occupation
+    from koala_adapter.report.markup import Content
+    from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport
+    from koala_adapter.report.values import ComponentReport, JobReport
+
+
+# -- Documents, tables and figures ---------------------------------------------------------------------------
+
+
+def style() -> str:
+    """Return the style sheet of all pages."""
+    return resources.files("koala_adapter.report").joinpath("style.css").read_text(encoding="utf-8")
+
+
+def document(title: str, head: Content, body: Content) -> str:
+    """Return a whole page."""
+    shared = (
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", title),
+    )
+    return "<!DOCTYPE html>\n" + tag("html", tag("head", *shared, head), "\n", tag("body", body), lang="en") + "\n"
+
+
+def table(columns: Sequence[tuple[str, str]], rows: Iterable[Content], name: str) -> Markup:
+    """Return a table, which can be moved sideways where it is too wide.
+
+    ``columns``: heading and class of each. ``rows``: elements. ``name``: what the table has.
+    """
+    headings = [tag("th", heading, class_=kind or None, scope="col") for heading, kind in columns]
+    inner = tag("table", tag("thead", tag("tr", *headings)), tag("tbody", rows))
+    return sideways(inner, name)
+
+
+def sideways(inner: Markup, name: str) -> Markup:
+    """Return what can be moved sideways where it is too wide, also by keys."""
+    return tag("div", inner, class_="wide", tabindex=0, role="region", aria_label=name)
+
+
+def figure(drawing: Markup, name: str, caption: Content) -> Markup:
+    """Return a chart with its caption."""
+    return tag("figure", sideways(drawing, name), tag("figcaption", caption))
+
+
+def state_word(state: JobState) -> Markup:
+    """Return a state in its colour, with its mark."""
+    one = look(state)
+    return tag("span", f"{one.mark} {state.value}", class_=f"state {one.kind}")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _time(at: float | None, zone: tzinfo | None) -> Markup:
+    return tag("time", moment(at, zone))
+
+
+# -- Clusters ------------------------------------------------------------------------------------------------
+
+
+def cluster_cards(clusters: Sequence[ClusterReport], zone: tzinfo | None) -> Markup:
+    """Return what is idle, ours and of others on each cluster."""
+    return tag("ul", *(_card(one, zone) for one in clusters), class_="cards")
+
+
+def _card(one: ClusterReport, zone: tzinfo | None) -> Markup:
+    parts: list[Content] = [tag("h3", one.name)]
+    if one.processors is not None:
+        idle, others = one.idle or 0, one.others or 0
+        ours = max(0, one.processors - idle - others - one.down)
+        shares = {"ours": ours, "others": others, "idle": idle, "down": one.down}
+        parts.append(_shares(shares, one.processors))
+        words = [f"{count} {name}" for name, count in shares.items() if count or name != "down"]
+        parts.append(tag("p", f"{', '.join(words)} of {counted(one.processors, 'processor')}"))
+    if one.gpus:
+        parts.append(tag("p", f"{one.gpus_idle} of {counted(one.gpus, 'GPU')} idle"))
+    if one.closed:
+        parts.append(tag("p", "Nothing is placed here: ", foreign(one.closed), class_="notice"))
+    placeholders = f"{counted(one.placeholders, 'placeholder')}, {one.placeholders_queued} of them queued; " if (
+        one.placeholders
+    ) else ""  # fmt: skip
+    waiting = f"others wait for {one.others_waiting}; " if one.others_waiting else ""
+    read = f"{one.lrm or one.plugin}, seen {moment(one.polled_at, zone)}"
+    parts.append(tag("p", f"{placeholders}{waiting}{read}", class_="faint"))
+    return tag("li", *parts)
+
+
+def _shares(shares: dict[str, int], whole: int) -> Markup:
+    x, parts = 0.0, []
+    for name, count in shares.items():
+        width = 200.0 * count / max(1, whole)
+        parts.append(tag("rect", x=x, y=0, width=width, height=14, class_=f"share-{name}"))
+        x += width
+    parts.append(tag("rect", x=0.5, y=0.5, width=199, height=13, class_="frame"))
+    return tag(
+        "svg", *parts, class_="chart shares", viewBox="0 0 200 14", preserveAspectRatio="none", aria_hidden="true"
+    )
+
+
+def cluster_use(found: Sequence[Occupation]) -> Markup:
+    """Return a table of what jobs had on each cluster."""
+    columns = (
+        ("cluster", ""), ("placeholders", "number"), ("mean wait", "number"), ("longest wait", "number"),
+        ("processor time", "number"),
+    )  # fmt: skip
+    rows = []
+    for name, some in by_cluster(found).items():
+        number = sum(one.processors for one in some)
+        cells = (
+            f"{number:,}",
+            duration(sum(one.waited * one.processors for one in some) / number),
+            duration(max(one.waited for one in some)),
+            duration(sum(one.used for one in some)),
+        )
+        rows.append(tag("tr", tag("td", name), *(tag("td", cell, class_="number") for cell in cells)))
+    return table(columns, rows, "Clusters")
+
+
+# -- Jobs ----------------------------------------------------------------------------------------------------
+
+
+def jobs_table(reports: Sequence[JobReport], href: Link, zone: tzinfo | None, *, anchors: bool = False) -> Markup:
+    """Return one row for each job. ``anchors``: rows can be referred to as ``#job-ID``."""
+    columns = (
+        ("job", "number"), ("name", ""), ("state", ""), ("processors", "number minor"), ("clusters", "minor"),
+        ("submitted", "minor"), ("waited", "number minor"), ("ran", "number"), ("exit", "number minor"),
+        ("why", "minor"),
+    )  # fmt: skip
+    rows = []
+    for one in reports:
+        placed = sorted({part.cluster for part in one.components if part.cluster})
+        address = href(one.id)
+        rows.append(
+            tag(
+                "tr",
+                tag("td", tag("a", one.id, href=address) if address and not anchors else one.id, class_="number"),
+                tag("td", foreign(one.name), class_="name", title=one.name),
+                tag("td", state_word(one.state), progress(one)),
+                tag("td", sum(part.processors * part.slot.threads for part in one.components), class_="number minor"),
+                tag("td", ", ".join(placed) or "-", class_="minor"),
+                tag("td", _time(one.submitted_at, zone), class_="when minor"),
+                tag("td", duration(one.waited), class_="number minor"),
+                tag("td", duration(one.ran), class_="number"),
+                tag("td", "-" if one.outcome is None else one.outcome.exit_code, class_="number minor"),
+                tag("td", foreign(reason(one)), class_="why minor", title=reason(one)),
+                id=f"job-{one.id}" if anchors else None,
+            )
+        )
+    return table(columns, rows, "Jobs")
+
+
+def progress(report: JobReport) -> Content:
+    """Return how far a sweep is; nothing for other jobs."""
+    sweep = report.sweep
+    return None if sweep is None else f" {sweep.done} of {sweep.total}, {sweep.failed} failed"
+
+
+def totals(reports: Sequence[JobReport]) -> str:
+    """Return how many jobs there are in each state."""
+    found = Counter(one.state.value for one in reports)
+    return f"{counted(len(reports), 'job')}: {', '.join(f'{number} {state}' for state, number in found.most_common())}"
+
+
+def job_view(report: JobReport, negotiations: Sequence[NegotiationReport], zone: tzinfo | None) -> Iterator[Markup]:
+    """Yield the sections of the page of one job, but for its output; each has an id."""
+    ended = "" if report.outcome is None else f", exit code {report.outcome.exit_code}"
+    facts: tuple[tuple[str, Content], ...] = (
+        ("state", joined(state_word(report.state), progress(report), ended)),
+        ("user", foreign(report.user)),
+        ("kind", report.kind),
+        ("waited", duration(report.waited)),
+        ("ran", f"{duration(report.ran)}, of at most {duration(report.walltime)}"),
+        ("tries", f"{report.tries}, handed back {report.hand_backs} times"),
+    )
+    terms = [part for name, value in facts for part in (tag("dt", name), tag("dd", value))]
+    why = tag("p", foreign(report.explanation)) if report.explanation else None
+    yield tag("section", tag("h2", "Now" if report.outcome is None else "Outcome"), tag("dl", *terms), why, id="facts")
+    yield tag("section", tag("h2", "Timeline"), timeline(report, negotiations, zone), id="timeline")
+    yield tag("section", tag("h2", "Slots by node"), _components(report.components), id="slots")
+    found = occupations([report])
+    if any(one.used for one in found):
+        period = period_of(found, [], report.reported_at, zone)
+        drawing = joined(
+            figure(
+                usage_chart(found, period, "sizes"), "Size over time",
+                "Processors of the job on each cluster; the line is what it waited for.",
+            ),
+            figure(cluster_chart(found, [report], period, lambda _: ""), "Processors of the job", NOTE),
+        )  # fmt: skip
+        yield tag("section", tag("h2", "Size over time"), drawing, id="sizes")
+    if negotiations:
+        yield tag("section", tag("h2", "Negotiations"), _negotiations(negotiations, zone), id="negotiations")
+
+
+def timeline(report: JobReport, negotiations: Sequence[NegotiationReport], zone: tzinfo | None) -> Markup:
+    """Return what happened to a job and when."""
+    events: list[tuple[float, Content]] = [(report.submitted_at, "submitted")]
+    if report.launched_at is not None:
+        events.append((report.launched_at, f"all processors held after {duration(report.waited)}, launched"))
+    for one in report.size_changes:
+        why = joined(": ", foreign(one.reason)) if one.reason else None
+        size = f"{one.component} on {one.cluster}: {one.before} to {one.after} processors"
+        events.append((one.at, joined(size, why)))
+    events += [(one.latest_at, joined("negotiation: ", foreign(one.summary))) for one in negotiations]
+    if report.finished_at is not None:
+        detail = "" if report.outcome is None else report.outcome.detail
+        events.append((report.finished_at, joined(report.state.value, ": " if detail else None, foreign(detail))))
+    events.sort(key=lambda event: event[0])
+    return tag("ol", *(tag("li", _time(at, zone), " ", what) for at, what in events), class_="timeline")
+
+
+def _components(components: Sequence[ComponentReport]) -> Markup:
+    columns = (
+        ("component", ""), ("cluster", ""), ("held", "number"), ("queued", "number minor"), ("waited", "number minor"),
+        ("nodes", ""), ("each rank needs", "minor"),
+    )  # fmt: skip
+    rows = [
+        tag(
+            "tr",
+            tag("td", one.name, class_="name"),
+            tag("td", one.cluster or "-"),
+            tag("td", f"{one.held} of {one.processors}", class_="number"),
+            tag("td", one.queued, class_="number minor"),
+            tag("td", duration(one.waited), class_="number minor"),
+            tag("td", foreign(", ".join(one.hosts) or "-"), *_holds(one), class_="why"),
+            tag("td", "1 processor" if one.slot.is_plain else ranks_of(one.processors, one.slot), class_="minor"),
+        )
+        for one in components
+    ]
+    return table(columns, rows, "Slots by node")
+
+
+def _holds(one: ComponentReport) -> Iterator[Markup]:
+    for hold in one.holds:
+        yield tag("p", f"{hold.placeholders} kept waiting ({hold.holder}): ", foreign(hold.reason), class_="notice")
+
+
+def _negotiations(negotiations: Sequence[NegotiationReport], zone: tzinfo | None) -> Markup:
+    columns = (("id", "number"), ("process", "minor"), ("began", ""), ("state", ""), ("what", ""))
+    rows = [
+        tag(
+            "tr",
+            tag("td", one.number, class_="number"),
+            tag("td", f"{one.component}/{one.rank}", class_="minor"),
+            tag("td", _time(one.began_at, zone), class_="when"),
+            tag("td", one.state),
+            tag("td", foreign(one.summary), class_="why"),
+        )
+        for one in negotiations
+    ]
+    return table(columns, rows, "Negotiations")
+
+
+# -- Charts of many jobs -------------------------------------------------------------------------------------
+
+MOST_ROWS = 600
+"""Jobs in one chart, the latest ones."""
+
+
+def charts(
+    reports: Sequence[JobReport], href: Link, *, since: float | None, now: float, zone: tzinfo | None
+) -> dict[str, Markup]:
+    """Return the charts of jobs by name: by cluster, in use, by job. Empty where there is nothing to be drawn.
+
+    ``since``: what was over before that is left out; None: nothing is.
+    """
+    found = occupations(reports, since)
+    shown = recent(reports, since)
+    if not shown:
+        return {}
+    period = period_of(found, shown, now, zone) if since is None else Period(begin=since, end=now, zone=zone)
+    drawn = {}
+    if any(one.used for one in found):
+        drawn["by-cluster"] = cluster_chart(found, shown, period, href)
+        drawn["in-use"] = usage_chart(found, period)
+    drawn["by-job"] = job_chart(shown[-MOST_ROWS:], period, href)
+    return drawn
+
+
+def recent(reports: Sequence[JobReport], since: float | None) -> list[JobReport]:
+    """Return the jobs that were not over before a time; None: all."""
+    return [one for one in reports if since is None or (one.finished_at or one.reported_at) > since]
+
+
+CAPTIONS = {
+    "by-cluster": "One row for each processor in use at a time; the number on a bar is that of its job.",
+    "in-use": "Of koala's jobs alone; the line is what waits in the queue of the batch system.",
+    "by-job": "A thin bar is the time that a job waited, a thick one the time that it ran; it ends with its state.",
+}
+TITLES = {"by-cluster": "By cluster", "in-use": "Processors in use", "by-job": "By job"}
+
+
+def chart_sections(drawn: dict[str, Markup]) -> Iterator[Markup]:
+    """Yield a section for each chart."""
+    for name, drawing in drawn.items():
+        shown = figure(drawing, TITLES[name], CAPTIONS[name])
+        yield tag("section", tag("h2", TITLES[name]), legend() if name != "in-use" else None, shown, id=name)
+
+
+def job_title(report: JobReport) -> Markup:
+    """Return the heading of the page of a job."""
+    return tag("h1", f"Job {report.id} ", foreign(shortened(report.name, 300)))
