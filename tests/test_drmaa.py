@@ -24,6 +24,7 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
 )
 from koala_adapter.lrm import Submission
+from koala_adapter.lrm.commands import THIS_HOST
 from koala_adapter.lrm.drmaa.client import SINGLE_AT_ONCE, DrmaaClient, HelperLaunch, Loading
 from koala_adapter.lrm.drmaa.libraries import PBS, SLURM
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore
@@ -310,7 +311,7 @@ async def test_library_of_another_system(cell: FakeCell, tmp_path: Path) -> None
     """A library that is not that of the system which is read would send jobs elsewhere: it is refused, and told."""
     context = new_context(tmp_path)
     client = DrmaaClient(context, HelperLaunch(library=None, variables=cell.helper_variables))
-    transport = DrmaaTransport(client, ScriptStore(tmp_path / "scripts"), expected=SLURM)
+    transport = DrmaaTransport(client, ScriptStore(tmp_path / "scripts", THIS_HOST), expected=SLURM)
     await transport.start()
     try:
         with pytest.raises(LrmRejectedError, match=r"one for SGE 8\.1\.9, not for Slurm"):

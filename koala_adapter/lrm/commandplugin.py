@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from koala_adapter.errors import (
     LrmUnavailableError,
     LrmUnsupportedError,
 )
-from koala_adapter.lrm.commands import child_environment, login_name
+from koala_adapter.lrm.commands import DEFAULT_PATH
 from koala_adapter.lrm.contract import CheckResult, Lrm
 from koala_adapter.lrm.drmaa.choice import obstacle_in, one_text
 from koala_adapter.lrm.mapping import divide, sample
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.lrm.contract import ClusterContext, Directives, RenderedSubmission, Submission
     from koala_adapter.lrm.drmaa.choice import Submitter
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.lrm.mapping import Divided
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId
 
@@ -259,11 +259,14 @@ class Checks(ABC):
     decisive: str
     """Subject after whose error nothing further is asked: each question would wait until its time-out."""
 
-    def __init__(self, bin_directory: Path | None, unanswered: LrmUnavailableError | None = None) -> None:
-        """``bin_directory``: of the commands; None: PATH.
+    def __init__(
+        self, host: LrmHost, bin_directory: Path | None, unanswered: LrmUnavailableError | None = None
+    ) -> None:
+        """``host``: where the commands are. ``bin_directory``: of the commands; None: PATH.
 
         ``unanswered``: how the batch system failed to answer a moment ago, because to ask once more would take as long.
         """
+        self._host = host
         self._bin_directory = bin_directory
         self._unanswered = unanswered
         self.stopped = False
@@ -294,12 +297,13 @@ class Checks(ABC):
 
     async def check_programs(self) -> CheckResult:
         """Check that all commands are there."""
-        directory = str(self._bin_directory) if self._bin_directory else child_environment()["PATH"]
-        places = {program: shutil.which(program, path=directory) for program in self.programs}
-        missing = [program for program, place in places.items() if place is None]
+        directory = str(self._bin_directory or "")
+        places = await self._host.programs(self.programs, directory)
+        missing = [program for program in self.programs if program not in places]
         if missing:
+            directory = directory or (await self._host.facts()).variables.get("PATH", DEFAULT_PATH)
             return bad("commands", f"no {', '.join(missing)} in {directory}", self.missing_remedy)
-        found = sorted({os.path.dirname(place) for place in places.values() if place})  # noqa: PTH120 - plain text
+        found = sorted({os.path.dirname(place) for place in places.values()})  # noqa: PTH120 - plain text
         return good("commands", f"{', '.join(self.programs)} in {', '.join(found)}")
 
 
@@ -392,10 +396,13 @@ class CommandPlugin(Lrm):
 
     def __init__(self, context: ClusterContext, submitter: Submitter) -> None:
         self._context = context
-        self._user = context.user or login_name()
         self._submitter = submitter
         self._unanswered: LrmUnavailableError | None = None
         """How the batch system failed to answer at the start."""
+
+    @property
+    def _user(self) -> str:
+        return self._context.submitter
 
     async def start(self) -> None:
         """Ask once what the batch system can do. Raises LrmError when it does not answer."""

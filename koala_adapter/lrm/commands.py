@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running the commands of a batch system: bounded in time and rate, in a clean environment, with typed errors.
 
-In order: the runner of commands (a list of arguments in, bytes out), then the base for plugins of batch systems that
-are driven by commands. All such plugins share it, so none can forget a time-out or pass koala's environment on.
+In order: this host as a place of commands and files, the runner of commands (a list of arguments in, bytes out), then
+the base for plugins of batch systems that are driven by commands. All such plugins share it, so none can forget a
+time-out or pass koala's environment on.
 """
 
 from __future__ import annotations
@@ -11,53 +12,35 @@ import calendar
 import getpass
 import os
 import pwd
+import shutil
 import signal
+import socket
+import stat
 import subprocess
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.host.privatedirectory import make_directory
+from koala_adapter.lrm.lrmhost import HostFacts, LrmHost
 from koala_adapter.lrm.rate import SharedWindow
 
 if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from anyio.abc import ByteReceiveStream
 
 
-# -- Running one command -------------------------------------------------------------------------------------
+# -- This host -----------------------------------------------------------------------------------------------
 
-DEFAULT_TIMEOUT = 30.0
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandResult:
-    """What a command printed. Never decide on ``returncode`` alone: LRM commands return 0 on refusals, too."""
-
-    argv: tuple[str, ...]
-    returncode: int
-    stdout: bytes
-    stderr: bytes
-
-    @property
-    def text(self) -> str:
-        """Standard output, decoded without ever failing, into text that can be written as JSON and kept."""
-        return self.stdout.decode("utf-8", "backslashreplace")
-
-    @property
-    def complaint(self) -> str:
-        """Last lines of standard error (or of standard output when that is empty), for an error message."""
-        raw = self.stderr if self.stderr.strip() else self.stdout
-        lines = raw.decode("utf-8", "replace").strip().splitlines()
-        return " / ".join(line.strip() for line in lines[-3:] if line.strip())
 
 
 def caller_locale() -> dict[str, str]:
@@ -103,6 +86,132 @@ def login_name() -> str:
         return getpass.getuser()
 
 
+@contextmanager
+def _in_memory(data: bytes) -> Iterator[int]:
+    """Have a child read ``data`` from a file that has no name.
+
+    Not from a pipe: if we were killed while a command reads, it would take the beginning for all of it, and submit the
+    first half of a job script.
+    """
+    descriptor = os.memfd_create("stdin")
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+async def _communicate(argv: Sequence[str], stdin: bytes, environment: Mapping[str, str]) -> tuple[int, bytes, bytes]:
+    """Run a command in a session of its own; when the wait is cancelled, kill it with everything it started."""
+    with _in_memory(stdin) as source:
+        process = await anyio.open_process(
+            list(argv), stdin=source, env=environment, start_new_session=True, stderr=subprocess.PIPE
+        )
+    output: dict[str, bytes] = {}
+
+    async def read(name: str, stream: ByteReceiveStream | None) -> None:
+        output[name] = b"".join([chunk async for chunk in stream]) if stream is not None else b""
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read, "stdout", process.stdout)
+            tasks.start_soon(read, "stderr", process.stderr)
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        with anyio.CancelScope(shield=True):
+            await process.aclose()
+    return process.returncode or 0, output["stdout"], output["stderr"]
+
+
+class LocalHost(LrmHost):
+    """This host."""
+
+    here = True
+
+    @property
+    def user(self) -> str:
+        return login_name()
+
+    async def facts(self) -> HostFacts:
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+        name = socket.gethostname()
+        return HostFacts(name=name, user=login_name(), uid=os.geteuid(), home=home, variables=dict(os.environ))
+
+    async def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", environment: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes, bytes]:
+        return await _communicate(argv, stdin, child_environment(environment))
+
+    async def programs(self, names: Sequence[str], directory: str = "") -> Mapping[str, str]:
+        path = directory or child_environment()["PATH"]
+        found = ((name, shutil.which(name, path=path)) for name in names)
+        return {name: place for name, place in found if place is not None}
+
+    async def resolved(self, path: str) -> str:
+        try:
+            return str(Path(path).resolve(strict=True))
+        except OSError:
+            return ""
+
+    async def read(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+    async def list_directory(self, path: str) -> Sequence[str]:
+        return os.listdir(path)
+
+    async def make_directory(self, path: str) -> tuple[str, int]:
+        make_directory(Path(path))
+        return os.path.abspath(path), stat.S_IMODE(os.stat(path).st_mode)
+
+    async def write_private(self, path: str, content: bytes) -> None:
+        # A file left from an earlier try must not keep its mode or its hard links.
+        Path(path).unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def remove_soon(self, path: str) -> None:
+        Path(path).unlink(missing_ok=True)
+
+
+THIS_HOST = LocalHost()
+
+
+# -- Running one command -------------------------------------------------------------------------------------
+
+DEFAULT_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult:
+    """What a command printed. Never decide on ``returncode`` alone: LRM commands return 0 on refusals, too."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def text(self) -> str:
+        """Standard output, decoded without ever failing, into text that can be written as JSON and kept."""
+        return self.stdout.decode("utf-8", "backslashreplace")
+
+    @property
+    def complaint(self) -> str:
+        """Last lines of standard error (or of standard output when that is empty), for an error message."""
+        raw = self.stderr if self.stderr.strip() else self.stdout
+        lines = raw.decode("utf-8", "replace").strip().splitlines()
+        return " / ".join(line.strip() for line in lines[-3:] if line.strip())
+
+
 @dataclass(slots=True, eq=False)
 class _Request:
     """A request that is being made."""
@@ -122,12 +231,19 @@ class CommandRunner:
     """Runs the commands of one cluster within its stated bound of requests per minute."""
 
     def __init__(
-        self, *, per_minute: int = 60, environment: Mapping[str, str] | None = None, shared: Path | None = None
+        self,
+        *,
+        per_minute: int = 60,
+        environment: Mapping[str, str] | None = None,
+        shared: Path | None = None,
+        host: LrmHost = THIS_HOST,
     ) -> None:
         """``environment`` is added to the built one for every command (``SLURM_CONF``, ``SGE_ROOT`` ...).
 
-        ``shared``: file by which all processes that ask this cluster keep within the bound together.
+        ``shared``: file by which all processes that ask this cluster keep within the bound together. ``host``: where
+        the commands are.
         """
+        self.host = host
         self.window = SharedWindow(per_minute, shared)
         self.put_off = 0.0
         """Seconds for which requests have waited for the bound, all in all."""
@@ -218,10 +334,10 @@ class CommandRunner:
     async def _run(
         self, argv: Sequence[str], stdin: bytes, environment: Mapping[str, str] | None, timeout: float
     ) -> CommandResult:
-        built = child_environment({**self._environment, **(environment or {})})
+        added = {**self._environment, **(environment or {})}
         try:
             with anyio.fail_after(timeout):
-                returncode, stdout, stderr = await _communicate(argv, stdin, built)
+                returncode, stdout, stderr = await self.host.run(argv, stdin=stdin, environment=added)
         except TimeoutError:
             self.unanswered += 1
             message = f"{argv[0]} did not answer within {timeout:g} s"
@@ -232,49 +348,6 @@ class CommandRunner:
                 message, hint="install the LRM's client commands or give their directory"
             ) from error
         return CommandResult(argv=tuple(argv), returncode=returncode, stdout=stdout, stderr=stderr)
-
-
-@contextmanager
-def _in_memory(data: bytes) -> Iterator[int]:
-    """Have a child read ``data`` from a file that has no name.
-
-    Not from a pipe: if we were killed while a command reads, it would take the beginning for all of it, and submit the
-    first half of a job script.
-    """
-    descriptor = os.memfd_create("stdin")
-    try:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(descriptor, left) :]
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-async def _communicate(argv: Sequence[str], stdin: bytes, environment: Mapping[str, str]) -> tuple[int, bytes, bytes]:
-    """Run a command in a session of its own; when the wait is cancelled, kill it with everything it started."""
-    with _in_memory(stdin) as source:
-        process = await anyio.open_process(
-            list(argv), stdin=source, env=environment, start_new_session=True, stderr=subprocess.PIPE
-        )
-    output: dict[str, bytes] = {}
-
-    async def read(name: str, stream: ByteReceiveStream | None) -> None:
-        output[name] = b"".join([chunk async for chunk in stream]) if stream is not None else b""
-
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(read, "stdout", process.stdout)
-            tasks.start_soon(read, "stderr", process.stderr)
-        await process.wait()
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        with anyio.CancelScope(shield=True):
-            await process.aclose()
-    return process.returncode or 0, output["stdout"], output["stderr"]
 
 
 # -- Base for plugins of batch systems that are driven by commands -------------------------------------------
@@ -364,6 +437,11 @@ class CommandSystem:
         self._timeout = timeout
         self._version: str | None = None
         self.environment: Mapping[str, str] = dict(environment or {})
+
+    @property
+    def host(self) -> LrmHost:
+        """Where the commands are."""
+        return self._runner.host
 
     def argv(self, command: Sequence[str]) -> tuple[str, ...]:
         """Return a command with its program in the directory of the settings, unless it has a directory already."""

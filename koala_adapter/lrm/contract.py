@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from koala_adapter.lrm.commands import CommandRunner
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
 
 
@@ -258,7 +259,17 @@ class ClusterContext:
     """Private directory (mode 0700) of this cluster's plugin; survives restarts."""
     directives: Directives = field(default_factory=Directives)
     user: str = ""
-    """Login name of the user on whose behalf we submit."""
+    """Login name of the user on whose behalf we submit; empty: that of the host."""
+
+    @property
+    def host(self) -> LrmHost:
+        """Where the batch system's commands and files are: nothing of them is reached in another way."""
+        return self.commands.host
+
+    @property
+    def submitter(self) -> str:
+        """Login name of the user on whose behalf we submit; empty while the host has not told it."""
+        return self.user or self.host.user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -508,6 +519,9 @@ class PluginDefinition:
 
     Empty: all settings, and the state directory, say so.
     """
+    sites: bool = False
+    """All that the plugin runs, reads and writes on the side of the batch system goes through the host of its context,
+    so that a cluster of it can be at another site (``site =`` in a site file)."""
     discover: Callable[[Surroundings], Discovery] | None = None
     """Returns the batch systems of this kind that this host can reach, for `koala init`; raises nothing.
 

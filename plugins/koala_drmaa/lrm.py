@@ -237,7 +237,7 @@ class DrmaaLrm(Lrm):
             ledger=context.state_directory / LEDGER_NAME,
             request_timeout=settings.request_timeout,
         )
-        scripts = ScriptStore(script_folder(settings.script_directory, context))
+        scripts = ScriptStore(script_folder(settings.script_directory, context), context.host)
         self._transport = DrmaaTransport(self.client, scripts, delivery=settings.script_delivery)
         self._adopt_library()
 
@@ -298,7 +298,7 @@ class DrmaaLrm(Lrm):
             for job in jobs_of_batch(batch, user=self._user, node=self._context.cluster, queue=self._queue)
         ]
         live = {job.name for job in jobs if job.state is not LrmJobState.ENDED}
-        self._transport.sweep(live, time.monotonic())
+        await self._transport.sweep(live, time.monotonic())
         return tuple(jobs)
 
     # -- submission ----------------------------------------------------------------------------------------------

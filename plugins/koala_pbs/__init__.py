@@ -19,5 +19,6 @@ PLUGIN = PluginDefinition(
     capabilities=CAPABILITIES,
     factory=make_lrm,
     identified_by=("conf", "server", "bin_directory"),
+    sites=True,
     discover=discover,
 )

@@ -41,7 +41,7 @@ class PbsChecks(Checks):
     decisive = "server"
 
     def __init__(self, commands: PbsCommands, settings: PbsSettings, unanswered: LrmUnavailableError | None) -> None:
-        super().__init__(settings.bin_directory, unanswered)
+        super().__init__(commands.host, settings.bin_directory, unanswered)
         self.programs = (*PROGRAMS, *(OPERATORS_PROGRAMS if settings.operator else ()))
         self._commands = commands
         self._settings = settings

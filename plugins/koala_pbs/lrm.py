@@ -7,7 +7,6 @@ It runs commands, which are built and read in ``client``, ``jobs``, ``queues``, 
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -155,7 +154,7 @@ class PbsLrm(CommandPlugin):
         """Return the jobs of all users from one listing; elements stay in it until their whole array has ended."""
         jobs = await self._commands.jobs()
         self._suspended = frozenset(job.id for job in jobs if job.state is LrmJobState.SUSPENDED)
-        self._submitter.sweep({job.name for job in jobs if job.state is not LrmJobState.ENDED})
+        await self._submitter.sweep({job.name for job in jobs if job.state is not LrmJobState.ENDED})
         return tuple(oldest_first(job for job in jobs if job.name.startswith(name_prefix)))
 
     async def queues(self) -> tuple[Queue, ...]:
@@ -354,4 +353,5 @@ class PbsLrm(CommandPlugin):
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's hook holds jobs, and that we may start them."""
-        return await PbsOutsideChecks(self._commands, self._settings, user=self._user, uid=os.geteuid()).run()
+        uid = (await self._context.host.facts()).uid
+        return await PbsOutsideChecks(self._commands, self._settings, user=self._user, uid=uid).run()

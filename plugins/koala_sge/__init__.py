@@ -3,20 +3,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from koala_adapter.lrm import PluginDefinition
 from koala_sge.lrm import CAPABILITIES, SgeLrm
-from koala_sge.settings import SgeSettings, behind_wrapper, discover
-
-if TYPE_CHECKING:
-    from koala_adapter.lrm import ClusterContext
+from koala_sge.settings import SgeSettings, discover
 
 __all__ = ["PLUGIN", "SgeLrm", "SgeSettings"]
-
-
-def _make_lrm(context: ClusterContext, settings: SgeSettings) -> SgeLrm:
-    return SgeLrm(context, behind_wrapper(settings))
 
 
 PLUGIN = PluginDefinition(
@@ -24,7 +15,8 @@ PLUGIN = PluginDefinition(
     summary="Grid Engine 8.1 and relatives (Son of Grid Engine, Univa, Open Cluster Scheduler).",
     settings=SgeSettings,
     capabilities=CAPABILITIES,
-    factory=_make_lrm,
+    factory=SgeLrm,
     identified_by=("root", "cell", "qmaster_port", "bin_directory"),
+    sites=True,
     discover=discover,
 )

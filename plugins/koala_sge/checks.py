@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.commandplugin import Step
     from koala_adapter.lrm.commands import CommandResult
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_sge.listing import GridEngineCommands
     from koala_sge.settings import SgeSettings
 
@@ -41,7 +41,7 @@ class SgeChecks(Checks):
 
     def __init__(self, lrm: Lrm, commands: GridEngineCommands, settings: SgeSettings) -> None:
         """``lrm``: of the cell."""
-        super().__init__(settings.bin_directory)
+        super().__init__(commands.host, settings.bin_directory)
         self._lrm = lrm
         self._commands = commands
         self._settings = settings
@@ -70,12 +70,12 @@ class SgeChecks(Checks):
 
     async def _root(self) -> CheckResult:
         common = self._settings.root / self._settings.cell / "common"
-        if not (common / "act_qmaster").is_file():
+        if not await self._host.resolved(str(common / "act_qmaster")):
             return bad(self._cell, f"no {common}/act_qmaster", "correct root and cell (SGE_ROOT, SGE_CELL)")
         return good(self._cell, str(common))
 
     async def _defaults(self) -> CheckResult:
-        return check_defaults(self._settings)
+        return await check_defaults(self._settings, self._host)
 
     async def _version(self) -> CheckResult:
         return good(self._qstat, await self._lrm.version())
@@ -98,7 +98,7 @@ class SgeChecks(Checks):
 
     async def _user(self) -> CheckResult:
         """Check that Grid Engine takes jobs of this user at all: Debian's takes none of root."""
-        user = os.geteuid()
+        user = (await self._host.facts()).uid
         least = smallest_user((await self._commands.run(heldjobs.SHOW_CONFIGURATION)).text)
         found = f"jobs of users with an id of {least} or more are taken (min_uid), yours is {user}"
         remedy = "use koala as an ordinary user, or lower min_uid (qconf -mconf)"
@@ -113,10 +113,10 @@ _ALLOWED = re.compile(r"^jsv_allowed_mod\s+(\S+)", re.MULTILINE)
 _JSV = re.compile(r"^jsv_url\s+(\S+)", re.MULTILINE)
 
 
-async def check_outside(run: Run, settings: SgeSettings, *, user: str) -> tuple[CheckResult, ...]:
+async def check_outside(run: Run, settings: SgeSettings, host: LrmHost, *, user: str) -> tuple[CheckResult, ...]:
     """Return whether jobs come in held, whether we are a manager, and what would keep us from pinning and starting."""
     try:
-        return (await _held(run, settings), await _manager(run, user), await _pinning(run, settings))
+        return (await _held(run, settings, host), await _manager(run, user), await _pinning(run, settings))
     except LrmError as error:
         remedy = error.hint or "see `koala docs wiki`"
         return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
@@ -132,7 +132,7 @@ def submission_remedy(complaint: str) -> str:
     return "submit such a job by hand (qsub -b y true) as the user that koala runs as, and mend what it complains about"
 
 
-async def _held(run: Run, settings: SgeSettings) -> CheckResult:
+async def _held(run: Run, settings: SgeSettings, host: LrmHost) -> CheckResult:
     subject = "jobs come in held"
     remedy = "set jsv_url to what `koala conf sge_jsv.sh` prints (qconf -mconf), or put -h into sge_request of the cell"
     # For the end of the year, so that it never runs if nobody holds it.
@@ -143,7 +143,7 @@ async def _held(run: Run, settings: SgeSettings) -> CheckResult:
         found = f"an ordinary submission is refused: {submitted.complaint}"
         return CheckResult(subject=subject, ok=False, found=found, remedy=submission_remedy(submitted.complaint))
     try:
-        listing = await run(heldjobs.list_jobs(singly=groups_arrays(settings)))
+        listing = await run(heldjobs.list_jobs(singly=await groups_arrays(settings, host)))
         seen = next((job for job in parse_jobs(listing.stdout) if job.id == number[1]), None)
     finally:
         await run(("qdel", number[1]))

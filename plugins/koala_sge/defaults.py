@@ -7,19 +7,18 @@ is no way to pass them by. What they add to a listing is read as well; what they
 
 from __future__ import annotations
 
-import os
-import pwd
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError
-from koala_adapter.lrm import CheckResult, readable_text
+from koala_adapter.lrm import CheckResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_sge.settings import SgeSettings
 
 LISTING_COMMANDS = ("qstat", "qselect")
@@ -40,11 +39,11 @@ class DefaultOption:
     path: Path
 
 
-def default_options(settings: SgeSettings, command: str, *, home: Path | None = None) -> tuple[DefaultOption, ...]:
-    """Return the options that the files of a command have, those of the cell first; ``home``: of this user."""
-    home = home or Path(pwd.getpwuid(os.geteuid()).pw_dir)
+async def default_options(settings: SgeSettings, command: str, host: LrmHost) -> tuple[DefaultOption, ...]:
+    """Return the options that the files of a command have, those of the cell first."""
+    home = Path((await host.facts()).home)
     paths = (settings.root / settings.cell / "common" / f"sge_{command}", home / f".sge_{command}")
-    return tuple(DefaultOption(name=name, path=path) for path in paths for name in _names(readable_text(path)))
+    return tuple([DefaultOption(name=name, path=path) for path in paths for name in _names(await host.text(str(path)))])
 
 
 def _names(text: str) -> Iterator[str]:
@@ -58,33 +57,35 @@ def _names(text: str) -> Iterator[str]:
         yield from (word for word in words if word.startswith("-") and len(word) > 1)
 
 
-def hiding_options(settings: SgeSettings, *, home: Path | None = None) -> tuple[DefaultOption, ...]:
+async def hiding_options(settings: SgeSettings, host: LrmHost) -> tuple[DefaultOption, ...]:
     """Return the options with which listings are incomplete."""
     return tuple(
-        option
-        for command in LISTING_COMMANDS
-        for option in default_options(settings, command, home=home)
-        if option.name in HIDING
+        [
+            option
+            for command in LISTING_COMMANDS
+            for option in await default_options(settings, command, host)
+            if option.name in HIDING
+        ]
     )
 
 
-def require_whole_listings(settings: SgeSettings, *, home: Path | None = None) -> None:
+async def require_whole_listings(settings: SgeSettings, host: LrmHost) -> None:
     """Raise LrmRejectedError when a file of defaults hides jobs, queues or hosts."""
-    for option in hiding_options(settings, home=home):
+    for option in await hiding_options(settings, host):
         message = f"{option.path} has {option.name}, which hides jobs, queues or hosts from koala"
         raise LrmRejectedError(
             message, hint="take the option out of that file: Grid Engine cannot be told to ignore it"
         )
 
 
-def groups_arrays(settings: SgeSettings, *, home: Path | None = None) -> bool:
+async def groups_arrays(settings: SgeSettings, host: LrmHost) -> bool:
     """Tell whether a file of defaults changes what qstat puts together (``-g``), so that it must be told what to do."""
-    return any(option.name == "-g" for option in default_options(settings, "qstat", home=home))
+    return any(option.name == "-g" for option in await default_options(settings, "qstat", host))
 
 
-def check_defaults(settings: SgeSettings, *, home: Path | None = None) -> CheckResult:
+async def check_defaults(settings: SgeSettings, host: LrmHost) -> CheckResult:
     """Report options of defaults files that hide something, or keep placeholders from being followed."""
-    bad = [*hiding_options(settings, home=home)]
-    bad += [option for option in default_options(settings, SUBMISSION, home=home) if option.name in DELAYING]
+    bad = [*await hiding_options(settings, host)]
+    bad += [option for option in await default_options(settings, SUBMISSION, host) if option.name in DELAYING]
     found = ", ".join(f"{option.name} in {option.path}" for option in bad) or "none that matter"
     return CheckResult(subject="defaults of commands", ok=not bad, found=found, remedy=REMEDY)

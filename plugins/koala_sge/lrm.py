@@ -128,7 +128,8 @@ class SgeLrm(CommandPlugin):
         self._commands = GridEngineCommands(context.commands, settings)
         self._error_reasons: Mapping[str, Mapping[int, str]] = {}
         self._by_queue = settings.nodes == "queue-instances"
-        self._singly = groups_arrays(settings)
+        self._singly = False
+        """Whether a file of defaults has qstat put array elements together."""
         self._held: frozenset[LrmJobId] = frozenset()
         self._held_asked_at = 0.0
         self._holders: Mapping[LrmJobId, HoldOwner] = {}
@@ -151,7 +152,9 @@ class SgeLrm(CommandPlugin):
 
         A qmaster that is out of reach now is tried again later.
         """
-        require_whole_listings(self._settings)
+        await self._commands.pass_by_wrapper()
+        await require_whole_listings(self._settings, self._context.host)
+        self._singly = await groups_arrays(self._settings, self._context.host)
 
     async def choose_submission(self) -> None:
         """Read what the cell has for slots, too: an answer that does not come leaves what was known before."""
@@ -211,7 +214,7 @@ class SgeLrm(CommandPlugin):
         document = await self._commands.document(heldjobs.list_jobs(singly=self._singly))
         everything = parse_jobs(document, by_queue=self._by_queue)
         self._listed = asked_at, {job.id: job for job in everything}
-        self._submitter.sweep({job.name for job in everything if job.user == self._user})
+        await self._submitter.sweep({job.name for job in everything if job.user == self._user})
         return document, everything
 
     async def _with_holders(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
@@ -324,9 +327,9 @@ class SgeLrm(CommandPlugin):
         return await super().submit(submission)
 
     async def submit_by_command(self, submission: Submission) -> tuple[LrmJobId, ...]:
-        command = self._qsub(submission)
-        with self._submitter.scripts.submitted(submission.key, submission.script, self._settings.script_delivery):
-            result = await self._commands.run(command)
+        self._qsub(submission)  # refuses what cannot be submitted before a script is written
+        async with self._submitter.scripts.submitted(submission.key, submission.script, self._settings.script_delivery):
+            result = await self._commands.run(self._qsub(submission))
             if ids := parse_submitted(result.text):
                 return ids
             raise error_of(kind_of_text(result.complaint), f"qsub: {result.complaint or 'no output'}")
@@ -470,8 +473,9 @@ class SgeLrm(CommandPlugin):
         found = await super().check_submission()
         if self._submitter.drmaa is not None:
             return found
-        return (*found, check_scripts(self._submitter.scripts.directory, self._settings.script_delivery))
+        scripts, delivery = self._submitter.scripts.directory, self._settings.script_delivery
+        return (*found, await check_scripts(scripts, delivery, self._context.host))
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for the year's end that jobs come in held, and that we may start jobs of all users."""
-        return await check_outside(self._commands.run, self._settings, user=self._user)
+        return await check_outside(self._commands.run, self._settings, self._context.host, user=self._user)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the plugin ``sge``: the settings table, passing by Debian's wrapper, and discovery."""
+"""Settings of the plugin ``sge``: the settings table, and discovery."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -99,28 +98,6 @@ class SgeSettings(SubmissionSettings):
     def library_places(self) -> tuple[str, ...]:
         """Return where this installation has its DRMAA library, as patterns of files."""
         return (f"{self.root}/lib/lx-*/libdrmaa.so.1.0", f"{self.root}/lib/lx*/libdrmaa.so*")
-
-
-# -- Passing by Debian's wrapper -----------------------------------------------------------------------------
-# There each command of Grid Engine in /usr/bin is a script that finds out the machine's architecture, with thirty
-# processes and a compiler, then sets SGE_ROOT and SGE_CELL where they are missing, and becomes the program. We set
-# these ourselves, and ask often: qstat itself takes a tenth of the processor time.
-
-WRAPPER = "gridengine-wrapper"
-PROGRAMS = Path("/usr/lib/gridengine")
-
-
-def behind_wrapper(settings: SgeSettings, *, search_path: str | None = None, programs: Path = PROGRAMS) -> SgeSettings:
-    """Return the settings with the directory of the programs themselves, where the commands in PATH are the wrapper.
-
-    A directory that the site gives stays. ``search_path``: PATH, by default that of this process.
-    """
-    if settings.bin_directory is not None:
-        return settings
-    found = shutil.which("qstat", path=search_path)
-    if found is None or Path(found).resolve().name != WRAPPER or not (programs / "qstat").is_file():
-        return settings
-    return settings.model_copy(update={"bin_directory": programs})
 
 
 # -- Discovery -----------------------------------------------------------------------------------------------

@@ -20,5 +20,6 @@ PLUGIN = PluginDefinition(
     capabilities=CAPABILITIES,
     factory=make_lrm,
     identified_by=("conf", "bin_directory"),
+    sites=True,
     discover=discover,
 )

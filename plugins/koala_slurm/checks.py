@@ -58,7 +58,7 @@ class SlurmChecks(Checks):
         unanswered: LrmUnavailableError | None,
     ) -> None:
         """``directives``: of the site, which the trial submission has, too."""
-        super().__init__(settings.bin_directory, unanswered)
+        super().__init__(commands.host, settings.bin_directory, unanswered)
         self._commands = commands
         self._settings = settings
         self._directives = directives

@@ -255,7 +255,7 @@ class LibraryAccess:
         self._wanted = settings.access == "pyslurm"
         self.matters = self._wanted or find_spec(PACKAGE) is not None
         """A site wants pyslurm, or has it."""
-        self.choice = self._choose(settings)
+        self.choice = self._choose(settings, here=context.host.here)
         self._opened = False
         self._changes = True
         if self.choice.by == "commands":
@@ -263,7 +263,9 @@ class LibraryAccess:
         self.client = LibraryClient(context, settings, config)
         self.reader = LibraryReader(self.client)
 
-    def _choose(self, settings: SlurmSettings) -> AccessChoice:
+    def _choose(self, settings: SlurmSettings, *, here: bool) -> AccessChoice:
+        if not here:
+            return AccessChoice(by="commands", reason="the batch system is at another site")
         if settings.access == "commands":
             return AccessChoice(by="commands", reason="access = 'commands'")
         if find_spec(PACKAGE) is None:

@@ -6,8 +6,6 @@ It runs commands; building and reading most of them is in ``listing``, ``client`
 
 from __future__ import annotations
 
-import os
-import socket
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -144,7 +142,7 @@ class SlurmLrm(CommandPlugin):
         await self._submitter.start(nodes_are_here=self._nodes_are_here, misfit=misfit)
         self.capabilities = replace(
             CAPABILITIES,
-            suspend=config.may_suspend(user=self._user, uid=os.geteuid()),
+            suspend=config.may_suspend(user=self._user, uid=(await self._context.host.facts()).uid),
             accounting=config.accounting and await self._accounting_works(),
         )
         self._config = config
@@ -175,7 +173,7 @@ class SlurmLrm(CommandPlugin):
 
     async def _nodes_are_here(self) -> bool:
         output = await self._commands.read(ADDRESS_COMMAND, action="listing of the nodes' addresses")
-        return all_here(output, host=socket.gethostname())
+        return all_here(output, host=(await self._context.host.facts()).name)
 
     async def _read_config(self) -> ControllerConfig:
         return parse_config(await self._commands.read(CONFIG_COMMAND, action="reading the configuration"))
@@ -210,7 +208,7 @@ class SlurmLrm(CommandPlugin):
         if not name_prefix:
             return await self._all_jobs().jobs()
         jobs = await self._reader.jobs(user=self._user)
-        self._submitter.sweep({job.name for job in jobs if job.state is not LrmJobState.ENDED})
+        await self._submitter.sweep({job.name for job in jobs if job.state is not LrmJobState.ENDED})
         return tuple(job for job in jobs if job.name.startswith(name_prefix))
 
     async def jobs_to_schedule(self) -> tuple[LrmJob, ...]:
@@ -433,7 +431,8 @@ class SlurmLrm(CommandPlugin):
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's submission hook holds jobs, and that we may start them."""
-        checks = SlurmOutsideChecks(self._commands, self._outside, user=self._user, uid=os.geteuid())
+        uid = (await self._context.host.facts()).uid
+        checks = SlurmOutsideChecks(self._commands, self._outside, user=self._user, uid=uid)
         access = self._access()
         return (*(await access.check() if access is not None else ()), *await checks.run())
 

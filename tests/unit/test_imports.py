@@ -139,6 +139,13 @@ IMPORTED_ONLY_BY = {
 }
 """The rooms on top, and what is installed for one of them alone: whatever lies below does not know them."""
 
+SERVING_SITES = ("koala_pbs", "koala_sge", "koala_slurm")
+"""Plugins whose clusters may be at other sites: ``sites`` in their definitions."""
+RUNNING_HERE = ("koala_slurm.library", "koala_slurm.library_helper")
+"""What they use on this host alone: the helper process of pyslurm."""
+PAST_THE_DOOR = ("os.environ", "os.getenv", "os.open", "shutil", "socket", "subprocess", "tempfile")
+"""What reaches the host of koala, not that of the batch system."""
+
 OF_EXTRAS = {"dask": f"{CORE}.dask", "distributed": f"{CORE}.dask"}
 """What only an extra of setup.cfg brings along, and the one room that needs it."""
 
@@ -268,6 +275,19 @@ def direction_violations(module: Module) -> list[str]:
     return found
 
 
+def door_violations(module: Module) -> list[str]:
+    """Return what a plugin that serves clusters at other sites runs or reads here, past the host of its context."""
+    if not within(module.name, SERVING_SITES) or within(module.name, RUNNING_HERE):
+        return []
+    found = [f"{item.line}: {item.target}" for item in imports(module) if within(item.target, PAST_THE_DOOR)]
+    for node in ast.walk(tree(module.source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in PAST_THE_DOOR:
+            found.append(f"{node.lineno}: {ast.unparse(node)}")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":
+            found.append(f"{node.lineno}: open()")
+    return [f"{module.path}:{one}, where a plugin asks the host of its context" for one in found]
+
+
 def extra_violations(module: Module) -> list[str]:
     """Return each import of what is not installed with koala-adapter itself, but for the part that is for it."""
     return [
@@ -332,6 +352,17 @@ def snippet(name: str, source: str) -> Module:
 
 def test_dependencies_point_one_way() -> None:
     assert [line for module in source_modules() for line in direction_violations(module)] == []
+
+
+def test_plugins_reach_the_batch_system_by_the_host_of_their_context() -> None:
+    assert [line for module in source_modules() for line in door_violations(module)] == []
+
+
+@pytest.mark.parametrize(
+    "source", ["import subprocess", "import os\nhome = os.environ['HOME']", "text = open('/etc/hosts').read()"]
+)
+def test_a_way_past_the_host_of_the_context_is_found(source: str) -> None:
+    assert len(door_violations(snippet("koala_slurm.lrm", source))) == 1
 
 
 def test_an_extra_is_needed_by_its_own_part_alone() -> None:

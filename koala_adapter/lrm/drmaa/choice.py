@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Literal
 import structlog
 from pydantic import BaseModel, Field
 
-from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.errors import (
+    ConfigurationError,
+    LrmError,
+    LrmRejectedError,
+    LrmUnavailableError,
+    LrmUnreachableError,
+)
 from koala_adapter.lrm.contract import CheckResult
 from koala_adapter.lrm.drmaa.libraries import OTHER, Library, LibraryLoadError, library_of
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore, script_folder
@@ -231,8 +237,17 @@ class Submitter:
         self._variables = variables
         self._timeout = timeout
         self._delivery = delivery
-        found = find_libraries(settings.drmaa_library, expected, (*places, *expected.places), environment=os.environ)
-        self.choice = choose(settings, found[0] if found else None, expected, obstacle=obstacle)
+        if context.host.here:
+            found = find_libraries(
+                settings.drmaa_library, expected, (*places, *expected.places), environment=os.environ
+            )
+            self.choice = choose(settings, found[0] if found else None, expected, obstacle=obstacle)
+        elif settings.submit_by == "drmaa":
+            message = f"cluster {context.cluster}: a DRMAA library is used only on this host, not at another site"
+            raise ConfigurationError(message, hint="set submit_by = 'auto'")
+        else:
+            found = ()
+            self.choice = Choice(by="commands", reason="the batch system is at another site")
         self._others = list(found[1:])
         self._settled = self.choice.by == "commands"
         self._tries = 0
@@ -240,7 +255,7 @@ class Submitter:
         self._misfit: Callable[[Path], Awaitable[str]] | None = None
         self.obstacle = ""
         """What is wrong with a library that must be used, and the remedy; empty where nothing is known."""
-        self.scripts = ScriptStore(script_folder(settings.script_directory, context))
+        self.scripts = ScriptStore(script_folder(settings.script_directory, context), context.host)
         if not self._settled:
             self._drmaa = self._transport(self.choice.library)
 
@@ -252,9 +267,9 @@ class Submitter:
         client = DrmaaClient(self._context, launch, request_timeout=self._timeout)
         return DrmaaTransport(client, self.scripts, delivery=self._delivery, expected=self._expected)
 
-    def sweep(self, live: Collection[str]) -> None:
+    async def sweep(self, live: Collection[str]) -> None:
         """Delete scripts of which no live job has been seen for long, also those of an earlier choice."""
-        self.scripts.sweep(live, time.monotonic())
+        await self.scripts.sweep(live, time.monotonic())
 
     def forget(self, key: BatchKey) -> None:
         """Delete the script of a submission: it will not be read any more."""

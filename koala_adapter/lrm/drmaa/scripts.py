@@ -9,22 +9,21 @@ each execution host as long as the job runs.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import socket
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
-from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.lrm.contract import CheckResult
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Collection
 
     from koala_adapter.lrm import ClusterContext
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import BatchKey
 
 KEEP_SECONDS = 3600.0
@@ -46,20 +45,23 @@ def script_folder(given: Path | None, context: ClusterContext) -> Path:
     """Return the directory of a cluster's scripts: one in its state directory, or in the one that its site gives.
 
     A given directory, such as one in a home, may be that of several clusters, services and hosts. Each has a folder of
-    its own there, because it deletes all scripts in its folder for which it sees no job.
+    its own there, because it deletes all scripts in its folder for which it sees no job. Where the batch system is at
+    another site, the directory is in the user's private one there: a relative path.
     """
-    if given is None:
+    if given is None and context.host.here:
         return context.state_directory / "scripts"
     owner = f"{socket.gethostname()}:{context.state_directory.absolute()}"
-    return given / f"{context.cluster}-{hashlib.sha256(owner.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}"
+    name = f"{context.cluster}-{hashlib.sha256(owner.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}"
+    return (given or Path("scripts")) / name
 
 
 class ScriptStore:
     """The directory of scripts of one cluster's plugin."""
 
-    def __init__(self, directory: Path) -> None:
-        """``directory`` is made when the first script is written."""
+    def __init__(self, directory: Path, host: LrmHost) -> None:
+        """``directory``: of ``host``; it is made when the first script is written."""
         self.directory = directory
+        self.host = host
         self._without_job: dict[str, float] = {}
         """Since when each script has not been that of a live job, as far as we have seen."""
 
@@ -73,28 +75,24 @@ class ScriptStore:
             raise LrmRejectedError(message, hint="begin with a letter; use letters, digits, '_', '.', '-'; at most 128")
         return self.directory / f"{key}.sh"
 
-    def write(self, key: BatchKey, script: str) -> Path:
+    async def write(self, key: BatchKey, script: str) -> Path:
         """Put a script on disk and return its path. Raises LrmUnavailableError when that does not work."""
         path = self.path(key)
         self._without_job.pop(key, None)
         try:
-            make_directory(self.directory)
-            # A file left from an earlier try must not keep its mode or its hard links.
-            path.unlink(missing_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-                file.write(script.encode("utf-8", "surrogateescape"))
-                file.flush()
-                os.fsync(file.fileno())
+            made, _ = await self.host.make_directory(str(self.directory))
+            self.directory = Path(made)
+            path = self.path(key)
+            await self.host.write_private(str(path), script.encode("utf-8", "surrogateescape"))
         except OSError as error:
             message = f"cannot write the script {path}: {error.strerror or error}"
             raise LrmUnavailableError(message, hint="make room, or set script_directory to a writable place") from error
         return path
 
-    @contextmanager
-    def submitted(self, key: BatchKey, script: str, delivery: ScriptDelivery) -> Iterator[None]:
+    @asynccontextmanager
+    async def submitted(self, key: BatchKey, script: str, delivery: ScriptDelivery) -> AsyncIterator[None]:
         """Have a script on disk for a submission, and delete it when it will not be read: refused, or copied by now."""
-        self.write(key, script)
+        await self.write(key, script)
         try:
             yield
         except LrmRejectedError:
@@ -106,27 +104,29 @@ class ScriptStore:
     def remove(self, key: BatchKey) -> None:
         """Delete a script; one that is not there is no error."""
         try:
-            self.path(key).unlink(missing_ok=True)
+            self.host.remove_soon(str(self.path(key)))
         except OSError as error:
             message = f"cannot delete the script of {key}: {error.strerror or error}"
             raise LrmUnavailableError(message, hint=f"look at {self.directory}") from error
 
-    def sweep(self, live: Collection[str], now: float) -> None:
+    async def sweep(self, live: Collection[str], now: float) -> None:
         """Delete the scripts of submissions that have not been among ``live`` for KEEP_SECONDS.
 
         ``now``: seconds on a clock that nobody sets. The times of the files are not asked: they are of the time of day.
         """
-        if not self.directory.is_dir():
+        try:
+            names = await self.host.list_directory(str(self.directory))
+        except (FileNotFoundError, NotADirectoryError):
             return
-        there = {path.stem: path for path in self.directory.glob("*.sh")}
+        there = {name.removesuffix(".sh"): self.directory / name for name in names if name.endswith(".sh")}
         self._without_job = {key: self._without_job.get(key, now) for key in there if key not in live}
         for key, since in self._without_job.items():
             if now - since > KEEP_SECONDS:
-                there[key].unlink(missing_ok=True)
+                self.host.remove_soon(str(there[key]))
 
 
-def check_scripts(directory: Path, delivery: ScriptDelivery) -> CheckResult:
-    """Report where scripts go and who can read them."""
+async def check_scripts(directory: Path, delivery: ScriptDelivery, host: LrmHost) -> CheckResult:
+    """Report where scripts go and who can read them; ``directory``: of ``host``."""
     subject = "placeholder scripts"
     if delivery is ScriptDelivery.COPIED:
         return CheckResult(
@@ -136,13 +136,10 @@ def check_scripts(directory: Path, delivery: ScriptDelivery) -> CheckResult:
             "script_delivery = 'private' avoids that",
         )
     try:
-        make_directory(directory)
-        mode = directory.stat().st_mode & 0o077
+        made, mode = await host.make_directory(str(directory))
     except OSError as error:
         found, remedy = f"{directory}: {error.strerror}", "set script_directory to a directory of yours"
         return CheckResult(subject=subject, ok=False, found=found, remedy=remedy)
-    if mode:
-        return CheckResult(
-            subject=subject, ok=False, found=f"{directory} is open to others", remedy=f"chmod 700 {directory}"
-        )
-    return CheckResult(subject=subject, ok=True, found=f"private in {directory}, which the nodes must see")
+    if mode & 0o077:
+        return CheckResult(subject=subject, ok=False, found=f"{made} is open to others", remedy=f"chmod 700 {made}")
+    return CheckResult(subject=subject, ok=True, found=f"private in {made}, which the nodes must see")

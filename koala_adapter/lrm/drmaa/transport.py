@@ -189,7 +189,7 @@ class DrmaaTransport:
         """
         template = self.template(submission, native)
         self.require(await self.client.open())
-        with self.scripts.submitted(submission.key, submission.script, self._delivery):
+        async with self.scripts.submitted(submission.key, submission.script, self._delivery):
             try:
                 return await self.client.submit(template, submission.count, index_variable=index_variable)
             except LrmUnavailableError:
@@ -202,9 +202,9 @@ class DrmaaTransport:
             message = f"the DRMAA library is one for {opened.system}, not for {self._expected.system}"
             raise LrmRejectedError(message, hint="name the library of this cluster's batch system in the settings")
 
-    def sweep(self, live: Collection[str], now: float) -> None:
+    async def sweep(self, live: Collection[str], now: float) -> None:
         """Delete scripts of which no live job has been seen for long."""
-        self.scripts.sweep(live, now)
+        await self.scripts.sweep(live, now)
 
     def forget(self, key: BatchKey) -> None:
         """Delete the script: nobody will read it any more."""
@@ -212,7 +212,8 @@ class DrmaaTransport:
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Load the library, ask the LRM, look at the directory of scripts."""
-        return (await self._check_library(), check_scripts(self.scripts.directory, self._delivery))
+        library = await self._check_library()
+        return (library, await check_scripts(self.scripts.directory, self._delivery, self.scripts.host))
 
     async def _check_library(self) -> CheckResult:
         subject = f"DRMAA library {self.client.launch.library or 'libdrmaa.so'}"

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnsupportedError
 from koala_adapter.lrm import Submission
+from koala_adapter.lrm.commands import THIS_HOST
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.lrm.drmaa.choice import one_text
 from koala_adapter.lrm.drmaa.client import HelperLaunch, Loading
@@ -356,67 +357,73 @@ class TestEnvironment:
 class TestScripts:
     """Scripts on disk."""
 
-    def test_no_cluster_deletes_the_scripts_of_another(self, tmp_path: Path) -> None:
+    @pytest.mark.anyio
+    async def test_no_cluster_deletes_the_scripts_of_another(self, tmp_path: Path) -> None:
         contexts = [
             new_context(tmp_path / state, cluster=cluster) for state, cluster in (("s", "a"), ("s", "b"), ("t", "a"))
         ]
-        stores = [ScriptStore(script_folder(tmp_path / "home", context)) for context in contexts]
-        scripts = [store.write(BatchKey("k1"), "x") for store in stores]
+        stores = [ScriptStore(script_folder(tmp_path / "home", context), THIS_HOST) for context in contexts]
+        scripts = [await store.write(BatchKey("k1"), "x") for store in stores]
         assert len(set(scripts)) == len(contexts)
         for now in (0.0, KEEP_SECONDS + 1):
-            stores[0].sweep((), now)
+            await stores[0].sweep((), now)
         assert [script.exists() for script in scripts] == [False, True, True]
         again = new_context(tmp_path / "t", cluster="a")
         assert script_folder(tmp_path / "home", again) == scripts[2].parent, "the folder of a restarted service"
 
-    def test_private_and_whole(self, tmp_path: Path) -> None:
+    @pytest.mark.anyio
+    async def test_private_and_whole(self, tmp_path: Path) -> None:
         """File 0600, directory 0700, the text byte for byte; written again, it is the new text in a new file."""
-        store = ScriptStore(tmp_path / "scripts")
-        path = store.write(BatchKey("k1"), "#!/bin/sh\n: é \udcff\n")
+        store = ScriptStore(tmp_path / "scripts", THIS_HOST)
+        path = await store.write(BatchKey("k1"), "#!/bin/sh\n: é \udcff\n")
         assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
         assert path.read_bytes() == "#!/bin/sh\n: é ".encode() + b"\xff\n"
         other = tmp_path / "other"
         path.unlink()
         path.symlink_to(other)
-        store.write(BatchKey("k1"), "new")
+        await store.write(BatchKey("k1"), "new")
         assert (path.read_text(), path.is_symlink(), other.exists()) == ("new", False, False)
 
     @pytest.mark.parametrize("key", ["", "../x", "a/b", "1a", "a b", "a\n", ".x", "a" * 129])
     def test_keys_that_are_no_file_names(self, tmp_path: Path, key: str) -> None:
         with pytest.raises(LrmRejectedError):
-            ScriptStore(tmp_path).path(BatchKey(key))
+            ScriptStore(tmp_path, THIS_HOST).path(BatchKey(key))
 
-    def test_sweep(self, tmp_path: Path) -> None:
-        store = ScriptStore(tmp_path)
+    @pytest.mark.anyio
+    async def test_sweep(self, tmp_path: Path) -> None:
+        store = ScriptStore(tmp_path, THIS_HOST)
         for key in ("live", "old"):
-            store.write(BatchKey(key), "x")
+            await store.write(BatchKey(key), "x")
         (tmp_path / "note.txt").touch()
-        store.sweep({"live"}, 1000.0)
-        store.write(BatchKey("fresh"), "x")
-        store.sweep({"live"}, 1000.0 + KEEP_SECONDS)
-        assert {path.name for path in tmp_path.iterdir()} == {"live.sh", "old.sh", "fresh.sh", "note.txt"}
-        store.sweep({"live"}, 1001.0 + KEEP_SECONDS)
-        assert {path.name for path in tmp_path.iterdir()} == {"live.sh", "fresh.sh", "note.txt"}
+        await store.sweep({"live"}, 1000.0)
+        await store.write(BatchKey("fresh"), "x")
+        await store.sweep({"live"}, 1000.0 + KEEP_SECONDS)
+        assert set(await THIS_HOST.list_directory(str(tmp_path))) == {"live.sh", "old.sh", "fresh.sh", "note.txt"}
+        await store.sweep({"live"}, 1001.0 + KEEP_SECONDS)
+        assert set(await THIS_HOST.list_directory(str(tmp_path))) == {"live.sh", "fresh.sh", "note.txt"}
 
-    def test_sweep_does_not_believe_the_times_of_files(self, tmp_path: Path) -> None:
+    @pytest.mark.anyio
+    async def test_sweep_does_not_believe_the_times_of_files(self, tmp_path: Path) -> None:
         """A clock that is set forward by hours must not take the script of a submission that is on its way."""
-        store = ScriptStore(tmp_path)
-        os.utime(store.write(BatchKey("new"), "x"), (time.time() - 2 * KEEP_SECONDS,) * 2)
-        store.sweep((), time.monotonic())
+        store = ScriptStore(tmp_path, THIS_HOST)
+        os.utime(await store.write(BatchKey("new"), "x"), (time.time() - 2 * KEEP_SECONDS,) * 2)
+        await store.sweep((), time.monotonic())
         assert (tmp_path / "new.sh").exists()
 
-    def test_full_disk_is_said(self, tmp_path: Path) -> None:
+    @pytest.mark.anyio
+    async def test_full_disk_is_said(self, tmp_path: Path) -> None:
         """A script that cannot be written is unavailable, with where and why."""
         (tmp_path / "file").touch()
         with pytest.raises(LrmUnavailableError, match=r"cannot write the script .*/file/k1\.sh"):
-            ScriptStore(tmp_path / "file").write(BatchKey("k1"), "x")
+            await ScriptStore(tmp_path / "file", THIS_HOST).write(BatchKey("k1"), "x")
 
-    def test_removing_twice(self, tmp_path: Path) -> None:
-        store = ScriptStore(tmp_path)
-        store.write(BatchKey("k1"), "x")
+    @pytest.mark.anyio
+    async def test_removing_twice(self, tmp_path: Path) -> None:
+        store = ScriptStore(tmp_path, THIS_HOST)
+        await store.write(BatchKey("k1"), "x")
         store.remove(BatchKey("k1"))
         store.remove(BatchKey("k1"))
-        assert list(tmp_path.iterdir()) == []
+        assert await THIS_HOST.list_directory(str(tmp_path)) == []
 
 
 # What Slurm and PBS are asked for through DRMAA, with ``submit_by = "drmaa"``.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import ClusterContext, Submission
-from koala_adapter.lrm.commands import CommandResult, CommandRunner
+from koala_adapter.lrm.commands import CommandResult, CommandRunner, LocalHost
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
 from koala_adapter.model import BatchKey, ClusterName, LrmJob, LrmJobId, LrmJobState
@@ -22,11 +23,12 @@ from koala_sge import heldjobs as sge_requests
 from koala_sge.defaults import check_defaults, groups_arrays, require_whole_listings
 from koala_sge.explained import ExplainedJob
 from koala_sge.heldjobs import list_held, list_jobs, parse_wishes, possibly_hook_holds, without_users
-from koala_sge.listing import parse_jobs, parse_layouts
-from koala_sge.settings import WRAPPER, behind_wrapper
+from koala_sge.listing import WRAPPER, GridEngineCommands, parse_jobs, parse_layouts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from koala_adapter.lrm.lrmhost import HostFacts
 
 
 # What is asked of Grid Engine, and the settings that choose the cell.
@@ -335,38 +337,53 @@ def settings_with(directory: Path, name: str, text: str) -> SgeSettings:
     return SgeSettings(root=directory)
 
 
+class HomeAt(LocalHost):
+    """This host, where the user's home is a directory of the test."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = str(home)
+
+    async def facts(self) -> HostFacts:
+        return replace(await super().facts(), home=self._home)
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("name", ["sge_qstat", "sge_qselect"])
 @pytest.mark.parametrize("text", ["-q x", "# ours\n-ext -pe x", "-l arch=lx", "-U ann", "-j 1", "-qs d"])
-def test_what_hides_jobs_is_refused(tmp_path: Path, name: str, text: str) -> None:
-    settings = settings_with(tmp_path, name, text)
+async def test_what_hides_jobs_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    settings, host = settings_with(tmp_path, name, text), HomeAt(tmp_path)
     with pytest.raises(LrmRejectedError, match=rf"{name} has -\w+, which hides"):
-        require_whole_listings(settings, home=tmp_path)
-    checked = check_defaults(settings, home=tmp_path)
+        await require_whole_listings(settings, host)
+    checked = await check_defaults(settings, host)
     assert not checked.ok
     assert name in checked.found
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("text", ["", "-s r", "-f -F -ext", "-u ann", "# -q x", "-g c"])
-def test_what_is_overridden_or_read_is_not_refused(tmp_path: Path, text: str) -> None:
-    settings = settings_with(tmp_path, "sge_qstat", text)
-    require_whole_listings(settings, home=tmp_path)
-    assert check_defaults(settings, home=tmp_path).ok
+async def test_what_is_overridden_or_read_is_not_refused(tmp_path: Path, text: str) -> None:
+    settings, host = settings_with(tmp_path, "sge_qstat", text), HomeAt(tmp_path)
+    await require_whole_listings(settings, host)
+    assert (await check_defaults(settings, host)).ok
 
 
-def test_files_of_the_user_count(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_files_of_the_user_count(tmp_path: Path) -> None:
     (tmp_path / ".sge_qstat").write_text("-q all.q\n")
     with pytest.raises(LrmRejectedError, match=r"\.sge_qstat has -q"):
-        require_whole_listings(SgeSettings(root=tmp_path), home=tmp_path)
+        await require_whole_listings(SgeSettings(root=tmp_path), HomeAt(tmp_path))
 
 
-def test_defaults_of_submissions(tmp_path: Path) -> None:
-    assert not check_defaults(settings_with(tmp_path, "sge_request", "-now y"), home=tmp_path).ok
+@pytest.mark.anyio
+async def test_defaults_of_submissions(tmp_path: Path) -> None:
+    assert not (await check_defaults(settings_with(tmp_path, "sge_request", "-now y"), HomeAt(tmp_path))).ok
 
 
-def test_states_and_groupings_are_given(tmp_path: Path) -> None:
-    settings = settings_with(tmp_path, "sge_qstat", "-g c")
-    assert groups_arrays(settings, home=tmp_path)
-    assert not groups_arrays(SgeSettings(root=tmp_path / "other"), home=tmp_path)
+@pytest.mark.anyio
+async def test_states_and_groupings_are_given(tmp_path: Path) -> None:
+    settings, host = settings_with(tmp_path, "sge_qstat", "-g c"), HomeAt(tmp_path)
+    assert await groups_arrays(settings, host)
+    assert not await groups_arrays(SgeSettings(root=tmp_path / "other"), host)
     assert list_jobs()[1:] == ("-xml", "-r", "-s", "prs", "-u", "*")
     assert list_jobs(singly=True)[1:] == ("-xml", "-r", "-s", "prs", "-g", "d", "-u", "*")
     assert list_held("ann", "o", singly=True)[1:] == ("-xml", "-g", "d", "-u", "ann", "-s", "ho")
@@ -405,24 +422,39 @@ def path(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_program_itself_is_called(path: Path) -> None:
+async def called(path: Path, search: Path, **settings: Path) -> str:
+    """Return the program that is called for qstat; ``search``: PATH. The programs are in ``path / "lib"``."""
+
+    class SearchedIn(LocalHost):
+        async def programs(self, names: Sequence[str], directory: str = "") -> Mapping[str, str]:
+            return await super().programs(names, directory or str(search))
+
+    runner = CommandRunner(host=SearchedIn())
+    commands = GridEngineCommands(runner, SgeSettings.model_validate({"root": "/sge", **settings}))
+    await commands.pass_by_wrapper(str(path / "lib"))
+    return commands.argv(("qstat",))[0]
+
+
+@pytest.mark.anyio
+async def test_the_program_itself_is_called(path: Path) -> None:
     """The wrapper would cost ten times as much as what it calls."""
-    found = behind_wrapper(SETTINGS, search_path=str(path / "bin"), programs=path / "lib")
-    assert found.bin_directory == path / "lib"
+    assert await called(path, path / "bin") == str(path / "lib" / "qstat")
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("lacking", ["bin/qstat", "lib/qstat"])
-def test_what_is_no_wrapper_is_called_as_it_is(path: Path, lacking: str) -> None:
+async def test_what_is_no_wrapper_is_called_as_it_is(path: Path, lacking: str) -> None:
     """No qstat in PATH, or nothing where the wrapper's programs should be."""
     (path / lacking).unlink()
-    assert behind_wrapper(SETTINGS, search_path=str(path / "bin"), programs=path / "lib") == SETTINGS
+    assert await called(path, path / "bin") == "qstat"
 
 
-def test_a_program_in_path_is_called(path: Path) -> None:
-    assert behind_wrapper(SETTINGS, search_path=str(path / "lib"), programs=path / "lib") == SETTINGS
+@pytest.mark.anyio
+async def test_a_program_in_path_is_called(path: Path) -> None:
+    assert await called(path, path / "lib") == "qstat"
 
 
-def test_what_the_site_says_holds(path: Path) -> None:
+@pytest.mark.anyio
+async def test_what_the_site_says_holds(path: Path) -> None:
     """A directory in the site file is not second-guessed."""
-    given = SETTINGS.model_copy(update={"bin_directory": path / "bin"})
-    assert behind_wrapper(given, search_path=str(path / "bin"), programs=path / "lib") is given
+    assert await called(path, path / "bin", bin_directory=path / "bin") == str(path / "bin" / "qstat")

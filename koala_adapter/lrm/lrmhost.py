@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host of a batch system's commands and files, as plugins use it: this host, or the login node of a site.
+
+All that a plugin runs, reads and writes on the side of the batch system goes through :class:`LrmHost`, so that a plugin
+serves a cluster that is elsewhere without knowing it. ``LocalHost`` in ``lrm.commands`` is the one of this host.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What a host tells of itself and of the user there."""
+
+    name: str
+    user: str
+    """Login name of the user there."""
+    uid: int
+    home: str
+    variables: Mapping[str, str]
+    """Environment of the user there."""
+
+
+class LrmHost(ABC):
+    """A host with a batch system's commands and files.
+
+    Where the host cannot be reached, each method raises LrmUnreachableError, with nothing done; LrmUnavailableError
+    when it was lost meanwhile, and what was done is unknown. Errors of files are OSError.
+    """
+
+    here: bool
+    """Whether it is this host: libraries and helper processes of this host serve only there."""
+
+    @property
+    @abstractmethod
+    def user(self) -> str:
+        """Login name of the user there; empty while it is not known."""
+
+    @abstractmethod
+    async def facts(self) -> HostFacts:
+        """Return what the host tells of itself."""
+
+    @abstractmethod
+    async def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", environment: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes, bytes]:
+        """Run a command and return its exit status, output and error output.
+
+        Its environment is built, with the variables of ``environment`` added. It is killed, with all that it started,
+        when the wait for it is cancelled. Raises OSError when it cannot be started.
+        """
+
+    @abstractmethod
+    async def programs(self, names: Sequence[str], directory: str = "") -> Mapping[str, str]:
+        """Return where programs are, by name, with links followed nowhere; missing ones are left out.
+
+        ``directory``: the only one in which to look; empty: those of PATH.
+        """
+
+    @abstractmethod
+    async def resolved(self, path: str) -> str:
+        """Return the path of an existing file with all links followed; empty when there is none."""
+
+    @abstractmethod
+    async def read(self, path: str) -> bytes:
+        """Return the content of a file. Raises OSError."""
+
+    @abstractmethod
+    async def list_directory(self, path: str) -> Sequence[str]:
+        """Return the names in a directory. Raises OSError."""
+
+    @abstractmethod
+    async def make_directory(self, path: str) -> tuple[str, int]:
+        """Make a directory that only the user can enter, and return its absolute path and its mode.
+
+        One that is there keeps its mode. A relative path begins in the user's private directory for koala there. Raises
+        OSError, also for a directory that another user could replace.
+        """
+
+    @abstractmethod
+    async def write_private(self, path: str, content: bytes) -> None:
+        """Write a new file that only the user can read, in place of one that is there. Raises OSError."""
+
+    @abstractmethod
+    def remove_soon(self, path: str) -> None:
+        """Remove a file; no error when it is gone. Where the host is elsewhere, that is done later."""
+
+    async def text(self, path: str) -> str:
+        """Return the text of a file; nothing of one that is not there or not ours to read."""
+        try:
+            return (await self.read(path)).decode("utf-8", "replace")
+        except (OSError, ValueError):
+            return ""
